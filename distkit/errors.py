@@ -1,0 +1,87 @@
+"""Every error that distkit raises on purpose, in one tree.
+
+::
+
+    DistkitError
+    ├── ClusterError            the cluster as a whole
+    │   ├── StartError          it could not be started (too many ranks, no such GPU, a folder…)
+    │   └── StoppedError        it was used after stop()
+    ├── RunError                one run of a function on the ranks
+    │   ├── RankError           the function raised on a rank: its traceback is in the message
+    │   ├── RankDied            a rank's process ended in the middle of the run
+    │   ├── NotPicklableError   the function, an argument or a result cannot travel
+    │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
+    ├── KVStoreError            a parameter-server call that cannot be served
+    └── TraceFileError          a trace file that cannot be read
+
+Each message is a sentence or two: *what* happened, *where*, and the *remedy*.
+"""
+
+from __future__ import annotations
+
+
+class DistkitError(Exception):
+    """Base class of every error that distkit raises on purpose."""
+
+
+class ClusterError(DistkitError):
+    """The cluster as a whole cannot do what was asked."""
+
+
+class StartError(ClusterError):
+    """The cluster could not be started."""
+
+
+class StoppedError(ClusterError):
+    """The cluster was used after ``stop()``."""
+
+
+class RunError(DistkitError):
+    """One run of a function on the ranks did not end well.
+
+    ``run`` is the :class:`distkit.Run` as far as it came: its trace, and the
+    results of the ranks that did finish.
+    """
+
+    run: object = None
+
+
+class RankError(RunError):
+    """The function raised on a rank.
+
+    ``rank`` is the first rank that raised, ``line`` its ``file:line``,
+    ``traceback`` the remote traceback as text.
+    """
+
+    def __init__(self, message: str, *, rank: int, line: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank, self.line, self.traceback = rank, line, traceback
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_rank_error, (type(self), str(self), self.rank, self.line, self.traceback)
+
+
+def _rebuild_rank_error(
+    cls: type[RankError], message: str, rank: int, line: str, traceback: str
+) -> RankError:
+    return cls(message, rank=rank, line=line, traceback=traceback)
+
+
+class RankDied(RankError):
+    """A rank's process ended in the middle of the run."""
+
+
+class NotPicklableError(RunError, TypeError):
+    """The function, one of its arguments or a result cannot travel between processes."""
+
+
+class RunInterrupted(RunError):
+    """The run was interrupted; the cluster is ready for the next one."""
+
+
+class KVStoreError(DistkitError):
+    """A parameter-server call that cannot be served."""
+
+
+class TraceFileError(DistkitError, ValueError):
+    """A trace file that cannot be read: corrupt, truncated, or of a newer distkit."""

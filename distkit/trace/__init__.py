@@ -1,0 +1,1 @@
+"""Recording what ranks say to each other, and turning it into other forms."""
