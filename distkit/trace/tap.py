@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from distkit.events import WORLD, Op, State
 from distkit.trace import recorder as _recorder
-from distkit.trace.recorder import Recorder, Row, summarize, user_line
+from distkit.trace.recorder import Recorder, summarize, user_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,9 @@ class Tap:
         self._groups: dict[str, tuple[str, list[int]]] = {}
 
     def install(self) -> None:
-        """Hook every c10d operator that this torch has."""
+        """Hook every c10d operator that this torch has; a second time it does nothing."""
+        if self._library is not None:
+            return
         self._library = torch.library.Library("c10d", "IMPL")
         for name, call in _CALLS.items():
             operator = getattr(torch.ops.c10d, name, None)
@@ -245,4 +247,5 @@ def _tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
     return list(found)
 
 
-__all__ = ["Row", "Tap"]
+#: The tap of this process.
+tap = Tap()

@@ -1,0 +1,144 @@
+"""The status card: what the cluster is and how far it has come, live in a notebook."""
+
+from __future__ import annotations
+
+import html
+import platform
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distkit.cluster.notebook import in_notebook
+
+if TYPE_CHECKING:
+    from distkit.cluster.room import Room
+    from distkit.cluster.run import Run
+
+#: In a notebook, a run that takes longer than this shows its timeline while it goes on [s].
+PATIENCE = 1.0
+
+_COLUMNS = ("node", "host", "pid", "device", "state")
+
+
+@dataclass(frozen=True)
+class Status:
+    """A cluster at one moment: ``rows`` of (node, host, pid, device, state)."""
+
+    title: str
+    note: str
+    rows: list[tuple[str, str, int, str, str]]
+
+    def __repr__(self) -> str:
+        table = [_COLUMNS, *(tuple(map(str, row)) for row in self.rows)]
+        widths = [max(len(row[i]) for row in table) for i in range(len(_COLUMNS))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in table]
+        return "\n".join([f"{self.title} · {self.note}", *lines])
+
+    def _repr_html_(self) -> str:
+        def cells(tag: str, row: tuple[Any, ...]) -> str:
+            style = "text-align:left;padding:1px 14px 1px 0"
+            return "".join(f'<{tag} style="{style}">{html.escape(str(c))}</{tag}>' for c in row)
+
+        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
+        return (
+            '<div class="distkit-card" style="border-left:3px solid #4477aa;padding:2px 12px;'
+            'font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px)">'
+            f"<b>{html.escape(self.title)}</b> · {html.escape(self.note)}"
+            f'<table style="margin-top:4px"><tr>{cells("th", _COLUMNS)}</tr>{body}</table></div>'
+        )
+
+
+def status(room: Room) -> Status:
+    """The cluster now."""
+    plan = room.plan
+    what = f"{plan.ranks} ranks"
+    if plan.servers:
+        what = f"{plan.ranks} workers, {plan.servers} servers, 1 scheduler"
+    stage = room.failure if room.stage == "failed" else room.stage
+    note = f"{plan.note or plan.backend} · {plan.threads} thread{'s' * (plan.threads > 1)} a rank"
+    return Status(f"distkit cluster: {what} · {stage}", note, _rows(room))
+
+
+def _rows(room: Room) -> list[tuple[str, str, int, str, str]]:
+    running = room.run
+    rows = []
+    for name, facts in sorted(room.meta()["ranks"].items(), key=lambda kv: int(kv[0])):
+        rank = int(name)
+        child = room.ranks.get(rank) or room.nodes[rank - room.plan.ranks]
+        if child.status is not None or room.closed:
+            state = "ended"
+        elif room.stage != "ready":
+            state = "starting"
+        elif facts["role"] not in ("rank", "worker"):
+            state = "serving"
+        else:
+            state = f"running {running.name}" if running and rank in running.waiting else "idle"
+        rows.append((facts["name"], platform.node(), facts["pid"], facts["device"], state))
+    return rows
+
+
+class Card:
+    """Shows the status in the cell that made the cluster, and keeps it true."""
+
+    def __init__(self) -> None:
+        self._room: Room | None = None
+        self._handle: Any = None
+        self._last = ""
+        self._lock = threading.Lock()
+
+    def show(self, room: Room) -> None:
+        """Show it now; outside notebooks a terminal gets one line when the ranks are ready."""
+        self._room = room
+        if in_notebook():
+            from IPython.display import display
+
+            self._handle = display(status(room), display_id=True)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Something changed. Called from any thread."""
+        room = self._room
+        if room is None:
+            return
+        if self._handle is None:
+            self._say(room)
+            return
+        with self._lock:
+            now = status(room)
+            if repr(now) != self._last:
+                self._last = repr(now)
+                self._handle.update(now)
+
+    def _say(self, room: Room) -> None:
+        if room.stage == "ready" and not self._last and sys.stderr.isatty():
+            self._last = "said"
+            seconds = time.monotonic() - room.started
+            print(f"distkit: {room.plan.ranks} ranks ready after {seconds:.1f} s", file=sys.stderr)
+
+    def bundle(self, room: Room) -> dict[str, str]:
+        """What a notebook shows for the cluster itself: nothing twice in one cell."""
+        now = status(room)
+        return {"text/plain": repr(now), "text/html": now._repr_html_()}
+
+
+def follow(run: Run) -> Run:
+    """Wait for a run; in a notebook a long one shows its timeline meanwhile."""
+    if not in_notebook():
+        return run.wait()
+    try:
+        return run.wait(PATIENCE)
+    except TimeoutError:
+        if run.finished:
+            raise
+    from IPython.display import display
+
+    from distkit.views import Timeline
+
+    handle = display(Timeline(run), display_id=True)
+    run._shown = True
+    try:
+        return run.wait()
+    finally:
+        handle.update(Timeline(run.trace))

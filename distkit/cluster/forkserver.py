@@ -1,0 +1,210 @@
+"""The kernel's handle on its zygote: start it, fork from it, hear who ended.
+
+One per kernel process, started at the first use and kept warm: a second cluster forks from
+the same process. See :mod:`distkit.cluster.zygote` for the other side.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from distkit.cluster.channel import Channel
+from distkit.errors import StartError
+
+OnExit = Callable[[int], None]
+
+
+class Child:
+    """A forked process: its pid, its lifeline, and what to do when it ends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.pid = int(channel.recv()[1])
+        self.status: int | None = None  # exit status, negative for a signal
+        self._on_exit: list[OnExit] = []
+        self._lock = threading.Lock()
+
+    def on_exit(self, callback: OnExit) -> None:
+        """Call ``callback(status)`` once, from another thread, when the process has ended."""
+        with self._lock:
+            if self.status is None:
+                self._on_exit.append(callback)
+                return
+        callback(self.status)
+
+    def ended(self, status: int) -> None:
+        """Note the end, and tell those who asked."""
+        with self._lock:
+            if self.status is not None:
+                return
+            self.status, callbacks = status, self._on_exit
+        for callback in callbacks:
+            callback(status)
+
+
+class ForkServer:
+    """Starts the zygote and talks to it. Use :func:`server`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: dict[int, Child] = {}
+        self._early: dict[int, int] = {}  # ended before we had noted them
+        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.channel, theirs = Channel.pair()
+        environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        command = [sys.executable, "-m", "distkit.cluster.zygote", str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=_importable(environ),
+                stdin=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is not meant for it
+            )  # fmt: skip
+        threading.Thread(target=self._listen, name="distkit-forkserver", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the zygote is there to fork from."""
+        return self.process.poll() is None
+
+    def preload(self, *modules: str) -> None:
+        """Have modules imported in the zygote now, without waiting."""
+        self._send({"do": "import", "modules": list(modules)})
+
+    def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
+        """Fork a child running ``run`` ("module:function") and wait for its first word."""
+        ours, theirs = Channel.pair()
+        with theirs:
+            command = {"do": "fork", "run": run, "folder": folder, "log": log, **arguments}
+            self._send(command, theirs.fileno())
+        return self._adopt(ours)
+
+    def fork_all(self, run: str, each: list[dict[str, Any]]) -> list[Child]:
+        """Fork several at once: their starts overlap."""
+        ends = []
+        for arguments in each:
+            ours, theirs = Channel.pair()
+            with theirs:
+                self._send({"do": "fork", "run": run, **arguments}, theirs.fileno())
+            ends.append(ours)
+        return [self._adopt(ours) for ours in ends]
+
+    def gpus(self) -> int:
+        """How many GPUs torch sees, asked of the zygote."""
+        self._send({"do": "gpus"})
+        return self._answers.get(timeout=60)
+
+    def kill(self, children: list[Child]) -> None:
+        """End children, and whatever they started."""
+        with suppress(OSError):
+            self.channel.send({"do": "kill", "pids": [c.pid for c in children]})
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder that children worked in."""
+        with suppress(OSError):
+            self.channel.send({"do": "remove", "folder": folder})
+
+    def close(self) -> None:
+        """End the zygote and everything that it forked."""
+        self.channel.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        try:
+            self.channel.send(message, fd)
+        except OSError as e:
+            raise StartError(_gone(self.process)) from e
+
+    def _adopt(self, channel: Channel) -> Child:
+        try:
+            child = Child(channel)
+        except EOFError as e:
+            raise StartError(_gone(self.process)) from e
+        with self._lock:
+            self._children[child.pid] = child
+            status = self._early.pop(child.pid, None)
+        if status is not None:
+            child.ended(status)
+        return child
+
+    def _listen(self) -> None:
+        """Hear of ended children; when the zygote itself ends, all of them have."""
+        try:
+            while True:
+                news = self.channel.recv()
+                if "gpus" in news:
+                    self._answers.put(news["gpus"])
+                    continue
+                with self._lock:
+                    child = self._children.pop(news["exit"], None)
+                    if child is None:
+                        self._early[news["exit"]] = news["status"]
+                if child is not None:
+                    child.ended(news["status"])
+        except EOFError:
+            with self._lock:
+                orphans, self._children = list(self._children.values()), {}
+            for child in orphans:
+                child.channel.close()
+                child.ended(-signal.SIGKILL)
+
+
+def _importable(environ: dict[str, str]) -> dict[str, str]:
+    """Let the zygote find distkit where this process found it, installed or not."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = environ.get("PYTHONPATH")
+    return {**environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+
+
+def _gone(process: subprocess.Popen[bytes]) -> str:
+    code = process.poll()
+    if code is None:
+        return (
+            "no more processes can be started: the limit of processes or of memory is reached. "
+            "Stop other clusters, or ask for fewer ranks."
+        )
+    return (
+        f"the process that ranks are forked from ended ({code}). "
+        "Its messages are in the terminal that runs Jupyter; "
+        "make the cluster again to start a new one."
+    )
+
+
+_server: ForkServer | None = None
+_guard = threading.Lock()
+
+
+def server() -> ForkServer:
+    """This process's fork server, started if need be."""
+    global _server
+    with _guard:
+        if _server is None or not _server.alive:
+            _server = ForkServer()
+            atexit.register(_server.close)
+        return _server
+
+
+def _forget() -> None:
+    """In a fork of the kernel: let go of the line, or the zygote would outlive the kernel."""
+    global _server, _guard
+    _guard = threading.Lock()
+    if _server is not None:
+        for child in _server._children.values():
+            child.channel._sock.close()
+        _server.channel._sock.close()
+        _server = None
+
+
+os.register_at_fork(after_in_child=_forget)

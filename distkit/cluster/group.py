@@ -1,0 +1,155 @@
+"""The process group of a rank: joined by a file in a private folder, left by cutting its wires.
+
+* Rendezvous by ``FileStore`` in a 0700 folder: TCPStore would listen on all interfaces and
+  let anybody in. Each generation has a file of its own: joining twice on one store hangs.
+* gloo is pinned to the loopback interface.
+* A blocked gloo call cannot be interrupted, but its connections can be shut down: then
+  it raises at once, and a fresh generation takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    from distkit.cluster.spec import Spec
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class Group:
+    """The default process group of this rank, and every group made beside it."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.generation = -1
+        self._joins = 0  # how often this generation was joined, should a script leave and return
+        self._severed = False
+        self._claimed = False  # a script called init_process_group and was given this group
+        self._sockets: dict[int, int] = {}  # fd -> inode of the group's connections
+        self._init: Callable[..., Any] = dist.init_process_group
+
+    def join(self, generation: int) -> None:
+        """Be a member of this generation's group; does nothing when it already is."""
+        self._claimed = False
+        if generation == self.generation:
+            return
+        if dist.is_initialized():
+            with suppress(Exception):
+                dist.destroy_process_group()
+        self.generation, self._joins, self._severed = generation, 0, False
+        self._sockets.clear()
+        self._join()
+
+    def _join(self) -> None:
+        spec = self.spec
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        path = f"{spec.folder}/store-{self.generation}-{self._joins}"
+        self._joins += 1
+        options: dict[str, Any] = {}
+        if spec.device != "cpu":
+            torch.cuda.set_device(spec.device)
+            if spec.backend == "nccl":
+                options["device_id"] = torch.device(spec.device)
+        self._init(spec.backend, store=dist.FileStore(path, spec.world_size), rank=spec.rank,
+                   world_size=spec.world_size, **options)  # fmt: skip
+
+    def intact(self) -> bool:
+        """Whether the next run can use this group: it was neither severed nor destroyed."""
+        return not self._severed and self._joins == 1 and dist.is_initialized()
+
+    # -- user code that brings its own set-up -----------------------------------
+
+    def adopt_user_calls(self) -> None:
+        """Let unmodified scripts call ``init_process_group``: they get this group.
+
+        Scripts written for torchrun begin with it and end with ``destroy_process_group``. A
+        second call without a destroy in between raises, as in stock torch.
+        """
+        stock = dist.init_process_group
+
+        def init_process_group(backend: str | None = None, init_method: str | None = None,
+                               **options: Any) -> None:  # fmt: skip
+            if dist.is_initialized():
+                if self._claimed:
+                    raise ValueError("trying to initialize the default process group twice!")
+            elif options.get("store") is not None or init_method not in (None, "env://"):
+                stock(backend, init_method, **options)
+                return
+            else:
+                self._join()
+            self._check(options)
+            self._claimed = True
+
+        for module in (dist, c10d):
+            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+        helper = c10d._new_process_group_helper
+
+        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            with self._noting_sockets():
+                return helper(*args, **kwargs)
+
+        c10d._new_process_group_helper = new_process_group_helper
+
+    def _check(self, options: dict[str, Any]) -> None:
+        for name in ("rank", "world_size"):
+            asked, have = options.get(name, -1), getattr(self.spec, name)
+            if asked not in (-1, have):
+                raise ValueError(
+                    f"init_process_group({name}={asked}) on a rank whose {name} is {have}. "
+                    f"Leave {name} out, or start the cluster with as many ranks as the script wants."
+                )
+
+    # -- cutting the wires ------------------------------------------------------
+
+    @contextmanager
+    def _noting_sockets(self) -> Iterator[None]:
+        """Remember the connections that are opened meanwhile: they are the group's."""
+        before = set(_connections())
+        try:
+            yield
+        finally:
+            for fd, inode in _connections():
+                if (fd, inode) not in before:
+                    self._sockets[fd] = inode
+
+    def sever(self) -> None:
+        """Shut the group's connections down, so that a call blocked on them raises.
+
+        Only connected sockets: to shut gloo's listening socket down aborts the process.
+        """
+        open_now = dict(_connections())
+        for fd, inode in self._sockets.items():
+            if open_now.get(fd) == inode:
+                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as wire:
+                    wire.shutdown(socket.SHUT_RDWR)
+        self._sockets.clear()
+        self._severed = True
+
+
+def _connections() -> list[tuple[int, int]]:
+    """``(fd, inode)`` of this process's connected TCP sockets."""
+    found = []
+    for name in os.listdir("/dev/fd"):
+        fd = int(name)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as s:
+                if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
+                    s.getpeername()
+                    found.append((fd, status.st_ino))
+        except OSError:  # closed meanwhile, or not connected
+            continue
+    return found

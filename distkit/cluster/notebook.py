@@ -1,0 +1,69 @@
+"""What is known here and not on the ranks: which file is which cell, and the sources."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from distkit.events import Event
+
+_files: dict[str, str] = {}  # the reader's name of a file -> its path
+_MOST = 200_000  # characters of one source file that go into a trace
+
+
+def shell() -> Any:
+    """The IPython shell of this process, None outside IPython. Never imports IPython."""
+    import sys
+
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
+def in_notebook() -> bool:
+    """Whether there is a front end that can show pictures."""
+    found = shell()
+    return found is not None and hasattr(found, "kernel")
+
+
+def relabel(event: Event) -> Event:
+    """The event with its ``where`` in the reader's words."""
+    return replace(event, where=place(event.where)) if event.where else event
+
+
+def place(where: str) -> str:
+    """``file:line`` as the reader knows it: ``In[5]:3`` for a cell, a short path for a file."""
+    file, _, line = where.rpartition(":")
+    return f"{_label(file)}:{line}" if file else where
+
+
+@lru_cache(4096)
+def _label(file: str) -> str:
+    compiler = getattr(shell(), "compile", None)
+    known = getattr(compiler, "format_code_name", lambda name: None)(file)
+    label = str(known[1]) if known else _short(file)
+    _files[label] = file
+    return label
+
+
+def _short(file: str) -> str:
+    try:
+        short = os.path.relpath(file)
+    except ValueError:  # another drive
+        return file
+    return os.path.basename(file) if short.startswith("..") else short
+
+
+def sources(events: Iterable[Event]) -> dict[str, str]:
+    """The text of every source that the events point into, by the reader's name for it."""
+    wanted = {e.where.rpartition(":")[0] for e in events if e.where}
+    return {label: text for label in sorted(wanted) if (text := _text(label))}
+
+
+def _text(label: str) -> str:
+    file = _files.get(label, label)
+    linecache.checkcache(file)
+    return "".join(linecache.getlines(file))[:_MOST]

@@ -1,0 +1,130 @@
+"""Deciding, before anything starts: how many ranks of which role, on which device and backend.
+
+Pure: the machine's numbers come in, a plan or a :class:`StartError` comes out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distkit.errors import StartError
+
+#: What one more rank takes, with torch shared by fork and room for small work [bytes].
+RANK_BYTES = 90_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cluster will be.
+
+    ``devices`` has one entry per rank; ``note`` says why this backend, for the status card.
+    """
+
+    ranks: int
+    servers: int
+    backend: str
+    devices: tuple[str, ...]
+    threads: int
+    note: str = ""
+
+    @property
+    def processes(self) -> int:
+        """Ranks, servers, and the scheduler that comes with servers."""
+        return self.ranks + self.servers + (1 if self.servers else 0)
+
+
+def make_plan(
+    ranks: int, servers: int, device: str, backend: str, *, cpus: int, memory: int,
+    gpus: int, threads: int | None = None,
+) -> Plan:  # fmt: skip
+    """Decide on devices, backend and threads.
+
+    Args:
+        ranks: how many ranks (workers, when there are servers).
+        servers: how many parameter servers.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        backend: "auto", "gloo" or "nccl".
+        cpus: processors that may be used.
+        memory: bytes that new processes may take.
+        gpus: how many GPUs are there.
+        threads: torch threads per rank; as many as the processors give when None.
+
+    Raises:
+        StartError: what was asked for is not to be had; the message says what is.
+    """
+    _check_counts(ranks, servers)
+    _check_memory(ranks, servers, memory)
+    use_gpu = _wants_gpu(device, gpus)
+    if backend not in ("auto", "gloo", "nccl"):
+        raise StartError(
+            f"backend={backend!r} is not known. Use backend='auto', 'gloo' or 'nccl'."
+        )
+    if backend == "nccl" and not (use_gpu and gpus >= ranks and device in ("auto", "cuda")):
+        raise StartError(
+            f"backend='nccl' wants a GPU of its own for each of {ranks} ranks; "
+            f"{gpus if use_gpu else 0} can be used. Use backend='auto', or fewer ranks."
+        )
+    devices = tuple(_device(device, r, gpus) if use_gpu else "cpu" for r in range(ranks))
+    nccl = backend != "gloo" and use_gpu and len(set(devices)) == ranks
+    if threads is None:
+        threads = max(1, cpus // (ranks + servers))
+    return Plan(ranks, servers, "nccl" if nccl else "gloo", devices, threads, _note(use_gpu, nccl))
+
+
+def _check_counts(ranks: int, servers: int) -> None:
+    for name, count, least in (("ranks", ranks, 1), ("servers", servers, 0)):
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise StartError(f"{name} must be a whole number, not {count!r}. Try dk.Cluster(4).")
+        if count < least:
+            raise StartError(
+                f"a cluster of {count} {name} cannot be: at least {least}. Try dk.Cluster(4)."
+            )
+
+
+def _check_memory(ranks: int, servers: int, memory: int) -> None:
+    wanted = ranks + servers + (1 if servers else 0)
+    fit = max(0, memory // RANK_BYTES)
+    if wanted > fit:
+        remedy = f"Use dk.Cluster({fit})" if fit else "Stop other programs or clusters"
+        raise StartError(
+            f"{wanted} processes need about {wanted * RANK_BYTES / 1e9:.1f} GB and "
+            f"{memory / 1e9:.1f} GB of memory is free: {fit} fit. {remedy}."
+        )
+
+
+def _wants_gpu(device: str, gpus: int) -> bool:
+    if device == "auto":
+        return gpus > 0
+    if device == "cpu":
+        return False
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise StartError(
+            f"device={device!r} is not known. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
+        )
+    if gpus == 0:
+        raise StartError(
+            f"device={device!r} was asked for, and torch sees no GPU here (no driver, or a CPU "
+            "build of torch). Use device='cpu' or 'auto', or install torch with CUDA."
+        )
+    if index and int(index) >= gpus:
+        raise StartError(
+            f"device={device!r} was asked for, and there are {gpus} GPUs: cuda:0 to "
+            f"cuda:{gpus - 1}. Name one of those, or use device='auto'."
+        )
+    return True
+
+
+def _device(device: str, rank: int, gpus: int) -> str:
+    return device if ":" in device else f"cuda:{rank % gpus}"
+
+
+def _note(use_gpu: bool, nccl: bool) -> str:
+    if nccl:
+        return "nccl: every rank has a GPU of its own"
+    if use_gpu:
+        return (
+            "gloo: several ranks share a GPU, which NCCL refuses; "
+            "send and recv go through host memory"
+        )
+    return "gloo on CPU"

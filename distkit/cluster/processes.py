@@ -1,0 +1,145 @@
+"""What the forked children do: be an engine, a plain rank, the controller, or a kvstore node.
+
+Each function is called in a fresh fork of the zygote, with its lifeline first.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster.channel import Channel
+
+
+def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
+    """Run ipyparallel's own IPController, with CURVE security, on the loopback interface.
+
+    ``period`` is the heartbeat's in milliseconds: an engine counts only after its first
+    beat. ``misses`` is how many beats may fail: large, since a starved laptop is not a dead engine,
+    and the deaths of processes are noticed through the fork server at once.
+    """
+    from ipyparallel.controller.app import IPController
+
+    _end_with(lifeline)
+    app = IPController.instance(log_level=logging.WARN)
+    app.initialize([
+        f"--ProfileDir.location={folder}", "--IPController.use_threads=True", "--ip=127.0.0.1",
+        "--IPController.enable_curve=True", f"--HeartMonitor.period={period}",
+        f"--HeartMonitor.max_heartmonitor_misses={misses}", "--IPController.db_class=NoDB",
+        "--IPController.ssh_server=",
+    ])  # fmt: skip
+    files = Path(folder, "security").glob("ipcontroller-*.json")
+    lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
+    app.start()
+
+
+def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
+           generation: int | None, folder: str) -> None:  # fmt: skip
+    """Be a rank, and an ipyparallel engine: real IPEngine, real kernel.
+
+    ``generation`` is the group to join before registering, None to wait for the first run.
+    """
+    import torch
+    import torch.distributed as dist
+    from ipyparallel.engine.app import IPEngine
+
+    from distkit.cluster.rank import Rank
+
+    rank = Rank(spec, lifeline)
+    rank.start()
+    if generation is not None:
+        rank.group.join(generation)
+    namespace = {"torch": torch, "dist": dist, "rank": spec.rank, "world_size": spec.world_size}
+    app = IPEngine.instance(
+        enable_nanny=False, id=spec.rank, ident=ident, user_ns=namespace,
+        connection_info_env=json.dumps(connection), log_level=logging.ERROR,
+    )  # fmt: skip
+    app.initialize([f"--ProfileDir.location={folder}"])
+    app.start()
+
+
+def execute(payload: bytes, options: dict[str, Any]) -> dict[str, Any]:
+    """Run one function on this engine's rank; called through ipyparallel."""
+    from ipyparallel.engine.datapub import publish_data
+
+    from distkit.cluster.rank import Rank
+
+    def emit(kind: str, what: Any) -> None:
+        publish_data({kind: what})
+
+    return Rank.here.execute(payload, options, emit)
+
+
+def plain(lifeline: Channel, spec: Any, folder: str) -> None:
+    """Be a rank without ipyparallel: run one function, send back how it went, and end."""
+    from distkit.cluster.rank import Rank
+
+    payload, options = lifeline.recv()
+    rank = Rank(spec, lifeline)
+    rank.start()
+    sys.stdout = _Stream(lifeline, "stdout")
+    sys.stderr = _Stream(lifeline, "stderr")
+
+    def emit(kind: str, what: Any) -> None:
+        lifeline.send((kind, what))
+
+    outcome = rank.execute(payload, options, emit)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    lifeline.send(("outcome", outcome))
+
+
+class _Stream(io.TextIOBase):
+    """Standard output that goes down the lifeline, a line at a time."""
+
+    def __init__(self, lifeline: Channel, name: str) -> None:
+        self._lifeline, self._name, self._text = lifeline, name, ""
+        self._lock = threading.RLock()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            self._text += text
+            if "\n" in text:
+                self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            text, self._text = self._text, ""
+            if text:
+                self._lifeline.send(("text", (self._name, text)))
+
+
+def _end_with(lifeline: Channel) -> None:
+    """End this process and its children when the lifeline breaks."""
+
+    def watch() -> None:
+        try:
+            while True:
+                lifeline.recv()
+        except EOFError:
+            os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="distkit-lifeline", daemon=True).start()
+
+
+def node(lifeline: Channel, node: Any, folder: str) -> None:
+    """Be a server or the scheduler of a parameter server; serves run after run."""
+    from distkit import kvstore
+    from distkit.trace import recorder
+
+    mine = recorder.Recorder(node.id)
+    recorder.set_current(mine)
+    recorder.Flusher(mine, lambda rows: lifeline.send((node.id, rows)))
+    _end_with(lifeline)
+    kvstore.serve(node)

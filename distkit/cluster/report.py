@@ -1,0 +1,123 @@
+"""Turning what the ranks report into one error that a reader understands. Pure."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from typing import Any
+
+from distkit.cluster.notebook import place
+from distkit.errors import NotPicklableError, RankDied, RankError, RunError
+from distkit.events import State, Trace
+
+Outcome = dict[str, Any]
+
+
+def lost(rank: int) -> Outcome:
+    """The outcome of a rank that could not even be ended."""
+    return {"rank": rank, "died": "no answer", "log": "", "intact": False}
+
+
+def verdict(
+    name: str, outcomes: list[Outcome], order: list[int], trace: Trace
+) -> RunError | None:
+    """The error of a run, None when every rank returned.
+
+    A death explains the errors of others, and an exception explains why
+    others were released: the first cause is the one reported.
+    """
+    ended = sorted(outcomes, key=lambda o: order.index(o["rank"]) if o["rank"] in order else 0)
+    dead = [o for o in ended if "died" in o]
+    raised = [o for o in ended if "error" in o and not o["error"]["released"]]
+    others = [o["rank"] for o in ended if "error" in o and o["error"]["released"]]
+    if dead:
+        return _death(name, dead, trace)
+    if raised:
+        first = next((o for o in raised if not _is_consequence(o)), raised[0])
+        also = [o["rank"] for o in raised if o is not first]
+        return _exception(name, first, also, others, trace)
+    if others:
+        return RunError(f"{name} was released on ranks {_list(others)} before it finished.")
+    return None
+
+
+def _is_consequence(outcome: Outcome) -> bool:
+    """Whether a rank failed only because its peer's connection broke."""
+    return "Connection closed by peer" in outcome["error"]["text"]
+
+
+def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
+    rank = dead[0]["rank"]
+    line = _last_line(trace, rank)
+    others = f" (and so did {_list([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
+    log = dead[0]["log"].strip()
+    said = f"\nIts last words:\n{log}" if log else ""
+    return RankDied(
+        f"the process of rank {rank} ended in the middle of {name} ({dead[0]['died']}){others}"
+        f"{_at(line)}. A new one takes its place; look for what ended it: os._exit, a crash "
+        f"in native code, or too little memory.{said}",
+        rank=rank, line=line,
+    )  # fmt: skip
+
+
+def _exception(
+    name: str, first: Outcome, also: list[int], others: list[int], trace: Trace
+) -> RunError:
+    error, rank = first["error"], first["rank"]
+    if error["type"] == "_Unpicklable":
+        return NotPicklableError(f"rank {rank}: {error['text']}")
+    frames = [(place(f"{f}:{n}"), f, n, func, text) for f, n, func, text in error["frames"]]
+    line = _users_line(error["frames"])
+    parts = [f"rank {rank} raised {error['type']}: {error['text']}{_at(line)}"]
+    if error["type"] == "SystemExit":
+        parts = [f"rank {rank} called sys.exit({error['text']}){_at(line)}. Return instead."]
+    if also:
+        parts.append(f"Ranks that raised, too: {_list(also)}.")
+    if others:
+        waits = "; ".join(_waited(trace, r) for r in others)
+        parts.append(f"The others were released: {waits}.")
+    text = "".join(_frame(*frame) for frame in frames)
+    parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
+    if error["cause"]:
+        parts.append(f"caused by {error['cause']}")
+    return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
+
+
+def _users_line(frames: list[tuple[str, int, str, str]]) -> str:
+    """The innermost line that is the user's: not in an installed package."""
+    for file, number, _, _ in reversed(frames):
+        if "site-packages" not in file and not file.startswith(("<frozen", os.path.dirname(os.__file__))):
+            return place(f"{file}:{number}")
+    return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
+
+
+def _frame(where: str, file: str, number: int, function: str, text: str | None) -> str:
+    """One frame of a remote traceback; cells' sources are known only here."""
+    source = linecache.getline(file, number).strip() or (text or "")
+    label, _, line = where.rpartition(":")
+    shown = f'  File "{label}", line {line}, in {function}\n'
+    return shown + (f"    {source}\n" if source else "")
+
+
+def _waited(trace: Trace, rank: int) -> str:
+    """What a released rank was in, as far as the trace tells."""
+    for span in reversed(trace.spans):
+        if span.rank == rank and span.state in (State.FAILED, State.STARTED):
+            peer = "" if span.peer is None else f" with rank {span.peer}"
+            return f"rank {rank} was in {span.op}{peer}{_at(span.where)}"
+    return f"rank {rank}"
+
+
+def _last_line(trace: Trace, rank: int) -> str:
+    mine = [e.where for e in trace.by_rank.get(rank, []) if e.where]
+    return mine[-1] if mine else ""
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def _list(ranks: list[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+

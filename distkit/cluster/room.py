@@ -1,0 +1,365 @@
+"""The engine room: the processes of one cluster, and ipyparallel's client that talks to them.
+
+The only place that talks to ipyparallel's client. One lock guards the client: JupyterLab
+runs widget callbacks on threads of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster.forkserver import Child, server
+from distkit.cluster.plan import Plan
+from distkit.cluster.run import Run
+from distkit.cluster.spec import Spec
+from distkit.errors import ClusterError, StartError
+
+#: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
+#: and the fork server reports the deaths of processes at once.
+PERIOD, MISSES = 100, 600
+#: How long the ranks may take to register [s]: generous, for laptops under load.
+PATIENCE = 120.0
+
+
+class Room:
+    """The processes of one cluster.
+
+    ``stage`` says how far starting has come, ``on_change`` is called when it or a rank's
+    state changes.
+    """
+
+    def __init__(self, plan: Plan, on_change: Callable[[], None]) -> None:
+        self.plan, self._on_change = plan, on_change
+        self.stage, self.failure = "starting", ""
+        self.folder = _private_folder()
+        self.ranks: dict[int, Child] = {}
+        self.nodes: list[Child] = []  # servers and the scheduler
+        self.generation = 0
+        self.births = 0
+        self.started = time.monotonic()
+        self.run: Run | None = None
+        self.ready = threading.Event()
+        self.closed = False
+        self._idents: dict[int, str] = {}
+        self._lock = threading.RLock()
+        self._client: Any = None
+        self._controller: Child | None = None
+        self._connection: dict[str, Any] = {}
+        threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
+
+    # -- starting ---------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            self._start_all()
+            self._stage("ready")
+        except Exception as error:
+            if not self.closed:
+                self.failure = str(error)
+                self._stage("failed")
+                self._end_all()
+        finally:
+            self.ready.set()
+
+    def _start_all(self) -> None:
+        fork = server()
+        fork.preload("ipyparallel.controller.app")
+        self._controller = fork.fork(
+            "distkit.cluster.processes:controller", folder=self.folder, log="controller.log",
+            period=PERIOD, misses=MISSES,
+        )  # fmt: skip
+        fork.preload("distkit.cluster.warm")
+        self._stage("importing torch")
+        import ipyparallel
+
+        try:
+            self._connection = self._controller.channel.recv()
+        except EOFError:
+            raise StartError(
+                "ipyparallel's controller did not start. " + self._log("controller.log")
+            ) from None
+        self._client = ipyparallel.Client(self._connection["client"], profile_dir=self.folder)
+        self._start_nodes()
+        self._fork_ranks(range(self.plan.ranks), join=0)
+        self._stage("waiting for the ranks")
+        self._await_registration()
+
+    def _start_nodes(self) -> None:
+        """Servers and the scheduler of a parameter server."""
+        if not self.plan.servers:
+            return
+        from distkit.kvstore import Node
+
+        plan = self.plan
+        roles = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
+        self.nodes = server().fork_all("distkit.cluster.processes:node", [
+            {"node": Node(role, i, plan.ranks, plan.servers, self.folder, 0),
+             "folder": self.folder, "log": f"{role}-{i}.log"}
+            for role, i in roles
+        ])  # fmt: skip
+        for child in self.nodes:
+            threading.Thread(target=self._hear_node, args=(child,), daemon=True).start()
+
+    def _hear_node(self, child: Child) -> None:
+        """Pass on what a server or the scheduler records."""
+        try:
+            while True:
+                node, rows = child.channel.recv()
+                if self.run is not None:
+                    self.run.add_rows(node, rows)
+        except EOFError:
+            return
+
+    def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
+        ranks = list(ranks)
+        self.births += 1
+        surroundings = {
+            "environ": dict(os.environ), "path": list(sys.path), "cwd": os.getcwd(),
+        }  # fmt: skip
+        for r in ranks:
+            self._idents[r] = f"rank-{r}-{secrets.token_hex(4)}"
+        children = server().fork_all("distkit.cluster.processes:engine", [
+            {"spec": self._spec(r, surroundings), "connection": self._connection["engine"],
+             "ident": self._idents[r], "generation": join, "folder": self.folder,
+             "log": f"rank-{r}.log"}
+            for r in ranks
+        ])  # fmt: skip
+        for r, child in zip(ranks, children, strict=True):
+            self.ranks[r] = child
+            child.on_exit(lambda status, r=r, child=child: self._on_exit(r, child, status))
+
+    def _spec(self, r: int, surroundings: dict[str, Any]) -> Spec:
+        plan, node = self.plan, None
+        if plan.servers:
+            from distkit.kvstore import Node
+
+            node = Node("worker", r, plan.ranks, plan.servers, self.folder, 0)
+        return Spec(rank=r, world_size=plan.ranks, folder=self.folder, backend=plan.backend,
+                    device=plan.devices[r], threads=plan.threads, node=node, **surroundings)  # fmt: skip
+
+    def _await_registration(self) -> None:
+        """Wait until every rank's engine is known to the client."""
+        end = time.monotonic() + PATIENCE
+        while missing := [r for r in self.ranks if self._engine(r) is None]:
+            ended = [r for r in missing if self.ranks[r].status is not None]
+            if ended:
+                raise StartError(
+                    f"rank {ended[0]} ended while starting "
+                    f"({self.ranks[ended[0]].status}). {self._log(f'rank-{ended[0]}.log')}"
+                )
+            if self.closed or time.monotonic() > end:
+                raise StartError(
+                    f"ranks {missing} did not report within {PATIENCE:.0f} s. The machine may be "
+                    "overloaded: stop other programs, or ask for fewer ranks."
+                )
+            time.sleep(0.005)
+
+    def _engine(self, rank: int) -> int | None:
+        """ipyparallel's id of a rank's engine, None when it has not registered."""
+        ident = self._idents[rank]
+        return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
+
+    def _log(self, name: str, lines: int = 12) -> str:
+        with suppress(OSError):
+            text = Path(self.folder, name).read_text(errors="replace")
+            tail = [x for x in text.splitlines() if "[IPController]" not in x][-lines:]
+            return "\n".join(tail)
+        return ""
+
+    # -- running ----------------------------------------------------------------
+
+    def submit(self, run: Run, payload: bytes, *, record: bool) -> None:
+        """Hand the call to every rank; what comes back goes to ``run`` from other threads."""
+        from distkit.cluster.processes import execute
+
+        options = {"run": run.number, "generation": self.generation, "record": record}
+        self.run = run
+        with self._lock:
+            for r in run.ranks:
+                engine = self._engine(r)
+                if engine is None:
+                    raise ClusterError(f"rank {r} is not there. Use cluster.restart().")
+                self._client.send_apply_request(
+                    self._client._mux_socket, execute, (payload, options),
+                    ident=self._client._engines[engine].encode(),
+                    message_future_hook=lambda future, r=r: self._hook(run, r, future),
+                )  # fmt: skip
+        threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
+
+    def _hook(self, run: Run, rank: int, future: Any) -> None:
+        """Have the rank's words go to the run as they arrive."""
+
+        def on_message(message: Any) -> None:
+            kind = message["header"]["msg_type"]
+            if kind == "stream":
+                run.add_text(rank, message["content"]["name"], message["content"]["text"])
+            elif kind == "data_message":
+                data = self._client.metadata[future.msg_id]["data"]
+                run.add_rows(rank, data.pop("rows", []))
+
+        def on_reply(done: Any) -> None:
+            # the last output comes behind the reply, on another socket
+            future.output.add_done_callback(lambda _: self._deliver(run, rank, done))
+
+        future.iopub_callbacks.append(on_message)
+        future.add_done_callback(on_reply)
+
+    def _deliver(self, run: Run, rank: int, reply: Any) -> None:
+        try:
+            run.add_outcome(rank, reply.result())
+        except Exception as error:  # the engine died: its process's end is reported as well
+            if self.ranks[rank].status is None:
+                run.add_outcome(rank, _broken(rank, error))
+
+    def _conduct(self, run: Run) -> None:
+        run.conduct(self)
+        if not run.intact:
+            self.generation += 1
+        self.run = None
+        self._replace()
+        self._on_change()
+
+    def release(self, ranks: Iterable[int], run: int) -> None:
+        """Crew: get these ranks out of whatever they wait in."""
+        for r in ranks:
+            with suppress(OSError):
+                self.ranks[r].channel.send(("release", run))
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """Crew: end these ranks' processes."""
+        server().kill([self.ranks[r] for r in ranks])
+
+    # -- ranks that end ---------------------------------------------------------
+
+    def _on_exit(self, rank: int, child: Child, status: int) -> None:
+        """A rank's process ended: tell the run, and put another in its place."""
+        if self.closed or self.ranks.get(rank) is not child:
+            return
+        self._unregister(rank)
+        run = self.run
+        if run is not None:
+            run.add_death(rank, status, self._log(f"rank-{rank}.log"))
+        elif self.stage == "ready":
+            self._replace()
+        self._on_change()
+
+    def _unregister(self, rank: int) -> None:
+        """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
+        engine, client = self._engine(rank), self._client
+        if engine is not None:
+            def send() -> None:
+                client.session.send(
+                    client._query_socket, "unregistration_request", content={"id": engine}
+                )
+
+            client._io_loop.add_callback(send)
+
+    def _replace(self) -> None:
+        """Fork new ranks in the place of those that ended."""
+        with self._lock:
+            gone = [r for r, child in self.ranks.items() if child.status is not None]
+            if not gone or self.closed:
+                return
+            self.generation += 1
+            self.ready.clear()
+            self._stage("replacing ranks " + ", ".join(map(str, gone)))
+            try:
+                while any(self._engine(r) is not None for r in gone):
+                    time.sleep(0.005)
+                self._fork_ranks(gone, join=None)
+                self._await_registration()
+                self._stage("ready")
+            except Exception as error:
+                self.failure = str(error)
+                self._stage("failed")
+            finally:
+                self.ready.set()
+
+    def restart(self) -> None:
+        """End every rank and start new ones in their place."""
+        children = list(self.ranks.values())
+        server().kill(children)
+        for child in children:
+            done = threading.Event()
+            child.on_exit(lambda status, done=done: done.set())
+            done.wait(5)
+        self._replace()
+
+    # -- the end ----------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every process of this cluster and remove its folder."""
+        if self.closed:
+            return
+        self.closed = True
+        run = self.run
+        if run is not None:
+            run.interrupt()
+        self._end_all()
+        if self.stage != "failed":
+            self._stage("stopped")
+
+    def _end_all(self) -> None:
+        children = [*self.ranks.values(), *self.nodes]
+        if self._controller is not None:
+            children.append(self._controller)
+        if self._client is not None:
+            with suppress(Exception):
+                self._client.close()
+        fork = server()
+        fork.kill(children)
+        for child in children:
+            child.channel.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        fork.remove(self.folder)  # once more, when nobody writes there any more
+
+    def _stage(self, stage: str) -> None:
+        if not self.closed or stage == "stopped":
+            self.stage = stage
+            self._on_change()
+
+    def meta(self) -> dict[str, Any]:
+        """What a trace should say about the cluster."""
+        plan, host = self.plan, platform.node()
+        word = "worker" if plan.servers else "rank"
+        ranks = {
+            str(r): {"name": f"{word} {r}", "role": word, "host": host, "pid": child.pid,
+                     "device": plan.devices[r]}
+            for r, child in sorted(self.ranks.items())
+        }  # fmt: skip
+        names = [f"server {i}" for i in range(plan.servers)] + ["scheduler"]
+        for i, child in enumerate(self.nodes):
+            ranks[str(plan.ranks + i)] = {
+                "name": names[i], "role": names[i].split()[0], "host": host, "pid": child.pid,
+                "device": "cpu",
+            }  # fmt: skip
+        return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
+
+
+def _private_folder() -> str:
+    """A new folder that only this user can enter: sockets and rendezvous files live there."""
+    try:
+        return tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
+    except OSError as error:
+        raise StartError(
+            f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
+            "Free some space there, or set TMPDIR to a folder that can be written to."
+        ) from error
+
+
+def _broken(rank: int, error: Exception) -> dict[str, Any]:
+    """The outcome of a rank whose engine answered with an error of its own."""
+    described = {"type": type(error).__name__, "text": str(error), "frames": [], "cause": None,
+                 "released": False}  # fmt: skip
+    return {"rank": rank, "error": described, "intact": False}

@@ -1,0 +1,253 @@
+"""One run of a function on the ranks: its results, its trace, and how it went wrong."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import cloudpickle
+
+from distkit.cluster import report
+from distkit.cluster.notebook import relabel, sources
+from distkit.errors import RunError, RunInterrupted
+from distkit.events import Event, Trace
+from distkit.trace.recorder import Row, to_event
+
+#: When one rank fails, the others get this long to fail or finish by themselves [s] …
+GRACE = 0.3
+#: … and after they were told to let go, this long until their processes are ended [s].
+LET_GO = 3.0
+
+#: A trace keeps at most this many events; it says how many more there were.
+LIMIT = 2_000_000
+
+
+class Crew(Protocol):
+    """Those who run it: whatever can release or end ranks."""
+
+    def release(self, ranks: Iterable[int], run: int) -> None:
+        """Get these ranks out of whatever they wait in."""
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """End these ranks' processes; their deaths are reported to the run."""
+
+
+class Run:
+    """A function running, or run, on the ranks.
+
+    ``results`` (one per rank), ``trace`` and ``seconds`` are what remains. While it still
+    runs, ``trace`` is what has arrived so far; ``wait()`` waits, ``interrupt()`` ends it.
+    In a notebook it displays as the timeline of its messages.
+    """
+
+    def __init__(self, name: str, number: int, ranks: list[int], meta: dict[str, Any]) -> None:
+        self.name, self.number, self.ranks = name, number, ranks
+        self._meta = {**meta, "name": name}
+        self._events: list[Event] = []
+        self._dropped = 0
+        self._trace: Trace | None = None
+        self._outcomes: dict[int, dict[str, Any]] = {}
+        self._order: list[int] = []  # ranks in the order in which they ended
+        self._changed = threading.Condition()
+        self._interrupted = False
+        self._texts: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
+        self._partial: dict[tuple[int, str], str] = {}
+        self._subscribers: list[Callable[[list[Event]], None]] = []
+        self._done = threading.Event()
+        self._started, self.seconds = time.perf_counter(), 0.0
+        self._error: RunError | None = None
+        self._shown = False
+
+    def __repr__(self) -> str:
+        if not self.finished:
+            state = f"running on {len(self.ranks)} ranks"
+        elif self._error is not None:
+            state = f"failed: {str(self._error).splitlines()[0]}"
+        else:
+            state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {len(self._events)} events"
+        return f"<Run {self.number} of {self.name}: {state}>"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if self._shown or (self.finished and not self._events):
+            return {"text/plain": repr(self)}
+        from distkit.views import Timeline
+
+        return Timeline(self if not self.finished else self.trace)._repr_mimebundle_(**kwargs)
+
+    # -- what remains -----------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all ranks have ended, well or not."""
+        return self._done.is_set()
+
+    @property
+    def results(self) -> list[Any]:
+        """What the function returned, by rank; waits, and raises as :meth:`wait` does."""
+        self.wait()
+        return self._results
+
+    @property
+    def error(self) -> RunError | None:
+        """What went wrong, None if nothing has."""
+        return self._error
+
+    @property
+    def trace(self) -> Trace:
+        """What the ranks said to each other, as far as it has arrived."""
+        if self._trace is None or len(self._trace) != len(self._events):
+            events = list(self._events)
+            self._trace = Trace(events, {**self._meta, "sources": sources(events)})
+        return self._trace
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait until all ranks have ended; what they print appears, labelled.
+
+        Raises:
+            RankError: the function raised on a rank, or a rank died.
+            RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
+            KeyboardInterrupt: it was interrupted here: all ranks have ended.
+            TimeoutError: ``timeout`` seconds have passed; the run goes on.
+        """
+        try:
+            self._print_until_done(timeout)
+        except KeyboardInterrupt:
+            self.interrupt()
+            self._print_until_done(None)
+            raise KeyboardInterrupt(f"{self.name} was interrupted on all ranks") from None
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def interrupt(self) -> None:
+        """End the function on every rank, wherever it is; the cluster stays usable."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
+        """Have events handed over as they arrive, from another thread; [] means the end."""
+        self._subscribers.append(callback)
+        if self.finished:
+            callback([])
+        return lambda: self._subscribers.remove(callback)
+
+    # -- what arrives from the ranks --------------------------------------------
+
+    def add_rows(self, rank: int, rows: list[Row]) -> None:
+        """Events of a rank."""
+        room = max(0, LIMIT - len(self._events))
+        events = [relabel(to_event(rank, row)) for row in rows[:room]]
+        self._dropped += len(rows) - len(events)
+        self._events.extend(events)
+        for callback in list(self._subscribers):
+            callback(events)
+
+    def add_text(self, rank: int, stream: str, text: str) -> None:
+        """Something that a rank printed."""
+        *lines, rest = (self._partial.pop((rank, stream), "") + text).split("\n")
+        if rest:
+            self._partial[rank, stream] = rest
+        for line in lines:
+            self._texts.put((rank, stream, line))
+
+    def add_outcome(self, rank: int, outcome: dict[str, Any]) -> None:
+        """A rank has ended the function."""
+        with self._changed:
+            if rank not in self._outcomes:
+                self._outcomes[rank] = outcome
+                self._order.append(rank)
+                self._changed.notify_all()
+
+    def add_death(self, rank: int, status: int, log: str = "") -> None:
+        """A rank's process has ended."""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        self.add_outcome(rank, {"rank": rank, "died": how, "log": log, "intact": False})
+
+    # -- conducting -------------------------------------------------------------
+
+    def conduct(self, crew: Crew) -> None:
+        """See the run through to its end: when one rank fails, the others are released."""
+        self._until(lambda: self._interrupted or self._failed() or not self.waiting)
+        if self.waiting:
+            if not self._interrupted:
+                self._until(lambda: self._interrupted or not self.waiting, GRACE)
+            crew.release(self.waiting, self.number)
+            self._until(lambda: not self.waiting, LET_GO)
+            crew.end(self.waiting)
+            self._until(lambda: not self.waiting, LET_GO)
+        self._finish()
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have not ended yet."""
+        return [r for r in self.ranks if r not in self._outcomes]
+
+    @property
+    def intact(self) -> bool:
+        """Whether the process group survived on every rank."""
+        return all(o["intact"] for o in self._outcomes.values()) and not self.waiting
+
+    @property
+    def died(self) -> list[int]:
+        """The ranks whose processes have ended."""
+        return [r for r, o in self._outcomes.items() if "died" in o]
+
+    def _failed(self) -> bool:
+        return any("result" not in o for o in self._outcomes.values())
+
+    def _until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
+        with self._changed:
+            self._changed.wait_for(condition, timeout)
+
+    def _finish(self) -> None:
+        self.seconds = time.perf_counter() - self._started
+        outcomes = [self._outcomes.get(r, report.lost(r)) for r in self.ranks]
+        self._note_ends(outcomes)
+        self._error = report.verdict(self.name, outcomes, self._order, self.trace)
+        if self._interrupted and not any("died" in o for o in outcomes):
+            self._error = RunInterrupted(
+                f"{self.name} was interrupted on all ranks; the cluster is ready for the next run."
+            )
+        if self._error is not None:
+            self._error.run = self
+        loads = cloudpickle.loads
+        self._results = [loads(o["result"]) if "result" in o else None for o in outcomes]
+        self._done.set()
+        for (rank, stream), rest in sorted(self._partial.items()):
+            self._texts.put((rank, stream, rest))
+        self._texts.put(None)
+        for callback in list(self._subscribers):
+            callback([])
+
+    def _note_ends(self, outcomes: list[dict[str, Any]]) -> None:
+        """What the ranks said about themselves in the end belongs into the trace."""
+        dropped = {str(o["rank"]): o["dropped"] for o in outcomes if o.get("dropped")}
+        if self._dropped:
+            dropped["notebook"] = self._dropped
+        groups: dict[str, list[int]] = {}
+        for o in outcomes:
+            groups.update(o.get("groups", {}))
+        self._meta.update(dropped=dropped, groups=groups, seconds=self.seconds)
+        self._trace = None
+
+    # -- printing ---------------------------------------------------------------
+
+    def _print_until_done(self, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while not (self.finished and self._texts.empty()):
+            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
+            try:
+                item = self._texts.get(timeout=left)
+            except queue.Empty:
+                continue
+            if item is not None:
+                rank, stream, line = item
+                print(f"[rank {rank}] {line}", file=getattr(sys, stream), flush=True)

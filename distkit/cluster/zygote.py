@@ -1,0 +1,171 @@
+"""The process that ranks are forked from: it has imported torch, and has a single thread.
+
+Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory. It is started
+once per kernel, as ``python -m distkit.cluster.zygote FD``, outlives the clusters of
+that kernel, and ends with it: then it kills every process it forked and removes their folders.
+
+Nothing here may start a thread, open a ZeroMQ context or touch CUDA: forks would inherit them broken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from distkit.cluster.channel import Channel
+
+#: How often to look whether the kernel is still there, besides waiting for its line to break [s].
+WATCH = 1.0
+
+
+class Zygote:
+    """Forks on command, and reports which of its children ended."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel, self.parent = channel, os.getppid()
+        self.children: set[int] = set()
+        self.folders: set[str] = set()
+        self.wakeup, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(self._woken)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def serve(self) -> None:
+        """Obey until the kernel is gone, then leave nothing behind."""
+        try:
+            while os.getppid() == self.parent:
+                ready, _, _ = select.select([self.channel, self.wakeup], [], [], WATCH)
+                if self.wakeup in ready:
+                    os.read(self.wakeup, 512)
+                self._reap()
+                if self.channel in ready:
+                    message, fd = self.channel.recv_fd()
+                    getattr(self, "do_" + message.pop("do"))(fd, **message)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._clean_up()
+
+    def do_import(self, fd: int | None, modules: list[str]) -> None:
+        """Import now what the children to come will need."""
+        for name in modules:
+            __import__(name)
+
+    def do_gpus(self, fd: int | None) -> None:
+        """Count the GPUs by NVML: the count initialises nothing that a fork would inherit."""
+        import torch
+
+        self.channel.send({"gpus": torch.cuda.device_count()})
+
+    def do_fork(self, fd: int, run: str, **arguments: Any) -> None:
+        """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments."""
+        self.folders.add(arguments["folder"])
+        gc.collect()
+        gc.freeze()  # the collector would touch, and so copy, every shared page
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes: the lifeline breaks at once
+            print(f"distkit: cannot fork: {error}", file=sys.stderr)
+            os.close(fd)
+            return
+        if pid == 0:
+            self._child(fd, run, arguments)
+        os.close(fd)
+        self.children.add(pid)
+
+    def do_kill(self, fd: int | None, pids: list[int]) -> None:
+        """End children and all that they started. Only our own, not yet reaped: pids get reused."""
+        for pid in pids:
+            if pid in self.children:
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def do_remove(self, fd: int | None, folder: str) -> None:
+        """Remove a cluster's folder."""
+        shutil.rmtree(folder, ignore_errors=True)
+        self.folders.discard(folder)
+
+    def _child(self, fd: int, run: str, arguments: dict[str, Any]) -> None:
+        """The forked process: never returns."""
+        status = 1
+        try:
+            os.setsid()  # a group of its own, so that whatever it starts can be ended with it
+            _die_with_parent()
+            self.channel._sock.close()
+            os.close(self.wakeup)
+            os.close(self._woken)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _redirect(f"{arguments['folder']}/{arguments.pop('log')}")
+            lifeline = Channel(socket.socket(fileno=fd))
+            lifeline.send(("pid", os.getpid()))
+            module, function = run.split(":")
+            __import__(module)
+            getattr(sys.modules[module], function)(lifeline, **arguments)
+            status = 0
+        except SystemExit as e:
+            status = e.code if isinstance(e.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        while self.children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # what the child started and left behind
+            self.children.discard(pid)
+            self.channel.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _clean_up(self) -> None:
+        for pid in self.children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when its parent ends; elsewhere the lifeline does it alone."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _redirect(path: str) -> None:
+    """Low-level output (crashes, C++ warnings) goes to a file that error messages can quote."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+
+
+def main() -> None:
+    """Entry point of ``python -m distkit.cluster.zygote FD``."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    Zygote(channel).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Which process of a cluster this is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from distkit.errors import KVStoreError
+
+ROLES = ("worker", "server", "scheduler")
+
+#: A Unix socket's path ends at 107 bytes on Linux, 103 on macOS.
+_PATH_LIMIT = 100
+
+
+@dataclass(frozen=True)
+class Node:
+    """One process in a cluster of W workers, S servers and one scheduler.
+
+    Args:
+        role: "worker", "server" or "scheduler".
+        index: its number within the role, from 0.
+        workers: how many workers there are, W.
+        servers: how many servers there are, S.
+        folder: shared by the nodes of one cluster and readable by its user alone (0700): the
+            sockets in it are protected by its permissions.
+        run: number of the present run of the cluster.
+
+    >>> Node("server", 1, workers=4, servers=2, folder="f").id
+    5
+    """
+
+    role: str
+    index: int
+    workers: int
+    servers: int
+    folder: str
+    run: int = 0
+
+    def __post_init__(self) -> None:
+        count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
+        if not 0 <= self.index < count.get(self.role, 0):
+            raise KVStoreError(
+                f"there is no {self.role} {self.index} in a cluster of {self.workers} workers, "
+                f"{self.servers} servers and a scheduler. Count from 0 within the role."
+            )
+
+    @property
+    def id(self) -> int:
+        """Its number in the whole cluster: workers first, then servers, then the scheduler."""
+        return self.index + {"worker": 0, "server": self.workers}.get(self.role, self.scheduler)
+
+    @property
+    def scheduler(self) -> int:
+        """The id of the scheduler."""
+        return self.workers + self.servers
+
+    def endpoint(self, node: int) -> str:
+        """Where a server or the scheduler listens.
+
+        Raises:
+            KVStoreError: the folder's path is too long for a socket.
+        """
+        path = f"{self.folder}/kv{node}"
+        if len(os.fsencode(path)) > _PATH_LIMIT:
+            raise KVStoreError(
+                f"{path} is too long for a socket: {len(os.fsencode(path))} bytes of at most "
+                f"{_PATH_LIMIT}. Use a folder with a shorter path."
+            )
+        return f"ipc://{path}"

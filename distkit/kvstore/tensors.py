@@ -1,0 +1,92 @@
+"""Tensors as the worker hands them over: flat, in host memory, nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.messages import Key
+from distkit.kvstore.placement import Part, dtype_name
+from distkit.kvstore.wire import DTYPES
+
+#: One key or several.
+Keys: TypeAlias = "Key | Sequence[Key]"
+#: For each key one tensor, or one for each device.
+Values: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Tensor | Sequence[Tensor]]"
+
+
+def pairs(what: str, key: Keys, value: Values) -> list[tuple[Key, list[Tensor]]]:
+    """Each key with the list of its tensors.
+
+    Raises:
+        KVStoreError: what is given is not keys and tensors, or not as many of each.
+    """
+    keys: list[Any] = each(key)
+    values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
+    if len(keys) != len(values):
+        raise KVStoreError(
+            f"{what} of {len(keys)} keys with {len(values)} tensors. Give one for each key, "
+            "or a list of one per device for each."
+        )
+    return [(k, _tensors(what, k, v)) for k, v in zip(keys, values, strict=True)]
+
+
+def each(key: Keys) -> list[Key]:
+    """The keys as a list.
+
+    Raises:
+        KVStoreError: one is neither a number nor a string.
+    """
+    keys: list[Any] = list(key) if isinstance(key, (list, tuple)) else [key]
+    for k in keys:
+        if type(k) not in (int, str):
+            raise KVStoreError(f"{k!r} is not a key. Use an int or a str, or a list of them.")
+    return keys
+
+
+def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
+    tensors = list(value) if isinstance(value, (list, tuple)) else [value]
+    for t in tensors or [None]:
+        if not isinstance(t, Tensor):
+            raise KVStoreError(
+                f"{what} of {key!r} with a {type(t).__name__}. Give torch tensors: "
+                "torch.as_tensor(x) makes one of a number, a list or an array."
+            )
+        if dtype_name(t) not in DTYPES:
+            raise KVStoreError(
+                f"{what} of {key!r} with {t.dtype}, which cannot be added up. "
+                f"Use one of {', '.join(DTYPES)}."
+            )
+    return tensors
+
+
+def fresh(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of a worker's tensors of one key: flat, in host memory, a copy.
+
+    The caller may change its tensors at once, while the copy is on its way.
+    """
+    first, *rest = (t.detach() for t in tensors)
+    total = first.to("cpu", copy=True, memory_format=torch.contiguous_format).resolve_conj()
+    for t in rest:
+        total += t.to("cpu")
+    return total.view(-1)
+
+
+def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The parts of an array, put together."""
+    return (values[0] if len(values) == 1 else torch.cat(list(values))).view(shape)
+
+
+def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
+    """Write the parts of an array to a tensor on any device."""
+    out = out.detach()
+    if not out.is_contiguous():
+        out.copy_(whole(values, tuple(out.shape)))
+        return
+    flat = out.view(-1)
+    for part, value in zip(parts, values, strict=True):
+        flat[part.start : part.stop].copy_(value)

@@ -1,0 +1,74 @@
+// The words around the picture: heading, notices, legend, and the sums underneath.
+
+import { h } from "./dom.js";
+import { humanBytes, humanSeconds, plural } from "./numbers.js";
+
+const LEGEND = [
+  ["message", "message"],
+  ["send", "send"],
+  ["recv", "receive"],
+  ["collective", "collective"],
+  ["request", "request to a server"],
+  ["mark", "computation"],
+  ["open", "not finished"],
+  ["failed", "failed"],
+];
+const MANY = 12;
+
+export function heading({ frame }) {
+  const facts = [...frame.facts, frame.end > frame.start ? humanSeconds(frame.end - frame.start) : ""];
+  return [
+    h("strong", {}, frame.title || "Timeline"),
+    h("span", { class: "dk-facts" }, facts.filter(Boolean).join(" · ")),
+    frame.live ? h("span", { class: "dk-live" }, "live") : null,
+  ].filter(Boolean);
+}
+
+export function notices({ frame }) {
+  return frame.notices.map((text) => h("li", {}, text));
+}
+
+export function legend(store) {
+  const kinds = store.kinds();
+  return LEGEND.filter(([kind]) => kinds.has(kind)).map(([kind, text]) =>
+    h("li", {}, h("i", { class: `dk-key dk-${kind}` }), text));
+}
+
+export function sums({ frame }, color) {
+  const tile = (value, label, detail) =>
+    h("div", { class: "dk-tile" }, h("b", {}, value), h("span", {}, label, detail ? ` · ${detail}` : ""));
+  const noun = (n, word) => plural(n, word).replace(/^\S+ /, "");
+  return [
+    frame.messages || !frame.collectives
+      ? tile(frame.messages.toLocaleString("en"), noun(frame.messages, "message"),
+        humanBytes(frame.message_bytes)) : null,
+    frame.collectives
+      ? tile(frame.collectives.toLocaleString("en"), noun(frame.collectives, "collective"),
+        humanBytes(frame.collective_bytes)) : null,
+    tile(frame.end > frame.start ? humanSeconds(frame.end - frame.start) : "0 s", "first to last event"),
+    frame.lanes.length ? busy(frame.lanes, color) : null,
+  ].filter(Boolean);
+}
+
+function busy(lanes, color) {
+  const percent = (x) => `${Math.round(100 * x)} %`;
+  const label = h("span", {}, "of the time in communication");
+  if (lanes.length > MANY) {
+    const all = lanes.map((lane) => lane.busy);
+    const range = `${percent(Math.min(...all))} to ${percent(Math.max(...all))}`;
+    return h("div", { class: "dk-tile" }, h("b", {}, range), label);
+  }
+  const meters = lanes.map((lane) => h("div", { class: "dk-meter", title: lane.name },
+    h("span", {}, lane.name),
+    h("i", {}, h("i", { style: `width:${100 * lane.busy}%;background:${color(lane.rank)}` })),
+    h("b", {}, percent(lane.busy))));
+  return h("div", { class: "dk-busy" }, h("div", { class: "dk-meters" }, meters), label);
+}
+
+export function alternative({ frame }) {
+  const told = [
+    frame.title || "Timeline", ...frame.facts, plural(frame.messages, "message"),
+    plural(frame.collectives, "collective"), ...frame.notices,
+  ];
+  return `Space-time diagram. ${told.join(", ")}.`;
+}

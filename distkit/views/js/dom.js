@@ -1,0 +1,13 @@
+// Small helpers for HTML. Text always goes in as text, never as markup: labels are user input.
+
+export function h(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(props)) {
+    if (key === "style") element.style.cssText = value;
+    else if (value !== null && value !== undefined) element.setAttribute(key, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== ""));
+  return element;
+}
+
+export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,0 +1,136 @@
+// What one bar or arrow says about itself: as a card beside the pointer, and as one sentence.
+
+import { h } from "./dom.js";
+import { humanBytes, humanSeconds, plural, short } from "./numbers.js";
+import { isOpen } from "./store.js";
+
+const NUMBERS = 8; // tensors up to this size are written out
+
+export function sentence(item, store) {
+  const [title, state] = heading(item, store);
+  return [`${title}, ${state}`, ...facts(item, store).map(([k, v]) => `${k} ${v}`)].join("; ");
+}
+
+export function card(item, store, color) {
+  const [title, state, alarm] = heading(item, store);
+  const [before, after] = (item.src === undefined ? item : store.bars.get(item.send))?.values ?? [];
+  return [
+    h("div", { class: "dk-tip-head" },
+      h("span", { class: "dk-dot", style: `background:${color}` }), h("strong", {}, title),
+      h("span", { class: alarm ? "dk-state dk-alarm" : "dk-state" }, state)),
+    h("dl", {}, facts(item, store).map(([key, value]) => [
+      h("dt", {}, key), h("dd", { class: key === "line" ? "dk-code" : null }, value)])),
+    before || after ? values(before, after) : null,
+  ];
+}
+
+function heading(item, store) {
+  if (item.src !== undefined) {
+    const what = item.op === "send" ? "message" : `${item.op} message`;
+    if (item.received !== null && item.sent !== null) return [what, "delivered", false];
+    const state = item.sent === null ? "never sent" : "not received";
+    return [what, store.frame.live ? "on its way" : state, !store.frame.live];
+  }
+  const title = item.kind === "mark" ? item.label || "computation" : item.op;
+  if (!isOpen(item)) return [title, item.end === null ? "open" : item.state, item.state === "failed"];
+  return [title, store.frame.live ? "running" : `still in ${item.op}`, !store.frame.live];
+}
+
+function facts(item, store) {
+  const rows = item.src === undefined ? ofBar(item, store) : ofArrow(item, store);
+  return rows.filter(([, value]) => value !== null && value !== undefined && value !== "");
+}
+
+function ofBar(bar, store) {
+  const since = bar.start - store.frame.start;
+  const others = store.members(bar.tie).filter((other) => other.id !== bar.id);
+  return [
+    ["on", store.name(bar.rank)],
+    [peerWord(bar), bar.peer === undefined ? null : store.name(bar.peer)],
+    ["with", names(others.map((other) => other.rank), store)],
+    ["tensor", tensor(bar)],
+    ["size", bar.kind === "mark" || !bar.nbytes ? null : humanBytes(bar.nbytes)],
+    ["took", bar.end === null ? null : humanSeconds(bar.end - bar.start)],
+    ["began at", humanSeconds(since)],
+    ...rest(bar, store),
+  ];
+}
+
+function ofArrow(arrow, store) {
+  const bar = store.bars.get(arrow.send) ?? store.bars.get(arrow.recv);
+  const at = (time) => (time === null ? null : humanSeconds(time - store.frame.start));
+  const whole = arrow.sent !== null && arrow.received !== null;
+  return [
+    ["from", store.name(arrow.src)],
+    ["to", store.name(arrow.dst)],
+    ["tensor", tensor(bar)],
+    ["size", humanBytes(arrow.nbytes)],
+    ["took", whole ? humanSeconds(arrow.received - arrow.sent) : null],
+    ["sent at", at(arrow.sent)],
+    ["received at", at(arrow.received)],
+    ...rest({ kind: "message", ...arrow, where: bar.where, group: bar.group }, store),
+  ];
+}
+
+function rest(item, store) {
+  const members = store.frame.groups[item.group];
+  return [
+    [item.kind === "request" || item.kind === "message" ? "key" : "label",
+      item.kind === "mark" ? null : item.label],
+    ["tag", item.tag || null],
+    ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
+    ["line", item.where],
+  ];
+}
+
+function peerWord(bar) {
+  return { send: "to", recv: "from", request: "server", collective: "root" }[bar.kind] ?? "peer";
+}
+
+function names(ranks, store) {
+  const shown = ranks.slice(0, 8).map((rank) => store.name(rank)).join(", ");
+  return ranks.length > 8 ? `${shown} and ${ranks.length - 8} more` : shown;
+}
+
+function tensor(bar) {
+  return bar?.dtype ? `${bar.dtype} [${(bar.shape ?? []).join(", ")}]` : null;
+}
+
+// -- values: before and after, on one scale --------------------------------------------
+
+function values(before, after) {
+  const finite = [before, after].flatMap((s) => s?.values ?? []).filter(Number.isFinite);
+  const most = Math.max(1e-30, ...finite.map(Math.abs));
+  return h("div", { class: "dk-values" },
+    [["before", before], ["after", after]].map(([when, s]) => (s ? one(when, s, most) : null)));
+}
+
+function one(when, summary, most) {
+  const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
+  return [h("span", {}, when), h("div", {},
+    h("div", { class: "dk-strip", "aria-hidden": "true" }, cells),
+    h("div", { class: "dk-numbers" }, inNumbers(summary)), alarms(summary.values))];
+}
+
+function inNumbers(s) {
+  if (s.size <= NUMBERS) return `[${s.values.map(figure).join(", ")}]`;
+  const count = `${s.size.toLocaleString("en")} values${s.sampled ? ", sampled" : ""}`;
+  return `${figure(s.min)} to ${figure(s.max)} · norm ${figure(s.norm)} · ${count}`;
+}
+
+const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
+const figure = (v) => WORDS[v] ?? short(v).replace("-", "−");
+const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
+
+// Zero is paper, positive orange, negative blue.
+function heat(v, most) {
+  if (!Number.isFinite(v)) return "";
+  const hue = v < 0 ? "0,114,178" : "224,130,0";
+  return `background:rgba(${hue},${(Math.abs(v) / most).toFixed(3)})`;
+}
+
+function alarms(list) {
+  const found = Object.entries(WORDS).map(([key, word]) => [list.filter((v) => v === key).length, word]);
+  const text = found.filter(([n]) => n).map(([n, word]) => `${n} × ${word}`).join(", ");
+  return text ? h("div", { class: "dk-alarm" }, `${text} among ${plural(list.length, "value")}`) : null;
+}

@@ -1,0 +1,45 @@
+"""Colours and sizes of every view, in one place: both painters, JavaScript and SVG, take them here.
+
+One colour per rank, from the palette of Okabe and Ito (2008), which stays distinguishable
+with every common form of colour blindness; yellow is darkened for white paper, and the dark
+theme's colours are lighter tints of the same hues.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RANKS_LIGHT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A89600", "#6B7785")
+RANKS_DARK = ("#3D95E0", "#F2B233", "#25C296", "#E095C0", "#8AD2F7", "#F58A4B", "#DCCB45", "#AAB5C2")
+
+#: Failures: always with a hatch and a cross as well, never by colour alone.
+WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
+
+#: Sizes in CSS pixels.
+SIZES = {
+    "row": 18,  # a bar of communication
+    "mark": 15,  # a bar of marked computation
+    "gap": 3,  # between the rows of one lane
+    "pad": 6,  # above and below the rows of a lane
+    "pitch": 92,  # from lane to lane, when there is room
+    "height": 380,  # of all lanes together, when there is room
+    "min_gap": 14,  # between two lanes
+    "max_gap": 64,
+    "max_rows": 110,  # rows of one lane are squeezed into this height
+    "axis": 34,  # height of the time axis
+}
+
+
+def rank_color(lane: int, *, dark: bool = False) -> str:
+    """The colour of the n-th lane; after eight lanes the colours repeat."""
+    palette = RANKS_DARK if dark else RANKS_LIGHT
+    return palette[lane % len(palette)]
+
+
+def theme() -> dict[str, Any]:
+    """Everything above as plain data, for JavaScript."""
+    return {
+        "light": {"ranks": RANKS_LIGHT, "warning": WARNING_LIGHT},
+        "dark": {"ranks": RANKS_DARK, "warning": WARNING_DARK},
+        "sizes": SIZES,
+    }

@@ -1,0 +1,62 @@
+"""Numbers as people read them: bytes, seconds, counts, and round steps for an axis."""
+
+from __future__ import annotations
+
+import math
+
+
+def count(n: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "message"), count(1203, "event")
+    ('1 message', '1,203 events')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def human_bytes(n: float) -> str:
+    """Bytes with a binary unit.
+
+    >>> human_bytes(64), human_bytes(4096), human_bytes(1.5 * 2**20)
+    ('64 B', '4 KiB', '1.5 MiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{_short(n)} {unit}"
+        n /= 1024
+    return f"{_short(n)} TiB"
+
+
+def human_seconds(s: float) -> str:
+    """Seconds with a unit that keeps the number short.
+
+    >>> human_seconds(0.0000123), human_seconds(0.25), human_seconds(2)
+    ('12.3 µs', '250 ms', '2 s')
+    """
+    scale, unit = time_unit(s)
+    return f"{_short(s * scale)} {unit}"
+
+
+def time_unit(s: float) -> tuple[float, str]:
+    """The factor and the unit in which a duration of ``s`` seconds reads best."""
+    if abs(s) >= 0.9995:
+        return 1, "s"
+    return (1e3, "ms") if abs(s) >= 0.9995e-3 else (1e6, "µs")
+
+
+def round_step(span: float, steps: int) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that divides ``span`` into at most ``steps``.
+
+    >>> round_step(10, 6), round_step(0.9, 10)
+    (2.0, 0.1)
+    """
+    raw = span / max(1, steps)
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(k * power for k in (1.0, 2.0, 5.0, 10.0) if k * power >= raw * 0.999)
+
+
+def _short(x: float) -> str:
+    """Three significant digits, without trailing zeros."""
+    if abs(x) >= 100:
+        return f"{x:.0f}"
+    return f"{x:.3g}"
