@@ -142,4 +142,4 @@ def node(lifeline: Channel, node: Any, folder: str) -> None:
     recorder.set_current(mine)
     recorder.Flusher(mine, lambda rows: lifeline.send((node.id, rows)))
     _end_with(lifeline)
-    kvstore.serve(node)
+    kvstore.serve(node).run()

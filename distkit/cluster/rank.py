@@ -116,8 +116,8 @@ class Rank:
             self.group.join(options["generation"])
             with (
                 self._recording(options["record"], emit, outcome),
-                self._kvstore(run),
                 self._releasable(run),
+                self._kvstore(run),
             ):
                 outcome["result"] = _dump_result(_call(payload))
         except BaseException as error:
@@ -136,8 +136,10 @@ class Rank:
         kvstore.use(replace(self.spec.node, run=run))
         try:
             yield
-        finally:
-            kvstore.release()
+        except BaseException:
+            kvstore.release(flush=False)
+            raise
+        kvstore.release()
 
     @contextmanager
     def _recording(self, wanted: bool, emit: Emit, outcome: dict[str, Any]) -> Iterator[None]:

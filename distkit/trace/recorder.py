@@ -135,7 +135,8 @@ def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
     parts = [_flat(t, stride) for t in tensors if t.numel()]
     flat = parts[0] if len(parts) == 1 else _concatenate(parts)
     values = flat[:: max(1, -(-len(flat) // VALUES))].tolist()
-    square = float(flat.dot(flat)) * (size / len(flat))
+    with _quiet():  # a receive buffer may hold anything before it is filled
+        square = float(flat.dot(flat)) * (size / len(flat))
     norm = math.sqrt(square) if square >= 0 else math.nan
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
 
@@ -156,6 +157,12 @@ def _concatenate(parts: list[Any]) -> Any:
     import numpy as np
 
     return np.concatenate(parts)
+
+
+def _quiet() -> Any:
+    import numpy as np
+
+    return np.errstate(all="ignore")
 
 
 _floats: tuple[Any, ...] = ()

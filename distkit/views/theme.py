@@ -21,10 +21,10 @@ SIZES = {
     "mark": 15,  # a bar of marked computation
     "gap": 3,  # between the rows of one lane
     "pad": 6,  # above and below the rows of a lane
-    "pitch": 92,  # from lane to lane, when there is room
+    "pitch": 124,  # from lane to lane, when there is room
     "height": 380,  # of all lanes together, when there is room
     "min_gap": 14,  # between two lanes
-    "max_gap": 64,
+    "max_gap": 84,
     "max_rows": 110,  # rows of one lane are squeezed into this height
     "axis": 34,  # height of the time axis
 }

@@ -16,10 +16,9 @@ const LEGEND = [
 const MANY = 12;
 
 export function heading({ frame }) {
-  const facts = [...frame.facts, frame.end > frame.start ? humanSeconds(frame.end - frame.start) : ""];
   return [
     h("strong", {}, frame.title || "Timeline"),
-    h("span", { class: "dk-facts" }, facts.filter(Boolean).join(" · ")),
+    h("span", { class: "dk-facts" }, frame.facts.join(" · ")),
     frame.live ? h("span", { class: "dk-live" }, "live") : null,
   ].filter(Boolean);
 }
@@ -52,7 +51,7 @@ export function sums({ frame }, color) {
 
 function busy(lanes, color) {
   const percent = (x) => `${Math.round(100 * x)} %`;
-  const label = h("span", {}, "of the time in communication");
+  const label = h("span", {}, "time in communication");
   if (lanes.length > MANY) {
     const all = lanes.map((lane) => lane.busy);
     const range = `${percent(Math.min(...all))} to ${percent(Math.max(...all))}`;
@@ -62,7 +61,7 @@ function busy(lanes, color) {
     h("span", {}, lane.name),
     h("i", {}, h("i", { style: `width:${100 * lane.busy}%;background:${color(lane.rank)}` })),
     h("b", {}, percent(lane.busy))));
-  return h("div", { class: "dk-busy" }, h("div", { class: "dk-meters" }, meters), label);
+  return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }
 
 export function alternative({ frame }) {

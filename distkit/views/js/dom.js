@@ -6,7 +6,7 @@ export function h(tag, props = {}, ...children) {
     if (key === "style") element.style.cssText = value;
     else if (value !== null && value !== undefined) element.setAttribute(key, value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== ""));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== ""));
   return element;
 }
 

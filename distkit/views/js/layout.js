@@ -8,24 +8,33 @@ export class Layout {
     Object.assign(this, { store, sizes, width, view, now });
     this.left = lanes.length ? clamp(Math.max(...lanes.map(measure)) + 38, 84, 210) : 24;
     this.right = width - 14;
-    const rows = Math.max(1, ...lanes.map((lane) => lane.rows));
-    const marks = Math.max(0, ...lanes.map((lane) => lane.marks));
-    const comm = Math.min(rows * (sizes.row + sizes.gap) - sizes.gap, sizes.max_rows);
-    const work = marks ? Math.min(marks * (sizes.mark + sizes.gap), sizes.max_rows / 2) : 0;
-    const laneHeight = 2 * sizes.pad + comm + work;
-    const room = Math.min(sizes.pitch, sizes.height / lanes.length);
-    const gap = clamp(room - laneHeight, sizes.min_gap, sizes.max_gap);
-    const pitch = laneHeight + gap;
-    this.scale = clamp(1600 / (lanes.length * pitch), Math.min(1, 14 / pitch), 1);
-    this.laneHeight = laneHeight * this.scale;
-    this.pitch = pitch * this.scale;
-    this.pad = sizes.pad * this.scale;
-    this.rowPitch = ((comm + sizes.gap) / rows) * this.scale;
-    this.rowHeight = Math.max(1.5, this.rowPitch - Math.min(sizes.gap, this.rowPitch * 0.2));
-    this.markPitch = marks ? (work / marks) * this.scale : 0;
-    this.comm = comm * this.scale;
-    this.bottom = 6 + Math.max(1, lanes.length) * this.pitch - gap * this.scale + 8;
+    const heights = lanes.map((lane) => 2 * sizes.pad + this.#rows(lane) + this.#marks(lane));
+    const all = heights.reduce((sum, height) => sum + height, 0);
+    const room = Math.min(sizes.height, lanes.length * sizes.pitch) - all;
+    const gap = clamp(room / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
+    const tall = all + lanes.length * gap;
+    this.scale = clamp(1600 / tall, Math.min(1, (14 * lanes.length) / tall), 1);
+    this.gap = gap * this.scale;
+    this.tops = [];
+    this.bottom = 6;
+    for (const height of heights) {
+      this.tops.push(this.bottom);
+      this.bottom += height * this.scale + this.gap;
+    }
+    this.heights = heights.map((height) => height * this.scale);
+    this.bottom += lanes.length ? 10 - this.gap : 90;
     this.height = this.bottom + sizes.axis;
+  }
+
+  // Height of a lane's communication, and of its marked computation under it.
+  #rows({ rows }) {
+    const { row, gap, max_rows } = this.sizes;
+    return Math.min(Math.max(1, rows) * (row + gap) - gap, max_rows);
+  }
+
+  #marks({ marks }) {
+    const { mark, gap, max_rows } = this.sizes;
+    return marks ? gap + Math.min(marks * (mark + gap) - gap, max_rows / 2) : 0;
   }
 
   x(time) {
@@ -38,21 +47,28 @@ export class Layout {
     return from + ((x - this.left) / (this.right - this.left)) * (to - from);
   }
 
-  laneTop(lane) {
-    return 6 + lane * this.pitch;
-  }
-
   // [x, y, width, height] of a bar; an open one reaches to the right edge.
   box(bar) {
-    const top = this.laneTop(this.store.laneOf.get(bar.rank)) + this.pad;
+    const lane = this.store.frame.lanes[this.store.laneOf.get(bar.rank)];
+    const mark = bar.kind === "mark";
+    const [top, whole] = mark ? this.#work(lane) : this.#talk(lane);
+    const pitch = (whole + this.sizes.gap * this.scale) / Math.max(1, mark ? lane.marks : lane.rows);
+    const height = pitch - Math.min(this.sizes.gap * this.scale, pitch * 0.2);
     const from = this.x(bar.start);
     const to = bar.end === null ? Math.max(this.x(this.now), from + 6) : this.x(bar.end);
-    const mark = bar.kind === "mark";
-    const y = mark
-      ? top + this.comm + this.sizes.gap * this.scale + bar.row * this.markPitch
-      : top + bar.row * this.rowPitch;
-    const height = mark ? this.markPitch - 2 * this.scale : this.rowHeight;
-    return [from, y, Math.max(to - from, 2.5), Math.max(1.5, height)];
+    return [from, top + bar.row * pitch, Math.max(to - from, 2.5), Math.max(1.5, height)];
+  }
+
+  // [top, height] of the communication of a lane, and of its marked computation.
+  #talk(lane) {
+    const top = this.tops[this.store.laneOf.get(lane.rank)] + this.sizes.pad * this.scale;
+    return [top, this.#rows(lane) * this.scale];
+  }
+
+  #work(lane) {
+    const [top, height] = this.#talk(lane);
+    const gap = this.sizes.gap * this.scale;
+    return [top + height + gap, this.#marks(lane) * this.scale - gap];
   }
 
   // [x1, y1, x2, y2, whole]: from the sender's bar to the receiver's.
@@ -61,7 +77,7 @@ export class Layout {
     const [send, recv] = [bars.get(arrow.send), bars.get(arrow.recv)];
     const down = (laneOf.get(arrow.dst) ?? 0) >= (laneOf.get(arrow.src) ?? 0);
     const edge = (bar, rank, leaves) => {
-      const [, y, , height] = bar ? this.box(bar) : this.#lane(rank);
+      const [, y, , height] = bar ? this.box(bar) : this.#empty(rank);
       return leaves === down ? y + height : y;
     };
     const y1 = edge(send, arrow.src, true);
@@ -72,9 +88,10 @@ export class Layout {
     return whole ? [x1, y1, this.x(arrow.received), y2, true] : [x1, y1, x1 + 26, y2, false];
   }
 
-  #lane(rank) {
-    const lane = this.store.laneOf.get(rank) ?? 0;
-    return [0, this.laneTop(lane) + this.pad, 0, this.comm];
+  #empty(rank) {
+    const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
+    const [top, height] = lane ? this.#talk(lane) : [0, 0];
+    return [0, top, 0, height];
   }
 
   // The bar or arrow under a point, communication before computation.

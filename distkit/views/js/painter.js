@@ -23,8 +23,11 @@ export class Painter {
     const bars = this.#visibleBars();
     for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
     for (const tie of new Set(bars.map((bar) => bar.tie))) if (tie) this.#ribbon(tie);
+    const arrows = this.#visibleArrows();
+    for (const [arrow, path] of arrows) this.#shaft(arrow, path);
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
-    this.#arrows();
+    for (const [arrow, path] of arrows) this.#tip(arrow, path);
+    if (arrows.length <= 120) for (const [arrow, path] of arrows) this.#weight(arrow, path);
     c.restore();
   }
 
@@ -34,7 +37,7 @@ export class Painter {
   }
 
   #dim(...ids) {
-    return !this.bright || ids.some((id) => this.bright.has(id)) ? 1 : 0.2;
+    return !this.bright || ids.some((id) => this.bright.has(id)) ? 1 : 0.25;
   }
 
   // Bars in sight; of those that would cover each other's pixels only the first.
@@ -55,15 +58,16 @@ export class Painter {
   #lanes() {
     const { c, at, look } = this;
     this.store.frame.lanes.forEach((lane, i) => {
-      const [top, middle] = [at.laneTop(i), at.laneTop(i) + at.laneHeight / 2];
+      const [top, height] = [at.tops[i], at.heights[i]];
+      const middle = top + height / 2;
       c.fillStyle = look.lane;
-      roundRect(c, at.left - 4, top, at.right - at.left + 8, at.laneHeight, 6);
+      roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
-      if (at.pitch < 11) return;
+      if (height < 9) return;
       c.fillStyle = this.color(lane.rank);
       roundRect(c, 2, middle - 5, 10, 10, 5);
       c.fill();
-      const two = lane.detail && at.laneHeight > 28;
+      const two = lane.detail && height + at.gap > 34;
       this.#text(lane.name, 21, middle - (two ? 7 : 0), look.fg, `600 13px ${look.font}`);
       if (two) this.#text(lane.detail, 21, middle + 9, look.muted, `12px ${look.font}`);
     });
@@ -127,7 +131,8 @@ export class Painter {
     c.fill();
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, bar.kind);
     if (!solid && width <= 4) c.fillStyle = color, c.fill();
-    const ink = solid ? readable(color) : look.fg;
+    const stuck = open && !this.store.frame.live;
+    const ink = solid ? readable(color) : stuck ? look.warning : look.fg;
     if (height >= 12) this.#label(this.#words(bar), x, y, width, height, ink, 12);
     if (bar === this.focus) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
@@ -171,8 +176,8 @@ export class Painter {
   // The longest of some texts that fits into the visible part of a box, or none.
   #label(texts, x, y, width, height, color, size) {
     const { c, at } = this;
-    const from = Math.max(x, at.left) + 6;
-    const room = Math.min(x + width, at.right) - from - 5;
+    const from = Math.max(x, at.left) + 5;
+    const room = Math.min(x + width, at.right) - from - 3;
     if (room < 8) return;
     c.font = `500 ${size}px ${this.look.font}`;
     const text = texts.find((t) => t && c.measureText(t).width <= room);
@@ -198,7 +203,7 @@ export class Painter {
       side(x2 + w2, x1 + w1, y2, y1 + h1);
       c.closePath();
       c.globalAlpha = dim;
-      c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.2 : mixed ? 0.16 : 0.085);
+      c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.15 : mixed ? 0.16 : 0.085);
       c.fill();
       Object.assign(c, { strokeStyle: alpha(color, 0.22), lineWidth: 0.75 });
       c.stroke();
@@ -206,34 +211,39 @@ export class Painter {
     c.globalAlpha = 1;
   }
 
-  #arrows() {
-    const inSight = [];
-    for (const arrow of this.store.arrows.values()) {
-      const path = this.at.path(arrow);
-      if (Math.min(path[0], path[2]) > this.at.right) continue;
-      if (Math.max(path[0], path[2]) < this.at.left) continue;
-      inSight.push([arrow, path]);
-    }
-    const many = inSight.length > 1200;
-    for (const [arrow, path] of inSight) this.#arrow(arrow, path, many);
-    if (inSight.length <= 120) for (const [arrow, path] of inSight) this.#weight(arrow, path);
+  #visibleArrows() {
+    const { left, right } = this.at;
+    const arrows = [...this.store.arrows.values()].map((arrow) => [arrow, this.at.path(arrow)]);
+    const inSight = arrows.filter(([, [x1, , x2]]) =>
+      Math.min(x1, x2) <= right && Math.max(x1, x2) >= left);
+    this.many = inSight.length > 1200;
+    return inSight;
   }
 
-  #arrow(arrow, [x1, y1, x2, y2, whole], many) {
-    const { c, look } = this;
-    const lost = !whole && !this.store.frame.live;
-    const color = lost ? look.warning : this.color(arrow.src);
+  // The line runs behind the bars, so that they stay legible; chosen ones run in front.
+  #shaft(arrow, [x1, y1, x2, y2, whole]) {
+    const { c, look, many } = this;
     const strong = this.bright?.has(arrow.id);
-    const length = Math.hypot(x2 - x1, y2 - y1) || 1;
-    const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
-    const head = whole ? Math.min(8, length * 0.5) : 4;
-    const [hx, hy] = [x2 - ux * head, y2 - uy * head];
     c.globalAlpha = this.#dim(arrow.id) * (many && !strong ? 0.4 : 1);
-    if (!many) this.#line(x1, y1, hx, hy, look.bg, 4.5);
-    this.#line(x1, y1, hx, hy, color, strong ? 2.6 : many ? 1 : 1.7, whole ? [] : [4, 4]);
-    if (whole && !many) this.#head(x2, y2, ux, uy, head, color);
-    if (!whole) this.#nowhere(arrow.send ? [x2, y2] : [x1, y1], color);
+    if (!many) this.#line(x1, y1, x2, y2, look.bg, 4.5);
+    const [color, width] = [this.#ink(arrow, whole), strong ? 2.6 : many ? 1 : 1.7];
+    this.#line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
     c.globalAlpha = 1;
+  }
+
+  #tip(arrow, [x1, y1, x2, y2, whole]) {
+    if (this.bright?.has(arrow.id)) this.#shaft(arrow, [x1, y1, x2, y2, whole]);
+    if (this.many) return;
+    const length = Math.hypot(x2 - x1, y2 - y1) || 1;
+    const color = this.#ink(arrow, whole);
+    this.c.globalAlpha = this.#dim(arrow.id);
+    if (whole) this.#head(x2, y2, (x2 - x1) / length, (y2 - y1) / length, Math.min(9, length), color);
+    else this.#nowhere(arrow.send ? [x2, y2] : [x1, y1], color);
+    this.c.globalAlpha = 1;
+  }
+
+  #ink(arrow, whole) {
+    return whole || this.store.frame.live ? this.color(arrow.src) : this.look.warning;
   }
 
   #head(x, y, ux, uy, size, color) {
@@ -279,8 +289,8 @@ export class Painter {
   }
 
   #betweenLanes(y) {
-    const below = (y - 6) % this.at.pitch;
-    return below - 8 >= this.at.laneHeight - 2 && below + 8 <= this.at.pitch + 2;
+    const { tops, heights } = this.at;
+    return tops.every((top, i) => y + 9 <= top || y - 9 >= top + heights[i]);
   }
 
   #fade(color, x, width) {

@@ -7,16 +7,16 @@ import { isOpen } from "./store.js";
 const NUMBERS = 8; // tensors up to this size are written out
 
 export function sentence(item, store) {
-  const [title, state] = heading(item, store);
-  return [`${title}, ${state}`, ...facts(item, store).map(([k, v]) => `${k} ${v}`)].join("; ");
+  const [name, state] = title(item, store);
+  return [`${name}, ${state}`, ...facts(item, store).map(([k, v]) => `${k} ${v}`)].join("; ");
 }
 
 export function card(item, store, color) {
-  const [title, state, alarm] = heading(item, store);
+  const [name, state, alarm] = title(item, store);
   const [before, after] = (item.src === undefined ? item : store.bars.get(item.send))?.values ?? [];
   return [
     h("div", { class: "dk-tip-head" },
-      h("span", { class: "dk-dot", style: `background:${color}` }), h("strong", {}, title),
+      h("span", { class: "dk-dot", style: `background:${color}` }), h("strong", {}, name),
       h("span", { class: alarm ? "dk-state dk-alarm" : "dk-state" }, state)),
     h("dl", {}, facts(item, store).map(([key, value]) => [
       h("dt", {}, key), h("dd", { class: key === "line" ? "dk-code" : null }, value)])),
@@ -24,16 +24,16 @@ export function card(item, store, color) {
   ];
 }
 
-function heading(item, store) {
+function title(item, store) {
   if (item.src !== undefined) {
     const what = item.op === "send" ? "message" : `${item.op} message`;
     if (item.received !== null && item.sent !== null) return [what, "delivered", false];
     const state = item.sent === null ? "never sent" : "not received";
     return [what, store.frame.live ? "on its way" : state, !store.frame.live];
   }
-  const title = item.kind === "mark" ? item.label || "computation" : item.op;
-  if (!isOpen(item)) return [title, item.end === null ? "open" : item.state, item.state === "failed"];
-  return [title, store.frame.live ? "running" : `still in ${item.op}`, !store.frame.live];
+  const name = item.kind === "mark" ? item.label || "computation" : item.op;
+  if (!isOpen(item)) return [name, item.end === null ? "open" : item.state, item.state === "failed"];
+  return [name, store.frame.live ? "running" : `still in ${item.op}`, !store.frame.live];
 }
 
 function facts(item, store) {
