@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import card, limits
+from distkit.cluster.forkserver import server
 from distkit.cluster.notebook import in_notebook, shell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
@@ -57,7 +58,7 @@ class Cluster:
         _stop_earlier(_cell(), self)
         plan = make_plan(
             count, servers, device, backend, cpus=limits.cpus(), memory=limits.memory(),
-            gpus=_gpus(device), threads=threads,
+            gpus=server().gpus(device), threads=threads,
         )  # fmt: skip
         self._card = card.Card()
         self._room = Room(plan, self._card.refresh)
@@ -163,17 +164,6 @@ class Cluster:
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return self._card.bundle(self._room)
-
-
-def _gpus(device: str) -> int:
-    """How many GPUs torch would see; asks torch only where there are device files."""
-    if device == "cpu":
-        return 0
-    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
-        return 0
-    from distkit.cluster.forkserver import server
-
-    return server().gpus()
 
 
 def _cell() -> object | None:

@@ -13,13 +13,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from distkit.cluster.channel import Channel
 from distkit.errors import StartError
+
+_WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
 
 OnExit = Callable[[int], None]
 
@@ -97,8 +101,10 @@ class ForkServer:
             ends.append(ours)
         return [self._adopt(ours) for ours in ends]
 
-    def gpus(self) -> int:
-        """How many GPUs torch sees, asked of the zygote."""
+    def gpus(self, device: str) -> int:
+        """How many GPUs torch sees for this wish; asks torch only where there are device files."""
+        if device == "cpu" or not (list(Path("/dev").glob("nvidia[0-9]*")) or _WSL.exists()):
+            return 0
         self._send({"do": "gpus"})
         return self._answers.get(timeout=60)
 
@@ -154,6 +160,7 @@ class ForkServer:
                 if child is not None:
                     child.ended(news["status"])
         except EOFError:
+            self.channel.close()
             with self._lock:
                 orphans, self._children = list(self._children.values()), {}
             for child in orphans:
@@ -163,7 +170,7 @@ class ForkServer:
 
 def _importable(environ: dict[str, str]) -> dict[str, str]:
     """Let the zygote find distkit where this process found it, installed or not."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = str(Path(__file__).resolve().parents[2])
     path = environ.get("PYTHONPATH")
     return {**environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
 
@@ -208,3 +215,14 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def private_folder() -> str:
+    """A new folder that only this user can enter: sockets and rendezvous files live there."""
+    try:
+        return tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
+    except OSError as error:
+        raise StartError(
+            f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
+            "Free some space there, or set TMPDIR to a folder that can be written to."
+        ) from error

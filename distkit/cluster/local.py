@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import selectors
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster import limits
-from distkit.cluster.forkserver import Child, server
+from distkit.cluster.forkserver import Child, private_folder, server
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
-from distkit.cluster.room import _private_folder
 from distkit.cluster.run import Run
-from distkit.cluster.spec import Spec
+from distkit.cluster.spec import Spec, surroundings
 
 
 def run_ranks(
@@ -60,11 +57,12 @@ class _Gang:
     """The forked ranks of one call, each with a line to this process."""
 
     def __init__(self, n: int, threads: int) -> None:
-        self.folder = _private_folder()
+        self.folder = private_folder()
+        self._listener: threading.Thread | None = None
         server().preload("distkit.cluster.warm")
-        surroundings = {"environ": dict(os.environ), "path": list(sys.path), "cwd": os.getcwd()}
+        around = surroundings()
         self.ranks: list[Child] = server().fork_all("distkit.cluster.processes:plain", [
-            {"spec": Spec(r, n, self.folder, threads=threads, **surroundings),  # type: ignore[arg-type]
+            {"spec": Spec(r, n, self.folder, threads=threads, **around),
              "folder": self.folder, "log": f"rank-{r}.log"}
             for r in range(n)
         ])  # fmt: skip
@@ -72,11 +70,9 @@ class _Gang:
     def submit(self, run: Run, payload: bytes, record: bool) -> None:
         for child in self.ranks:
             child.channel.send((payload, {"run": 1, "generation": 0, "record": record}))
-        for work in (self._listen, self._conduct):
-            threading.Thread(target=work, args=(run,), daemon=True).start()
-
-    def _conduct(self, run: Run) -> None:
-        run.conduct(self)
+        self._listener = threading.Thread(target=self._listen, args=(run,), daemon=True)
+        self._listener.start()
+        threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
 
     def _listen(self, run: Run) -> None:
         """Pass on what the ranks say until all have ended."""
@@ -89,6 +85,7 @@ class _Gang:
                         self._hear(run, key.data)
                     except EOFError:
                         lines.unregister(key.fileobj)
+                        self.ranks[key.data].channel.close()
                         self._ended(run, key.data)
 
     def _hear(self, run: Run, rank: int) -> None:
@@ -117,6 +114,9 @@ class _Gang:
         """Crew: end these ranks' processes."""
         server().kill([self.ranks[r] for r in ranks])
 
+    def settle(self, run: int) -> None:
+        """Crew: the ranks are all there is."""
+
     def meta(self) -> dict[str, Any]:
         ranks = {
             str(r): {"name": f"rank {r}", "role": "rank", "host": platform.node(),
@@ -127,5 +127,7 @@ class _Gang:
 
     def close(self) -> None:
         server().kill(self.ranks)
+        if self._listener is not None:
+            self._listener.join(5)
         shutil.rmtree(self.folder, ignore_errors=True)
         server().remove(self.folder)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 from distkit.errors import NotPicklableError
+
+#: The standard library, and distkit itself: both are on the ranks already.
+_LIBRARIES = (str(Path(threading.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -25,9 +33,34 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     elif not callable(fn):
         raise TypeError(f"run() wants a function or the path of a script, not {fn!r}")
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
-    except Exception as error:
-        raise NotPicklableError(_blame(fn, args, kwargs, error)) from None
+        with _by_value(_users_modules()):
+            return cloudpickle.dumps((fn, args, kwargs))
+    except Exception:
+        with suppress(Exception):  # something at the top of a module cannot travel: import it there
+            return cloudpickle.dumps((fn, args, kwargs))
+        raise NotPicklableError(_blame(fn, args, kwargs)) from None
+
+
+def _users_modules() -> list[ModuleType]:
+    """The modules that the user wrote: they change while ranks live, and travel as cells do."""
+    return [m for m in list(sys.modules.values()) if _is_users(getattr(m, "__file__", None))]
+
+
+@lru_cache(4096)
+def _is_users(file: str | None) -> bool:
+    return file is not None and not file.startswith(_LIBRARIES) and "-packages" not in file
+
+
+@contextmanager
+def _by_value(modules: list[ModuleType]) -> Iterator[None]:
+    named = [m for m in modules if sys.modules.get(m.__name__) is m and m.__name__ != "__main__"]
+    for module in named:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in named:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _script(path: Path) -> Path:
@@ -36,7 +69,7 @@ def _script(path: Path) -> Path:
     return path.resolve()
 
 
-def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:
+def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     for what, value in _suspects(fn, args, kwargs):
         if not _travels(value):
@@ -45,10 +78,7 @@ def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Except
                 f"{type(value).__module__}.{type(value).__qualname__}, which cannot be pickled. "
                 f"Create it inside {name}(), or pass plain data and tensors."
             )
-    return (
-        f"{name}() cannot travel to the ranks ({type(error).__name__}: {error}). "
-        f"Create what cannot be pickled inside {name}()."
-    )
+    return f"{name}() cannot travel to the ranks. Create what cannot be pickled inside {name}()."
 
 
 def _suspects(

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
 
 
 def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
-           generation: int | None, folder: str) -> None:  # fmt: skip
+           generation: int | None, profile: str, folder: str) -> None:  # fmt: skip
     """Be a rank, and an ipyparallel engine: real IPEngine, real kernel.
 
-    ``generation`` is the group to join before registering, None to wait for the first run.
+    ``generation`` is the group to join before registering, None to wait for the first run;
+    ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's own.
     """
     import torch
     import torch.distributed as dist
@@ -61,7 +63,7 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
         enable_nanny=False, id=spec.rank, ident=ident, user_ns=namespace,
         connection_info_env=json.dumps(connection), log_level=logging.ERROR,
     )  # fmt: skip
-    app.initialize([f"--ProfileDir.location={folder}"])
+    app.initialize([f"--ProfileDir.location={profile}"])
     app.start()
 
 
@@ -94,6 +96,7 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     lifeline.send(("outcome", outcome))
+    threading.Event().wait()  # to end now would break the connections of ranks still at work
 
 
 class _Stream(io.TextIOBase):
@@ -120,13 +123,13 @@ class _Stream(io.TextIOBase):
                 self._lifeline.send(("text", (self._name, text)))
 
 
-def _end_with(lifeline: Channel) -> None:
-    """End this process and its children when the lifeline breaks."""
+def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None) -> None:
+    """Hear what comes down the lifeline; end this process and its children when it breaks."""
 
     def watch() -> None:
         try:
             while True:
-                lifeline.recv()
+                hear(lifeline.recv())
         except EOFError:
             os.killpg(0, signal.SIGKILL)
 
@@ -140,6 +143,11 @@ def node(lifeline: Channel, node: Any, folder: str) -> None:
 
     mine = recorder.Recorder(node.id)
     recorder.set_current(mine)
-    recorder.Flusher(mine, lambda rows: lifeline.send((node.id, rows)))
-    _end_with(lifeline)
+    flusher = recorder.Flusher(mine, lambda rows: lifeline.send(("rows", rows)))
+
+    def flush(run: int) -> None:
+        flusher.flush()
+        lifeline.send(("flushed", run))
+
+    _end_with(lifeline, flush)
     kvstore.serve(node).run()

@@ -68,6 +68,7 @@ class Rank:
         random.seed()  # forked processes would all draw the same numbers
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
+        tap.install()
         self.group.adopt_user_calls()
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 from typing import Any
 
 from distkit.cluster.notebook import place
@@ -29,13 +30,12 @@ def verdict(
     ended = sorted(outcomes, key=lambda o: order.index(o["rank"]) if o["rank"] in order else 0)
     dead = [o for o in ended if "died" in o]
     raised = [o for o in ended if "error" in o and not o["error"]["released"]]
-    others = [o["rank"] for o in ended if "error" in o and o["error"]["released"]]
+    causes = [o for o in raised if not _is_consequence(o)] or raised[:1]
+    others = [o["rank"] for o in ended if "error" in o and o not in causes]
     if dead:
         return _death(name, dead, trace)
-    if raised:
-        first = next((o for o in raised if not _is_consequence(o)), raised[0])
-        also = [o["rank"] for o in raised if o is not first]
-        return _exception(name, first, also, others, trace)
+    if causes:
+        return _exception(name, causes[0], [o["rank"] for o in causes[1:]], others, trace)
     if others:
         return RunError(f"{name} was released on ranks {_list(others)} before it finished.")
     return None
@@ -43,7 +43,7 @@ def verdict(
 
 def _is_consequence(outcome: Outcome) -> bool:
     """Whether a rank failed only because its peer's connection broke."""
-    return "Connection closed by peer" in outcome["error"]["text"]
+    return re.search(r"Connection (closed|reset) by peer", outcome["error"]["text"]) is not None
 
 
 def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:

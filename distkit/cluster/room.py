@@ -6,12 +6,9 @@ runs widget callbacks on threads of their own.
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
 import shutil
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.forkserver import Child, server
+from distkit.cluster.forkserver import Child, private_folder, server
 from distkit.cluster.plan import Plan
 from distkit.cluster.run import Run
-from distkit.cluster.spec import Spec
+from distkit.cluster.spec import Spec, surroundings
 from distkit.errors import ClusterError, StartError
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
@@ -42,7 +39,7 @@ class Room:
     def __init__(self, plan: Plan, on_change: Callable[[], None]) -> None:
         self.plan, self._on_change = plan, on_change
         self.stage, self.failure = "starting", ""
-        self.folder = _private_folder()
+        self.folder = private_folder()
         self.ranks: dict[int, Child] = {}
         self.nodes: list[Child] = []  # servers and the scheduler
         self.generation = 0
@@ -52,6 +49,7 @@ class Room:
         self.ready = threading.Event()
         self.closed = False
         self._idents: dict[int, str] = {}
+        self._flushed = threading.Semaphore(0)  # counts nodes that handed over their events
         self._lock = threading.RLock()
         self._client: Any = None
         self._controller: Child | None = None
@@ -108,45 +106,53 @@ class Room:
              "folder": self.folder, "log": f"{role}-{i}.log"}
             for role, i in roles
         ])  # fmt: skip
-        for child in self.nodes:
-            threading.Thread(target=self._hear_node, args=(child,), daemon=True).start()
+        for i, child in enumerate(self.nodes):
+            hear = threading.Thread(target=self._hear_node, args=(plan.ranks + i, child))
+            hear.daemon = True
+            hear.start()
 
-    def _hear_node(self, child: Child) -> None:
+    def _hear_node(self, node: int, child: Child) -> None:
         """Pass on what a server or the scheduler records."""
-        try:
+        with suppress(EOFError):
             while True:
-                node, rows = child.channel.recv()
-                if self.run is not None:
-                    self.run.add_rows(node, rows)
-        except EOFError:
-            return
+                kind, what = child.channel.recv()
+                if kind == "flushed":
+                    self._flushed.release()
+                elif self.run is not None:
+                    self.run.add_rows(node, what)
+
+    def settle(self, run: int) -> None:
+        """Crew: have the servers and the scheduler hand over what they still hold."""
+        for child in self.nodes:
+            with suppress(OSError):
+                child.channel.send(run)
+        for _ in self.nodes:
+            self._flushed.acquire(timeout=2)
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
         self.births += 1
-        surroundings = {
-            "environ": dict(os.environ), "path": list(sys.path), "cwd": os.getcwd(),
-        }  # fmt: skip
+        around = surroundings()
         for r in ranks:
             self._idents[r] = f"rank-{r}-{secrets.token_hex(4)}"
         children = server().fork_all("distkit.cluster.processes:engine", [
-            {"spec": self._spec(r, surroundings), "connection": self._connection["engine"],
-             "ident": self._idents[r], "generation": join, "folder": self.folder,
-             "log": f"rank-{r}.log"}
+            {"spec": self._spec(r, around), "connection": self._connection["engine"],
+             "ident": self._idents[r], "generation": join, "profile": self.folder,
+             "folder": self.folder, "log": f"rank-{r}.log"}
             for r in ranks
         ])  # fmt: skip
         for r, child in zip(ranks, children, strict=True):
             self.ranks[r] = child
             child.on_exit(lambda status, r=r, child=child: self._on_exit(r, child, status))
 
-    def _spec(self, r: int, surroundings: dict[str, Any]) -> Spec:
+    def _spec(self, r: int, around: dict[str, Any]) -> Spec:
         plan, node = self.plan, None
         if plan.servers:
             from distkit.kvstore import Node
 
             node = Node("worker", r, plan.ranks, plan.servers, self.folder, 0)
         return Spec(rank=r, world_size=plan.ranks, folder=self.folder, backend=plan.backend,
-                    device=plan.devices[r], threads=plan.threads, node=node, **surroundings)  # fmt: skip
+                    device=plan.devices[r], threads=plan.threads, node=node, **around)  # fmt: skip
 
     def _await_registration(self) -> None:
         """Wait until every rank's engine is known to the client."""
@@ -246,6 +252,7 @@ class Room:
         """A rank's process ended: tell the run, and put another in its place."""
         if self.closed or self.ranks.get(rank) is not child:
             return
+        child.channel.close()
         self._unregister(rank)
         run = self.run
         if run is not None:
@@ -345,17 +352,6 @@ class Room:
                 "device": "cpu",
             }  # fmt: skip
         return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
-
-
-def _private_folder() -> str:
-    """A new folder that only this user can enter: sockets and rendezvous files live there."""
-    try:
-        return tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
-    except OSError as error:
-        raise StartError(
-            f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
-            "Free some space there, or set TMPDIR to a folder that can be written to."
-        ) from error
 
 
 def _broken(rank: int, error: Exception) -> dict[str, Any]:

@@ -36,6 +36,9 @@ class Crew(Protocol):
     def end(self, ranks: Iterable[int]) -> None:
         """End these ranks' processes; their deaths are reported to the run."""
 
+    def settle(self, run: int) -> None:
+        """All have ended: have whoever else holds events of the run hand them over."""
+
 
 class Run:
     """A function running, or run, on the ranks.
@@ -181,6 +184,7 @@ class Run:
             self._until(lambda: not self.waiting, LET_GO)
             crew.end(self.waiting)
             self._until(lambda: not self.waiting, LET_GO)
+        crew.settle(self.number)
         self._finish()
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,3 +26,8 @@ class Spec:
     environ: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
     cwd: str = "."
+
+
+def surroundings() -> dict[str, Any]:
+    """What a rank takes over from the process that starts it, as fields of Spec."""
+    return {"environ": dict(os.environ), "path": list(sys.path), "cwd": os.getcwd()}

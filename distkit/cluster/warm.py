@@ -26,8 +26,5 @@ import torch.nn.parallel  # noqa: E402
 
 import distkit.cluster.processes  # noqa: E402
 import distkit.cluster.rank  # noqa: E402, F401
-from distkit.trace.tap import tap  # noqa: E402
-
-tap.install()
 
 __all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "tornado", "torch"]

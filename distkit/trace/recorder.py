@@ -232,9 +232,10 @@ class Flusher:
 
     def _work(self) -> None:
         while not self._stop.wait(self._period):
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what has been collected, now."""
         rows = self._recorder.drain()
         if rows:
             self._send(rows)
@@ -243,4 +244,4 @@ class Flusher:
         """Send what is left, and end the thread."""
         self._stop.set()
         self._thread.join()
-        self._flush()
+        self.flush()

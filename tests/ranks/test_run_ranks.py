@@ -1,0 +1,258 @@
+"""run_ranks: results, recording, and everything that a rank can do wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+
+
+def sum_of_ranks() -> float:
+    x = torch.full((3,), float(dist.get_rank()))
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def test_results_come_by_rank() -> None:
+    assert dk.run_ranks(dist.get_rank, 3).results == [0, 1, 2]
+    assert dk.run_ranks(sum_of_ranks, 3).results == [3.0, 3.0, 3.0]
+
+
+def test_arguments_and_closures_travel() -> None:
+    offset = torch.arange(3.0)
+
+    def add(x: int, *, y: int = 0) -> list[float]:
+        return (offset + x + y + dist.get_rank()).tolist()
+
+    assert dk.run_ranks(add, 2, 1, y=2).results == [[3.0, 4.0, 5.0], [4.0, 5.0, 6.0]]
+
+
+def test_prints_are_labelled(capsys: pytest.CaptureFixture[str]) -> None:
+    def speak() -> None:
+        print("one")
+        print("two", end="")
+        print("to stderr", file=sys.stderr)
+
+    dk.run_ranks(speak, 2)
+    out, err = capsys.readouterr()
+    for rank in (0, 1):
+        assert [x for x in out.splitlines() if f"[rank {rank}]" in x] == [
+            f"[rank {rank}] one", f"[rank {rank}] two"]  # fmt: skip
+        assert f"[rank {rank}] to stderr" in err
+
+
+def ping() -> list[float]:
+    x = torch.arange(2.0) if dist.get_rank() == 0 else torch.zeros(2)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1, tag=7)
+    else:
+        dist.recv(x, src=0, tag=7)
+    return x.tolist()
+
+
+def test_a_message_is_recorded_at_both_ends_with_values_and_line() -> None:
+    trace = dk.run_ranks(ping, 2).trace
+    (message,) = trace.messages
+    assert (message.src, message.dst, message.nbytes, message.tag) == (0, 1, 8, 7)
+    assert message.sent is not None and message.received is not None
+    assert message.sent < message.received
+    recv = next(s for s in trace.spans if s.op is Op.RECV)
+    assert recv.before is not None and recv.before.values == (0.0, 0.0)
+    assert recv.after is not None and recv.after.values == (0.0, 1.0)
+    file, _, line = recv.where.rpartition(":")
+    source = Path(__file__).read_text().splitlines()
+    assert file.endswith("test_run_ranks.py") and "dist.recv(x" in source[int(line) - 1]
+
+
+def test_receive_from_anybody_learns_who_it_was() -> None:
+    def program() -> None:
+        x = torch.zeros(2)
+        if dist.get_rank() == 0:
+            dist.recv(x)
+        else:
+            dist.send(x, dst=0)
+
+    trace = dk.run_ranks(program, 2).trace
+    assert [(m.src, m.dst) for m in trace.messages] == [(1, 0)]
+    assert trace.messages[0].received is not None
+
+
+EVERY_CALL = {
+    Op.BROADCAST: lambda x, n: dist.broadcast(x, 0),
+    Op.REDUCE: lambda x, n: dist.reduce(x, 0),
+    Op.ALL_REDUCE: lambda x, n: dist.all_reduce(x),
+    Op.GATHER: lambda x, n: dist.gather(
+        x, [torch.empty(4) for _ in range(n)] if dist.get_rank() == 0 else None),
+    Op.ALL_GATHER: lambda x, n: dist.all_gather([torch.empty(4) for _ in range(n)], x),
+    Op.SCATTER: lambda x, n: dist.scatter(
+        x, [torch.ones(4) for _ in range(n)] if dist.get_rank() == 0 else None),
+    Op.REDUCE_SCATTER: lambda x, n: dist.reduce_scatter(torch.empty(4), [x.clone() for _ in range(n)]),
+    Op.ALL_TO_ALL: lambda x, n: dist.all_to_all_single(torch.empty(4), x),
+    Op.BARRIER: lambda x, n: dist.barrier(),
+}  # fmt: skip
+
+
+def test_every_collective_is_recorded_once_on_every_rank() -> None:
+    calls = {str(op): call for op, call in EVERY_CALL.items()}
+
+    def program() -> None:
+        for call in calls.values():
+            call(torch.ones(4), dist.get_world_size())
+
+    trace = dk.run_ranks(program, 2).trace
+    for rank in (0, 1):
+        mine = [s for s in trace.spans if s.rank == rank]
+        assert [str(s.op) for s in mine] == list(calls)
+        assert {s.state for s in mine} == {State.COMPLETED}
+    matched = [trace.matches[s.rank, s.seq] for s in trace.spans]
+    assert all(matched.count(m) == 2 for m in matched)
+
+
+def test_new_groups_are_told_apart() -> None:
+    def program() -> None:
+        pair = dist.new_group([0, 2])
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(1), group=pair)
+        dist.all_reduce(torch.ones(1))
+
+    trace = dk.run_ranks(program, 3).trace
+    groups = trace.meta["groups"]
+    (inner,) = [name for name in groups if name != "world"]
+    assert groups[inner] == [0, 2]
+    assert {s.rank for s in trace.spans if s.group == inner and s.op is Op.ALL_REDUCE} == {0, 2}
+
+
+def test_batches_of_messages_are_recorded() -> None:
+    def program() -> float:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        out, into = torch.full((2,), float(rank)), torch.empty(2)
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, out, (rank + 1) % n),
+            dist.P2POp(dist.irecv, into, (rank - 1) % n),
+        ])
+        for work in works:
+            work.wait()
+        return into[0].item()
+
+    run = dk.run_ranks(program, 3)
+    assert run.results == [2.0, 0.0, 1.0]
+    assert sorted((m.src, m.dst) for m in run.trace.messages) == [(0, 1), (1, 2), (2, 0)]
+
+
+def test_marks_and_unrecorded_runs() -> None:
+    def program() -> None:
+        with dk.mark("thinking"):
+            pass
+
+    (first, second) = dk.run_ranks(program, 2).trace.spans
+    assert (first.op, first.label, second.label) == (Op.MARK, "thinking", "thinking")
+    assert len(dk.run_ranks(sum_of_ranks, 2, record=False).trace) == 0
+
+
+# -- what a rank can do wrong ---------------------------------------------------
+
+
+def test_a_failing_rank_is_named_and_the_others_are_released() -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("a bad batch")
+        dist.recv(torch.zeros(1), src=1)
+
+    start = time.monotonic()
+    with pytest.raises(dk.RankError) as caught:
+        dk.run_ranks(program, 3)
+    assert time.monotonic() - start < 5
+    error = caught.value
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 raised ValueError: a bad batch at ")
+    assert 'raise ValueError("a bad batch")' in error.traceback
+    assert "rank 0 was in recv with rank 1 at" in str(error)
+    assert isinstance(error.run, dk.Run)
+    assert len(error.run.trace) > 0
+
+
+def test_exit_on_a_rank_is_an_error_not_an_end() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            sys.exit(3)
+        dist.barrier()
+
+    with pytest.raises(dk.RankError, match=r"rank 0 called sys.exit\(3\)"):
+        dk.run_ranks(program, 2)
+
+
+@pytest.mark.parametrize("end", [lambda: os._exit(5), lambda: os.kill(os.getpid(), signal.SIGKILL)])
+def test_a_rank_that_dies_is_named(end: object) -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            end()  # type: ignore[operator]
+        dist.barrier()
+
+    with pytest.raises(dk.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"):
+        dk.run_ranks(program, 2)
+
+
+def test_a_rank_that_computes_for_ever_is_ended_with_the_others() -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            raise RuntimeError("first")
+        while True:
+            time.sleep(0.01)
+
+    with pytest.raises(dk.RankError, match="rank 1 raised RuntimeError: first"):
+        dk.run_ranks(program, 2)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    lock = threading.Lock()
+
+    def program() -> bool:
+        return lock.locked()
+
+    with pytest.raises(dk.NotPicklableError, match=r"the captured variable 'lock' is a _thread.lock"):
+        dk.run_ranks(program, 2)
+    with pytest.raises(dk.NotPicklableError, match=r"argument 1 is a _thread.lock"):
+        dk.run_ranks(len, 2, 1, lock)
+
+
+def test_a_result_that_cannot_travel_is_explained() -> None:
+    with pytest.raises(dk.NotPicklableError, match=r"rank \d: .*returned a lock .*Return plain data"):
+        dk.run_ranks(threading.Lock, 2)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, 10**6])
+def test_impossible_numbers_of_ranks(n: int) -> None:
+    with pytest.raises(dk.StartError):
+        dk.run_ranks(dist.get_rank, n)
+
+
+def test_not_a_function() -> None:
+    with pytest.raises(TypeError, match="wants a function"):
+        dk.run_ranks(42, 2)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match="there is no such script"):
+        dk.run_ranks("nowhere.py", 2)
+
+
+def test_folders_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dk.run_ranks(sum_of_ranks, 2)
+    deadline = time.monotonic() + 5
+    while any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-place")
+    with pytest.raises(dk.StartError, match="TMPDIR"):
+        dk.run_ranks(sum_of_ranks, 2)
