@@ -67,6 +67,15 @@ class Channel:
         message = pickle.loads(self._read(_HEAD.unpack(head)[0]))
         return message, fds[0] if fds else None
 
+    def broken(self) -> bool:
+        """Whether the other end is gone, as far as one can tell without waiting."""
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Hang up. The other end reads EOFError."""
         try:

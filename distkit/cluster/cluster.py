@@ -117,7 +117,7 @@ class Cluster:
         """
         if self._room.closed:
             raise StoppedError("the cluster was stopped. Make a new one: dk.Cluster(4).")
-        if not self._room.ready.wait(timeout):
+        if not self._room.await_ready(timeout):
             raise TimeoutError(f"the ranks are not ready after {timeout} s; they still start")
         if self._room.stage == "failed":
             raise StartError(self._room.failure)

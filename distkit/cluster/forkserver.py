@@ -137,6 +137,7 @@ class ForkServer:
         try:
             child = Child(channel)
         except EOFError as e:
+            channel.close()
             raise StartError(_gone(self.process)) from e
         with self._lock:
             self._children[child.pid] = child

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -20,7 +21,9 @@ from distkit.cluster.channel import Channel
 
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
-    """Run ipyparallel's own IPController, with CURVE security, on the loopback interface.
+    """Run ipyparallel's own IPController on the loopback interface.
+
+    Both of its locks are on: CURVE keeps strangers out, the HMAC key signs every message.
 
     ``period`` is the heartbeat's in milliseconds: an engine counts only after its first
     beat. ``misses`` is how many beats may fail: large, since a starved laptop is not a dead engine,
@@ -34,7 +37,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
         f"--ProfileDir.location={folder}", "--IPController.use_threads=True", "--ip=127.0.0.1",
         "--IPController.enable_curve=True", f"--HeartMonitor.period={period}",
         f"--HeartMonitor.max_heartmonitor_misses={misses}", "--IPController.db_class=NoDB",
-        "--IPController.ssh_server=",
+        f"--Session.key={secrets.token_hex(16)}",
     ])  # fmt: skip
     files = Path(folder, "security").glob("ipcontroller-*.json")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})

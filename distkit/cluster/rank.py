@@ -155,6 +155,7 @@ class Rank:
         try:
             yield
         finally:
+            tap.settle()
             recorder.set_current(None)
             flusher.close()
             outcome["dropped"] = mine.dropped

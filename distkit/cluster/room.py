@@ -48,6 +48,7 @@ class Room:
         self.run: Run | None = None
         self.ready = threading.Event()
         self.closed = False
+        self._up = False  # has been ready once: from then on ranks that end are replaced
         self._idents: dict[int, str] = {}
         self._flushed = threading.Semaphore(0)  # counts nodes that handed over their events
         self._lock = threading.RLock()
@@ -61,13 +62,15 @@ class Room:
     def _start(self) -> None:
         try:
             self._start_all()
+            self._up = True
             self._stage("ready")
         except Exception as error:
-            if not self.closed:
-                self.failure = str(error)
-                self._stage("failed")
-                self._end_all()
+            self.failure = str(error)
+            self._stage("failed")
+            self._end_all()
         finally:
+            if self.closed:  # stopped while starting: end also what was started since
+                self._end_all()
             self.ready.set()
 
     def _start_all(self) -> None:
@@ -185,6 +188,13 @@ class Room:
 
     # -- running ----------------------------------------------------------------
 
+    def await_ready(self, timeout: float | None) -> bool:
+        """Wait until all ranks are there; one that has just ended is waited for to be replaced."""
+        with self._lock:
+            if self._up and any(c.channel.broken() for c in self.ranks.values()):
+                self.ready.clear()  # the notice of its end is on its way, and leads to _replace
+        return self.ready.wait(timeout)
+
     def submit(self, run: Run, payload: bytes, *, record: bool) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from other threads."""
         from distkit.cluster.processes import execute
@@ -257,7 +267,7 @@ class Room:
         run = self.run
         if run is not None:
             run.add_death(rank, status, self._log(f"rank-{rank}.log"))
-        elif self.stage == "ready":
+        elif self._up:
             self._replace()
         self._on_change()
 
@@ -314,8 +324,8 @@ class Room:
         if run is not None:
             run.interrupt()
         self._end_all()
-        if self.stage != "failed":
-            self._stage("stopped")
+        self.stage = "stopped"
+        self._on_change()
 
     def _end_all(self) -> None:
         children = [*self.ranks.values(), *self.nodes]
@@ -332,7 +342,7 @@ class Room:
         fork.remove(self.folder)  # once more, when nobody writes there any more
 
     def _stage(self, stage: str) -> None:
-        if not self.closed or stage == "stopped":
+        if not self.closed:
             self.stage = stage
             self._on_change()
 

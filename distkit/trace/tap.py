@@ -8,6 +8,7 @@ key further down, to the real backend. Computation is not touched and pays nothi
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distkit.events import WORLD, Op, State
+from distkit.events import P2P, WORLD, Op, State
 from distkit.trace import recorder as _recorder
 from distkit.trace.recorder import Recorder, summarize, user_line
 
@@ -123,6 +124,12 @@ class Tap:
             self._library = None
         self.forget()
 
+    def settle(self) -> None:
+        """Note completions whose notice is still on its way, when a run ends."""
+        for work, pending in list(self._pending.values()):
+            if pending.op not in P2P and work.is_completed():
+                pending.complete()
+
     def forget(self) -> None:
         """Let go of operations that nobody waited for."""
         self._pending.clear()
@@ -181,12 +188,12 @@ class Tap:
             return
         work = dist.Work.unbox(script)
         is_cuda = bool(pending._outputs) and pending._outputs[0].is_cuda
-        background = call.waits is not None and (len(args) <= call.waits or args[call.waits])
+        background = call.op not in P2P and (_is_async(call, args) or not _python_waits())
         if is_cuda and not background:
             pending.complete()  # stream-ordered, nobody waits: reading the values does
             return
         self._pending[id(work)] = work, pending
-        if background:  # DDP's reducer waits in C++, on the future
+        if background:  # DDP's reducer, for one, waits in C++, on the future
             work.get_future().add_done_callback(lambda f: self._settle(work, pending, f))
 
     def _settle(self, work: Any, pending: _Pending, future: Any) -> None:
@@ -233,6 +240,18 @@ class Tap:
             label = WORLD if default is not None and name == default.group_name else name
             self._groups[name] = label, list(members)
         return self._groups[name]
+
+
+def _is_async(call: _Call, args: tuple[Any, ...]) -> bool:
+    return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
+
+
+_PYTHON_API = dist.distributed_c10d.__file__
+
+
+def _python_waits() -> bool:
+    """Whether the call was made by Python's ``dist.*``, which waits with Work.wait."""
+    return sys._getframe(3).f_code.co_filename == _PYTHON_API
 
 
 def _tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:

@@ -1,0 +1,224 @@
+"""A trace in Chrome's Trace Event Format: opens in https://ui.perfetto.dev and chrome://tracing.
+
+A process per rank; threads for communication and for marked computation, several where
+operations overlap without nesting, which the format cannot hold in one. A complete slice
+("X") per operation, a begin ("B") without an end per unfinished one, and flow arrows
+("s", "t", "f") from each send to its receive and through the members of each collective.
+
+Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
+flow_tracker.cc), which binds a flow event to the innermost slice around its time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from distkit.events import COLLECTIVES, Message, Op, Span, State, Summary, Trace
+
+Json = dict[str, Any]
+#: An operation: its rank and its number there.
+Key = tuple[int, int]
+
+#: Threads of one process: its marks begin at 0, its communication at _COMMUNICATION.
+_THREADS, _COMMUNICATION = 1000, 500
+#: A receive's last microsecond is a slice of its own: the arrow ends where the message came.
+_ARRIVAL = 1.0
+
+
+def to_chrome(trace: Trace, path: str | Path) -> Path:
+    """Write a trace as Chrome trace JSON, gzipped if the name ends in ``.gz``.
+
+    Args:
+        trace: the trace; its first event is time 0.
+        path: the file to write.
+
+    Returns:
+        The path.
+
+    >>> import tempfile
+    >>> path = to_chrome(Trace(), Path(tempfile.mkdtemp()) / "run.json")
+    >>> json.loads(path.read_text())["traceEvents"]
+    []
+    """
+    path = Path(path)
+    text = json.dumps(chrome(trace), allow_nan=False, default=str)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def chrome(trace: Trace) -> Json:
+    """The trace as the JSON object of the format."""
+    threads = {**_threads(trace, marks=True), **_threads(trace, marks=False)}
+    slices = {
+        (s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans
+    }
+    events = [*slices.values(), *_arrivals(trace, slices), *_flows(trace, slices)]
+    # slices come before the flow events of the same time, which bind to them
+    events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"name": str(trace.meta.get("name", "")), "dropped": trace.dropped},
+        "traceEvents": [*_names(trace, threads), *events],
+    }
+
+
+# -- processes and threads ------------------------------------------------------
+
+
+def _threads(trace: Trace, *, marks: bool) -> dict[Key, int]:
+    """A thread for every operation, so that those of one thread nest or do not overlap."""
+    found: dict[Key, int] = {}
+    busy: dict[int, list[list[float]]] = defaultdict(list)  # per thread: the ends of open slices
+    for s in sorted(trace.spans, key=lambda s: (s.start, -_end(s))):
+        if (s.op is Op.MARK) is not marks:
+            continue
+        stacks = busy[s.rank]
+        for stack in stacks:
+            while stack and stack[-1] <= s.start:
+                stack.pop()
+        n = next((i for i, stack in enumerate(stacks) if _fits(s, stack, marks)), len(stacks))
+        if n == len(stacks):
+            stacks.append([])
+        stacks[n].append(_end(s))
+        found[s.rank, s.seq] = n if marks else _COMMUNICATION + n
+    return found
+
+
+def _fits(span: Span, stack: list[float], nests: bool) -> bool:
+    """Whether a thread with these open slices can take another; only marks nest."""
+    return not stack or (nests and _end(span) <= stack[-1])
+
+
+def _end(span: Span) -> float:
+    return math.inf if span.end is None else span.end
+
+
+def _names(trace: Trace, threads: dict[Key, int]) -> Iterator[Json]:
+    for rank in trace.ranks:
+        about = trace.meta.get("ranks", {})
+        name = about.get(str(rank), about.get(rank, {})).get("name") or f"rank {rank}"
+        yield _meta(rank, 0, "process_name", name=str(name))
+        yield _meta(rank, 0, "process_sort_index", sort_index=rank)
+    for rank, thread in sorted({(rank, thread) for (rank, _), thread in threads.items()}):
+        marks = thread < _COMMUNICATION
+        number = thread if marks else thread - _COMMUNICATION
+        name = "computation" if marks else "communication"
+        yield _meta(rank, thread, "thread_name", name=f"{name} {number + 1}" if number else name)
+        order = thread + _THREADS if marks else thread
+        yield _meta(rank, thread, "thread_sort_index", sort_index=order)
+
+
+def _meta(rank: int, thread: int, what: str, **args: Any) -> Json:
+    return {"ph": "M", "name": what, **_place(rank, thread), "args": args}
+
+
+def _place(rank: int, thread: int) -> Json:
+    """Numbers from 1 on, and threads unique across processes: 0 is special in some viewers."""
+    return {"pid": rank + 1, "tid": (rank + 1) * _THREADS + thread}
+
+
+# -- slices ---------------------------------------------------------------------
+
+
+def _slice(span: Span, trace: Trace, thread: int) -> Json:
+    start = _ns(span.start, trace)
+    name = span.label or "computation" if span.op is Op.MARK else str(span.op)
+    event = {"name": name, "cat": _category(span), **_place(span.rank, thread), "ts": start / 1e3}
+    if span.end is None:
+        return {**event, "ph": "B", "args": _args(span)}
+    return {**event, "ph": "X", "dur": (_ns(span.end, trace) - start) / 1e3, "args": _args(span)}
+
+
+def _ns(time: float, trace: Trace) -> int:
+    return round((time - trace.start) * 1e9)
+
+
+def _category(span: Span) -> str:
+    if span.op is Op.MARK:
+        return "computation"
+    return "collective" if span.op in COLLECTIVES else "message"
+
+
+def _args(span: Span) -> Json:
+    known = {
+        "peer": span.peer, "group": span.group, "bytes": span.nbytes or None,
+        "shape": str(list(span.shape)) if span.dtype else None, "dtype": span.dtype or None,
+        "tag": span.tag, "label": span.label or None, "where": span.where or None,
+        "seq": span.seq, "before": _values(span.before), "after": _values(span.after),
+        "state": None if span.state is State.COMPLETED else str(span.state),
+    }  # fmt: skip
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _values(s: Summary | None) -> Json | None:
+    if s is None:
+        return None
+    shown = ", ".join(f"{v:.4g}" for v in s.values[:16]) + (", …" if s.size > 16 else "")
+    return {"values": f"[{shown}]", **{k: _finite(getattr(s, k)) for k in ("min", "max", "norm")}}
+
+
+def _finite(x: float) -> float | str:
+    """NaN and infinity as words: JSON has no number for them."""
+    return x if math.isfinite(x) else str(x)
+
+
+# -- arrows ---------------------------------------------------------------------
+
+
+def _delivered(trace: Trace, slices: dict[Key, Json]) -> Iterator[tuple[Message, Json, Json]]:
+    """Each message that arrived, with the slices at its two ends."""
+    for m in trace.messages:
+        if m.sent is not None and m.received is not None and m.send and m.recv:
+            yield m, slices[m.send], slices[m.recv]
+
+
+def _arrivals(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
+    """The last moment of each receive, as a slice of its own within it.
+
+    Perfetto lets an arrow run from the slice that starts first to the other one, and a
+    receive is often called before its send.
+    """
+    for m, _, recv in _delivered(trace, slices):
+        dur = min(recv["dur"], _ARRIVAL)
+        yield {"name": "arrived", "cat": "message", "ph": "X", "pid": recv["pid"],
+               "tid": recv["tid"], "ts": round(recv["ts"] + recv["dur"] - dur, 3),
+               "dur": round(0.99 * dur, 3), "args": {"from": m.src}}  # fmt: skip
+
+
+def _flows(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
+    number = 0
+    for m, send, recv in _delivered(trace, slices):
+        number += 1
+        arrived = round(recv["ts"] + recv["dur"] - min(recv["dur"], _ARRIVAL), 3)
+        yield _flow("s", number, str(m.op), send, send["ts"])
+        yield _flow("f", number, str(m.op), recv, arrived)
+    for members in _collectives(trace):
+        chain = sorted((slices[key] for key in members), key=lambda e: e["ts"])
+        number += 1
+        for i, event in enumerate(chain):
+            ph = "s" if i == 0 else "f" if i == len(chain) - 1 else "t"
+            yield _flow(ph, number, event["name"], event, event["ts"])
+
+
+def _collectives(trace: Trace) -> Iterable[list[Key]]:
+    """The members of each collective that has more than one."""
+    tied: dict[str, list[Key]] = defaultdict(list)
+    for s in trace.spans:
+        if s.op in COLLECTIVES:
+            tied[trace.matches[s.rank, s.seq]].append((s.rank, s.seq))
+    return (members for members in tied.values() if len(members) > 1)
+
+
+def _flow(ph: str, number: int, name: str, at: Json, time: float) -> Json:
+    event = {"ph": ph, "id": number, "name": name, "cat": "flow",
+             "pid": at["pid"], "tid": at["tid"], "ts": time}  # fmt: skip
+    return {**event, "bp": "e"} if ph == "f" else event

@@ -1,0 +1,283 @@
+"""A cluster over ipyparallel: it starts, runs, fails, recovers and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(3) as made:
+        yield made
+
+
+def sum_of_ranks() -> float:
+    x = torch.full((3,), float(dist.get_rank()))
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+@pytest.fixture
+def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
+    """A cluster that must still work when the test is over."""
+    yield cluster
+    assert cluster.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
+
+
+def test_making_one_returns_at_once() -> None:
+    start = time.perf_counter()
+    cluster = dk.Cluster(2)
+    assert time.perf_counter() - start < 1
+    assert "2 ranks" in repr(cluster)
+    cluster.stop()
+
+
+def test_run_and_its_trace(usable: dk.Cluster) -> None:
+    run = usable.run(sum_of_ranks)
+    assert run.results == [3.0, 3.0, 3.0]
+    spans = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE]
+    assert [s.rank for s in sorted(spans, key=lambda s: s.rank)] == [0, 1, 2]
+    assert all(s.state is State.COMPLETED for s in spans)
+    assert run.trace.meta["ranks"]["0"]["pid"] in {row[2] for row in usable.status().rows}
+
+
+def test_variables_stay_on_the_ranks_between_runs(usable: dk.Cluster) -> None:
+    def remember() -> None:
+        torch.my_number = dist.get_rank() * 10  # type: ignore[attr-defined]
+
+    usable.run(remember)
+    assert usable.run(lambda: torch.my_number).results == [0, 10, 20]  # type: ignore[attr-defined]
+
+
+def test_prints_stream_while_the_run_goes_on(
+    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speak() -> None:
+        print(f"I am {dist.get_rank()}")
+
+    usable.run(speak)
+    out = capsys.readouterr().out
+    assert sorted(out.splitlines()) == [f"[rank {r}] I am {r}" for r in range(3)]
+
+
+def test_events_arrive_while_the_run_goes_on(usable: dk.Cluster, tmp_path: Path) -> None:
+    flag = str(tmp_path / "go")
+
+    def program() -> None:
+        dist.barrier()
+        while not Path(flag).exists():
+            time.sleep(0.01)
+
+    arrived = threading.Event()
+    run = usable.submit(program)
+    run.subscribe(lambda events: arrived.set())
+    assert arrived.wait(10)
+    assert not run.finished
+    assert len(run.trace) > 0
+    with pytest.raises(dk.ClusterError, match="busy with program"):
+        usable.submit(sum_of_ranks)
+    Path(flag).touch()
+    assert run.wait(10).finished
+
+
+def test_an_unmodified_ddp_script_is_recorded(
+    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = usable.run(SCRIPTS / "train_ddp.py")
+    reduced = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE and s.rank == 0]
+    gradient = 10 * 10 + 10 + 10 * 5 + 5
+    assert [s.nbytes for s in reduced if s.dtype == "float32"].count(4 * gradient) == 3
+    assert all(s.state is State.COMPLETED for s in run.trace.spans)
+    assert any("train_ddp.py:" in s.where for s in reduced)
+    assert "Finished running basic DDP example on rank 2." in capsys.readouterr().out
+
+
+def test_an_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
+    trace = usable.run(SCRIPTS / "train_fsdp2.py").trace
+    ops = {s.op for s in trace.spans}
+    assert {Op.ALL_GATHER, Op.REDUCE_SCATTER} <= ops
+    assert all(s.state is State.COMPLETED for s in trace.spans)
+    gathers = [s for s in trace.spans if s.op is Op.ALL_GATHER and s.rank == 0]
+    assert len(gathers) >= 4  # two layers, forward and backward
+
+
+def test_a_failing_rank_releases_the_others(usable: dk.Cluster) -> None:
+    def program() -> None:
+        if dist.get_rank() == 2:
+            raise ZeroDivisionError("one rank fails")
+        dist.all_reduce(torch.ones(4))
+
+    with pytest.raises(dk.RankError, match="rank 2 raised ZeroDivisionError") as caught:
+        usable.run(program)
+    assert caught.value.rank == 2
+    assert "rank 0 was in all_reduce" in str(caught.value)
+
+
+def test_exit_on_a_rank(usable: dk.Cluster) -> None:
+    pids = [row[2] for row in usable.status().rows]
+    with pytest.raises(dk.RankError, match=r"called sys.exit\(1\)"):
+        usable.run(lambda: sys.exit(1))
+    assert [row[2] for row in usable.status().rows] == pids
+
+
+def test_a_rank_killed_from_outside_in_a_run(usable: dk.Cluster) -> None:
+    run = usable.submit(lambda: time.sleep(60))
+    victim = usable.status().rows[1][2]
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(dk.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
+        run.wait(30)
+    usable.wait()
+    assert usable.status().rows[1][2] != victim
+
+
+def test_a_rank_killed_from_outside_between_runs(usable: dk.Cluster) -> None:
+    victim = psutil.Process(usable.status().rows[0][2])
+    victim.kill()
+    victim.wait(10)  # the next run meets a rank that is gone
+
+
+def test_interrupt_ends_a_hung_run_everywhere(usable: dk.Cluster) -> None:
+    run = usable.submit(lambda: dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % 3))
+    time.sleep(0.2)
+    start = time.monotonic()
+    usable.interrupt()
+    with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
+        run.wait(10)
+    assert time.monotonic() - start < 5
+
+
+def test_the_stop_button(usable: dk.Cluster) -> None:
+    run = usable.submit(lambda: dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % 3))
+    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt, match="interrupted on all ranks"):
+        run.wait(20)
+    assert run.finished
+
+
+def test_restart_gives_fresh_processes(usable: dk.Cluster) -> None:
+    pids = {row[2] for row in usable.status().rows}
+    usable.restart()
+    assert pids.isdisjoint({row[2] for row in usable.status().rows})
+
+
+def test_what_cannot_travel(usable: dk.Cluster) -> None:
+    lock = threading.Lock()
+    with pytest.raises(dk.NotPicklableError, match="'lock'"):
+        usable.run(lambda: lock)
+    with pytest.raises(dk.NotPicklableError, match="Return plain data"):
+        usable.run(threading.Lock)
+
+
+def test_several_clusters_at_once(usable: dk.Cluster) -> None:
+    with dk.Cluster(2) as other:
+        one, two = usable.submit(sum_of_ranks), other.submit(sum_of_ranks)
+        assert (one.results, two.results) == ([3.0] * 3, [1.0] * 2)
+
+
+def test_a_user_may_make_and_leave_groups(usable: dk.Cluster) -> None:
+    def program() -> int:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return dist.get_world_size()
+
+    assert usable.run(program).results == [3, 3, 3]
+
+
+def test_joining_twice_is_an_error_as_in_torch(usable: dk.Cluster) -> None:
+    def program() -> None:
+        dist.init_process_group("gloo")
+        dist.init_process_group("gloo")
+
+    with pytest.raises(dk.RankError, match="default process group twice"):
+        usable.run(program)
+
+
+def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
+    with pytest.raises(dk.RankError, match=r"world_size=7.*whose world_size is 3"):
+        usable.run(lambda: dist.init_process_group("gloo", rank=0, world_size=7))
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"ranks": 0}, "at least 1"), ({"ranks": -2}, "at least 1"), ({"ranks": 10**7}, "fit"),
+    ({"ranks": 2, "device": "cuda"}, "no GPU"), ({"ranks": 2, "device": "tpu"}, "not known"),
+    ({"ranks": 2, "backend": "nccl"}, "GPU of its own"), ({"ranks": 2, "workers": 2}, "not both"),
+    ({"workers": 2, "servers": -1}, "at least 0"), ({"ranks": "four"}, "whole number"),
+])  # fmt: skip
+def test_what_cannot_be_started(asked: dict[str, object], says: str) -> None:
+    if asked.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(dk.StartError, match=says):
+        dk.Cluster(**asked)  # type: ignore[arg-type]
+
+
+def test_after_stop() -> None:
+    cluster = dk.Cluster(2).wait()
+    processes = [psutil.Process(row[2]) for row in cluster.status().rows]
+    cluster.stop()
+    cluster.stop()
+    with pytest.raises(dk.StoppedError, match="Make a new one"):
+        cluster.run(sum_of_ranks)
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert "stopped" in repr(cluster)
+
+
+def test_forgetting_a_cluster_stops_it() -> None:
+    cluster = dk.Cluster(2).wait()
+    process = psutil.Process(cluster.status().rows[0][2])
+    del cluster
+    process.wait(5)
+
+
+def test_ipyparallels_own_cluster_takes_our_ranks() -> None:
+    import ipyparallel
+
+    def both() -> tuple[int, float]:
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return dist.get_rank(), x.item()
+
+    with ipyparallel.Cluster(engines="distkit", n=2, delay=0, load_profile=False) as client:
+        assert sorted(client[:].apply_sync(both)) == [(0, 2.0), (1, 2.0)]
+
+
+DRIVER = """
+import distkit as dk, sys, time
+cluster = dk.Cluster(3).wait()
+print(cluster._room.folder, *[row[2] for row in cluster.status().rows], flush=True)
+run = cluster.submit(time.sleep, 600)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_kernel_leaves_nothing() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert driver.stdin is not None and driver.stdout is not None
+    folder, *pids = driver.stdout.readline().split()
+    family = psutil.Process(driver.pid).children(recursive=True)
+    assert {int(p) for p in pids} <= {p.pid for p in family}
+    driver.kill()
+    _, alive = psutil.wait_procs([psutil.Process(driver.pid), *family], timeout=5)
+    driver.stdin.close()
+    driver.stdout.close()
+    driver.wait()
+    assert not alive
+    assert not Path(folder).exists()
