@@ -1,9 +1,9 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
 Each is a function that a notebook calls (``dk.demos.p2p()``) and a name that the command line
-takes (``distkit demo p2p``). It returns a :class:`Demo`: some sentences of summary and the trace, which displays
-as its timeline. The programs that run on the ranks stand first: they are plain
-``torch.distributed``, to be read and copied.
+takes (``distkit demo p2p``). It returns a :class:`Demo`: some sentences of summary and the
+traces, the first of which is displayed. The programs that run on the ranks stand first:
+they are plain ``torch.distributed``, to be read and copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.errors import DistkitError
-from distkit.events import P2P, REQUESTS, Op, State, Trace
+from distkit.events import COLLECTIVES, P2P, REQUESTS, State, Trace
 from distkit.trace.recorder import mark
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def train_in_step(
     """Synchronous data-parallel SGD: every rank its shard, one averaged gradient for all."""
     import torch
     import torch.distributed as dist
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     from distkit.algorithms.sgd import shard, sync_initial_weights, sync_sgd_step
 
@@ -120,7 +120,7 @@ def train_in_step(
 def train_alone(ranks: int, epochs: int = EPOCHS) -> dict[str, Any]:
     """The oracle: one process, whose every batch is the union of the ranks' batches."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     net, (images, labels) = model(), digits()
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
@@ -138,7 +138,7 @@ def train_alone(ranks: int, epochs: int = EPOCHS) -> dict[str, Any]:
 def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     """The parameter server: pull the weights, compute a gradient, push it; servers update."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     from distkit import kvstore
     from distkit.algorithms.sgd import shard
@@ -162,7 +162,8 @@ def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
                 net.zero_grad()
                 loss.backward()
             for key, w in weights.items():
-                kv.push(key, w.grad)
+                if w.grad is not None:
+                    kv.push(key, w.grad)
             losses.append(loss.item())
     kv.barrier()
     with torch.no_grad():
@@ -246,7 +247,8 @@ def all_reduce(cluster: Cluster | None = None, progress: Progress | None = None)
         ring = _follow(ranks.submit(average_digit, ring_all_reduce), progress, share=(0.5, 1),
                        messages=2 * n * (n - 1))  # fmt: skip
     images = digits()[0][: 1797 // n * n]
-    demo.lines += _picture("rank 0", native.results[0][0] / (len(images) // n), native.results[0][1])
+    partial, mean = native.results[0]
+    demo.lines += _picture("rank 0", partial / (len(images) // n), mean)
     same = all(torch.equal(r[1], ring.results[0][1]) for r in ring.results)
     error = float((ring.results[0][1] - images.mean(0)).abs().max())
     demo.lines += [
@@ -276,7 +278,7 @@ def sync_sgd(cluster: Cluster | None = None, progress: Progress | None = None) -
     demo.lines = [
         f"{steps} steps of {n} x {BATCH} images: loss {first:.3f} → {last:.3f}, "
         f"accuracy {accuracy(weights[0]):.1%}",
-        f"loss  {_spark([sum(v) / n for v in zip(*(r['losses'] for r in run.results))])}",  # noqa: B905
+        f"loss  {_spark(torch.tensor([r['losses'] for r in run.results]).mean(0).tolist())}",
         f"replicas identical to the bit: {_yes(identical)}",
         f"largest difference of a weight to one process on the whole batch: {difference:.1e}",
         _brief(run.trace),
@@ -288,7 +290,7 @@ def sync_sgd(cluster: Cluster | None = None, progress: Progress | None = None) -
 def parameter_server(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:
     """The parameter server: workers push gradients, servers update, in step and out of step."""
     demo = Demo("parameter_server", "parameter_server: workers push gradients to servers")
-    with _cluster(cluster, workers=2, servers=2) as ranks:
+    with _cluster(cluster, servers=2) as ranks:
         n, plan = ranks.plan.ranks, ranks.plan
         demo.lines.append(
             f"{n} workers, {plan.servers} servers and a scheduler, each a process of its own"
@@ -304,10 +306,11 @@ def parameter_server(cluster: Cluster | None = None, progress: Progress | None =
             )
             demo.lines.append(f"      {_brief(run.trace)}")
             if mode == "dist_sync":
-                difference = (run.results[0]["weights"] - train_alone(n, PS_EPOCHS)["weights"]).abs().max()
+                alone = train_alone(n, PS_EPOCHS)["weights"]
+                difference = float((run.results[0]["weights"] - alone).abs().max())
                 demo.lines.append(
                     "      largest difference of a weight to one process on the whole batch: "
-                    f"{float(difference):.1e}"
+                    f"{difference:.1e}"
                 )
             demo.traces[mode] = run.trace
     return demo
@@ -330,14 +333,14 @@ ALL: dict[str, Callable[..., Demo]] = {
 
 
 @contextmanager
-def _cluster(given: Cluster | None, **roles: int) -> Iterator[Cluster]:
+def _cluster(given: Cluster | None, *, servers: int = 0) -> Iterator[Cluster]:
     """The cluster that was given, or one for as long as the demonstration takes."""
     from distkit.cluster.cluster import Cluster
 
     if given is not None:
         yield given
         return
-    with Cluster(**roles) if roles else Cluster(RANKS) as made:
+    with Cluster(workers=2, servers=servers) if servers else Cluster(RANKS) as made:
         yield made.wait()
 
 
@@ -347,7 +350,7 @@ def _follow(
 ) -> Run:  # fmt: skip
     """Wait for a run, reporting how many of the operations to be expected have completed."""
     expected, seen = 2 * messages or collectives, [0]
-    counted = P2P | REQUESTS if messages else frozenset(Op) - P2P - REQUESTS - {Op.MARK}
+    counted = P2P | REQUESTS if messages else COLLECTIVES
 
     def on_events(events: list[Any]) -> None:
         seen[0] += sum(e.state is State.COMPLETED and e.op in counted for e in events)
@@ -365,9 +368,9 @@ def _follow(
 def _brief(trace: Trace) -> str:
     sizes = sum(m.nbytes for m in trace.messages)
     said = f"{len(trace.messages)} messages, {sizes:,} bytes" if trace.messages else ""
-    groups = {trace.matches[s.rank, s.seq] for s in trace.spans
-              if "#" in trace.matches.get((s.rank, s.seq), "") and s.peer is None and s.nbytes}  # fmt: skip
-    called = f"{len(groups)} collective{'s' * (len(groups) != 1)}" if groups else ""
+    members = [s for s in trace.spans if s.op in COLLECTIVES]
+    calls = len({trace.matches[s.rank, s.seq] for s in members})
+    called = f"{calls} collective{'s' * (calls != 1)}" if calls else ""
     return ", ".join(filter(None, [said, called, f"{trace.seconds * 1e3:.1f} ms"]))
 
 

@@ -11,10 +11,7 @@ no special case: it is a *started* without a *completed*.
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,15 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.errors import TraceFileError
-
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"]
-
-#: Format of saved traces. A reader refuses a larger number than its own.
-FORMAT, VERSION = "distkit-trace", 1
 
 WORLD = "world"
 
@@ -302,12 +294,9 @@ class Trace(Sequence[Event]):
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as gzipped JSON lines: no pickle, so opening one runs nothing."""
-        path = Path(path)
-        head = {"format": FORMAT, "version": VERSION, "events": len(self), "meta": self.meta}
-        with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as f:
-            f.write(json.dumps(head) + "\n")
-            f.writelines(json.dumps(_encode(e)) + "\n" for e in self.events)
-        return path
+        from distkit import tracefile
+
+        return tracefile.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -317,29 +306,9 @@ class Trace(Sequence[Event]):
             TraceFileError: not a trace, corrupt, truncated, or of a newer version.
             FileNotFoundError: there is no such file.
         """
-        path = Path(path)
-        try:
-            with gzip.open(path, "rt", encoding="utf-8") as f:
-                head = _head(f.readline(), path)
-                events = [_decode(json.loads(line)) for line in f]
-        except (EOFError, zlib.error) as e:
-            raise TraceFileError(
-                f"{path}: the file breaks off in the middle. "
-                "Copy it again, or save the trace once more with trace.save(path)."
-            ) from e
-        except (OSError, ValueError, TypeError, KeyError, IndexError) as e:
-            if isinstance(e, (FileNotFoundError, TraceFileError, PermissionError)):
-                raise
-            raise TraceFileError(
-                f"{path}: this is not a readable distkit trace ({e}). "
-                "Open a file written by trace.save(path)."
-            ) from e
-        if len(events) != head["events"]:
-            raise TraceFileError(
-                f"{path}: {len(events)} of {head['events']} events are there, the rest is missing. "
-                "Copy the file again, or save the trace once more with trace.save(path)."
-            )
-        return cls(events, head["meta"])
+        from distkit import tracefile
+
+        return cls(*tracefile.load(Path(path)))
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""
@@ -445,46 +414,3 @@ def _request_messages(spans: list[Span]) -> Iterator[Message]:
                 s.peer, s.rank, s.op, reply.nbytes, reply.start, s.end, s.tag, s.label, s.group,
                 (reply.rank, reply.seq), me,
             )  # fmt: skip
-
-
-# -- one event as JSON: a list in the order of Event's fields -----------------
-
-
-def _encode(e: Event) -> list[Any]:
-    s = e.summary
-    values = None if s is None else [
-        [_plain(v) for v in s.values], _plain(s.norm), _plain(s.min), _plain(s.max),
-        s.size, s.sampled,
-    ]  # fmt: skip
-    return [e.rank, e.seq, str(e.op), str(e.state), e.time, e.peer, e.group, e.nbytes,
-            list(e.shape), e.dtype, e.tag, e.where, e.label, e.match, values]  # fmt: skip
-
-
-def _decode(row: list[Any]) -> Event:
-    rank, seq, op, state, time, peer, group, nbytes, shape, dtype, tag, where, label, match, s = row
-    summary = None
-    if s is not None:
-        values, norm, low, high, size, sampled = s
-        summary = Summary(
-            tuple(map(float, values)), float(norm), float(low), float(high), size, sampled
-        )
-    return Event(rank, seq, Op(op), State(state), time, peer, group, nbytes, tuple(shape), dtype,
-                 tag, where, label, match, summary)  # fmt: skip
-
-
-def _plain(x: float) -> float | str:
-    """NaN and infinity as strings, which float() reads back: JSON has no word for them."""
-    return x if math.isfinite(x) else str(x)
-
-
-def _head(line: str, path: Path) -> dict[str, Any]:
-    """Check the first line of a trace file."""
-    head = json.loads(line)
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise ValueError("it does not begin with a trace's header")
-    if head["version"] > VERSION:
-        raise TraceFileError(
-            f"{path}: the trace has format {head['version']}, this distkit reads up to {VERSION}. "
-            "Update distkit: pip install --upgrade distkit."
-        )
-    return head

@@ -15,16 +15,17 @@ def exchange(out: Tensor, to: int, source: int, like: Tensor) -> Tensor:
     into = empty_like(like)
     sending = dist.isend(out, to)
     dist.recv(into, source)
-    sending.wait()
+    if sending is not None:  # None on a rank outside the group
+        sending.wait()
     return into
 
 
 def ring_all_reduce(x: Tensor) -> None:
     """Sum ``x`` over all ranks, in place. The contract of ``dist.all_reduce(x)``.
 
-    In n-1 rounds of *reduce-scatter* each rank passes a chunk on to its right neighbour and adds what comes
-    from the left: then rank r holds the complete sum of chunk r+1. In n-1 rounds of
-    *all-gather* the complete chunks go round once more::
+    In n-1 rounds of *reduce-scatter* each rank passes a chunk on to its right neighbour and
+    adds what comes from the left: then rank r holds the complete sum of chunk r+1. In n-1
+    rounds of *all-gather* the complete chunks go round once more::
 
         rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0
 

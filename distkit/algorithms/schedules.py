@@ -19,8 +19,8 @@ Ints = NDArray[np.int_]
 class Round:
     """One exchange, in which transfers happen at the same time.
 
-    Transfer ``i`` carries chunk ``chunk[i]`` from rank ``src[i]`` to rank ``dst[i]``, which adds it to
-    its own (``reduce``) or replaces its own by it.
+    Transfer ``i`` carries chunk ``chunk[i]`` from rank ``src[i]`` to rank ``dst[i]``, which
+    adds it to its own (``reduce``) or replaces its own by it.
     """
 
     src: Ints

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """This rank's equal share of each tensor: rows ``rank, rank + R, rank + 2R, …``
+    """This rank's equal share of each tensor: every R-th row, beginning with its own number.
 
     Rows that do not divide by R are left out, so that all shards are equal: that is what makes
     the average of the shards' gradients the gradient of the whole.
@@ -75,5 +75,5 @@ def sync_sgd_step(
         for w in model.parameters():
             if w.grad is not None:
                 all_reduce(w.grad)
-                w -= lr * w.grad / dist.get_world_size()
+                w.sub_(lr * w.grad / dist.get_world_size())
     return loss.detach()

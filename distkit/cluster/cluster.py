@@ -25,8 +25,8 @@ class Cluster:
     """Real ``torch.distributed`` ranks behind this notebook or script.
 
     Returns at once and shows a status card; the first use waits until the ranks are ready.
-    All its processes end with :meth:`stop`, with the ``with`` block, when the object is forgotten, and when
-    this kernel ends, whatever way.
+    All its processes end with :meth:`stop`, with the ``with`` block, when the object is
+    forgotten, and when this kernel ends, whatever way.
 
     Args:
         ranks: how many ranks, default 4.

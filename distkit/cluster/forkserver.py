@@ -10,7 +10,6 @@ import atexit
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -45,6 +44,12 @@ class Child:
                 self._on_exit.append(callback)
                 return
         callback(self.status)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the process has ended; False when it has not within ``timeout`` seconds."""
+        done = threading.Event()
+        self.on_exit(lambda status: done.set())
+        return done.wait(timeout)
 
     def ended(self, status: int) -> None:
         """Note the end, and tell those who asked."""

@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,7 +108,7 @@ class Group:
             if asked not in (-1, have):
                 raise ValueError(
                     f"init_process_group({name}={asked}) on a rank whose {name} is {have}. "
-                    f"Leave {name} out, or start the cluster with as many ranks as the script wants."
+                    f"Leave {name} out, or start as many ranks as the script wants."
                 )
 
     # -- cutting the wires ------------------------------------------------------
@@ -140,8 +141,8 @@ class Group:
 def _connections() -> list[tuple[int, int]]:
     """``(fd, inode)`` of this process's connected TCP sockets."""
     found = []
-    for name in os.listdir("/dev/fd"):
-        fd = int(name)
+    for name in Path("/dev/fd").iterdir():
+        fd = int(name.name)
         try:
             status = os.fstat(fd)
             if not stat.S_ISSOCK(status.st_mode):

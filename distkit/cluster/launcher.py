@@ -1,8 +1,8 @@
 """distkit's ranks as an ipyparallel launcher: ``ipyparallel.Cluster(engines="distkit")``.
 
 Registered under the entry point ``ipyparallel.engine_launchers``, so that ipyparallel's own
-clusters and ``ipcluster start --engines=distkit`` get ranks that are forked from one warm process, know
-each other through ``torch.distributed``, and end with their starter.
+clusters and ``ipcluster start --engines=distkit`` get ranks that are forked from one warm
+process, know each other through ``torch.distributed``, and end with their starter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
-
 
 from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Unicode
@@ -22,7 +21,7 @@ from distkit.cluster.plan import make_plan
 from distkit.cluster.spec import Spec, surroundings
 
 
-class ForkEngineSetLauncher(EngineLauncher):
+class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no type hints
     """Forks a set of engines, each a rank of one process group."""
 
     device = Unicode("auto", config=True, help="'auto', 'cpu', 'cuda' or 'cuda:0'")
@@ -44,7 +43,8 @@ class ForkEngineSetLauncher(EngineLauncher):
         server().preload("distkit.cluster.warm")
         around = surroundings()
         self._children = server().fork_all("distkit.cluster.processes:engine", [
-            {"spec": Spec(r, n, self._folder, plan.backend, plan.devices[r], plan.threads, **around),
+            {"spec": Spec(r, n, self._folder, plan.backend, plan.devices[r], plan.threads,
+                          **around),
              "connection": connection, "ident": f"{Path(self._folder).name}-{r}",
              "generation": 0, "profile": self.profile_dir,
              "folder": self._folder, "log": f"rank-{r}.log"}

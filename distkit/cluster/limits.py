@@ -38,8 +38,11 @@ def _cpu_quota() -> float:
 def memory() -> int:
     """Bytes that new processes may still take: free memory, cut to the cgroup's limit."""
     free = int(psutil.virtual_memory().available)
-    for limit, used in (("memory.max", "memory.current"),
-                        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):  # fmt: skip
+    versions = (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    )
+    for limit, used in versions:
         most, now = _words(_CGROUP / limit), _words(_CGROUP / used)
         if most and now and most[0] != "max":
             free = min(free, max(0, int(most[0]) - int(now[0])))

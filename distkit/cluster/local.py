@@ -29,6 +29,8 @@ def run_ranks(
     Args:
         fn: a function, or the path of a torchrun-style script.
         n: how many ranks.
+        args: passed to ``fn``, the same on every rank.
+        kwargs: likewise.
         record: whether to record a trace.
 
     Raises:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import linecache
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from distkit.events import Event
@@ -51,10 +51,9 @@ def _label(file: str) -> str:
 
 def _short(file: str) -> str:
     try:
-        short = os.path.relpath(file)
-    except ValueError:  # another drive
-        return file
-    return os.path.basename(file) if short.startswith("..") else short
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:  # not below the current folder
+        return Path(file).name
 
 
 def sources(events: Iterable[Event]) -> dict[str, str]:

@@ -34,10 +34,10 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         raise TypeError(f"run() wants a function or the path of a script, not {fn!r}")
     try:
         with _by_value(_users_modules()):
-            return cloudpickle.dumps((fn, args, kwargs))
+            return bytes(cloudpickle.dumps((fn, args, kwargs)))
     except Exception:
         with suppress(Exception):  # something at the top of a module cannot travel: import it there
-            return cloudpickle.dumps((fn, args, kwargs))
+            return bytes(cloudpickle.dumps((fn, args, kwargs)))
         raise NotPicklableError(_blame(fn, args, kwargs)) from None
 
 

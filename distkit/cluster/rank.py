@@ -21,7 +21,6 @@ from typing import Any
 
 import cloudpickle
 import torch
-import torch.distributed as dist
 
 from distkit.cluster.channel import Channel
 from distkit.cluster.group import Group
@@ -185,7 +184,7 @@ def _run_script(path: Path, argv: tuple[str, ...]) -> None:
 
 def _dump_result(value: Any) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        return bytes(cloudpickle.dumps(value))
     except Exception as e:
         raise _Unpicklable(
             f"the function returned a {type(value).__name__} that cannot travel back ({e}). "

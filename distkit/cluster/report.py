@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from distkit.cluster.notebook import place
@@ -12,6 +13,8 @@ from distkit.errors import NotPicklableError, RankDied, RankError, RunError
 from distkit.events import State, Trace
 
 Outcome = dict[str, Any]
+
+_LIBRARY = str(Path(os.__file__).parent)
 
 
 def lost(rank: int) -> Outcome:
@@ -86,7 +89,7 @@ def _exception(
 def _users_line(frames: list[tuple[str, int, str, str]]) -> str:
     """The innermost line that is the user's: not in an installed package."""
     for file, number, _, _ in reversed(frames):
-        if "site-packages" not in file and not file.startswith(("<frozen", os.path.dirname(os.__file__))):
+        if "-packages" not in file and not file.startswith(("<frozen", _LIBRARY)):
             return place(f"{file}:{number}")
     return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ class Room:
         ])  # fmt: skip
         for r, child in zip(ranks, children, strict=True):
             self.ranks[r] = child
-            child.on_exit(lambda status, r=r, child=child: self._on_exit(r, child, status))
+            child.on_exit(partial(self._on_exit, r, child))
 
     def _spec(self, r: int, around: dict[str, Any]) -> Spec:
         plan, node = self.plan, None
@@ -209,7 +210,7 @@ class Room:
                 self._client.send_apply_request(
                     self._client._mux_socket, execute, (payload, options),
                     ident=self._client._engines[engine].encode(),
-                    message_future_hook=lambda future, r=r: self._hook(run, r, future),
+                    message_future_hook=partial(self._hook, run, r),
                 )  # fmt: skip
         threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
 
@@ -308,9 +309,7 @@ class Room:
         children = list(self.ranks.values())
         server().kill(children)
         for child in children:
-            done = threading.Event()
-            child.on_exit(lambda status, done=done: done.set())
-            done.wait(5)
+            child.wait(5)
         self._replace()
 
     # -- the end ----------------------------------------------------------------
@@ -366,6 +365,8 @@ class Room:
 
 def _broken(rank: int, error: Exception) -> dict[str, Any]:
     """The outcome of a rank whose engine answered with an error of its own."""
-    described = {"type": type(error).__name__, "text": str(error), "frames": [], "cause": None,
-                 "released": False}  # fmt: skip
+    described: dict[str, Any] = {
+        "type": type(error).__name__, "text": str(error), "frames": [], "cause": None,
+        "released": False,
+    }  # fmt: skip
     return {"rank": rank, "error": described, "intact": False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -30,4 +31,4 @@ class Spec:
 
 def surroundings() -> dict[str, Any]:
     """What a rank takes over from the process that starts it, as fields of Spec."""
-    return {"environ": dict(os.environ), "path": list(sys.path), "cwd": os.getcwd()}
+    return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}

@@ -16,15 +16,15 @@ del sys.modules["debugpy"]
 import encodings.idna  # noqa: E402
 import pydoc  # noqa: E402
 
+import ipyparallel.engine.app  # noqa: E402
 import IPython.core.completerlib  # noqa: E402
 import IPython.extensions.storemagic  # noqa: E402
-import ipyparallel.engine.app  # noqa: E402
 import numpy.random  # noqa: E402
-import tornado.platform.asyncio  # noqa: E402
 import torch.distributed  # noqa: E402
 import torch.nn.parallel  # noqa: E402
+import tornado.platform.asyncio  # noqa: E402
 
 import distkit.cluster.processes  # noqa: E402
 import distkit.cluster.rank  # noqa: E402, F401
 
-__all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "tornado", "torch"]
+__all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "torch", "tornado"]

@@ -1,10 +1,12 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
-Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory. It is started
-once per kernel, as ``python -m distkit.cluster.zygote FD``, outlives the clusters of
-that kernel, and ends with it: then it kills every process it forked and removes their folders.
+Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory.
+It is started once per kernel, as ``python -m distkit.cluster.zygote FD``, outlives the
+clusters of that kernel, and ends with it: then it kills every process it forked and removes
+their folders.
 
-Nothing here may start a thread, open a ZeroMQ context or touch CUDA: forks would inherit them broken.
+Nothing here may start a thread, open a ZeroMQ context or touch CUDA: forks would inherit
+them broken.
 """
 
 from __future__ import annotations
@@ -44,11 +46,12 @@ class Zygote:
         """Obey until the kernel is gone, then leave nothing behind."""
         try:
             while os.getppid() == self.parent:
-                ready, _, _ = select.select([self.channel, self.wakeup], [], [], WATCH)
+                line = self.channel.fileno()
+                ready, _, _ = select.select([line, self.wakeup], [], [], WATCH)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
-                if self.channel in ready:
+                if line in ready:
                     message, fd = self.channel.recv_fd()
                     getattr(self, "do_" + message.pop("do"))(fd, **message)
         except (EOFError, OSError):

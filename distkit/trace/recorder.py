@@ -72,10 +72,9 @@ class Recorder:
 
 def to_event(rank: int, row: Row) -> Event:
     """The event of a row, as the receiving side sees it."""
-    *fields, summary = row
-    if isinstance(summary, tuple):
-        summary = Summary(*summary)
-    return Event(rank, *fields, summary)
+    if isinstance(row[-1], tuple):
+        row = (*row[:-1], Summary(*row[-1]))
+    return Event(rank, *row)
 
 
 _current: Recorder | None = None

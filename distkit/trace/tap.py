@@ -145,11 +145,11 @@ class Tap:
         def hook(*args: Any) -> Any:
             recorder = _recorder.current()
             if recorder is None:
-                with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+                with torch._C._AutoDispatchBelowAutograd():
                     return operator(*args)
             pending = self._start(recorder, call, args)
             try:
-                with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+                with torch._C._AutoDispatchBelowAutograd():
                     result = operator(*args)
             except BaseException:
                 pending.fail()
@@ -228,7 +228,7 @@ class Tap:
         if pending.op is not Op.RECV or pending._row["peer"] is not None:
             return None
         members = dict(self._groups.values())[pending._row["group"]]
-        return members[work._source_rank()]
+        return int(members[work._source_rank()])
 
     def _group(self, script: Any) -> tuple[str, list[int]]:
         """Name and members (global ranks) of a process group."""

@@ -1,0 +1,172 @@
+"""Events, traces and their files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distkit as dk
+from distkit.events import COLLECTIVES, Event, Op, State, Summary, Trace
+
+floats = st.floats(allow_nan=True, allow_infinity=True)
+summaries = st.builds(Summary, st.lists(floats, max_size=4).map(tuple), floats, floats, floats,
+                      st.integers(0, 10**9), st.booleans())  # fmt: skip
+events = st.builds(
+    Event, rank=st.integers(0, 9), seq=st.integers(0, 99), op=st.sampled_from(Op),
+    state=st.sampled_from(State), time=st.floats(0, 1e6), peer=st.none() | st.integers(0, 9),
+    group=st.sampled_from(["world", "1"]), nbytes=st.integers(0, 2**40),
+    shape=st.lists(st.integers(0, 99), max_size=3).map(tuple), dtype=st.sampled_from(["", "int8"]),
+    tag=st.none() | st.integers(0, 9), where=st.text(max_size=9), label=st.text(max_size=9),
+    match=st.none() | st.text(max_size=4), summary=st.none() | summaries,
+)  # fmt: skip
+
+
+def message(src: int, dst: int, at: float, seq: int, tag: int = 0) -> list[Event]:
+    """A send and its receive, complete."""
+    return [
+        Event(src, seq, Op.SEND, State.STARTED, at, peer=dst, nbytes=8, tag=tag),
+        Event(src, seq, Op.SEND, State.COMPLETED, at + 0.1, peer=dst, nbytes=8, tag=tag),
+        Event(dst, seq, Op.RECV, State.STARTED, at, peer=src, nbytes=8, tag=tag),
+        Event(dst, seq, Op.RECV, State.COMPLETED, at + 0.2, peer=src, nbytes=8, tag=tag),
+    ]
+
+
+@given(st.lists(events, max_size=20))
+def test_saving_and_loading_changes_nothing(some: list[Event]) -> None:
+    trace = Trace(some, {"name": "é", "ranks": {"0": {"name": "rank 0"}}})
+    with tempfile.TemporaryDirectory() as folder:
+        again = Trace.load(trace.save(Path(folder, "trace.gz")))
+    assert repr(again.events) == repr(trace.events)  # repr: NaN is not equal to itself
+    assert again.meta == trace.meta
+
+
+@given(st.lists(events, max_size=20))
+def test_any_events_can_be_queried(some: list[Event]) -> None:
+    trace = Trace(some)
+    assert sum(map(len, trace.by_rank.values())) == len(trace) == len(trace.events)
+    assert {(s.rank, s.seq) for s in trace.spans} == {(e.rank, e.seq) for e in some}
+    assert len(trace.to_dataframe()) == len(trace)
+    assert str(len(trace)) in repr(trace)
+    for m in trace.messages:
+        assert m.send is not None or m.recv is not None
+
+
+def test_messages_match_first_in_first_out_per_tag() -> None:
+    trace = Trace([*message(0, 1, 0.0, 0), *message(0, 1, 1.0, 1, tag=5), *message(0, 1, 2.0, 2)])
+    assert [(m.send, m.recv, m.tag) for m in trace.messages] == [
+        ((0, 0), (1, 0), 0), ((0, 1), (1, 1), 5), ((0, 2), (1, 2), 0)]  # fmt: skip
+
+
+def test_a_hang_is_a_start_without_completion() -> None:
+    trace = Trace([Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0)])
+    (span,), (half,) = trace.spans, trace.messages
+    assert (span.end, span.state, span.seconds) == (None, State.STARTED, None)
+    assert (half.src, half.dst, half.sent, half.received) == (0, 1, None, None)
+
+
+def test_members_of_a_collective_belong_together() -> None:
+    some = [Event(r, s, Op.ALL_REDUCE, State.STARTED, s + r / 10) for r in range(3) for s in (0, 1)]
+    matches = Trace(some).matches
+    assert len(set(matches.values())) == 2
+    assert matches[0, 1] == matches[1, 1] == matches[2, 1] != matches[0, 0]
+
+
+def test_a_request_is_two_messages() -> None:
+    trace = Trace([
+        Event(0, 0, Op.PULL, State.STARTED, 0.0, peer=2, label="w", match="m"),
+        Event(2, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, match="m"),
+        Event(2, 1, Op.SEND, State.STARTED, 0.2, peer=0, match="m", nbytes=64),
+        Event(0, 0, Op.PULL, State.COMPLETED, 0.3, peer=2, label="w", match="m"),
+    ])
+    assert [(m.src, m.dst, m.sent, m.received, m.nbytes) for m in trace.messages] == [
+        (0, 2, 0.0, 0.1, 0), (2, 0, 0.2, 0.3, 64)]
+
+
+def test_columns_of_the_dataframe() -> None:
+    frame = Trace(message(0, 1, 5.0, 0)).to_dataframe()
+    wanted = {"rank", "seq", "op", "state", "time", "peer", "group", "nbytes", "shape", "dtype",
+              "tag", "where", "match"}  # fmt: skip
+    assert wanted <= set(frame.columns)
+    assert frame.time.min() == 0.0
+    assert set(frame.op) == {"send", "recv"}
+
+
+def test_every_operation_is_of_one_kind() -> None:
+    assert Op.ALL_REDUCE in COLLECTIVES
+    assert COLLECTIVES.isdisjoint({Op.SEND, Op.RECV, Op.PUSH, Op.PULL, Op.MARK})
+
+
+# -- files that cannot be read ---------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return Trace(message(0, 1, 0.0, 0)).save(tmp_path / "trace.gz")
+
+
+def rewrite(path: Path, change: object) -> Path:
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    path.write_bytes(gzip.compress("\n".join(change(lines)).encode()))  # type: ignore[operator]
+    return path
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
+def test_truncated(saved: Path, keep: float) -> None:
+    data = saved.read_bytes()
+    saved.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(dk.TraceFileError, match=r"trace\.gz: .*(breaks off|not a readable)"):
+        Trace.load(saved)
+
+
+def test_lines_missing(saved: Path) -> None:
+    with pytest.raises(dk.TraceFileError, match="3 of 4 events are there"):
+        Trace.load(rewrite(saved, lambda lines: lines[:-1]))
+
+
+NOT_TRACES = [b"", b"hello", *map(gzip.compress, (b"[1, 2]\n", b"{}", b"\xff\xfe"))]
+
+
+@pytest.mark.parametrize("content", NOT_TRACES)
+def test_not_a_trace(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(content)
+    with pytest.raises(dk.TraceFileError, match=r"x\.gz"):
+        Trace.load(path)
+
+
+def test_of_a_newer_version(saved: Path) -> None:
+    def newer(lines: list[str]) -> list[str]:
+        return [json.dumps({**json.loads(lines[0]), "version": 99}), *lines[1:]]
+
+    with pytest.raises(dk.TraceFileError, match="Update distkit"):
+        Trace.load(rewrite(saved, newer))
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "null", "{", '[0,0,"dance","started",0]'])
+def test_nonsense_in_a_line(saved: Path, line: str) -> None:
+    with pytest.raises(dk.TraceFileError, match="not a readable"):
+        Trace.load(rewrite(saved, lambda lines: [*lines[:-1], line]))
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Trace.load(tmp_path / "nowhere.gz")
+    with pytest.raises(IsADirectoryError):
+        Trace.load(tmp_path)
+
+
+def test_nan_survives_as_plain_json(tmp_path: Path) -> None:
+    odd = Summary((math.nan, math.inf), math.nan, -math.inf, math.inf, 2)
+    event = Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=odd)
+    path = Trace([event]).save(tmp_path / "t")
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    json.loads(lines[1], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    again = Trace.load(path)[0].summary
+    assert again is not None and math.isnan(again.norm) and again.max == math.inf

@@ -1,0 +1,504 @@
+"""Workers, servers and a scheduler as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import zmq
+
+from distkit import kvstore
+from distkit.errors import KVStoreError
+from distkit.events import Op, State, Trace
+from distkit.kvstore import KVStore, Node
+from distkit.trace import recorder
+
+WAIT = 20.0  # seconds until a test gives up
+START = get_context("forkserver")  # forks from one single-threaded process that has torch
+
+Function = Callable[[KVStore], Any]
+
+
+# -- in the nodes ----------------------------------------------------------------
+
+
+def serving(node: Node, line: Connection) -> None:
+    """A server's process: obeys the test from a second thread."""
+    service = kvstore.serve(node)
+    threading.Thread(target=_obey, args=(node, line, service), daemon=True).start()
+    try:
+        service.run()
+    except KVStoreError as e:
+        line.send(str(e))
+
+
+def _obey(node: Node, line: Connection, service: kvstore.Service) -> None:
+    try:
+        while True:
+            line.send(_rows(node, line.recv()))
+    except EOFError:
+        service.stop()
+
+
+def _rows(node: Node, word: str) -> list[recorder.Row]:
+    """Begin or end a recording; the rows of the last one."""
+    last = recorder.current()
+    recorder.set_current(recorder.Recorder(node.id) if word == "record" else None)
+    return last.drain() if last else []
+
+
+def working(node: Node, line: Connection) -> None:
+    """A worker's process: one function after the other."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            run, mode, function, options, word = line.recv()
+        except EOFError:
+            return
+        _rows(node, word)
+        try:
+            line.send("begun")
+            here = Node("worker", node.index, node.workers, node.servers, node.folder, run)
+            kvstore.use(here)
+            result = function(kvstore.create(mode, **options))
+            kvstore.release()
+        except BaseException as e:
+            kvstore.release(flush=False)
+            result = f"{type(e).__name__}: {e}"
+        line.send((result, _rows(node, "stop")))
+
+
+# -- in the test -----------------------------------------------------------------
+
+
+class Nodes:
+    """W workers, S servers and a scheduler; ``run`` runs a function on every worker."""
+
+    def __init__(self, workers: int, servers: int, folder: str) -> None:
+        self.workers, self.servers, self.folder, self.runs = workers, servers, folder, 0
+        self.lines: dict[int, Connection] = {}
+        self.processes: dict[int, Any] = {}
+        self.start("scheduler", 0)
+        for i in range(servers):
+            self.start("server", i)
+        for i in range(workers):
+            self.start("worker", i)
+
+    def start(self, role: str, index: int, **other: int) -> int:
+        sizes = {"workers": self.workers, "servers": self.servers} | other
+        node = Node(role, index, folder=self.folder, run=0, **sizes)
+        mine, theirs = START.Pipe()
+        target = working if role == "worker" else serving
+        process = START.Process(target=target, args=(node, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.lines[node.id], self.processes[node.id] = mine, process
+        return node.id
+
+    def begin(
+        self, mode: str, function: Function, *, record: bool = False,
+        only: list[int] | None = None, **options: int,
+    ) -> None:  # fmt: skip
+        """Start a run, without waiting for its end."""
+        self.runs += 1
+        word = "record" if record else "stop"
+        for worker in range(self.workers) if only is None else only:
+            self.lines[worker].send((self.runs, mode, function, options, word))
+            assert self.receive(worker) == "begun"
+
+    def result(self, worker: int) -> Any:
+        return self.receive(worker)[0]
+
+    def receive(self, node: int) -> Any:
+        assert self.lines[node].poll(WAIT), f"node {node} does not answer"
+        return self.lines[node].recv()
+
+    def run(self, mode: str, function: Function, **options: int) -> list[Any]:
+        self.begin(mode, function, **options)
+        return [self.result(w) for w in range(self.workers)]
+
+    def trace(self, mode: str, function: Function) -> tuple[list[Any], Trace]:
+        """A recorded run."""
+        services = range(self.workers, self.workers + self.servers + 1)
+        for node in services:
+            self.tell(node, "record")
+        self.begin(mode, function, record=True)
+        answers = [self.receive(w) for w in range(self.workers)]
+        rows = {w: rows for w, (_, rows) in enumerate(answers)}
+        rows |= {node: self.tell(node, "stop") for node in services}
+        events = [recorder.to_event(node, row) for node, mine in rows.items() for row in mine]
+        return [result for result, _ in answers], Trace(events)
+
+    def tell(self, node: int, word: str) -> Any:
+        self.lines[node].send(word)
+        return self.receive(node)
+
+    def stop(self) -> None:
+        for line in self.lines.values():
+            line.close()
+        for process in self.processes.values():
+            process.join(WAIT)
+            assert not process.is_alive()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> Iterator[None]:
+    """The process that nodes are forked from, gone at the end."""
+    START.set_forkserver_preload(["distkit.kvstore"])
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def started(workers: int, servers: int) -> Iterator[Nodes]:
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        nodes = Nodes(workers, servers, folder)
+        yield nodes
+        nodes.stop()
+        assert list(Path(folder).iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def nodes(warm: None) -> Iterator[Nodes]:
+    """3 workers and 2 servers for many runs."""
+    with started(3, 2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def pair(warm: None) -> Iterator[Nodes]:
+    """2 workers and a server, to be broken."""
+    with started(2, 1) as nodes:
+        yield nodes
+
+
+# -- values ----------------------------------------------------------------------
+
+
+def two_keys(kv: KVStore) -> list[np.ndarray]:
+    kv.init(["small", "big"], [torch.zeros(3), torch.full((40, 5), float(kv.rank))])
+    seen = [kv.pull("big").numpy().copy()]
+    for n in range(5):
+        generator = np.random.default_rng([kv.rank, n])
+        kv.push(["small", "big"], [torch.ones(3), torch.from_numpy(gradient(generator))])
+        seen.append(kv.pull("big").numpy().copy())
+    return seen
+
+
+def gradient(generator: np.random.Generator) -> np.ndarray:
+    return generator.standard_normal((40, 5), dtype=np.float32)
+
+
+def test_sync_pulls_the_sum_of_all_workers_to_the_bit(nodes: Nodes) -> None:
+    results = nodes.run("dist_sync", two_keys, bigarray_bound=100)
+    for n in range(5):
+        parts = [gradient(np.random.default_rng([rank, n])) for rank in range(3)]
+        for seen in results:
+            assert np.array_equal(seen[0], np.zeros((40, 5)))  # worker 0's value
+            assert np.array_equal(seen[n + 1], (parts[0] + parts[1]) + parts[2])
+
+
+def regression(kv: KVStore) -> tuple[float, torch.Tensor]:
+    """Fit 4 weights to a third of 300 noiseless samples, as in the paper."""
+    torch.manual_seed(0)
+    true, x = torch.randn(4), torch.randn(300, 4)
+    x = x[kv.rank :: kv.num_workers]
+    y = x @ true
+    kv.set_optimizer(kvstore.SGD(learning_rate=0.05, rescale_grad=1 / kv.num_workers))
+    kv.init("w", torch.zeros(4))
+    for _ in range(400):
+        w = kv.pull("w")
+        kv.push("w", 2 * x.T @ (x @ w - y) / len(x))
+    kv.barrier()
+    w = kv.pull("w")
+    return (w - true).norm().item(), w
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+def test_both_modes_train(nodes: Nodes, mode: str) -> None:
+    results = nodes.run(mode, regression)
+    assert all(distance < 1e-3 for distance, _ in results)
+    if mode == "dist_sync":
+        assert all(torch.equal(w, results[0][1]) for _, w in results)
+
+
+def adds_up(kv: KVStore) -> float:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    for n in range(200):
+        kv.push("w", torch.full((1,), 2.0**kv.rank))
+        if n % 7 == 0:
+            kv.pull("w")
+    kv.barrier()
+    return kv.pull("w").item()
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+def test_every_push_counts_once(nodes: Nodes, mode: str) -> None:
+    assert nodes.run(mode, adds_up) == [200 * (1 + 2 + 4)] * 3
+
+
+def last_words(kv: KVStore) -> None:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1_000_000))
+    for _ in range(5):
+        kv.push("w", torch.ones(1_000_000))
+
+
+def test_pushes_on_their_way_at_the_end_arrive(nodes: Nodes) -> None:
+    _, trace = nodes.trace("dist_async", last_words)
+    assert sum(s.op is Op.MARK for s in trace.spans) == 2 * 15  # two parts
+
+
+def where_it_is(kv: KVStore) -> tuple[object, ...]:
+    if kv.rank == 0:
+        kv.init(["a", "b"], [torch.zeros(5), torch.zeros(500)])
+    kv.barrier()
+    return kv.type, kv.rank, kv.num_workers, kv.key_map(["a", "b"]), kv.pull("b").shape
+
+
+def test_all_workers_agree_where_keys_are(nodes: Nodes) -> None:
+    results = nodes.run("dist_async", where_it_is, bigarray_bound=100)
+    assert [r[:3] for r in results] == [("dist_async", rank, 3) for rank in range(3)]
+    assert results[0][3:] == results[1][3:] == results[2][3:]
+    assert [part.server for part in results[0][3]["b"]] == [0, 1]
+
+
+# -- errors ----------------------------------------------------------------------
+
+
+def complains(kv: KVStore) -> list[str]:
+    said = []
+    kv.init("w", torch.zeros(2))
+    calls: list[Callable[[], object]] = [
+        lambda: kv.pull("v"),
+        lambda: kv.push("w", torch.ones(3)),
+        lambda: (kv.push("w", torch.ones(2)), kv.pull("w")),
+        lambda: kvstore.create("dist_sync"),
+        lambda: kv.set_optimizer(kvstore.SGD(learning_rate=-1)),
+        lambda: kv.pushpull("w", torch.ones(2)),
+    ]
+    for call in calls:
+        try:
+            said.append(str(call()))
+        except KVStoreError as e:
+            said.append(str(e))
+        kv.barrier()
+    return said
+
+
+def test_errors_reach_their_caller_and_the_store_goes_on(nodes: Nodes) -> None:
+    for said in nodes.run("dist_async", complains):
+        assert "not initialised" in said[0]
+        assert "float32[3]" in said[1]
+        assert "without an optimizer" in said[2]
+        assert 'has a "dist_async" store' in said[3]
+        assert said[4] == "None"
+        assert said[5].startswith("tensor(")
+
+
+def other_shape(kv: KVStore) -> list[float]:
+    shape = 3 if kv.rank == 1 else 2
+    try:
+        kv.init("w", torch.zeros(shape))
+    except KVStoreError as e:
+        return [str(e)]
+    return kv.pull("w").tolist()
+
+
+def test_one_worker_with_another_shape_hears_it_alone(nodes: Nodes) -> None:
+    zero, one, two = nodes.run("dist_sync", other_shape)
+    assert zero == two == [0, 0]
+    assert "init of 'w' with float32[3], but the key was initialised as float32[2]" in one[0]
+
+
+def trivial(kv: KVStore) -> int:
+    return kv.rank
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
+    """Ctrl-C for a worker that waits; the seconds until it has given up, and its rows."""
+    process = psutil.Process(nodes.processes[worker].pid)
+    wait_until(lambda: process.status() == psutil.STATUS_SLEEPING)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    result, rows = nodes.receive(worker)
+    assert result == "KeyboardInterrupt: "
+    return time.monotonic() - begun, rows
+
+
+def test_mixed_modes_are_refused(nodes: Nodes) -> None:
+    nodes.begin("dist_sync", trivial, only=[0])
+    nodes.runs -= 1
+    nodes.begin("dist_async", trivial, only=[1])
+    (refused,) = wait([nodes.lines[0], nodes.lines[1]], WAIT)
+    loser = 0 if refused is nodes.lines[0] else 1
+    assert f"worker {loser} asks for" in nodes.result(loser)
+    interrupt(nodes, 1 - loser)
+    assert nodes.run("dist_sync", trivial) == [0, 1, 2]
+
+
+def test_a_node_with_other_numbers_is_refused(pair: Nodes) -> None:
+    pair.lines[0].close()
+    pair.processes[0].join(WAIT)
+    pair.start("worker", 0, servers=2, workers=1)  # its scheduler has the same id
+    pair.begin("dist_sync", trivial, only=[0])
+    assert "expects 1 workers and 2 servers, but this cluster has 2 and 1" in pair.result(0)
+
+
+def test_a_node_of_an_earlier_run_is_stale(pair: Nodes) -> None:
+    pair.run("dist_sync", trivial)
+    pair.runs = -1
+    pair.begin("dist_sync", trivial, only=[0])
+    assert "stale node of run 0, the cluster is at run 1" in pair.result(0)
+
+
+def test_random_bytes_have_no_effect(pair: Nodes) -> None:
+    pair.begin("dist_sync", adds_up)
+    generator = np.random.default_rng(0)
+    with zmq.Context() as context:
+        for node in (2, 3):
+            with context.socket(zmq.DEALER) as sock:
+                sock.connect(f"ipc://{pair.folder}/kv{node}")
+                for n in range(500):
+                    parts = [generator.bytes(n % 40) for _ in range(1 + n % 3)]
+                    sock.send_multipart(parts)
+                sock.linger = 1000
+    assert [pair.result(0), pair.result(1)] == [200 * 3] * 2
+
+
+# -- faults ----------------------------------------------------------------------
+
+
+def one_crashes(kv: KVStore) -> float:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    kv.barrier()
+    if kv.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(10):
+        kv.push("w", torch.ones(1))
+        value = kv.pull("w")
+    return value.item()
+
+
+def test_a_killed_worker_halts_sync_until_it_is_replaced(pair: Nodes) -> None:
+    pair.begin("dist_sync", one_crashes)
+    pair.processes[1].join(WAIT)
+    assert not pair.lines[0].poll(0.3)
+    assert interrupt(pair, 0)[0] < 0.5
+    pair.start("worker", 1)
+    assert pair.run("dist_sync", adds_up) == [200 * 3] * 2
+
+
+def test_a_killed_worker_does_not_halt_async(pair: Nodes) -> None:
+    pair.begin("dist_async", one_crashes)
+    assert pair.result(0) == 10
+    pair.processes[1].join(WAIT)
+
+
+def alone_at_the_barrier(kv: KVStore) -> None:
+    kv.barrier() if kv.rank == 0 else None
+
+
+def test_a_barrier_can_be_interrupted(pair: Nodes) -> None:
+    pair.begin("dist_sync", alone_at_the_barrier)
+    pair.result(1)
+    assert interrupt(pair, 0)[0] < 0.5
+    assert pair.run("dist_sync", trivial) == [0, 1]
+
+
+def test_a_folder_that_is_not_there() -> None:
+    service = kvstore.serve(Node("scheduler", 0, 1, 1, "/nowhere/at/all"))
+    with pytest.raises(KVStoreError, match="scheduler 0 cannot listen at ipc:///nowhere/at/all"):
+        service.run()
+
+
+def test_stop_before_and_after_run() -> None:
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        service = kvstore.serve(Node("scheduler", 0, 1, 1, folder))
+        service.stop()
+        service.run()
+        service.stop()
+        assert list(Path(folder).iterdir()) == []
+
+
+# -- the trace -------------------------------------------------------------------
+
+
+def one_step(kv: KVStore) -> None:
+    kv.set_optimizer(kvstore.SGD(learning_rate=1))
+    kv.init("w", torch.zeros(4))
+    kv.push("w", torch.ones(4))
+    kv.pull("w")
+    kv.barrier()
+
+
+def test_every_request_is_two_messages(nodes: Nodes) -> None:
+    _, trace = nodes.trace("dist_sync", one_step)
+    home = 3 + kvstore.placement.home("w", 2)
+    found = {(m.src, m.dst, m.op, m.label, m.nbytes) for m in trace.messages}
+    for worker in range(3):
+        assert {
+            (worker, 5, Op.REGISTER, "dist_sync", 0), (5, worker, Op.REGISTER, "dist_sync", 0),
+            (worker, home, Op.INIT, "w", 0 if worker else 16), (home, worker, Op.INIT, "w", 0),
+            (worker, home, Op.PUSH, "w", 16), (home, worker, Op.PUSH, "w", 0),
+            (worker, home, Op.PULL, "w", 0), (home, worker, Op.PULL, "w", 16),
+        } <= found  # fmt: skip
+    assert {(3, 5, Op.REGISTER, "", 0), (5, 4, Op.REGISTER, "", 0)} <= found
+    assert len(trace.messages) == 2 * (5 + 3 * 2 + 3 * 3)  # registrations, optimizer, w
+    for m in trace.messages:
+        assert m.sent is not None
+        assert m.received is not None
+        assert m.sent <= m.received
+
+
+def test_updates_and_values_are_in_the_trace(nodes: Nodes) -> None:
+    _, trace = nodes.trace("dist_sync", one_step)
+    (update,) = (s for s in trace.spans if s.op is Op.MARK)
+    assert (update.label, update.tag) == ("update w → v1", 0)
+    assert (update.before.values, update.after.values) == ((0,) * 4, (-3,) * 4)
+    pulls = [s for s in trace.spans if s.op is Op.PULL]
+    assert [p.after.values for p in pulls] == [(-3,) * 4] * 3
+    barriers = {s.match for s in trace.spans if s.op is Op.BARRIER}
+    assert len(barriers) == 1
+    assert {s.state for s in trace.spans} == {State.COMPLETED}
+
+
+def waits_for_worker_1(kv: KVStore) -> None:
+    kv.init("w", torch.zeros(1))
+    if kv.rank == 0:
+        kv.push("w", torch.ones(1))
+        Path(tempfile.gettempdir(), f"waits-{os.getpid()}").touch()
+        kv.pull("w")
+
+
+def test_what_was_given_up_is_failed(pair: Nodes) -> None:
+    flag = Path(tempfile.gettempdir(), f"waits-{pair.processes[0].pid}")
+    pair.begin("dist_sync", waits_for_worker_1, record=True)
+    wait_until(flag.exists)
+    flag.unlink()
+    _, rows = interrupt(pair, 0)
+    last = Trace(recorder.to_event(0, row) for row in rows).spans[-1]
+    assert (last.op, last.state) == (Op.PULL, State.FAILED)
