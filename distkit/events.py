@@ -11,10 +11,8 @@ no special case: it is a *started* without a *completed*.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -253,10 +251,9 @@ class Trace(Sequence[Event]):
     @cached_property
     def spans(self) -> list[Span]:
         """One entry per operation, in the order of their starts."""
-        parts: dict[tuple[int, int], list[Event]] = defaultdict(list)
-        for e in self.events:
-            parts[e.rank, e.seq].append(e)
-        return sorted(map(_span, parts.values()), key=lambda s: (s.start, s.rank, s.seq))
+        from distkit import matching
+
+        return matching.spans(self.events)
 
     @cached_property
     def matches(self) -> dict[tuple[int, int], str]:
@@ -267,13 +264,16 @@ class Trace(Sequence[Event]):
         group and tag; the n-th collective of a rank on a group belongs with the n-th of
         every other member.
         """
-        return _match(sorted(self.spans, key=lambda s: (s.rank, s.seq)))
+        from distkit import matching
+
+        return matching.matches(self.spans)
 
     @cached_property
     def messages(self) -> list[Message]:
         """One entry per point-to-point transfer, in the order of sending."""
-        found = [*_p2p_messages(self.spans, self.matches), *_request_messages(self.spans)]
-        return sorted(found, key=lambda m: (m.sent if m.sent is not None else math.inf))
+        from distkit import matching
+
+        return matching.messages(self.spans, self.matches)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per event; see :class:`Event` for the columns. Needs pandas."""
@@ -326,91 +326,3 @@ class Trace(Sequence[Event]):
         from distkit.views import Timeline
 
         return Timeline(self)._repr_mimebundle_(**kwargs)
-
-    def relabel(self, where: Callable[[str], str]) -> Trace:
-        """The same trace with every event's ``where`` passed through a function."""
-        names = {e.where: where(e.where) for e in self.events}
-        return Trace([replace(e, where=names[e.where]) for e in self.events], self.meta)
-
-
-# -- deriving spans, matches and messages -------------------------------------
-
-
-def _span(events: list[Event]) -> Span:
-    """Fold the transitions of one operation into a span."""
-    first, last = events[0], events[-1]
-    started = next((e for e in events if e.state is State.STARTED), first)
-    ended = last.state in (State.COMPLETED, State.FAILED)
-    return Span(
-        rank=first.rank, seq=first.seq, op=first.op, state=last.state, start=first.time,
-        end=last.time if ended else None,
-        peer=last.peer if last.peer is not None else first.peer,
-        group=first.group, nbytes=max(e.nbytes for e in events), shape=first.shape,
-        dtype=first.dtype, tag=last.tag if last.tag is not None else first.tag,
-        where=first.where, label=first.label, match=first.match or last.match,
-        before=started.summary or first.summary, after=last.summary if ended else None,
-    )  # fmt: skip
-
-
-def _match(spans: list[Span]) -> dict[tuple[int, int], str]:
-    """Match the operations of a run; ``spans`` in each rank's program order."""
-    count: dict[tuple[object, ...], int] = defaultdict(int)
-    found = {}
-    for s in spans:
-        if s.match is not None:
-            found[s.rank, s.seq] = s.match
-        elif s.op in COLLECTIVES:
-            nth = count[s.rank, s.group]
-            count[s.rank, s.group] += 1
-            found[s.rank, s.seq] = f"{s.group}#{nth}"
-        elif s.op in P2P and s.peer is not None:
-            src, dst = (s.rank, s.peer) if s.op is Op.SEND else (s.peer, s.rank)
-            nth = count[s.op, s.group, src, dst, s.tag]
-            count[s.op, s.group, src, dst, s.tag] += 1
-            found[s.rank, s.seq] = f"{s.group}:{src}>{dst}:{s.tag}#{nth}"
-    return found
-
-
-def _p2p_messages(
-    spans: list[Span], matches: dict[tuple[int, int], str]
-) -> Iterator[Message]:
-    """Join each send with its receive; an end without a partner stays a half message."""
-    ends: dict[str, dict[Op, Span]] = defaultdict(dict)
-    for s in spans:
-        if s.op in P2P and s.match is None and (s.rank, s.seq) in matches:
-            ends[matches[s.rank, s.seq]][s.op] = s
-    for pair in ends.values():
-        send, recv = pair.get(Op.SEND), pair.get(Op.RECV)
-        some = send or recv
-        assert some is not None and some.peer is not None
-        yield Message(
-            src=send.rank if send else some.peer,
-            dst=recv.rank if recv else some.peer,
-            op=Op.SEND, nbytes=some.nbytes, tag=some.tag, group=some.group, label=some.label,
-            sent=send.start if send else None,
-            received=recv.end if recv and recv.state is not State.FAILED else None,
-            send=(send.rank, send.seq) if send else None,
-            recv=(recv.rank, recv.seq) if recv else None,
-        )  # fmt: skip
-
-
-def _request_messages(spans: list[Span]) -> Iterator[Message]:
-    """A request with a match id is two messages: there, and the reply back."""
-    asked = {s.match: s for s in spans if s.op in REQUESTS and s.match is not None}
-    got = {s.match: s for s in spans if s.op is Op.RECV and s.match is not None}
-    back = {s.match: s for s in spans if s.op is Op.SEND and s.match is not None}
-    for match, s in asked.items():
-        if s.peer is None:
-            continue
-        server, reply = got.get(match), back.get(match)
-        me = (s.rank, s.seq)
-        yield Message(
-            s.rank, s.peer, s.op, server.nbytes if server else s.nbytes, s.start,
-            server.end if server else None, s.tag, s.label, s.group,
-            me, (server.rank, server.seq) if server else None,
-        )  # fmt: skip
-        if reply:
-            yield Message(
-                s.peer, s.rank, s.op, reply.nbytes, reply.start, s.end, s.tag, s.label, s.group,
-                (reply.rank, reply.seq), me,
-            )  # fmt: skip

@@ -207,8 +207,9 @@ class Room:
                 engine = self._engine(r)
                 if engine is None:
                     raise ClusterError(f"rank {r} is not there. Use cluster.restart().")
+                # through the stream: a bare socket's send can swallow the news of a reply
                 self._client.send_apply_request(
-                    self._client._mux_socket, execute, (payload, options),
+                    self._client._mux_stream, execute, (payload, options),
                     ident=self._client._engines[engine].encode(),
                     message_future_hook=partial(self._hook, run, r),
                 )  # fmt: skip
@@ -278,7 +279,7 @@ class Room:
         if engine is not None:
             def send() -> None:
                 client.session.send(
-                    client._query_socket, "unregistration_request", content={"id": engine}
+                    client._query_stream, "unregistration_request", content={"id": engine}
                 )
 
             client._io_loop.add_callback(send)

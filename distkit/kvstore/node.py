@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from distkit.errors import KVStoreError
 
@@ -55,16 +56,21 @@ class Node:
         """The id of the scheduler."""
         return self.workers + self.servers
 
-    def endpoint(self, node: int) -> str:
-        """Where a server or the scheduler listens.
+    def path(self, node: int) -> Path:
+        """The socket of a server or the scheduler.
 
         Raises:
             KVStoreError: the folder's path is too long for a socket.
         """
-        path = f"{self.folder}/kv{node}"
-        if len(os.fsencode(path)) > _PATH_LIMIT:
+        path = Path(self.folder, f"kv{node}")
+        length = len(os.fsencode(path))
+        if length > _PATH_LIMIT:
             raise KVStoreError(
-                f"{path} is too long for a socket: {len(os.fsencode(path))} bytes of at most "
-                f"{_PATH_LIMIT}. Use a folder with a shorter path."
+                f"{path} is too long for a socket: {length} bytes of at most {_PATH_LIMIT}. "
+                "Use a folder with a shorter path."
             )
-        return f"ipc://{path}"
+        return path
+
+    def endpoint(self, node: int) -> str:
+        """Where a server or the scheduler listens."""
+        return f"ipc://{self.path(node)}"

@@ -29,8 +29,10 @@ from distkit.trace import recorder
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OPS = {Register: Op.REGISTER, Init: Op.INIT, SetOptimizer: Op.INIT, Push: Op.PUSH, Pull: Op.PULL,
-        Barrier: Op.BARRIER}  # fmt: skip
+#: Requests that are drawn as messages; a barrier is drawn as the workers' one collective.
+_MESSAGES = {Register: Op.REGISTER, Init: Op.INIT, SetOptimizer: Op.INIT, Push: Op.PUSH,
+             Pull: Op.PULL}  # fmt: skip
+_OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
 
 class Asking:
@@ -48,11 +50,11 @@ class Asking:
         self._op, self._seq = _OPS[type(request)], self._rec.next_seq()
         self._common: dict[str, Any] = {
             "peer": peer, "match": request.match, "label": _label(request),
-            "where": recorder.user_line(),
+            "where": recorder.user_line(), **_layout(_tensor(request)),
         }  # fmt: skip
-        if isinstance(request, Barrier):  # all workers' calls are one operation
+        if isinstance(request, Barrier):
             self._common |= {"peer": None, "match": f"kv:{request.run}:barrier:{request.nth}"}
-        self._note(State.SCHEDULED, None)
+        self._note(State.SCHEDULED)
         self._note(State.STARTED, _tensor(request))
 
     def answered(self, answer: Answer) -> None:
@@ -61,11 +63,12 @@ class Asking:
 
     def failed(self) -> None:
         """It was refused, or nobody waits for the answer any more."""
-        self._note(State.FAILED, None)
+        self._note(State.FAILED)
 
-    def _note(self, state: State, tensor: Tensor | None) -> None:
+    def _note(self, state: State, tensor: Tensor | None = None) -> None:
         if self._rec is not None:
-            self._rec.record(self._seq, self._op, state, **self._common, **_values(tensor))
+            fields = self._common | _values(tensor)
+            self._rec.record(self._seq, self._op, state, **fields)
 
 
 class Answering:
@@ -77,13 +80,14 @@ class Answering:
     def arrived(self, request: Request) -> None:
         """A request is here."""
         rec = recorder.current()
-        if rec is None or _OPS.get(type(request), Op.BARRIER) is Op.BARRIER:
+        if rec is None or type(request) not in _MESSAGES:
             return
         label = self._labels[request.match] = _label(request)
-        common: dict[str, Any] = {"peer": request.node, "match": request.match, "label": label}
+        tensor = _tensor(request)
+        common = {"peer": request.node, "match": request.match, "label": label, **_layout(tensor)}
         seq = rec.next_seq()
         rec.record(seq, Op.RECV, State.SCHEDULED, **common)
-        rec.record(seq, Op.RECV, State.COMPLETED, **common, **_values(_tensor(request)))
+        rec.record(seq, Op.RECV, State.COMPLETED, **common | _values(tensor))
 
     def answering(self, answer: Message) -> None:
         """An answer is about to leave."""
@@ -91,9 +95,10 @@ class Answering:
         rec = recorder.current()
         if rec is None or label is None:
             return
-        common: dict[str, Any] = {"peer": answer.node, "match": answer.match, "label": label}
+        tensor = _tensor(answer)
+        common = {"peer": answer.node, "match": answer.match, "label": label, **_layout(tensor)}
         seq = rec.next_seq()
-        rec.record(seq, Op.SEND, State.STARTED, **common, **_values(_tensor(answer)))
+        rec.record(seq, Op.SEND, State.STARTED, **common | _values(tensor))
         rec.record(seq, Op.SEND, State.COMPLETED, **common)
 
 
@@ -127,8 +132,13 @@ def _tensor(message: Message) -> Tensor | None:
     return getattr(message, "value", None)
 
 
+def _layout(tensor: Tensor | None) -> dict[str, Any]:
+    if tensor is None:
+        return {}
+    return {"nbytes": tensor.nbytes, "shape": tuple(tensor.shape), "dtype": dtype_name(tensor)}
+
+
 def _values(tensor: Tensor | None) -> dict[str, Any]:
     if tensor is None:
         return {}
-    return {"nbytes": tensor.nbytes, "shape": tuple(tensor.shape), "dtype": dtype_name(tensor),
-            "summary": recorder.summarize(tensor)}  # fmt: skip
+    return {**_layout(tensor), "summary": recorder.summarize(tensor)}

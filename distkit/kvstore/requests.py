@@ -136,9 +136,10 @@ class Requests:
 
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
-            flight = self._in_flight.pop(message.number, None)
-            if flight is not None and isinstance(message, Answer):
-                self._settle(flight, message)
+            if message.run == self._run and isinstance(message, Answer):
+                flight = self._in_flight.pop(message.number, None)
+                if flight is not None:
+                    self._settle(flight, message)
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
         self._pushed -= flight.pushed

@@ -103,8 +103,7 @@ class Service:
         context = zmq.Context()
         try:
             self._open(context)
-            while self._turn():
-                pass
+            self._serve_until_stopped()
         finally:
             context.destroy(linger=0)
             self._stop.close()
@@ -127,6 +126,13 @@ class Service:
         if isinstance(self._machine, Shard):
             self._scheduler.connect(node.endpoint(node.scheduler))
             self._deliver([self._machine.register()])
+
+    def _serve_until_stopped(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            self.node.path(self.node.id).unlink(missing_ok=True)  # ZeroMQ leaves it
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when told to stop."""

@@ -62,8 +62,8 @@ def _page(traces: dict[str, Trace], pictures: dict[str, Json]) -> str:
 
 def _json(value: object) -> str:
     """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
 

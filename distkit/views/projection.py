@@ -8,6 +8,7 @@ nothing else. Both painters, the browser's and the static one, draw this data.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +22,8 @@ from distkit.views.units import count
 MAX_BARS, MAX_LANES = 20_000, 256
 #: Only the first so many operations carry their values along.
 MAX_VALUES = 4_000
+
+_ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 #: A JSON object: numbers, strings, booleans, lists, objects and None, and finite numbers only.
 Json = dict[str, Any]
@@ -136,7 +139,7 @@ class Projection:
         found = self._trace(members).messages
         return {f"{match}/{n}": _compact(
             id=f"{match}/{n}", src=m.src, dst=m.dst, op=str(m.op), nbytes=m.nbytes,
-            sent=_time(m.sent), received=_time(m.received), tag=m.tag, label=m.label,
+            sent=_time(m.sent), received=_time(m.received), tag=m.tag, label=_clean(m.label),
             send=m.send and _name(m.send), recv=m.recv and _name(m.recv),
         ) for n, m in enumerate(found)}  # fmt: skip
 
@@ -148,7 +151,8 @@ class Projection:
             op=str(span.op), state=str(span.state), start=_time(span.start), end=_time(span.end),
             peer=span.peer, group=None if span.group == WORLD else span.group,
             nbytes=span.nbytes, shape=list(span.shape), dtype=span.dtype, tag=span.tag,
-            where=span.where.rpartition("/")[2], label=span.label, tie=(old or {}).get("tie"),
+            where=_clean(span.where.rpartition("/")[2]), label=_clean(span.label),
+            tie=(old or {}).get("tie"),
             values=[_values(span.before), _values(span.after)] if values else None,
         )  # fmt: skip
 
@@ -158,7 +162,7 @@ class Projection:
         """All but bars and arrows: lanes, the sums under the picture, notices."""
         lanes = [self._lane(r) for r in self._ranks() if r < MAX_LANES]
         return {
-            "title": str(self.meta.get("name", "")),
+            "title": _clean(str(self.meta.get("name", ""))),
             "facts": _facts(self.meta, len(self._ranks())),
             "lanes": lanes,
             "groups": {str(g): list(r) for g, r in self.meta.get("groups", {}).items()},
@@ -179,12 +183,12 @@ class Projection:
     def _lane(self, rank: int) -> Json:
         ranks = self.meta.get("ranks", {})
         about = ranks.get(str(rank), ranks.get(rank, {}))
-        name = str(about.get("name") or f"rank {rank}")
+        name = _clean(str(about.get("name") or f"rank {rank}"))
         detail = [f"rank {rank}"] if name != f"rank {rank}" else []
         detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
         seconds = self._end - self._start
         waiting = [s.start for s in self._open.values() if s.rank == rank and s.op is not Op.MARK]
-        busy = self._busy[rank].with_open(waiting, self._end) if waiting or rank in self._busy else 0
+        busy = self._busy[rank].with_open(waiting, self._end) if seconds > 0 else 0.0
         return {
             "rank": rank, "name": name, "role": str(about.get("role") or ""),
             "detail": " · ".join(detail),
@@ -241,6 +245,11 @@ def _name(key: Key) -> str:
 def _time(seconds: float | None) -> float | None:
     """Seconds to a tenth of a microsecond; None where there is no time."""
     return None if seconds is None or not math.isfinite(seconds) else round(seconds, 7)
+
+
+def _clean(text: str) -> str:
+    """Without characters that neither XML nor UTF-8 can hold."""
+    return _ODD.sub("\ufffd", text)
 
 
 def _compact(**fields: Any) -> Json:

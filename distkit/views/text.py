@@ -75,7 +75,7 @@ def _message(
     who = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
     what = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
     return begin, Row(human_seconds(begin - zero), what, who, _tensor(bar),
-                      human_bytes(arrow["nbytes"]), took, bar.get("where", ""))  # fmt: skip
+                      _size(arrow), took, bar.get("where", ""))  # fmt: skip
 
 
 def _collective(members: list[Json], names: dict[int, str], zero: float) -> tuple[float, Row]:
@@ -91,7 +91,7 @@ def _collective(members: list[Json], names: dict[int, str], zero: float) -> tupl
         f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")  # fmt: skip
     what = " / ".join(sorted({bar["op"] for bar in members}))
     return begin, Row(human_seconds(begin - zero), what, who, _tensor(first),
-                      human_bytes(first["nbytes"]), took, first.get("where", ""))  # fmt: skip
+                      _size(first), took, first.get("where", ""))  # fmt: skip
 
 
 def _name(names: dict[int, str], rank: int) -> str:
@@ -100,3 +100,7 @@ def _name(names: dict[int, str], rank: int) -> str:
 
 def _tensor(bar: Json) -> str:
     return f"{bar['dtype']}{bar.get('shape', [])}" if "dtype" in bar else ""
+
+
+def _size(item: Json) -> str:
+    return human_bytes(item["nbytes"]) if item["nbytes"] else ""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-RANKS_LIGHT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A89600", "#6B7785")
-RANKS_DARK = ("#3D95E0", "#F2B233", "#25C296", "#E095C0", "#8AD2F7", "#F58A4B", "#DCCB45", "#AAB5C2")
+RANKS_LIGHT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7",
+               "#56B4E9", "#D55E00", "#A89600", "#6B7785")  # fmt: skip
+RANKS_DARK = ("#3D95E0", "#F2B233", "#25C296", "#E095C0",
+              "#8AD2F7", "#F58A4B", "#DCCB45", "#AAB5C2")  # fmt: skip
 
 #: Failures: always with a hatch and a cross as well, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"

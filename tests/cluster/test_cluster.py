@@ -130,6 +130,15 @@ def test_a_failing_rank_releases_the_others(usable: dk.Cluster) -> None:
     assert "rank 0 was in all_reduce" in str(caught.value)
 
 
+def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
+    def program() -> None:
+        raise ValueError("everywhere at once")
+
+    for _ in range(30):
+        with pytest.raises(dk.RankError, match="everywhere at once"):
+            usable.submit(program).wait(20)
+
+
 def test_exit_on_a_rank(usable: dk.Cluster) -> None:
     pids = [row[2] for row in usable.status().rows]
     with pytest.raises(dk.RankError, match=r"called sys.exit\(1\)"):

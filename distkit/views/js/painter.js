@@ -334,4 +334,4 @@ export function brightness(color) {
 }
 
 // Black or white, whichever reads better on a colour.
-const readable = (color) => (brightness(color) > 150 ? "#101418" : "#ffffff");
+const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");

@@ -22,8 +22,6 @@ class Timeline {
     this.#build(el);
     this.#listen();
     this.#drain();
-    this.#relook();
-    this.#words();
   }
 
   // -- what is on the page --------------------------------------------------------
@@ -43,7 +41,7 @@ class Timeline {
     const tools = h("div", { class: "dk-tools" },
       button("zoom in", "+", () => this.#zoom(0.5)), button("zoom out", "−", () => this.#zoom(2)),
       button("show all", "⤢", () => this.#reset()));
-    this.root = h("figure", { class: "dk-timeline" },
+    this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend, tools),
       this.parts.notices, this.stage, this.parts.sums, this.tip, this.spoken);
     el.append(this.root);
@@ -64,8 +62,10 @@ class Timeline {
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
-  // Colours and fonts as the page has them now; a canvas wants them resolved.
+  // Colours and fonts as the page has them now; a canvas wants them resolved. Before the
+  // widget is on the page it has none: then the first measured size brings us here.
   #relook() {
+    if (!this.root.isConnected) return;
     const css = getComputedStyle(this.root);
     const resolve = (name) => {
       this.context.fillStyle = css.getPropertyValue(name).trim();
@@ -80,6 +80,7 @@ class Timeline {
     };
     this.root.style.setProperty("--dk-warning", this.look.warning);
     this.root.style.setProperty("--dk-rank", this.look.ranks[0]);
+    this.#words();
     this.#later();
   }
 
@@ -153,7 +154,7 @@ class Timeline {
 
   #draw() {
     const width = this.stage.clientWidth;
-    if (!width) return;
+    if (!width || !this.look) return;
     const { context, canvas } = this;
     const view = this.#view();
     const end = this.store.frame.live ? this.#now() : Math.max(view[1], this.#all()[1]);
@@ -225,9 +226,9 @@ class Timeline {
     on(this.canvas, "blur", () => this.#choose(null));
     on(window, "wheel", (e) => { if (e.target !== this.canvas) this.armed = false; }, { passive: true });
     on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#relook());
-    this.resized = new ResizeObserver(() => this.#later());
+    this.resized = new ResizeObserver(() => this.#relook());
     this.resized.observe(this.stage);
-    this.themed = new MutationObserver(() => { this.#relook(); this.#words(); });
+    this.themed = new MutationObserver(() => this.#relook());
     const attributes = ["data-jp-theme-name", "data-jp-theme-light", "data-theme", "class"];
     for (const at of [document.body, document.documentElement])
       this.themed.observe(at, { attributes: true, attributeFilter: attributes });

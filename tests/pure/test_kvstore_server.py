@@ -1,0 +1,217 @@
+"""The server: every accepted gradient is applied exactly once, at the version it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from distkit.kvstore.messages import (
+    Answer,
+    Describe,
+    Error,
+    Init,
+    Pull,
+    Push,
+    Reply,
+    Request,
+    SetOptimizer,
+)
+from distkit.kvstore.server import KVServer, Update
+
+WORKERS = 3
+
+
+class Store:
+    """A KVServer with one key "w" of two elements, and what its workers know."""
+
+    def __init__(self, quorum: int, *, adding: bool = True, must_update: bool = False) -> None:
+        self.updates: list[Update] = []
+        self.server = KVServer(quorum, must_update=must_update, watch=self._watch)
+        self.asked = 0
+        if adding:  # w ← w + g, so that nothing pushed is ever forgotten
+            self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
+        self.ask(Init, 0, "w", (2,), "float32", torch.zeros(2))
+
+    @contextmanager
+    def _watch(self, update: Update) -> Iterator[None]:
+        before = update.entry.version
+        yield
+        assert update.entry.version == before
+        self.updates.append(update)
+
+    def ask(self, kind: type[Request], node: int, *fields: object) -> list[Answer]:
+        self.asked += 1
+        return self.server.handle(kind(0, node, self.asked, *fields))
+
+    def push(self, worker: int, value: float, version: int = 0) -> list[Answer]:
+        return self.ask(Push, worker, "w", (2,), version, torch.full((2,), value))
+
+    def pull(self, worker: int) -> list[Answer]:
+        return self.ask(Pull, worker, "w")
+
+    def value(self) -> float:
+        return self.server.entries["w"].value[0].item()
+
+
+def refusal(answers: list[Answer]) -> str:
+    (answer,) = answers
+    assert isinstance(answer, Error)
+    return answer.text
+
+
+def arrivals(rounds: int) -> st.SearchStrategy[list[int]]:
+    """The order in which the pushes of all workers arrive, each worker's own in order."""
+    return st.permutations([w for w in range(WORKERS) for _ in range(rounds)])
+
+
+@given(arrivals(rounds=3))
+def test_sync_replaces_the_value_by_the_sum_of_each_round(order: list[int]) -> None:
+    store, pushed = Store(WORKERS, adding=False), [0] * WORKERS
+    for worker in order:
+        pushed[worker] += 1
+        store.push(worker, 100.0 ** pushed[worker] * (worker + 1))
+        complete = min(pushed)
+        assert store.server.entries["w"].version == complete
+        assert store.value() == (100.0**complete * (1 + 2 + 3) if complete else 0)
+
+
+@given(arrivals(rounds=3))
+def test_sync_applies_every_push_once_and_is_never_stale(order: list[int]) -> None:
+    store, version = Store(WORKERS), [0] * WORKERS
+    for n, worker in enumerate(order):
+        answers = store.push(worker, 2.0**n, version[worker])
+        answers += store.pull(worker)
+        for a in answers:
+            if isinstance(a, Reply) and a.value is not None:
+                version[a.node] = a.version
+    assert store.value() == 2.0 ** len(order) - 1
+    assert [u.workers for u in store.updates] == [(0, 1, 2)] * 3
+
+
+@given(arrivals(rounds=3), st.randoms(use_true_random=False))
+def test_async_staleness_counts_the_updates_since_the_pull(order: list[int], random) -> None:
+    store, pulled = Store(1), [0] * WORKERS
+    for n, worker in enumerate(order):
+        if random.random() < 0.5:
+            (reply,) = store.pull(worker)
+            pulled[worker] = reply.version
+        store.push(worker, 2.0**n, pulled[worker])
+        assert store.updates[-1].workers == (worker,)
+        assert store.updates[-1].staleness == (n - pulled[worker],)
+    assert store.value() == 2.0 ** len(order) - 1
+
+
+class Machine(RuleBasedStateMachine):
+    """Pushes and pulls in any order, beside a model that keeps lists of what was pushed."""
+
+    @initialize(quorum=st.sampled_from([1, WORKERS]))
+    def start(self, quorum: int) -> None:
+        self.store, self.sync = Store(quorum), quorum > 1
+        self.pushed: list[list[float]] = [[] for _ in range(WORKERS)]
+        self.waits: dict[int, int] = {}  # number of the pull: the version it waits for
+        self.count = 0
+
+    def version(self) -> int:
+        counts = [len(p) for p in self.pushed]
+        return min(counts) if self.sync else sum(counts)
+
+    def expected(self) -> float:
+        rounds = self.version() if self.sync else None
+        return sum(sum(p[:rounds]) for p in self.pushed)
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def push(self, worker: int) -> None:
+        self.count += 1
+        self.pushed[worker].append(float(self.count))
+        acknowledged, *others = self.store.push(worker, float(self.count))
+        assert acknowledged.number == self.store.asked
+        self.answered(others)
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def pull(self, worker: int) -> None:
+        at_least = len(self.pushed[worker]) if self.sync else 0
+        self.waits[self.store.asked + 1] = at_least
+        self.answered(self.store.pull(worker))
+
+    def answered(self, replies: list[Answer]) -> None:
+        due = {n for n, version in self.waits.items() if version <= self.version()}
+        assert {r.number for r in replies} == due
+        assert all(r.value.tolist() == [self.expected()] * 2 for r in replies)
+        self.waits = {n: v for n, v in self.waits.items() if n not in due}
+
+    @invariant()
+    def is_what_was_pushed(self) -> None:
+        assert self.store.value() == self.expected()
+        assert self.store.server.entries["w"].version == self.version()
+
+
+Machine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+test_any_order_agrees_with_the_model = Machine.TestCase
+
+
+def test_an_answer_on_its_way_keeps_its_version() -> None:
+    store = Store(1)
+    (reply,) = store.pull(0)
+    store.push(0, 5.0)
+    assert reply.value.tolist() == [0.0, 0.0]
+
+
+def test_worker_0_initialises_and_the_others_wait_for_it() -> None:
+    server = KVServer(2)
+    assert server.handle(Init(0, 1, 0, "w", (2,), "float32")) == []
+    answers = server.handle(Init(0, 0, 0, "w", (2,), "float32", torch.ones(2)))
+    assert [a.node for a in answers] == [0, 1]
+    assert all(isinstance(a, Reply) for a in answers)
+
+
+def test_a_worker_with_another_shape_hears_it_at_init() -> None:
+    server = KVServer(2)
+    server.handle(Init(0, 1, 0, "w", (3,), "float32"))
+    mine, other = server.handle(Init(0, 0, 0, "w", (2,), "float32", torch.ones(2)))
+    assert isinstance(mine, Reply)
+    assert "init of 'w' with float32[3], but the key was initialised as float32[2]" in other.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "says"),
+    [
+        (Pull, ("v",), "pull of 'v', a key that this run has not initialised"),
+        (Describe, ("v",), "kv.init('v', value) on every worker"),
+        (Push, ("v", (2,), 0, torch.ones(2)), "push of 'v', a key that this run has not"),
+        (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
+        (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
+        (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' with float64[2]"),
+        (Push, ("w", (2,), 0, torch.ones(1)), "push of 'w' with 1 elements"),
+        (Init, ("w", (2,), "float32", torch.ones(2)), "initialised already"),
+        (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
+        (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
+        (SetOptimizer, ("adam", {}), "The servers know: sgd"),
+        (SetOptimizer, ("sgd", {"rate": 1.0}), "no optimizer 'sgd' with ['rate']"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, says) -> None:
+    store = Store(1)
+    assert says in refusal(store.ask(kind, 0, *fields))
+    store.push(0, 1.0)
+    assert store.value() == 1.0
+
+
+def test_async_needs_an_optimizer() -> None:
+    store = Store(1, adding=False, must_update=True)
+    assert "kv.set_optimizer(" in refusal(store.push(0, 1.0))
+    store.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
+    store.push(0, 1.0)
+    assert store.value() == 1.0
+
+
+def test_an_optimizer_updates_no_integers() -> None:
+    store = Store(1)
+    store.ask(Init, 0, "n", (1,), "int64", torch.ones(1, dtype=torch.int64))
+    text = refusal(store.ask(Push, 0, "n", (1,), 0, torch.ones(1, dtype=torch.int64)))
+    assert "cannot update int64[1]" in text

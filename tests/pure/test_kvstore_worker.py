@@ -1,0 +1,314 @@
+"""The KVStore that training code calls, over servers in this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distkit import kvstore
+from distkit.errors import KVStoreError
+from distkit.events import Op, State, Trace
+from distkit.kvstore.messages import Message, Request
+from distkit.kvstore.placement import place
+from distkit.kvstore.requests import Requests
+from distkit.kvstore.server import KVServer
+from distkit.kvstore.wire import decode, encode
+from distkit.kvstore.worker import KVStore
+from distkit.trace import recorder
+
+
+class Servers:
+    """Servers 1, 2, … of one worker: each request and answer goes through the wire's bytes."""
+
+    def __init__(self, count: int, *, must_update: bool = False) -> None:
+        self.nodes = {i + 1: KVServer(1, must_update=must_update) for i in range(count)}
+        self.asked: list[tuple[int, str]] = []
+        self._answers: deque[Message] = deque()
+
+    def send(self, to: int, request: Request) -> None:
+        self.asked.append((to, type(request).__name__))
+        sent = decode([bytearray(f) for f in encode(request)])
+        assert isinstance(sent, Request)
+        answers = self.nodes[to].handle(sent)
+        self._answers += [decode([bytearray(f) for f in encode(a)]) for a in answers]
+
+    def receive(self, *, wait: bool) -> list[Message]:
+        assert self._answers or not wait, "it would wait for ever"
+        return [self._answers.popleft()] if self._answers else []
+
+    def close(self) -> None:
+        self.nodes.clear()
+
+
+def store(servers: Servers, *, bound: int = 10, node: int = 0) -> KVStore:
+    return KVStore(Requests(servers, 0, node), type="dist_sync", num_workers=1,
+                   servers=sorted(servers.nodes), scheduler=None, bound=bound)  # fmt: skip
+
+
+@pytest.fixture
+def kv() -> KVStore:
+    return kvstore.create("local")
+
+
+# -- keys and tensors -----------------------------------------------------------
+
+
+def test_push_replaces_the_value_and_pull_returns_it(kv: KVStore) -> None:
+    kv.init(3, torch.ones(2, 3))
+    kv.push(3, torch.full((2, 3), 8.0))
+    assert torch.equal(kv.pull(3), torch.full((2, 3), 8.0))
+    out = torch.zeros(2, 3)
+    assert kv.pull(3, out=out) is None
+    assert torch.equal(out, torch.full((2, 3), 8.0))
+
+
+def test_lists_of_keys_and_a_tensor_for_each_device(kv: KVStore) -> None:
+    kv.init(["a", 5], [torch.zeros(2), torch.zeros(3)])
+    kv.push(["a", 5], [[torch.ones(2)] * 4, torch.ones(3)])
+    assert [t.tolist() for t in kv.pull(["a", 5])] == [[4, 4], [1, 1, 1]]
+    outs = [torch.zeros(2), torch.zeros(2)]
+    kv.pull("a", out=outs)
+    assert [o.tolist() for o in outs] == [[4, 4], [4, 4]]
+
+
+def test_a_number_and_its_name_are_different_keys(kv: KVStore) -> None:
+    kv.init([3, "3"], [torch.zeros(1), torch.ones(1)])
+    assert [t.item() for t in kv.pull([3, "3"])] == [0, 1]
+
+
+def test_pushpull_is_a_push_and_a_pull(kv: KVStore) -> None:
+    kv.init("w", torch.zeros(2))
+    assert kv.pushpull("w", torch.ones(2)).tolist() == [1, 1]
+
+
+def test_the_callers_tensors_stay_its_own(kv: KVStore) -> None:
+    first, gradient = torch.zeros(2), torch.ones(2)
+    kv.init("w", first)
+    first += 7
+    assert kv.pull("w").tolist() == [0, 0]
+    kv.push("w", gradient)
+    gradient += 7
+    pulled = kv.pull("w")
+    pulled += 7
+    assert kv.pull("w").tolist() == [1, 1]
+
+
+def test_parameters_and_slices_are_written_in_place(kv: KVStore) -> None:
+    weight, grid = torch.nn.Parameter(torch.zeros(2)), torch.zeros(2, 3)
+    kv.init("w", weight)
+    kv.push("w", torch.tensor([1.0, 2.0]))
+    kv.pull("w", out=weight)
+    kv.pull("w", out=grid[:, 1])
+    assert weight.tolist() == [1, 2]
+    assert grid.tolist() == [[0, 1, 0], [0, 2, 0]]
+
+
+def test_a_transposed_gradient_keeps_its_shape(kv: KVStore) -> None:
+    kv.init("w", torch.zeros(3, 2))
+    gradient = torch.arange(6.0).view(2, 3).T
+    kv.push("w", gradient)
+    assert torch.equal(kv.pull("w"), gradient)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.complex64],
+    ids=str,
+)
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    kv = store(Servers(3), bound=4)
+    kv.init("w", torch.zeros(5, dtype=dtype))
+    kv.push("w", torch.arange(5).to(dtype))
+    assert torch.equal(kv.pull("w"), torch.arange(5).to(dtype))
+
+
+def test_scalars_and_empty_tensors(kv: KVStore) -> None:
+    kv.init(["loss", "none"], [torch.tensor(2.5), torch.zeros(0, 3)])
+    loss, none = kv.pull(["loss", "none"])
+    assert loss.item() == 2.5
+    assert none.shape == (0, 3)
+
+
+# -- keys on servers ------------------------------------------------------------
+
+
+@given(st.integers() | st.text(), st.integers(0, 1000), st.integers(1, 7), st.integers(0, 1000))
+def test_parts_cover_an_array_once(key, size: int, servers: int, bound: int) -> None:
+    parts = place(key, size, servers, bound)
+    assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])]
+    assert parts[-1].stop == size
+    assert len(parts) == (servers if servers > 1 and size >= bound else 1)
+    assert len({p.server for p in parts}) == len(parts)
+    assert max(p.stop - p.start for p in parts) - min(p.stop - p.start for p in parts) <= 1
+
+
+def test_keys_lie_on_the_same_server_in_every_process() -> None:
+    code = "from distkit.kvstore.placement import home; print([home(k, 5) for k in range(9)])"
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert out.stdout.strip() == str([place(k, 1, 5)[0].server for k in range(9)])
+
+
+def test_keys_spread_over_servers() -> None:
+    counts = np.bincount([place(f"layer{i}.weight", 1, 4)[0].server for i in range(400)])
+    assert counts.min() > 60
+
+
+def test_a_big_array_is_split_over_all_servers_and_put_together() -> None:
+    servers = Servers(3)
+    kv = store(servers, bound=10)
+    kv.init(["big", "small"], [torch.arange(10.0).view(2, 5), torch.ones(9)])
+    assert [part[0] for part in kv.key_map("big")["big"]] == [0, 1, 2]
+    assert len(kv.key_map()["small"]) == 1
+    assert [s.entries["big"].value.tolist() for s in servers.nodes.values()] == [
+        [0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]  # fmt: skip
+    assert torch.equal(kv.pull("big"), torch.arange(10.0).view(2, 5))
+    out, across = torch.zeros(2, 5), torch.zeros(5, 2)
+    kv.pull("big", out=[out, across.T])
+    assert torch.equal(out, torch.arange(10.0).view(2, 5))
+    assert torch.equal(across.T, out)
+
+
+def test_who_did_not_initialise_a_key_asks_for_its_shape_once() -> None:
+    servers = Servers(3)
+    store(servers).init("big", torch.arange(12.0).view(3, 4))
+    late = store(servers, node=1)
+    servers.asked.clear()
+    assert late.pull("big").shape == (3, 4)
+    late.pull("big")
+    kinds = [kind for _, kind in servers.asked]
+    assert kinds == ["Describe"] + ["Pull"] * 6
+
+
+# -- optimizers -----------------------------------------------------------------
+
+
+def test_sgd_is_mxnets() -> None:
+    rule = kvstore.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, rescale_grad=0.5,
+                       clip_gradient=1.0)  # fmt: skip
+    w, m = np.array([1.0, -2.0]), np.zeros(2)
+    kv = store(Servers(2), bound=1)
+    kv.set_optimizer(rule)
+    kv.init("w", torch.from_numpy(w.copy()))
+    for gradient in ([0.5, 9.0], [-3.0, 1.0], [0.0, 0.25]):
+        g = np.clip(0.5 * np.array(gradient), -1, 1) + 0.01 * w
+        m = 0.9 * m - 0.1 * g
+        w = w + m
+        kv.push("w", torch.tensor(gradient, dtype=torch.float64))
+        np.testing.assert_allclose(kv.pull("w").numpy(), w, rtol=1e-14)
+
+
+def test_plain_sgd_is_torchs() -> None:
+    weight = torch.nn.Parameter(torch.randn(5))
+    theirs = torch.optim.SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
+    kv = kvstore.create("local")
+    kv.set_optimizer(kvstore.SGD(learning_rate=0.1, momentum=0.9, wd=0.1))
+    kv.init("w", weight)
+    for _ in range(4):
+        weight.grad = torch.randn(5)
+        theirs.step()
+        kv.push("w", weight.grad)
+    torch.testing.assert_close(kv.pull("w"), weight.detach())
+
+
+# -- errors, at the caller, and the store goes on -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda kv: kv.pull("v"), "pull of 'v', a key that this run has not initialised"),
+        (lambda kv: kv.push("v", torch.ones(2)), "a key that this run has not initialised"),
+        (lambda kv: kv.key_map("v"), "a key that this run has not initialised"),
+        (lambda kv: kv.init("w", torch.ones(2)), "initialised already"),
+        (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' with float32[3]"),
+        (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' with 2 tensors"),
+        (lambda kv: kv.push("w", torch.ones(3)), "push of 'w' with float32[3]"),
+        (lambda kv: kv.push("w", torch.ones(2).half()), "push of 'w' with float16[2]"),
+        (lambda kv: kv.push("w", [torch.ones(2), torch.ones(1)]), "push of 'w' with float32[1]"),
+        (lambda kv: kv.pull("w", out=torch.ones(2, 1)), "pull of 'w' with float32[2, 1]"),
+        (lambda kv: kv.push("w", [1.0, 2.0]), "Give torch tensors"),
+        (lambda kv: kv.push("w", []), "Give torch tensors"),
+        (lambda kv: kv.push(["w"], torch.ones(2)), "push of 1 keys with 2 tensors"),
+        (lambda kv: kv.push(1.5, torch.ones(2)), "1.5 is not a key"),
+        (lambda kv: kv.pull(True), "True is not a key"),
+        (lambda kv: kv.init("u", torch.ones(2, dtype=torch.uint16)), "cannot be added up"),
+        (lambda kv: kv.set_optimizer(torch.optim.SGD), "which no server knows"),
+    ],
+)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_bad_calls_raise_and_the_store_goes_on(call, says: str, servers: int) -> None:
+    kv = store(Servers(servers), bound=2)
+    kv.init("w", torch.zeros(2))
+    with pytest.raises(KVStoreError) as error:
+        call(kv)
+    assert says in str(error.value)
+    assert kv.pushpull("w", torch.ones(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("call", ["push", "pull", "barrier", "close"])
+def test_a_refused_push_is_told_by_the_next_call(call: str) -> None:
+    kv = store(Servers(2, must_update=True))
+    kv.init(["w", "v"], [torch.zeros(2), torch.zeros(2)])
+    kv.push("w", torch.ones(2))
+    assert kv.pull("v").tolist() == [0, 0]
+    fields = {"push": ("w", torch.ones(2)), "pull": ("w",)}.get(call, ())
+    with pytest.raises(KVStoreError, match="push of 'w' without an optimizer"):
+        getattr(kv, call)(*fields)
+    if call != "close":
+        assert kv.pull("w").tolist() == [0, 0]
+
+
+def test_a_closed_store_says_that_its_run_is_over(kv: KVStore) -> None:
+    kv.init("w", torch.zeros(2))
+    kv.close()
+    with pytest.raises(KVStoreError, match="this store was of run 0, which has ended"):
+        kv.pull("w")
+
+
+@pytest.mark.parametrize("name", ["dist_sync", "dist_async"])
+def test_outside_a_cluster_with_servers(name: str) -> None:
+    with pytest.raises(KVStoreError, match=r"start one with dk\.Cluster\(workers=4, servers=2\)"):
+        kvstore.create(name)
+
+
+def test_an_unknown_name_is_told_those_there_are() -> None:
+    with pytest.raises(KVStoreError, match=r'no "device" store\. There are: "local", "dist_sync"'):
+        kvstore.create("device")
+
+
+def test_a_worker_serves_nothing() -> None:
+    with pytest.raises(KVStoreError, match="worker 0 has nothing to serve"):
+        kvstore.serve(kvstore.Node("worker", 0, 1, 1, "f"))
+
+
+# -- the trace ------------------------------------------------------------------
+
+
+def test_what_a_local_store_does_is_recorded(kv: KVStore) -> None:
+    mine = recorder.Recorder(0)
+    recorder.set_current(mine)
+    try:
+        kv.init("w", torch.zeros(2))
+        kv.push("w", torch.ones(2))
+        kv.pull("w")
+    finally:
+        recorder.set_current(None)
+    trace = Trace(recorder.to_event(0, row) for row in mine.drain())
+    init, push, update, pull = trace.spans
+    assert [s.op for s in (init, push, update, pull)] == [Op.INIT, Op.PUSH, Op.MARK, Op.PULL]
+    assert {s.state for s in trace.spans} == {State.COMPLETED}
+    assert (push.label, push.nbytes, push.shape, push.dtype) == ("w", 8, (2,), "float32")
+    assert (update.label, update.before.values, update.after.values) == (
+        "update w → v1", (0, 0), (1, 1))  # fmt: skip
+    assert pull.after.values == (1, 1)
+    assert "test_kvstore_worker.py" in push.where
+    assert trace.messages == []
