@@ -7,6 +7,7 @@ the same process. See :mod:`distkit.cluster.zygote` for the other side.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import queue
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 from distkit.cluster.channel import Channel
 from distkit.errors import StartError
 
+_LONGEST = 90  # a Unix socket's path ends at 107 bytes on Linux, 103 on macOS
 _WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
 
 OnExit = Callable[[int], None]
@@ -226,9 +228,14 @@ os.register_at_fork(after_in_child=_forget)
 def private_folder() -> str:
     """A new folder that only this user can enter: sockets and rendezvous files live there."""
     try:
-        return tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
+        folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
+        if len(os.fsencode(folder)) <= _LONGEST:
+            return folder
+        Path(folder).rmdir()
+        raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
     except OSError as error:
         raise StartError(
             f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
-            "Free some space there, or set TMPDIR to a folder that can be written to."
+            "Free some space there, or set TMPDIR to a folder with a short path that can be "
+            "written to."
         ) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 
 from ipyparallel.cluster.launcher import EngineLauncher
@@ -71,7 +70,6 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
         """End the engines and remove their folder."""
         self.signal(9)
         await self.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
         server().remove(self._folder)
 
     async def join(self, timeout: float | None = None) -> None:

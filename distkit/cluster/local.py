@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import selectors
-import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -131,5 +130,4 @@ class _Gang:
         server().kill(self.ranks)
         if self._listener is not None:
             self._listener.join(5)
-        shutil.rmtree(self.folder, ignore_errors=True)
         server().remove(self.folder)

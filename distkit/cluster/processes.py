@@ -14,16 +14,22 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.channel import Channel
 
+#: How many numbers the controller may use for its sockets; it uses 18.
+PORTS = 20
+
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
-    """Run ipyparallel's own IPController on the loopback interface.
+    """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
 
-    Both of its locks are on: CURVE keeps strangers out, the HMAC key signs every message.
+    Not on TCP: it picks free ports before it binds them, and twenty starting at once take
+    each other's. Both of its locks are on as well: CURVE keeps strangers out, the HMAC key
+    signs every message.
 
     ``period`` is the heartbeat's in milliseconds: an engine counts only after its first
     beat. ``misses`` is how many beats may fail: large, since a starved laptop is not a dead engine,
@@ -34,12 +40,16 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     _end_with(lifeline)
     app = IPController.instance(log_level=logging.WARN)
     app.initialize([
-        f"--ProfileDir.location={folder}", "--IPController.use_threads=True", "--ip=127.0.0.1",
+        f"--ProfileDir.location={folder}", "--IPController.use_threads=True",
+        "--IPController.transport=ipc", f"--ip={folder}/s", f"--IPController.ports=1-{PORTS}",
         "--IPController.enable_curve=True", f"--HeartMonitor.period={period}",
         f"--HeartMonitor.max_heartmonitor_misses={misses}", "--IPController.db_class=NoDB",
         f"--Session.key={secrets.token_hex(16)}",
     ])  # fmt: skip
     files = Path(folder, "security").glob("ipcontroller-*.json")
+    for n in range(1, PORTS + 1):  # it binds s-1 and tells others s:1
+        with suppress(FileExistsError):
+            Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
     app.start()
 

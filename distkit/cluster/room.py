@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -338,8 +337,7 @@ class Room:
         fork.kill(children)
         for child in children:
             child.channel.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        fork.remove(self.folder)  # once more, when nobody writes there any more
+        fork.remove(self.folder)
 
     def _stage(self, stage: str) -> None:
         if not self.closed:

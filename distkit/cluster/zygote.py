@@ -34,8 +34,9 @@ class Zygote:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
-        self.children: set[int] = set()
+        self.children: dict[int, str] = {}  # pid -> the folder it works in
         self.folders: set[str] = set()
+        self.doomed: set[str] = set()  # to be removed when nobody works there any more
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         signal.set_wakeup_fd(self._woken)
@@ -84,7 +85,7 @@ class Zygote:
         if pid == 0:
             self._child(fd, run, arguments)
         os.close(fd)
-        self.children.add(pid)
+        self.children[pid] = arguments["folder"]
 
     def do_kill(self, fd: int | None, pids: list[int]) -> None:
         """End children and all that they started. Only our own, not yet reaped: pids get reused."""
@@ -94,9 +95,15 @@ class Zygote:
                     os.killpg(pid, signal.SIGKILL)
 
     def do_remove(self, fd: int | None, folder: str) -> None:
-        """Remove a cluster's folder."""
-        shutil.rmtree(folder, ignore_errors=True)
-        self.folders.discard(folder)
+        """Remove a cluster's folder, once the last process that works in it has ended."""
+        self.doomed.add(folder)
+        self._remove_doomed()
+
+    def _remove_doomed(self) -> None:
+        for folder in self.doomed - set(self.children.values()):
+            shutil.rmtree(folder, ignore_errors=True)
+            self.doomed.discard(folder)
+            self.folders.discard(folder)
 
     def _child(self, fd: int, run: str, arguments: dict[str, Any]) -> None:
         """The forked process: never returns."""
@@ -136,13 +143,18 @@ class Zygote:
                 break
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what the child started and left behind
-            self.children.discard(pid)
+            self.children.pop(pid, None)
+            self._remove_doomed()
             self.channel.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _clean_up(self) -> None:
+        """End every child, then remove every folder: not before, or they would still write."""
         for pid in self.children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+        for pid in self.children:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
