@@ -148,6 +148,8 @@ class Run:
         events = [relabel(to_event(rank, row)) for row in rows[:room]]
         self._dropped += len(rows) - len(events)
         self._events.extend(events)
+        if not events:  # an empty list would mean the end
+            return
         for callback in list(self._subscribers):
             callback(events)
 

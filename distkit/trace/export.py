@@ -58,9 +58,7 @@ def to_chrome(trace: Trace, path: str | Path) -> Path:
 def chrome(trace: Trace) -> Json:
     """The trace as the JSON object of the format."""
     threads = {**_threads(trace, marks=True), **_threads(trace, marks=False)}
-    slices = {
-        (s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans
-    }
+    slices = {(s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans}
     events = [*slices.values(), *_arrivals(trace, slices), *_flows(trace, slices)]
     # slices come before the flow events of the same time, which bind to them
     events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))

@@ -130,14 +130,23 @@ def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
     if size == 0:
         return None
     sampled = size > EXACT
-    stride = -(-size // _SAMPLE) if sampled else 1
+    width = tensors[0].shape[-1] if tensors[0].dim() else 1
+    stride = _stride(size, _SAMPLE, width) if sampled else 1
     parts = [_flat(t, stride) for t in tensors if t.numel()]
     flat = parts[0] if len(parts) == 1 else _concatenate(parts)
-    values = flat[:: max(1, -(-len(flat) // VALUES))].tolist()
+    values = flat[:: _stride(len(flat), VALUES, width)].tolist()
     with _quiet():  # a receive buffer may hold anything before it is filled
         square = float(flat.dot(flat)) * (size / len(flat))
     norm = math.sqrt(square) if square >= 0 else math.nan
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
+
+
+def _stride(size: int, most: int, width: int) -> int:
+    """Every how many elements to look; never the row's length, which would see one column."""
+    stride = max(1, -(-size // most))
+    while stride > 1 and math.gcd(stride, width) > 1:
+        stride += 1
+    return stride
 
 
 def _flat(tensor: Tensor, stride: int) -> Any:

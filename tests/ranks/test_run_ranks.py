@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.events import Op, State
+from distkit.events import Op, State, Summary
+from distkit.trace.recorder import summarize
 
 
 def sum_of_ranks() -> float:
@@ -257,3 +258,21 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-place")
     with pytest.raises(dk.StartError, match="TMPDIR"):
         dk.run_ranks(sum_of_ranks, 2)
+
+
+def test_a_summary_samples_all_columns() -> None:
+    striped = torch.zeros(128, 64)
+    striped[:, 1:] = 1
+    fields = summarize(striped)
+    assert fields is not None
+    summary = Summary(*fields)
+    assert set(summary.values) == {0.0, 1.0}
+    assert len(summary.values) <= 64
+    assert (summary.min, summary.max, summary.size) == (0.0, 1.0, 128 * 64)
+    assert summary.norm == pytest.approx((128 * 63) ** 0.5)
+    sampled = Summary(*(summarize(torch.ones(1000, 1000)) or ()))
+    assert sampled.sampled and sampled.norm == pytest.approx(1000)
+    assert summarize(torch.empty(0)) is None
+    assert summarize(torch.tensor([True, False]), torch.tensor([2, 3])) is not None
+    assert summarize(torch.tensor([1 + 2j]))[3] == 1.0  # type: ignore[index]
+    assert summarize(torch.ones(2, 3, dtype=torch.bfloat16).T)[1] == pytest.approx(6**0.5)  # type: ignore[index]
