@@ -136,9 +136,11 @@ def follow(run: Run) -> Run:
 
     from distkit.views import Timeline
 
-    handle = display(Timeline(run), display_id=True)
+    live = Timeline(run)
+    handle = display(live, display_id=True)
     run._shown = True
     try:
         return run.wait()
     finally:
+        live.close()
         handle.update(Timeline(run.trace))

@@ -100,7 +100,7 @@ class _Gang:
 
     def _ended(self, run: Run, rank: int) -> None:
         log = Path(self.folder, f"rank-{rank}.log")
-        text = log.read_text(errors="replace")[-1000:] if log.exists() else ""
+        text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
         self.ranks[rank].on_exit(lambda status: run.add_death(rank, status, text))
 
     def release(self, ranks: Iterable[int], run: int) -> None:

@@ -63,9 +63,16 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
     """
     import torch
     import torch.distributed as dist
+    from ipykernel.iostream import OutStream
     from ipyparallel.engine.app import IPEngine
 
     from distkit.cluster.rank import Rank
+
+    class PythonOutput(OutStream):
+        """Streams what Python prints; what C++ prints stays in the log, for crash reports."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]
 
     rank = Rank(spec, lifeline)
     rank.start()
@@ -75,6 +82,7 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
     app = IPEngine.instance(
         enable_nanny=False, id=spec.rank, ident=ident, user_ns=namespace,
         connection_info_env=json.dumps(connection), log_level=logging.ERROR,
+        out_stream_factory=PythonOutput,
     )  # fmt: skip
     app.initialize([f"--ProfileDir.location={profile}"])
     app.start()

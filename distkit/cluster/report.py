@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import linecache
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 from distkit.cluster.notebook import place
 from distkit.errors import NotPicklableError, RankDied, RankError, RunError
 from distkit.events import State, Trace
+from distkit.trace.recorder import MACHINERY, is_users
 
 Outcome = dict[str, Any]
-
-_LIBRARY = str(Path(os.__file__).parent)
+Frame = tuple[str, int, str, "str | None"]
 
 
 def lost(rank: int) -> Outcome:
@@ -50,11 +48,11 @@ def _is_consequence(outcome: Outcome) -> bool:
 
 
 def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
-    rank = dead[0]["rank"]
-    line = _last_line(trace, rank)
+    rank, log = dead[0]["rank"], dead[0]["log"]
+    line = _last_line(trace, rank, log)
     others = f" (and so did {_list([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
-    log = dead[0]["log"].strip()
-    said = f"\nIts last words:\n{log}" if log else ""
+    words = _last_words(log)
+    said = f"\nIts last words:\n{words}" if words else ""
     return RankDied(
         f"the process of rank {rank} ended in the middle of {name} ({dead[0]['died']}){others}"
         f"{_at(line)}. A new one takes its place; look for what ended it: os._exit, a crash "
@@ -63,13 +61,21 @@ def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
     )  # fmt: skip
 
 
+def _last_words(log: str, most: int = 15) -> str:
+    """What a crash report says to the user: the message, and the lines that are theirs."""
+    message = log.partition("Fatal Python error")[0].splitlines()[-most:]
+    crashed = log.partition("(most recent call first):")[2].partition("\n\n")[0]
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', crashed)
+    theirs = [_frame(f, int(n), function, None) for f, n, function in frames if is_users(f)]
+    return "\n".join([*message, *(frame.rstrip() for frame in theirs)]).strip()
+
+
 def _exception(
     name: str, first: Outcome, also: list[int], others: list[int], trace: Trace
 ) -> RunError:
     error, rank = first["error"], first["rank"]
     if error["type"] == "_Unpicklable":
         return NotPicklableError(f"rank {rank}: {error['text']}")
-    frames = [(place(f"{f}:{n}"), f, n, func, text) for f, n, func, text in error["frames"]]
     line = _users_line(error["frames"])
     parts = [f"rank {rank} raised {error['type']}: {error['text']}{_at(line)}"]
     if error["type"] == "SystemExit":
@@ -79,25 +85,30 @@ def _exception(
     if others:
         waits = "; ".join(_waited(trace, r) for r in others)
         parts.append(f"The others were released: {waits}.")
-    text = "".join(_frame(*frame) for frame in frames)
+    text = "".join(_frame(*frame) for frame in _shown(error["frames"]))
     parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
     if error["cause"]:
         parts.append(f"caused by {error['cause']}")
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
 
 
-def _users_line(frames: list[tuple[str, int, str, str]]) -> str:
+def _users_line(frames: list[Frame]) -> str:
     """The innermost line that is the user's: not in an installed package."""
-    for file, number, _, _ in reversed(frames):
-        if "-packages" not in file and not file.startswith(("<frozen", _LIBRARY)):
+    for file, number, *_ in reversed(frames):
+        if is_users(file):
             return place(f"{file}:{number}")
     return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
 
 
-def _frame(where: str, file: str, number: int, function: str, text: str | None) -> str:
+def _shown(frames: list[Frame]) -> list[Frame]:
+    """The traceback without distkit's machinery, as far as the user's lines explain it."""
+    return [f for f in frames if not f[0].startswith(MACHINERY)] or frames
+
+
+def _frame(file: str, number: int, function: str, text: str | None) -> str:
     """One frame of a remote traceback; cells' sources are known only here."""
     source = linecache.getline(file, number).strip() or (text or "")
-    label, _, line = where.rpartition(":")
+    label, _, line = place(f"{file}:{number}").rpartition(":")
     shown = f'  File "{label}", line {line}, in {function}\n'
     return shown + (f"    {source}\n" if source else "")
 
@@ -106,12 +117,20 @@ def _waited(trace: Trace, rank: int) -> str:
     """What a released rank was in, as far as the trace tells."""
     for span in reversed(trace.spans):
         if span.rank == rank and span.state in (State.FAILED, State.STARTED):
-            peer = "" if span.peer is None else f" with rank {span.peer}"
+            peer = "" if span.peer is None else f" with {_name(trace, span.peer)}"
             return f"rank {rank} was in {span.op}{peer}{_at(span.where)}"
     return f"rank {rank}"
 
 
-def _last_line(trace: Trace, rank: int) -> str:
+def _name(trace: Trace, rank: int) -> str:
+    return str(trace.meta.get("ranks", {}).get(str(rank), {}).get("name", f"rank {rank}"))
+
+
+def _last_line(trace: Trace, rank: int, log: str) -> str:
+    """Where a rank was: the innermost line of the user's in a crash report, or its last event."""
+    for file, number in re.findall(r'File "(.+)", line (\d+) in ', log):
+        if is_users(file):
+            return place(f"{file}:{number}")
     mine = [e.where for e in trace.by_rank.get(rank, []) if e.where]
     return mine[-1] if mine else ""
 

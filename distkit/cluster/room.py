@@ -20,7 +20,7 @@ from distkit.cluster.forkserver import Child, private_folder, server
 from distkit.cluster.plan import Plan
 from distkit.cluster.run import Run
 from distkit.cluster.spec import Spec, surroundings
-from distkit.errors import ClusterError, StartError
+from distkit.errors import ClusterError, DistkitError, StartError
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
@@ -65,7 +65,7 @@ class Room:
             self._up = True
             self._stage("ready")
         except Exception as error:
-            self.failure = str(error)
+            self.failure = self._explain(error)
             self._stage("failed")
             self._end_all()
         finally:
@@ -179,11 +179,21 @@ class Room:
         ident = self._idents[rank]
         return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
 
-    def _log(self, name: str, lines: int = 12) -> str:
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, DistkitError):
+            return str(error)
+        log = self._log("controller.log")
+        return (
+            f"the cluster could not be started ({type(error).__name__}: {error}). The machine may "
+            "be overloaded: stop other programs and make the cluster again."
+            + (f"\nThe controller's last words:\n{log}" if log else "")
+        )
+
+    def _log(self, name: str) -> str:
+        """The end of a process's low-level output."""
         with suppress(OSError):
-            text = Path(self.folder, name).read_text(errors="replace")
-            tail = [x for x in text.splitlines() if "[IPController]" not in x][-lines:]
-            return "\n".join(tail)
+            text = Path(self.folder, name).read_text(errors="replace")[-20_000:]
+            return "\n".join(x for x in text.splitlines() if "[IPController]" not in x)
         return ""
 
     # -- running ----------------------------------------------------------------

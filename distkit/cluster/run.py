@@ -103,9 +103,9 @@ class Run:
     @property
     def trace(self) -> Trace:
         """What the ranks said to each other, as far as it has arrived."""
-        if self._trace is None or len(self._trace) != len(self._events):
-            events = list(self._events)
-            self._trace = Trace(events, {**self._meta, "sources": sources(events)})
+        if self._trace is None or not self.finished:
+            events, until = list(self._events), {"until": time.monotonic()}
+            self._trace = Trace(events, {**until, **self._meta, "sources": sources(events)})
         return self._trace
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -239,7 +239,8 @@ class Run:
         groups: dict[str, list[int]] = {}
         for o in outcomes:
             groups.update(o.get("groups", {}))
-        self._meta.update(dropped=dropped, groups=groups, seconds=self.seconds)
+        self._meta.update(dropped=dropped, groups=groups, seconds=self.seconds,
+                          until=time.monotonic())  # fmt: skip
         self._trace = None
 
     # -- printing ---------------------------------------------------------------

@@ -12,6 +12,7 @@ them broken.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import select
@@ -117,6 +118,7 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{arguments['folder']}/{arguments.pop('log')}")
+            faulthandler.enable()  # a crash writes its Python lines into that file
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
             module, function = run.split(":")

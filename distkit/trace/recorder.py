@@ -51,13 +51,14 @@ class Recorder:
         self, seq: int, op: Op, state: State, *, peer: int | None = None, group: str = WORLD,
         nbytes: int = 0, shape: tuple[int, ...] = (), dtype: str = "", tag: int | None = None,
         where: str = "", label: str = "", match: str | None = None,
-        summary: tuple[Any, ...] | Summary | None = None,
+        summary: tuple[Any, ...] | Summary | None = None, at: float | None = None,
     ) -> None:  # fmt: skip
-        """Note one transition, now."""
+        """Note one transition, ``at`` a time.monotonic() or now."""
         if len(self._rows) >= self.limit:
             self.dropped += 1
             return
-        self._rows.append((seq, op, state, time.monotonic(), peer, group, nbytes, shape, dtype,
+        now = time.monotonic() if at is None else at
+        self._rows.append((seq, op, state, now, peer, group, nbytes, shape, dtype,
                            tag, where, label, match, summary))  # fmt: skip
 
     def drain(self) -> list[Row]:
@@ -190,7 +191,8 @@ def _numpy_floats() -> tuple[Any, ...]:
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 #: Frames of these folders are machinery; those of algorithms/ and demos.py are pages to read.
-_MACHINERY = tuple(f"{_PACKAGE}/{name}/" for name in ("trace", "cluster", "kvstore"))
+MACHINERY = tuple(f"{_PACKAGE}/{name}/" for name in ("trace", "cluster", "kvstore"))
+_LIBRARY = str(Path(threading.__file__).parent) + "/"
 _is_user: dict[CodeType, bool] = {}
 _lines: dict[tuple[CodeType, int], str] = {}
 
@@ -202,7 +204,7 @@ def user_line(depth: int = 1) -> str:
         code = frame.f_code
         known = _is_user.get(code)
         if known is None:
-            known = _is_user[code] = _user_code(code.co_filename)
+            known = _is_user[code] = is_users(code.co_filename)
         if known:
             key = code, frame.f_lineno
             line = _lines.get(key)
@@ -213,13 +215,13 @@ def user_line(depth: int = 1) -> str:
     return ""
 
 
-def _user_code(filename: str) -> bool:
-    torch = sys.modules.get("torch")
-    machinery = (*_MACHINERY, str(Path(torch.__file__ or "").parent) + "/") if torch else _MACHINERY
-    library = str(Path(threading.__file__).parent) + "/"  # contextlib, threading
-    if filename.startswith(machinery) or filename.startswith("<frozen"):
+def is_users(filename: str) -> bool:
+    """Whether a source file is the user's, or a page to read: no library, no machinery."""
+    if filename.startswith(MACHINERY) or filename.startswith("<frozen"):
         return False
-    return not filename.startswith(library) or "/site-packages/" in filename
+    if filename.startswith(_PACKAGE):
+        return True
+    return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 
 
 class Flusher:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ class _Pending:
         self._lock, self._done = threading.Lock(), False
 
     def complete(self, peer: int | None = None) -> None:
+        now = time.monotonic()  # before looking at the values, which takes a while
         with self._lock:
             if self._done:
                 return
@@ -80,7 +82,7 @@ class _Pending:
             if peer is not None:
                 self._row["peer"] = peer
             self._recorder.record(self.seq, self.op, State.COMPLETED, **self._row,
-                                  summary=summarize(*self._outputs))  # fmt: skip
+                                  summary=summarize(*self._outputs), at=now)  # fmt: skip
 
     def fail(self) -> None:
         with self._lock:

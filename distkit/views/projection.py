@@ -21,7 +21,7 @@ from distkit.views.units import count
 #: At most so many operations, and so many lanes, are drawn; a notice names the rest.
 MAX_BARS, MAX_LANES = 20_000, 256
 #: Only the first so many operations carry their values along.
-MAX_VALUES = 4_000
+MAX_VALUES = 2_000
 
 _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -166,7 +166,7 @@ class Projection:
             "facts": _facts(self.meta, len(self._ranks())),
             "lanes": lanes,
             "groups": {str(g): list(r) for g, r in self.meta.get("groups", {}).items()},
-            "start": _time(self._start), "end": _time(self._end), "live": self.live,
+            "start": _time(self._start), "end": _time(self._until()), "live": self.live,
             "operations": len(self._bars),
             "messages": len(self._arrows),
             "message_bytes": sum(a.get("nbytes", 0) for a in self._arrows.values()),
@@ -174,6 +174,10 @@ class Projection:
             "collective_bytes": sum(self._tensors.values()),
             "notices": self._notices(),
         }  # fmt: skip
+
+    def _until(self) -> float:
+        """Where the picture ends: operations still open last until the trace was taken."""
+        return max(self._end, float(self.meta.get("until", 0))) if self._open else self._end
 
     def _ranks(self) -> list[int]:
         named = (int(r) for r in self.meta.get("ranks", {}))
@@ -186,9 +190,9 @@ class Projection:
         name = _clean(str(about.get("name") or f"rank {rank}"))
         detail = [f"rank {rank}"] if name != f"rank {rank}" else []
         detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
-        seconds = self._end - self._start
+        seconds = self._until() - self._start
         waiting = [s.start for s in self._open.values() if s.rank == rank and s.op is not Op.MARK]
-        busy = self._busy[rank].with_open(waiting, self._end) if seconds > 0 else 0.0
+        busy = self._busy[rank].with_open(waiting, self._until()) if seconds > 0 else 0.0
         return {
             "rank": rank, "name": name, "role": str(about.get("role") or ""),
             "detail": " · ".join(detail),

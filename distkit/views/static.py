@@ -65,7 +65,8 @@ class _Painter:
 
     def svg(self) -> str:
         height = self.at.bottom + 74
-        size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
+        size = (f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}" '
+                'style="max-width:100%;height:auto"')  # fmt: skip
         card = (f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1:.0f}" rx="12" '
                 'fill="#fff" stroke="#dde3e9"/>')  # fmt: skip
         parts = [card, *self._head(), *self._lanes()]

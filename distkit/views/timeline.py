@@ -74,7 +74,7 @@ class Timeline(anywidget.AnyWidget):
         def receive(events: list[Event]) -> None:
             if events:
                 throttle.add(events)
-            elif not ended.is_set():
+            elif run.finished and not ended.is_set():
                 ended.set()
                 throttle.flush()
                 self._finish(run)

@@ -156,6 +156,21 @@ def test_a_rank_killed_from_outside_in_a_run(usable: dk.Cluster) -> None:
     assert usable.status().rows[1][2] != victim
 
 
+def test_a_crash_in_native_code_is_quoted_with_its_line(usable: dk.Cluster) -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(100), dst=1)
+        elif dist.get_rank() == 1:
+            dist.recv(torch.zeros(2), src=0)  # too small: gloo aborts the process
+
+    with pytest.raises(dk.RankDied, match="SIGABRT") as caught:
+        usable.run(program)
+    file, _, line = caught.value.line.rpartition(":")
+    assert "too small" in Path(__file__).read_text().splitlines()[int(line) - 1]
+    assert file.endswith("test_cluster.py")
+    assert "terminate called" in str(caught.value)
+
+
 def test_a_rank_killed_from_outside_between_runs(usable: dk.Cluster) -> None:
     victim = psutil.Process(usable.status().rows[0][2])
     victim.kill()

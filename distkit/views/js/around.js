@@ -40,10 +40,10 @@ export function sums({ frame }, color) {
   return [
     frame.messages || !frame.collectives
       ? tile(frame.messages.toLocaleString("en"), noun(frame.messages, "message"),
-        humanBytes(frame.message_bytes)) : null,
+        frame.message_bytes ? humanBytes(frame.message_bytes) : "") : null,
     frame.collectives
       ? tile(frame.collectives.toLocaleString("en"), noun(frame.collectives, "collective"),
-        humanBytes(frame.collective_bytes)) : null,
+        frame.collective_bytes ? humanBytes(frame.collective_bytes) : "") : null,
     tile(frame.end > frame.start ? humanSeconds(frame.end - frame.start) : "0 s", "first to last event"),
     frame.lanes.length ? busy(frame.lanes, color) : null,
   ].filter(Boolean);

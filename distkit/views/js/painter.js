@@ -15,6 +15,7 @@ export class Painter {
     const { c, at } = this;
     c.clearRect(0, 0, at.width, at.height);
     this.#lanes();
+    if (!this.store.bars.size) return;
     this.#axis();
     c.save();
     c.beginPath();
@@ -85,11 +86,12 @@ export class Painter {
     const step = roundStep(to - from, (at.right - at.left) / 105);
     const [scale, unit] = timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
     const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
+    const font = `12px ${look.font}`;
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
       const x = Math.round(at.x(zero + n * step)) + 0.5;
       this.#line(x, 0, x, at.bottom, look.grid, 1);
       const label = n === 0 ? "0" : `${(n * step * scale).toFixed(digits)} ${unit}`;
-      this.#text(label, x, at.bottom + 14, look.muted, `12px ${look.font}`, "center");
+      if (x < at.right - 10) this.#text(label, x, at.bottom + 14, look.muted, font, "center");
     }
     this.#line(at.left - 4, at.bottom + 0.5, at.right + 4, at.bottom + 0.5, look.hairline, 1);
   }
@@ -206,7 +208,7 @@ export class Painter {
       c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.15 : mixed ? 0.16 : 0.085);
       c.fill();
       Object.assign(c, { strokeStyle: alpha(color, 0.22), lineWidth: 0.75 });
-      c.stroke();
+      if (Math.min(w1, w2) > 4) c.stroke();
     }
     c.globalAlpha = 1;
   }
@@ -224,7 +226,7 @@ export class Painter {
   #shaft(arrow, [x1, y1, x2, y2, whole]) {
     const { c, look, many } = this;
     const strong = this.bright?.has(arrow.id);
-    c.globalAlpha = this.#dim(arrow.id) * (many && !strong ? 0.4 : 1);
+    c.globalAlpha = this.#dim(arrow.id) * (many && !strong ? 0.3 : 1);
     if (!many) this.#line(x1, y1, x2, y2, look.bg, 4.5);
     const [color, width] = [this.#ink(arrow, whole), strong ? 2.6 : many ? 1 : 1.7];
     this.#line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);

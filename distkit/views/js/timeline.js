@@ -12,6 +12,9 @@ import { card, sentence } from "./tooltip.js";
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
   "arrow up and down go from operation to operation, Escape lets go.";
 
+const FRAMES = 15; // per second while a run goes on: the ranks need the processor as well
+const PATIENCE = 600_000; // milliseconds without news
+
 class Timeline {
   constructor(model, el) {
     const picture = model.get("picture");
@@ -62,26 +65,24 @@ class Timeline {
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
-  // Colours and fonts as the page has them now; a canvas wants them resolved. Before the
-  // widget is on the page it has none: then the first measured size brings us here.
+  // Colours and fonts as the page has them now; a canvas wants them resolved.
   #relook() {
-    if (!this.root.isConnected) return;
     const css = getComputedStyle(this.root);
     const resolve = (name) => {
       this.context.fillStyle = css.getPropertyValue(name).trim();
       return this.context.fillStyle;
     };
-    const [fg, bg] = [resolve("--dk-fg"), resolve("--dk-bg")];
+    const [fg, bg, before] = [resolve("--dk-fg"), resolve("--dk-bg"), this.look?.warning];
     const dark = brightness(bg) < 128;
     this.look = {
       fg, bg, muted: resolve("--dk-muted"), font: css.fontFamily, soft: alpha(fg, 0.75),
       lane: alpha(fg, dark ? 0.055 : 0.035), mark: alpha(fg, dark ? 0.13 : 0.09),
       grid: alpha(fg, 0.07), hairline: alpha(fg, 0.3), ...this.theme[dark ? "dark" : "light"],
     };
+    if (this.look.warning === before) return;
     this.root.style.setProperty("--dk-warning", this.look.warning);
     this.root.style.setProperty("--dk-rank", this.look.ranks[0]);
     this.#words();
-    this.#later();
   }
 
   // -- time -------------------------------------------------------------------------
@@ -97,7 +98,7 @@ class Timeline {
     const [start, end] = [frame.start ?? 0, this.#now()];
     const span = Math.max(end - start, 1e-6);
     const open = !frame.live && frame.notices.some((text) => text.startsWith("still in"));
-    return [start - 0.012 * span, end + (open ? 0.12 : 0.02) * span];
+    return [start - 0.012 * span, start + (open ? 1.12 : 1.02) * span];
   }
 
   #view() {
@@ -148,13 +149,19 @@ class Timeline {
     this.pending = requestAnimationFrame(() => {
       this.pending = null;
       this.#draw();
-      if (this.store.frame.live && !still()) this.#later();
+      if (this.#grows()) setTimeout(() => this.#later(), 1000 / FRAMES);
     });
+  }
+
+  // Open bars grow by themselves, until a kernel must be supposed dead.
+  #grows() {
+    return this.store.frame.live && !still() && performance.now() - this.merged < PATIENCE;
   }
 
   #draw() {
     const width = this.stage.clientWidth;
-    if (!width || !this.look) return;
+    if (!width) return; // not on the page yet, or hidden
+    this.#relook();
     const { context, canvas } = this;
     const view = this.#view();
     const end = this.store.frame.live ? this.#now() : Math.max(view[1], this.#all()[1]);
@@ -180,8 +187,10 @@ class Timeline {
     c.font = `600 12px ${look.font}`;
     const width = c.measureText(text).width + 12;
     const left = clamp(x - width / 2, 0, at.width - width);
-    Object.assign(c, { fillStyle: look.hairline });
+    c.fillStyle = look.hairline;
     c.fillRect(Math.round(x), 0, 1, at.bottom);
+    c.fillStyle = look.bg; // no half-covered number beside it
+    c.fillRect(left - 24, at.bottom + 4, width + 48, 21);
     Object.assign(c, { fillStyle: look.fg, textAlign: "left", textBaseline: "middle" });
     c.beginPath();
     c.roundRect(left, at.bottom + 5, width, 19, 4);
@@ -225,13 +234,10 @@ class Timeline {
     on(this.canvas, "keydown", (e) => this.#typed(e));
     on(this.canvas, "blur", () => this.#choose(null));
     on(window, "wheel", (e) => { if (e.target !== this.canvas) this.armed = false; }, { passive: true });
-    on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#relook());
-    this.resized = new ResizeObserver(() => this.#relook());
+    for (const type of ["transitionrun", "transitionend", "transitioncancel"])
+      on(this.root, type, () => this.#later());
+    this.resized = new ResizeObserver(() => this.#later());
     this.resized.observe(this.stage);
-    this.themed = new MutationObserver(() => this.#relook());
-    const attributes = ["data-jp-theme-name", "data-jp-theme-light", "data-theme", "class"];
-    for (const at of [document.body, document.documentElement])
-      this.themed.observe(at, { attributes: true, attributeFilter: attributes });
     this.changed = () => this.#drain();
     this.model.on("change", this.changed);
   }
@@ -360,7 +366,6 @@ class Timeline {
     this.gone = true;
     this.stop.abort();
     this.resized.disconnect();
-    this.themed.disconnect();
     this.model.off("change", this.changed);
     this.root.remove();
   }

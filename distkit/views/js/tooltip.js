@@ -68,7 +68,7 @@ function ofArrow(arrow, store) {
     ["took", whole ? humanSeconds(arrow.received - arrow.sent) : null],
     ["sent at", at(arrow.sent)],
     ["received at", at(arrow.received)],
-    ...rest({ kind: "message", ...arrow, where: bar.where, group: bar.group }, store),
+    ...rest({ kind: "message", ...arrow, where: bar.where, group: bar.group, values: bar.values }, store),
   ];
 }
 
@@ -80,8 +80,11 @@ function rest(item, store) {
     ["tag", item.tag || null],
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
     ["line", item.where],
+    ["values", kept(item) ? null : "not kept this late in a long trace"],
   ];
 }
+
+const kept = (item) => item.values || item.kind === "mark";
 
 function peerWord(bar) {
   return { send: "to", recv: "from", request: "server", collective: "root" }[bar.kind] ?? "peer";

@@ -1,0 +1,48 @@
+# A fresh machine needs no more than `make demo` and `make test`.
+VENV := .venv
+BIN  := $(VENV)/bin
+# on a terminal pip shows its progress, elsewhere only what goes wrong
+PIP  := $(BIN)/python -m pip --disable-pip-version-check \
+        install $$(test -t 2 || echo --quiet) --constraint constraints.txt
+
+.PHONY: help demo lab test check bench clean
+
+help:   ## this list
+	@sed -n 's/^\([a-z]*\):.*## */\1 /p' Makefile | \
+	    while read -r name what; do printf '  make %-7s%s\n' "$$name" "$$what"; done
+
+demo: $(VENV)/.installed    ## the four demos on four real ranks, and their replay in demo.html
+	@$(BIN)/distkit demo all --html demo.html
+
+lab: $(VENV)/.installed     ## JupyterLab on the welcome notebook
+	@$(BIN)/distkit lab
+
+test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with ARGS="-m pure"
+	@{ command -v chromium && $(BIN)/python -m playwright --version; } >/dev/null 2>&1 || \
+	    tools/debian-install chromium libatomic1 || echo "Until then the browser tests are skipped."
+	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-test ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, beside their references
+	@$(BIN)/distkit bench all
+
+clean:  ## remove all that make made, .venv included
+	rm -rf $(VENV) demo.html dist test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# An empty file marks a finished installation, so that the next command starts at once.
+$(BIN)/pip:
+	@tools/make-venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
+	@echo "Installing distkit and what it needs into $(VENV): some minutes the first time ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(PIP) --editable ".[test]"
+	@touch $@

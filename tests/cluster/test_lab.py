@@ -1,0 +1,52 @@
+"""The welcome notebook in a real JupyterLab, in a real browser."""
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageColor
+
+from distkit.views.theme import theme
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+IDLE = """() => {
+    const panel = window.jupyterapp?.shell.currentWidget;
+    return panel?.context?.isReady && panel.sessionContext?.session?.kernel?.status === 'idle';
+}"""
+
+
+def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
+    page = tab.page
+    page.goto(f"{lab.url}/lab/tree/00_welcome.ipynb?reset&token={lab.token}")
+    page.wait_for_function(IDLE, timeout=60_000)
+    assert command(page, "notebook:run-all-cells"), page.locator(".jp-OutputArea").all_inner_texts()
+    page.wait_for_function(IDLE, timeout=10_000)
+
+    RESULTS.mkdir(exist_ok=True)
+    for name in ("light", "dark"):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {name.title()}")
+        drawing = page.locator(".distkit-timeline").locator("canvas, svg").first
+        drawing.scroll_into_view_if_needed()
+        assert drawing.bounding_box()["width"] > 300
+        assert missing(drawing, theme()[name]["ranks"][:4]) == []
+        page.screenshot(path=RESULTS / f"welcome-{name}.png")
+
+    assert tab.errors == []
+    assert tab.outside == []
+
+
+def command(page: Any, name: str, **args: str) -> Any:
+    """Execute one of JupyterLab's commands, as its menus do."""
+    return page.evaluate("([name, args]) => jupyterapp.commands.execute(name, args)", [name, args])
+
+
+def missing(drawing: Any, colours: list[str], within: float = 5) -> list[str]:
+    """Which of these colours a drawing still lacks after ``within`` seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        image = Image.open(io.BytesIO(drawing.screenshot())).convert("RGB")
+        there = {colour for _, colour in image.getcolors(maxcolors=2**24)}
+        absent = [c for c in colours if ImageColor.getrgb(c) not in there]
+        if not absent or time.monotonic() > deadline:
+            return absent

@@ -1,0 +1,52 @@
+"""Every notebook runs from top to bottom, leaves pictures that last, and leaves nobody running."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PICTURES = {"image/svg+xml", "image/png"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(
+    path: Path, tmp_path: Path, jupyter_home: Path, leftovers: Callable[[], list[str]]
+) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    here = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
+    nbformat.write(notebook, tmp_path / path.name)  # to look at, when something below fails
+
+    assert not list(errors(notebook))
+    assert not list(bare_widgets(notebook))
+    assert not leftovers()
+
+
+def outputs(notebook: NotebookNode) -> list[NotebookNode]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def errors(notebook: NotebookNode) -> list[str]:
+    return [f"{o.ename}: {o.evalue}" for o in outputs(notebook) if o.output_type == "error"]
+
+
+def bare_widgets(notebook: NotebookNode) -> list[str]:
+    """The widgets that GitHub, or a restart, would show as nothing.
+
+    A distkit view needs a picture beside it, any other widget at least HTML.
+    """
+    state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json")
+    bare = []
+    for data in (o.data for o in outputs(notebook) if WIDGET in o.get("data", {})):
+        model = state["state"][data[WIDGET]["model_id"]]["state"]
+        name = model.get("_anywidget_id") or model["_model_name"]
+        static = PICTURES if name.startswith("distkit.views") else PICTURES | {"text/html"}
+        if not static & set(data):
+            bare.append(name)
+    return bare

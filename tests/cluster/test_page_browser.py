@@ -1,0 +1,228 @@
+"""The timeline in a real browser: the stand-alone page, and a run that goes on."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageChops
+from traces import DEMOS, big, hang, odd_values, ring
+
+from distkit.views import to_html
+from distkit.views.assets import css, esm
+from distkit.views.projection import Projection
+from distkit.views.theme import theme
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    to_html({name: make() for name, make in DEMOS.items()}, folder / "demos.html")
+    to_html(ring(), folder / "ring.html")
+    to_html(hang(), folder / "hang.html")
+    to_html(odd_values(), folder / "odd.html")
+    to_html(big(30_000), folder / "big.html")
+    return folder
+
+
+def open_page(tab: Any, path: Path) -> Any:
+    tab.page.goto(path.as_uri())
+    canvas = tab.page.locator("canvas").first
+    canvas.wait_for()
+    settle(tab.page)
+    return canvas
+
+
+def settle(page: Any) -> None:
+    """Wait until what was asked for is drawn."""
+    frame = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    page.evaluate(frame)
+
+
+def picture(canvas: Any) -> Image.Image:
+    return Image.open(io.BytesIO(canvas.screenshot())).convert("RGB")
+
+
+def differ(one: Image.Image, other: Image.Image) -> bool:
+    return one.size != other.size or ImageChops.difference(one, other).getbbox() is not None
+
+
+def quiet(tab: Any) -> bool:
+    return tab.errors == [] and tab.outside == []
+
+
+def point(tab: Any, canvas: Any, x: float, y: float) -> None:
+    """Move the pointer to a part of the width and a pixel of the height."""
+    box = canvas.bounding_box()
+    tab.page.mouse.move(box["x"] + x * box["width"] - 9, box["y"] + y)
+    tab.page.mouse.move(box["x"] + x * box["width"], box["y"] + y)
+    settle(tab.page)
+
+
+def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
+    shots = {}
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme)
+        open_page(tab, pages / "demos.html")
+        for i, name in enumerate(DEMOS):
+            tab.page.click(f"#tab{i}")
+            settle(tab.page)
+            shot = shots[scheme, name] = picture(tab.page.locator(f"#panel{i} canvas"))
+            assert shot.width > 1000 and shot.height > 150
+            assert len(shot.getcolors(maxcolors=2**24)) > 50
+            RESULTS.mkdir(exist_ok=True)
+            tab.page.screenshot(path=RESULTS / f"timeline-{name}-{scheme}.png")
+    for name in DEMOS:
+        light, dark = (shots[scheme, name].getpixel((1, 1)) for scheme in ("light", "dark"))
+        assert sum(light) > 700 and sum(dark) < 100
+    assert quiet(tab)
+
+
+def test_tabs_answer_to_the_keyboard(tab: Any, pages: Path) -> None:
+    open_page(tab, pages / "demos.html")
+    tab.page.focus("#tab0")
+    tab.page.keyboard.press("ArrowRight")
+    assert tab.page.locator("#panel1").is_visible() and not tab.page.locator("#panel0").is_visible()
+    assert tab.page.evaluate("document.activeElement.id") == "tab1"
+    tab.page.keyboard.press("End")
+    assert tab.page.locator(f"#panel{len(DEMOS) - 1}").is_visible()
+
+
+def test_pointing_at_an_operation_tells_about_it(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "ring.html")
+    before = picture(canvas)
+    point(tab, canvas, 0.16, 21)
+    card = tab.page.locator(".dk-tip")
+    assert card.is_visible()
+    told = card.inner_text()
+    for word in ("send", "completed", "rank 1", "float32 [16]", "64 B", "collectives.py:31"):
+        assert word in told
+    assert card.locator(".dk-strip i").count() == 16
+    assert differ(before, picture(canvas))
+    point(tab, canvas, 0.5, canvas.bounding_box()["height"] + 30)
+    assert not card.is_visible()
+
+
+def test_wheel_drag_and_keys_move_through_time(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "ring.html")
+    tab.page.emulate_media(reduced_motion="reduce")
+    seen = [picture(canvas)]
+
+    def look() -> None:
+        settle(tab.page)
+        seen.append(picture(canvas))
+        assert differ(*seen[-2:])
+
+    point(tab, canvas, 0.5, 200)
+    tab.page.mouse.wheel(0, -240)
+    look()
+    tab.page.mouse.down()
+    point(tab, canvas, 0.3, 200)
+    tab.page.mouse.up()
+    look()
+    canvas.focus()
+    for key in ("ArrowRight", "+", "-", "0"):
+        tab.page.keyboard.press(key)
+        look()
+    tab.page.mouse.move(5, 5)
+    canvas.evaluate("c => c.blur()")
+    settle(tab.page)
+    assert not differ(seen[0], picture(canvas))  # 0 shows everything again
+    canvas.focus()
+    tab.page.keyboard.press("ArrowDown")
+    spoken = tab.page.locator(".dk-spoken").text_content()
+    assert spoken.startswith("send, completed; on rank 3; to rank 0; tensor float32 [16]")
+    assert "24 messages" in canvas.get_attribute("aria-label")
+    assert quiet(tab)
+
+
+def test_a_wheel_that_scrolls_the_page_past_does_not_zoom(tab: Any, pages: Path) -> None:
+    tab.page.set_viewport_size({"width": 1280, "height": 500})
+    open_page(tab, pages / "ring.html")
+    tab.page.mouse.move(640, 20)
+    for _ in range(6):
+        tab.page.mouse.wheel(0, 60)
+        settle(tab.page)
+    assert tab.page.evaluate("scrollY") > 200
+
+
+def test_a_hang_is_announced(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "hang.html")
+    told = tab.page.locator(".dk-notices").inner_text()
+    assert "still in recv: rank 3" in told and "1,203 events dropped" in told
+    point(tab, canvas, 0.9, 300)
+    told = tab.page.locator(".dk-tip").inner_text()
+    assert "still in recv" in told and "rank 0" in told
+
+
+def test_odd_values_and_hostile_labels_are_shown_as_text(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "odd.html")
+    assert tab.page.locator(".dk-head strong").inner_text() == '<i>odd</i> & "ends"'
+    point(tab, canvas, 0.3, 21)
+    told = tab.page.locator(".dk-tip").inner_text()
+    assert "[1, NaN, ∞, −∞]" in told and "1 × NaN" in told
+    assert tab.page.locator(".dk-tip .dk-nan").count() == 1
+    assert quiet(tab)
+
+
+def test_very_many_operations_stay_usable(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "big.html")
+    assert "the first 20,000 of 30,000 operations" in tab.page.locator(".dk-notices").inner_text()
+    assert tab.page.evaluate("document.querySelectorAll('*').length") < 6_000
+    start = tab.page.evaluate("performance.now()")
+    point(tab, canvas, 0.5, 20)
+    assert tab.page.evaluate("performance.now()") - start < 1_000
+    assert quiet(tab)
+
+
+LIVE = """<!DOCTYPE html><meta charset="utf-8"><style>%s</style><div id="at"></div>
+<script type="module">%s
+const state = {picture: %s}, listeners = [];
+const model = {get: (k) => state[k], on: (_, f) => listeners.push(f), off: () => {}};
+window.feed = (name, patch) => { state[name] = patch; listeners.forEach((f) => f()); };
+timeline.render({model, el: document.getElementById("at")});
+</script>"""
+
+
+def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
+    trace = ring()
+    run = Projection({"world_size": 4, "name": "live"}, live=True)
+    first = json.dumps({**run.snapshot(), "theme": theme(), "next": 0})
+    script = esm().replace("export default", "const timeline =")
+    page = tmp_path / "live.html"
+    page.write_text(LIVE % (css(), script, first), encoding="utf-8")
+    canvas = open_page(tab, page)
+    assert tab.page.locator(".dk-live").is_visible()
+    tab.page.evaluate("patch => feed('patch0', patch)", run.feed(trace.events[:70]))
+    early = number_of_messages(tab.page)
+    assert 0 < early < 24
+    now = picture(canvas)
+    assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow by themselves
+    run.live = False
+    tab.page.evaluate("patch => feed('patch1', patch)", run.feed(trace.events[70:]))
+    assert not tab.page.locator(".dk-live").is_visible()
+    assert number_of_messages(tab.page) == 24
+    assert quiet(tab)
+
+
+def number_of_messages(page: Any) -> int:
+    settle(page)
+    return int(page.locator(".dk-tile b").first.inner_text())
+
+
+def test_the_canvas_follows_a_change_of_theme(tab: Any, pages: Path) -> None:
+    tab.page.emulate_media(color_scheme="light")
+    canvas = open_page(tab, pages / "ring.html")
+    light = picture(canvas)
+    tab.page.evaluate("""() => {
+        const seen = new Promise((done) => addEventListener("transitionend", done, {once: true}));
+        for (const [name, colour] of [["layout", "#111111"], ["ui-font", "#eeeeee"]])
+            document.body.style.setProperty(`--jp-${name}-color0`, colour);
+        return seen;
+    }""")
+    settle(tab.page)
+    assert sum(picture(canvas).getpixel((1, 1))) < 100 < sum(light.getpixel((1, 1)))
+    assert (61, 149, 224) in {colour for _, colour in picture(canvas).getcolors(2**24)}

@@ -1,0 +1,180 @@
+"""Chrome trace JSON against the rules of the Trace Event Format, and of perfetto's importer."""
+
+import gzip
+import json
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, sync_sgd
+
+from distkit.events import Op, State, Trace
+from distkit.trace.export import chrome, to_chrome
+
+TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(800), "empty": Trace}
+EPSILON = 1e-6  # a thousandth of a nanosecond
+
+
+def end(event):
+    return float("inf") if event["ph"] == "B" else event["ts"] + event["dur"]
+
+
+def slices(events):
+    return [e for e in events if e["ph"] in "XB"]
+
+
+def enclosing(events, flow):
+    """The innermost slice around a flow event on its own thread, as the viewers bind it."""
+    around = [
+        e for e in slices(events)
+        if (e["pid"], e["tid"]) == (flow["pid"], flow["tid"])
+        and e["ts"] - EPSILON <= flow["ts"] <= end(e) + EPSILON
+    ]  # fmt: skip
+    return max(around, key=lambda e: (e["ts"], -end(e)), default=None)
+
+
+def check_format(events):
+    """Every rule of the format that can be checked without a viewer."""
+    names = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert len({tid for _, tid in names}) == len(names)  # unique across processes
+    timed = [e for e in events if e["ph"] != "M"]
+    assert [e["ts"] for e in timed] == sorted(e["ts"] for e in timed)
+    for e in timed:
+        assert e["ph"] in "XBstf" and e["ts"] >= 0 and e["pid"] > 0
+        assert (e["pid"], e["tid"]) in names
+        assert e["ph"] != "X" or e["dur"] >= 0
+
+
+def check_nesting(events):
+    """On one thread, slices nest or follow each other: the importer drops others."""
+    threads = defaultdict(list)
+    for e in slices(events):
+        stack = threads[e["tid"]]
+        while stack and end(stack[-1]) <= e["ts"] + EPSILON:
+            stack.pop()
+        assert not stack or end(e) <= end(stack[-1]) + EPSILON
+        stack.append(e)
+
+
+def check_flows(events):
+    """Each arrow starts once, before it ends, and lies inside the slices that it joins."""
+    arrows = defaultdict(list)
+    for e in events:
+        if e["ph"] in "stf":
+            arrows[e["id"], e["cat"], e["name"]].append(e)
+            assert enclosing(events, e) is not None
+    for parts in arrows.values():
+        kinds = [e["ph"] for e in parts]
+        assert kinds[0] == "s" and kinds[-1] == "f" and set(kinds[1:-1]) <= {"t"}
+        assert parts[-1]["bp"] == "e"
+    return arrows
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_follows_the_format(name):
+    trace = TRACES[name]()
+    events = chrome(trace)["traceEvents"]
+    check_format(events)
+    check_nesting(events)
+    check_flows(events)
+    real = [e for e in slices(events) if e["name"] != "arrived"]
+    assert len(real) == len(trace.spans)
+
+
+def test_an_arrow_runs_from_each_send_to_the_end_of_its_receive():
+    trace = ring(4)
+    events = chrome(trace)["traceEvents"]
+    arrows = check_flows(events)
+    assert len(arrows) == len(trace.messages) == 24
+    for start, stop in arrows.values():
+        assert enclosing(events, start)["name"] == "send"
+        assert enclosing(events, stop)["name"] == "arrived"
+        assert stop["pid"] == start["pid"] % 4 + 1  # to the right neighbour
+        assert enclosing(events, start)["ts"] < enclosing(events, stop)["ts"]  # not reversed
+
+
+def test_an_arrow_runs_through_all_members_of_a_collective():
+    events = chrome(sync_sgd(4, steps=2))["traceEvents"]
+    arrows = check_flows(events)
+    assert len(arrows) == 5  # a broadcast, two buckets in each of two steps
+    for parts in arrows.values():
+        assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
+
+
+def test_computation_has_its_own_thread_and_overlap_another():
+    events = chrome(sync_sgd())["traceEvents"]
+    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert threads == {"computation", "communication", "communication 2"}
+    forward = next(e for e in events if e["name"] == "forward")
+    reduce = next(e for e in events if e["name"] == "all_reduce")
+    assert forward["tid"] != reduce["tid"] and forward["cat"] == "computation"
+
+
+def test_nested_marks_share_a_thread():
+    s = Script().op(0, Op.MARK, 0, 3 * MS, label="step").op(0, Op.MARK, MS, 2 * MS, label="forward")
+    events = slices(chrome(s.trace())["traceEvents"])
+    assert [e["name"] for e in events] == ["step", "forward"]
+    assert events[0]["tid"] == events[1]["tid"]
+
+
+def test_an_unfinished_operation_begins_and_never_ends():
+    events = chrome(DEMOS["hang"]())["traceEvents"]
+    open_ones = [e for e in events if e["ph"] == "B"]
+    assert sorted(e["name"] for e in open_ones) == ["all_reduce"] * 3 + ["recv"]
+    assert not [e for e in events if e["ph"] == "E"]
+    assert {e["args"]["state"] for e in open_ones} == {str(State.STARTED)}
+
+
+def test_arguments_say_what_moved():
+    send = next(e for e in chrome(ping_pong())["traceEvents"] if e["name"] == "send")
+    assert send["args"]["bytes"] == 32 and send["args"]["shape"] == "[8]"
+    assert send["args"]["where"] == "p2p.py:9" and send["args"]["peer"] == 1
+    assert send["args"]["before"]["values"].startswith("[0, 0.5, 1")
+    assert send["dur"] == pytest.approx(110, abs=0.01)  # microseconds
+
+
+def test_processes_carry_the_names_of_the_ranks():
+    events = chrome(DEMOS["parameter_server"]())["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["worker 0", "worker 1", "server 0", "server 1", "scheduler"]
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_files_hold_strict_json(tmp_path, name):
+    trace = TRACES[name]()
+    plain = to_chrome(trace, tmp_path / "t.json")
+    packed = trace.to_chrome(tmp_path / "t.json.gz")
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    read = json.loads(plain.read_text(), parse_constant=refuse)
+    assert json.loads(gzip.decompress(packed.read_bytes())) == read
+
+
+ops = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from([Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.MARK]),
+        st.integers(0, 50),
+        st.none() | st.integers(0, 50),
+        st.integers(0, 2),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None)
+@given(ops)
+def test_any_run_follows_the_format(operations):
+    script = Script()
+    for rank, op, begin, length, peer in operations:
+        finish = None if length is None else (begin + length) * MS
+        script.op(rank, op, begin * MS, finish, peer=peer if op in (Op.SEND, Op.RECV) else None)
+    trace = script.trace()
+    events = chrome(trace)["traceEvents"]
+    check_format(events)
+    check_nesting(events)
+    for e in events:
+        assert e["ph"] not in "stf" or enclosing(events, e) is not None

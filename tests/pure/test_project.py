@@ -1,0 +1,246 @@
+"""The project as a whole: which way imports point, what is public, how long things are."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+from statistics import quantiles
+
+import pytest
+
+import distkit
+from distkit.events import Event, Op, State, Trace
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "distkit"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
+
+PUBLIC = """
+    Cluster run_ranks Run
+    Event Message Op Span State Summary Trace mark Timeline
+    ring_all_reduce shard sync_initial_weights sync_sgd_step kvstore demos
+    ClusterError DistkitError KVStoreError NotPicklableError RankDied
+    RankError RunError RunInterrupted StartError StoppedError TraceFileError
+""".split()
+
+# Imports point down: each part of distkit, and the other parts it may import.
+WAIST = "errors events matching tracefile "
+LAYERS = {
+    "errors": "",
+    "events": "errors",
+    "matching": "errors events",
+    "tracefile": "errors events",
+    "algorithms": WAIST,
+    "trace": WAIST,
+    "views": WAIST,
+    "kvstore": WAIST + "trace",
+    "cluster": WAIST + "trace kvstore views",  # it serves roles, and a Run shows itself
+}
+TOP = {"__init__", "__main__", "bench", "cli", "demos"}  # they may import everything
+
+
+# -- imports ---------------------------------------------------------------------
+
+
+def nodes(tree: ast.AST, lazy: bool) -> Iterator[ast.AST]:
+    """Every node of a file, or only those outside functions."""
+    for node in ast.iter_child_nodes(tree):
+        if lazy or not isinstance(node, ast.FunctionDef):
+            yield node
+            yield from nodes(node, lazy)
+
+
+def imports(path: Path, lazy: bool = True) -> set[str]:
+    """The full names that a file imports, also those imported inside functions if ``lazy``."""
+    found = set()
+    for node in nodes(ast.parse(path.read_text()), lazy):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the import in full"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if part(path) not in TOP],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_imports_point_down(path: Path) -> None:
+    here = part(path)
+    lazy = here != "events"  # a Trace's own methods, such as to_html(), are the one way up
+    ours = {name for name in imports(path, lazy) if name.startswith("distkit.")}
+    assert not {name for name in ours if name.split(".")[1] not in {here, *LAYERS[here].split()}}
+
+
+def test_only_the_cluster_imports_ipyparallel() -> None:
+    users = {part(path) for path in MODULES if any("ipyparallel" in n for n in imports(path))}
+    assert users == {"cluster"}
+
+
+def test_every_import_is_declared() -> None:
+    owner = metadata.packages_distributions()
+    names = {name.split(".")[0] for path in MODULES for name in imports(path)}
+    foreign = names - {"distkit", "__future__"} - sys.stdlib_module_names
+    declared = {re.match(r"[\w-]+", r)[0].lower() for r in metadata.requires("distkit")}
+    assert not {name for name in foreign if not {d.lower() for d in owner[name]} & declared}
+
+
+def python(*args: str | Path) -> str:
+    """What a fresh Python prints, started in the project's folder."""
+    command = [sys.executable, *map(str, args)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_importing_distkit_is_light() -> None:
+    heavy = {"torch", "ipyparallel", "numpy", "pandas", "sklearn", "matplotlib", "IPython"}
+    code = "import distkit, sys; print(*sys.modules)"
+    assert not heavy & set(python("-Werror", "-c", code).split())
+
+
+def test_a_trace_opens_where_torch_is_not(tmp_path: Path) -> None:
+    ends = [Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1),
+            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0)]  # fmt: skip
+    file = Trace(ends).save(tmp_path / "two.trace")
+    code = """if True:
+        import sys
+        sys.modules["torch"] = None  # importing it raises ImportError
+        import distkit
+        trace = distkit.Trace.load(sys.argv[1])
+        trace.to_html(sys.argv[2])
+        print(len(trace.messages))
+    """
+    assert python("-Werror", "-c", code, file, tmp_path / "two.html") == "1\n"
+    assert (tmp_path / "two.html").stat().st_size > 1000
+
+
+# -- what is public ----------------------------------------------------------------
+
+
+def test_the_public_names() -> None:
+    assert sorted(distkit.__all__) == sorted(PUBLIC)
+    assert {*PUBLIC, "__version__"} == set(dir(distkit))
+    assert all(getattr(distkit, name).__doc__ for name in PUBLIC)
+
+
+def test_the_launcher_is_registered() -> None:
+    (found,) = metadata.entry_points(group="ipyparallel.engine_launchers", name="distkit")
+    assert found.load().__name__ == "ForkEngineSetLauncher"
+
+
+def test_the_wheel_holds_the_views(tmp_path: Path) -> None:
+    python("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    (wheel,) = tmp_path.glob("distkit-*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    scripts = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.js")}
+    assert scripts
+    assert scripts | {"distkit/__init__.py", "distkit/py.typed"} <= inside
+    assert not [name for name in inside if name.startswith(("tests", "notebooks"))]
+
+
+# -- how it reads --------------------------------------------------------------------
+
+
+def function_lengths(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of each function, its docstring not counted."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            text = node.body[0] if ast.get_docstring(node) else None
+            doc = text.end_lineno - text.lineno + 1 if text else 0
+            yield node.end_lineno - node.lineno + 1 - doc, f"{path.name}:{node.name}"
+
+
+def test_functions_are_short() -> None:
+    found = sorted(chain.from_iterable(map(function_lengths, MODULES)))
+    tenths = quantiles([lines for lines, _ in found], n=10)
+    assert (tenths[4] <= 8, tenths[8] <= 25) == (True, True), f"median, 90 %: {tenths}"
+    assert not [(lines, name) for lines, name in found if lines > 50]
+
+
+def test_files_are_short() -> None:
+    lengths = {p: len(p.read_text().splitlines()) for p in [*MODULES, *PACKAGE.rglob("*.js")]}
+    assert not {str(path): lines for path, lines in lengths.items() if lines > 400}
+
+
+@pytest.mark.parametrize("tool", ["ruff check .", "mypy"])
+def test_make_check(tool: str) -> None:
+    assert tool in ROOT.joinpath("Makefile").read_text()
+    python("-m", *tool.split())
+
+
+# -- what it says of itself ------------------------------------------------------------
+
+FOREIGN = re.compile(
+    r"/(work|root)/\w|/home/(?!me/)\w|\b(pypi|pythonhosted|anaconda)\.(org|com)|download\.pytorch"
+    r"|--(extra-)?index-url|--find-link[s]"
+)
+
+
+def test_no_machine_paths_and_no_registry_hosts() -> None:
+    folders = ["distkit", "notebooks", "tests", "docs", "tools", "binder", ".ci"]
+    files = chain(ROOT.glob("*"), *(ROOT.joinpath(folder).rglob("*") for folder in folders))
+    texts = [p for p in files if p.is_file() and p.suffix not in {".pyc", ".png", ".gif"}]
+    assert not {str(p): m[0] for p in texts if (m := FOREIGN.search(p.read_text()))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_commands_of_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"""(?:\]\(|src="|srcset="|href=")(?!https?:|#)([^)"#]+)""", text)
+    assert not [link for link in links if not page.parent.joinpath(link).exists()]
+    targets = set(re.findall(r"^([a-z]+):", ROOT.joinpath("Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z]+)", text)) <= targets
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## [{metadata.version('distkit')}]" in ROOT.joinpath("CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stripped(path: Path) -> None:
+    """With ``metadata.widgets`` but no state GitHub shows nothing of a notebook at all."""
+    notebook = json.loads(path.read_text())
+    assert "widgets" not in notebook["metadata"]
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]]
+
+
+def test_binder_builds_what_it_should() -> None:
+    """Read the Dockerfile that repo2docker would build: it needs no Docker to print it."""
+    dockerfile = python("-m", "repo2docker", "--no-build", "--debug", ".")
+    assert "environment-2epy-2d3-2e11-2dlinux" in dockerfile  # its spelling of py-3.11
+    assert '--file "binder/environment.yml"' in dockerfile
+    assert "RUN ./binder/postBuild" in dockerfile
+    assert "binder/start" in dockerfile
+
+
+def test_both_environments_hold_what_distkit_needs() -> None:
+    needs = {r for r in metadata.requires("distkit") if "extra ==" not in r}
+    names = {re.match(r"[\w-]+", r)[0] for r in needs}
+    conda = {"matplotlib": "matplotlib-base", "torch": "pytorch-cpu"}
+    for file in ("environment.yml", "binder/environment.yml"):
+        listed = set(re.findall(r"^  - ([\w-]+)", ROOT.joinpath(file).read_text(), re.MULTILINE))
+        assert {conda.get(name, name) for name in names} <= listed, file
+
+
+def test_constraints_pin_what_is_declared() -> None:
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in metadata.requires("distkit")}
+    pinned = re.findall(r"^([\w-]+)==", ROOT.joinpath("constraints.txt").read_text(), re.MULTILINE)
+    assert names == set(pinned)

@@ -1,0 +1,179 @@
+"""A live timeline: few updates, nothing sent twice, nothing lost, whatever the threads do."""
+
+import threading
+
+import pytest
+from traces import hang, ring
+
+from distkit.events import Trace
+from distkit.views import Timeline
+from distkit.views.live import Live, Throttle
+
+AT_ONCE, NEVER = 0.0, 3600.0
+
+
+class FakeRun:
+    """A run that is played back by the test: what a live source must offer."""
+
+    def __init__(self, trace):
+        self.whole, self.seen, self.finished, self.callbacks = trace, [], False, []
+
+    @property
+    def trace(self):
+        return Trace(self.seen, self.whole.meta if self.finished else {"world_size": 4})
+
+    def subscribe(self, callback):
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+    def tell(self, events):
+        self.seen += events
+        for callback in self.callbacks:
+            callback(list(events))
+
+    def end(self):
+        self.finished = True
+        for callback in self.callbacks:
+            callback([])
+
+
+class Front:
+    """Receives what a timeline sends, as a browser would."""
+
+    def __init__(self, timeline, monkeypatch):
+        self.bars, self.arrows, self.updates = {}, {}, []
+        self.next = timeline.get_state("picture")["picture"]["next"]
+        self.arrived = threading.Event()
+        monkeypatch.setattr(timeline, "_send", self.receive)
+
+    def receive(self, message, buffers=None):
+        assert message["method"] == "update"
+        ((name, patch),) = message["state"].items()
+        assert name == f"patch{self.next}"
+        self.next += 1
+        self.updates.append(patch)
+        self.bars |= {bar["id"]: bar for bar in patch["bars"]}
+        self.arrows |= {arrow["id"]: arrow for arrow in patch["arrows"]}
+        self.arrived.set()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """No second update before the run ends: what is sent is then known exactly."""
+    monkeypatch.setattr(Throttle.__init__, "__kwdefaults__", {"period": NEVER})
+
+
+def test_a_fake_run_is_a_live_source():
+    assert isinstance(FakeRun(ring()), Live)
+    assert not isinstance(ring(), Live)
+
+
+def test_updates_reach_the_browser_in_pieces(slow, monkeypatch):
+    run = FakeRun(ring())
+    events = list(run.whole.events)
+    timeline = Timeline(run)
+    front = Front(timeline, monkeypatch)
+    feeder = threading.Thread(target=lambda: run.tell(events[:50]))
+    feeder.start()
+    feeder.join()
+    assert front.arrived.wait(5)
+    run.tell(events[50:])
+    run.end()
+    assert front.updates[0]["live"] and not front.updates[-1]["live"]
+    whole = Timeline(run.whole).get_state("picture")["picture"]
+    assert front.bars == {bar["id"]: bar for bar in whole["bars"]}
+    assert front.arrows == {arrow["id"]: arrow for arrow in whole["arrows"]}
+
+
+def test_nothing_is_sent_twice(slow, monkeypatch):
+    run = FakeRun(ring())
+    events = list(run.whole.events)
+    run.seen = events[:60]
+    front = Front(Timeline(run), monkeypatch)
+    run.tell(events[60:])
+    run.end()
+    known = {f"{e.rank}.{e.seq}" for e in events[:60]} - {f"{e.rank}.{e.seq}" for e in events[60:]}
+    assert known and not known & set(front.bars)
+
+
+def test_what_came_before_a_late_reader_is_in_its_snapshot(slow):
+    run = FakeRun(ring())
+    timeline = Timeline(run)
+    run.tell(list(run.whole.events))
+    run.end()
+    late = timeline.get_state("picture")["picture"]
+    assert len(late["bars"]) == 48 and len(late["arrows"]) == 24 and not late["live"]
+    assert late["next"] == timeline._patches
+
+
+def test_the_end_brings_the_run_s_meta(slow):
+    run = FakeRun(hang())
+    timeline = Timeline(run)
+    run.tell(list(run.whole.events))
+    assert timeline.get_state("picture")["picture"]["notices"] == []
+    run.end()
+    notices = timeline.get_state("picture")["picture"]["notices"]
+    assert "still in recv: rank 3" in notices and "1,203 events dropped" in notices[-1]
+
+
+def test_an_empty_batch_is_not_the_end(slow):
+    run = FakeRun(ring())
+    timeline = Timeline(run)
+    run.tell([])
+    assert timeline.get_state("picture")["picture"]["live"]
+    run.end()
+    assert not timeline.get_state("picture")["picture"]["live"]
+
+
+def test_a_run_that_has_finished_needs_no_subscription():
+    run = FakeRun(ring())
+    run.seen, run.finished = list(run.whole.events), True
+    timeline = Timeline(run)
+    assert run.callbacks == [] and len(timeline.get_state("picture")["picture"]["bars"]) == 48
+
+
+def test_closing_ends_the_subscription():
+    run = FakeRun(ring())
+    timeline = Timeline(run)
+    assert len(run.callbacks) == 1
+    timeline.close()
+    timeline.close()  # ipywidgets does, when it is collected
+    assert run.callbacks == []
+
+
+def test_only_what_has_a_trace_can_be_drawn():
+    with pytest.raises(TypeError, match=r"distkit\.Trace.*not list.*Trace\.load"):
+        Timeline([1, 2])
+
+
+def test_the_throttle_gathers_what_comes_between_two_batches():
+    batches, first = [], threading.Event()
+
+    def act(batch):
+        batches.append(batch)
+        first.set()
+
+    throttle = Throttle(act, period=NEVER)
+    throttle.add([1])
+    assert first.wait(5)
+    throttle.add([2])
+    throttle.add([3, 4])
+    assert batches == [[1]]
+    throttle.flush()
+    throttle.flush()
+    assert batches == [[1], [2, 3, 4]]
+
+
+def test_the_throttle_hands_on_everything_in_order():
+    batches, enough = [], threading.Event()
+
+    def act(batch):
+        batches.extend(batch)
+        if len(batches) == 500:
+            enough.set()
+
+    throttle = Throttle(act, period=AT_ONCE)
+    for n in range(500):
+        throttle.add([n])
+    assert enough.wait(5)
+    assert batches == list(range(500))

@@ -1,0 +1,153 @@
+"""The static painter, the table, and what a notebook stores of a timeline."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ping_pong, ring
+
+from distkit.events import Op, Trace
+from distkit.views import Timeline
+from distkit.views.projection import project
+from distkit.views.static import to_svg
+from distkit.views.text import rows, table
+from distkit.views.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
+from distkit.views.units import human_seconds, round_step
+
+TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(4000), "empty": Trace,
+          "many ranks": lambda: big(600, n=100)}  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svg(trace):
+    return ET.fromstring(to_svg(project(trace)))
+
+
+def texts(trace):
+    return [element.text for element in svg(trace).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_pictures_are_well_formed_and_small(name):
+    picture = to_svg(project(TRACES[name]()))
+    assert ET.fromstring(picture).tag == f"{SVG}svg"
+    assert len(picture.encode()) <= 60_000
+    assert "<script" not in picture and " id=" not in picture and "<style" not in picture
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_every_operation_of_a_demo_is_drawn_inside_the_card(name):
+    trace = DEMOS[name]()
+    root = svg(trace)
+    width, height = float(root.get("width")), float(root.get("height"))
+    boxes = [[float(r.get(k)) for k in ("x", "y", "width", "height")]
+             for r in root.iter(f"{SVG}rect")]  # fmt: skip
+    assert len(boxes) >= len(trace.spans)
+    for x, y, w, h in boxes:
+        assert x >= 0 and y >= 0 and x + w <= width and y + h <= height and w > 0 and h > 0
+    assert len(list(root.iter(f"{SVG}polygon"))) == sum(
+        m.sent is not None and m.received is not None for m in trace.messages)  # fmt: skip
+
+
+def test_a_hang_says_where_everybody_is():
+    words = texts(hang())
+    assert "still in all_reduce" in words and "still in recv from rank 0" in words
+    assert "✕ send failed" in words
+    assert "! still in recv: rank 3" in words
+    assert any("1,203 events dropped" in word for word in words)
+
+
+def test_a_long_trace_is_cut_and_says_so():
+    assert any("of 4,000 operations" in word for word in texts(big(4000)))
+    assert "! only the first 48 ranks are drawn here" in texts(big(600, n=100))
+    assert not any("operations" in word for word in texts(ring()))
+
+
+def test_labels_are_text_not_markup():
+    words = texts(odd_values())
+    assert "</script><img src=x onerror=alert(1)>" in words
+    assert '<i>odd</i> & "ends"' in words
+
+
+def test_an_empty_trace_says_so():
+    assert "nothing was recorded" in texts(Trace())
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40))
+def test_any_label_makes_a_well_formed_picture(label):
+    trace = Script().op(0, Op.MARK, 0, MS, label=label).trace(name=label)
+    assert svg(trace).tag == f"{SVG}svg"
+
+
+# -- the table ----------------------------------------------------------------
+
+
+def test_the_table_has_a_row_per_message_and_per_collective():
+    picture = project(ping_pong())
+    found = rows(picture)
+    assert len(found) == 7
+    assert found[0].who == "rank 0 → rank 1" and found[0].tensor == "float32[8]"
+    assert found[0].size == "32 B" and found[0].took == "160 µs" and found[0].line == "p2p.py:9"
+    collectives = [row for row in rows(project(DEMOS["sync_sgd"]())) if row.what == "all_reduce"]
+    assert len(collectives) == 6 and collectives[0].who == "rank 0 … rank 3 (4)"
+
+
+def test_the_table_says_what_never_came():
+    took = [row.took for row in rows(project(hang()))]
+    assert sorted(took)[:3] == ["530 µs", "never sent", "not finished"]
+    assert took.count("not received") == 2
+
+
+def test_a_long_table_is_cut_and_says_so():
+    lines = table(project(parameter_server()), limit=20).splitlines()
+    assert lines[0] == "parameter server: 5 ranks, gloo, 56 messages (193 KiB), 8.14 ms"
+    assert len(lines) == 1 + 1 + 20 + 1 and lines[-1] == "  … and 36 more"
+    assert table(project(Trace())) == "Timeline: nothing was recorded"
+
+
+# -- the notebook --------------------------------------------------------------
+
+
+def test_a_notebook_stores_widget_picture_and_table():
+    timeline = Timeline(ring())
+    data, _ = timeline._repr_mimebundle_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == timeline.model_id
+    assert ET.fromstring(data["image/svg+xml"]).tag == f"{SVG}svg"
+    assert data["text/plain"].startswith("ring all-reduce: 4 ranks, gloo, 24 messages")
+
+
+def test_a_trace_shows_itself_as_a_timeline():
+    data, _ = ring()._repr_mimebundle_()
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
+
+
+def test_save_writes_svg_and_refuses_the_rest(tmp_path):
+    path = Timeline(ring()).save(tmp_path / "ring.svg")
+    assert ET.parse(path).getroot().tag == f"{SVG}svg"
+    with pytest.raises(ValueError, match=r"ends in \.svg"):
+        Timeline(ring()).save(tmp_path / "ring.png")
+
+
+# -- numbers and colours ---------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.floats(1e-9, 1e6), st.integers(1, 20))
+def test_axis_steps_are_round_and_few(span, steps):
+    step = round_step(span, steps)
+    assert span / step <= steps * 1.002
+    assert f"{step:e}"[0] in "125" and set(f"{step:e}"[1:8]) <= set(".0")
+
+
+def test_durations_read_well_at_the_edges_of_units():
+    assert [human_seconds(s) for s in (0, 9.9996e-4, 0.9994, 0.99999, 123.4)] == [
+        "0 µs", "1 ms", "999 ms", "1 s", "123 s"]  # fmt: skip
+
+
+def test_each_rank_has_a_colour_of_its_own_in_both_themes():
+    for palette in (RANKS_LIGHT, RANKS_DARK):
+        assert len(set(palette)) == len(palette) == 8
+    assert rank_color(9) == rank_color(1)
+    assert theme()["dark"]["ranks"] == RANKS_DARK

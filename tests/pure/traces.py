@@ -1,0 +1,217 @@
+"""Synthetic traces with plausible times: what real runs look like, without running any."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+
+from distkit.events import Event, Op, State, Summary, Trace
+
+US, MS = 1e-6, 1e-3
+
+
+def summary(values: list[float], size: int | None = None) -> Summary:
+    finite = [v for v in values if math.isfinite(v)] or [math.nan]
+    norm = math.sqrt(sum(v * v for v in values))
+    return Summary(tuple(values), norm, min(finite), max(finite), size or len(values))
+
+
+class Script:
+    """Writes a trace operation by operation, with the numbering a recorder would give."""
+
+    def __init__(self, start: float = 4711.25) -> None:
+        self.start, self.events = start, []
+        self._seq: dict[int, int] = defaultdict(int)
+
+    def op(self, rank, op, begin, end, *, before=None, after=None, failed=False, **fields):
+        """One operation from ``begin`` to ``end`` [s]; ``end`` None: it never completes."""
+        seq, at = self._seq[rank], self.start
+        self._seq[rank] += 1
+        add = self.events.append
+        if op is not Op.MARK:
+            add(Event(rank, seq, op, State.SCHEDULED, at + begin, **fields))
+        add(Event(rank, seq, op, State.STARTED, at + begin + 2 * US, **fields, summary=before))
+        if end is not None:
+            state = State.FAILED if failed else State.COMPLETED
+            add(Event(rank, seq, op, state, at + max(end, begin + 3 * US), **fields, summary=after))
+        return self
+
+    def trace(self, **meta) -> Trace:
+        return Trace(self.events, meta)
+
+
+def names(*roles: str) -> dict[str, dict[str, str]]:
+    """``meta["ranks"]`` for worker, worker, server, scheduler …"""
+    seen: dict[str, int] = defaultdict(int)
+    ranks = {}
+    for rank, role in enumerate(roles):
+        number = "" if role == "scheduler" else f" {seen[role]}"
+        seen[role] += 1
+        ranks[str(rank)] = {"name": role + number, "role": role, "host": "localhost",
+                            "pid": 4000 + rank, "device": "cpu"}  # fmt: skip
+    return ranks
+
+
+def ping_pong(rounds: int = 3, size: int = 8) -> Trace:
+    """Rank 0 sends a vector, rank 1 adds one and sends it back."""
+    s, t = Script(), 0.1 * MS
+    tensor = dict(nbytes=4 * size, shape=(size,), dtype="float32", tag=0)
+    x = [0.5 * i for i in range(size)]
+    s.op(1, Op.RECV, 0.02 * MS, 0.26 * MS, peer=0, where="p2p.py:14", **tensor,
+         before=summary([0.0] * size), after=summary(x))  # fmt: skip
+    s.op(0, Op.SEND, 0.1 * MS, 0.21 * MS, peer=1, where="p2p.py:9", **tensor, before=summary(x))
+    for _ in range(rounds):
+        y = [v + 1 for v in x]
+        s.op(1, Op.MARK, t + 0.18 * MS, t + 0.3 * MS, label="x + 1", where="p2p.py:15")
+        s.op(0, Op.RECV, t + 0.14 * MS, t + 0.46 * MS, peer=1, where="p2p.py:10", **tensor,
+             before=summary(x), after=summary(y))  # fmt: skip
+        s.op(1, Op.SEND, t + 0.31 * MS, t + 0.42 * MS, peer=0, where="p2p.py:16", **tensor,
+             before=summary(y))  # fmt: skip
+        x, t = y, t + 0.5 * MS
+        s.op(1, Op.RECV, t - 0.04 * MS, t + 0.16 * MS, peer=0, where="p2p.py:14", **tensor,
+             before=summary([v - 1 for v in x]), after=summary(x))  # fmt: skip
+        s.op(0, Op.SEND, t + 0.01 * MS, t + 0.12 * MS, peer=1, where="p2p.py:9", **tensor,
+             before=summary(x))  # fmt: skip
+    return s.trace(name="ping-pong", world_size=2, backend="gloo", ranks=names("rank", "rank"))
+
+
+def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
+    """Ring all-reduce: 2(n-1) rounds, in each of which every rank sends one chunk to its right."""
+    s, rng = Script(), random.Random(seed)
+    clock = [0.05 * MS + 0.1 * MS * rng.random() for _ in range(n)]
+    chunk = dict(nbytes=4 * size // n, shape=(size // n,), dtype="float32", tag=0)
+    for step in range(2 * (n - 1)):
+        line = 31 if step < n - 1 else 35
+        sent = [t + 0.01 * MS for t in clock]
+        arrive = [
+            max(clock[r], sent[(r - 1) % n]) + (0.12 + 0.06 * rng.random()) * MS for r in range(n)
+        ]
+        for r in range(n):
+            left, right = (r - 1) % n, (r + 1) % n
+            mine = summary([math.sin(0.7 * i + r + step) for i in range(size // n)])
+            theirs = summary([math.sin(0.7 * i + left + step) for i in range(size // n)])
+            s.op(r, Op.SEND, sent[r], arrive[right] + 0.01 * MS, peer=right,
+                 where=f"collectives.py:{line}", before=mine, **chunk)  # fmt: skip
+            s.op(r, Op.RECV, sent[r] + 0.01 * MS, arrive[r], peer=left,
+                 where=f"collectives.py:{line}", before=mine, after=theirs, **chunk)  # fmt: skip
+        clock = [
+            max(arrive[r], arrive[(r + 1) % n] + 0.01 * MS) + 0.04 * MS * (0.6 + rng.random())
+            for r in range(n)
+        ]
+    return s.trace(name="ring all-reduce", world_size=n, backend="gloo",
+                   ranks=names(*["rank"] * n))  # fmt: skip
+
+
+def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
+    """Forward, backward, two bucketed all-reduces that overlap the backward, the update."""
+    s, rng = Script(), random.Random(seed)
+    weights = dict(nbytes=4 * 64 * 32, shape=(64, 32), dtype="float32")
+    grads = [dict(nbytes=4 * 320, shape=(320,), dtype="float32"),
+             dict(nbytes=4 * 2048, shape=(2048,), dtype="float32")]  # fmt: skip
+    w = summary([math.cos(i) for i in range(64)], 2048)
+    begin = [0.3 * MS * rng.random() for _ in range(n)]
+    done = max(begin) + 0.5 * MS
+    for r in range(n):
+        s.op(r, Op.BROADCAST, begin[r], done + 0.05 * MS * rng.random(), peer=0,
+             where="sgd.py:18", before=w, after=w, **weights)  # fmt: skip
+    clock = [done + 0.1 * MS for _ in range(n)]
+    for step in range(steps):
+        slow = [rng.uniform(0.85, 1.2) for _ in range(n)]
+        fore = [clock[r] + 0.9 * MS * slow[r] for r in range(n)]
+        calls = [[fore[r] + part * MS * slow[r] for r in range(n)] for part in (0.7, 1.5)]
+        ends = [max(c) + cost * MS for c, cost in zip(calls, (0.5, 0.8), strict=True)]
+        for r in range(n):
+            s.op(r, Op.MARK, clock[r], fore[r], label="forward", where="sgd.py:24")
+            s.op(r, Op.MARK, fore[r] + 5 * US, calls[1][r] + 0.02 * MS, label="backward",
+                 where="sgd.py:26")  # fmt: skip
+            for bucket in (0, 1):
+                g = [math.sin(0.3 * i + r + step) / (step + 1) for i in range(64)]
+                mean = [math.sin(0.3 * i + 1.5 + step) / (step + 1) for i in range(64)]
+                s.op(r, Op.ALL_REDUCE, calls[bucket][r], ends[bucket] + 0.04 * MS * rng.random(),
+                     where="sgd.py:26", before=summary(g, 2048), after=summary(mean, 2048),
+                     **grads[bucket])  # fmt: skip
+            s.op(r, Op.MARK, ends[1] + 0.06 * MS, ends[1] + 0.3 * MS, label="update",
+                 where="sgd.py:29")  # fmt: skip
+        clock = [ends[1] + 0.35 * MS + 0.05 * MS * rng.random() for _ in range(n)]
+    return s.trace(name="synchronous SGD", world_size=n, backend="gloo",
+                   ranks=names(*["rank"] * n))  # fmt: skip
+
+
+def parameter_server(steps: int = 3) -> Trace:
+    """Two workers, two servers, a scheduler: pull, compute, push, each request answered."""
+    s, ids = Script(), iter(range(1000))
+    scheduler = 4
+
+    def request(op, worker, server, at, wait, *, size, label, where=""):
+        match = f"kv:{worker}:{next(ids)}"
+        there, back = at + 0.1 * MS, at + 0.16 * MS + wait
+        big = dict(nbytes=4 * size, shape=(size,), dtype="float32", label=label, match=match)
+        small = {**big, "nbytes": 24, "shape": (), "dtype": ""}
+        ask, answer = (big, small) if op is not Op.PULL else (small, big)
+        s.op(worker, op, at, back + 0.1 * MS, peer=server, where=where,
+             **{**big, "nbytes": max(ask["nbytes"], answer["nbytes"])})  # fmt: skip
+        s.op(server, Op.RECV, there - 0.03 * MS, there, peer=worker, **ask)
+        s.op(server, Op.SEND, back, back + 0.03 * MS, peer=worker, **answer)
+        return back + 0.1 * MS
+
+    for node in range(4):
+        request(Op.REGISTER, node, scheduler, 0.05 * MS * (1 + node), 0.25 * MS, size=0, label="")
+    clock = [0.9 * MS, 0.95 * MS]
+    for step in range(steps):
+        for w in (0, 1):
+            t = clock[w]
+            for key, server in (("w1", 2), ("w2", 3)):
+                t = request(Op.PULL, w, server, t, 0.02 * MS, size=2048, label=key,
+                            where="train.py:21") + 0.02 * MS  # fmt: skip
+            s.op(w, Op.MARK, t, t + (0.8 + 0.3 * w) * MS, label="gradient", where="train.py:22")
+            t += (0.82 + 0.3 * w) * MS
+            for key, server in (("w1", 2), ("w2", 3)):
+                t = request(Op.PUSH, w, server, t, 0.05 * MS + 0.02 * MS * step, size=2048,
+                            label=key, where="train.py:23") + 0.02 * MS  # fmt: skip
+            clock[w] = t
+        clock = [max(clock)] * 2
+    return s.trace(name="parameter server", world_size=5, backend="gloo",
+                   ranks=names("worker", "worker", "server", "server", "scheduler"))  # fmt: skip
+
+
+def hang() -> Trace:
+    """Ranks 0 to 2 enter an all-reduce that rank 3 never calls: it waits for a message."""
+    s = Script()
+    tensor = dict(nbytes=4096, shape=(1024,), dtype="float32")
+    for r in range(4):
+        s.op(r, Op.MARK, 0.1 * MS, (0.5 + 0.1 * r) * MS, label="forward", where="hang.py:7")
+        s.op(r, Op.BARRIER, (0.55 + 0.1 * r) * MS, (1.05 + 0.01 * r) * MS, where="hang.py:8")
+    for r in range(3):
+        s.op(r, Op.ALL_REDUCE, (1.2 + 0.15 * r) * MS, None, where="hang.py:11", **tensor)
+    s.op(2, Op.SEND, 1.1 * MS, 1.3 * MS, peer=1, where="hang.py:10", tag=7, **tensor)
+    s.op(3, Op.RECV, 1.25 * MS, None, peer=0, where="hang.py:13", tag=3, **tensor)
+    s.op(0, Op.SEND, 0.2 * MS, 0.4 * MS, peer=2, where="hang.py:5", failed=True, **tensor)
+    return s.trace(name="a hang", world_size=4, backend="gloo", dropped={"1": 1203})
+
+
+def big(operations: int = 30_000, n: int = 8) -> Trace:
+    """Very many small all-reduces."""
+    s, rng = Script(), random.Random(3)
+    for i in range(operations // n):
+        at = i * 0.2 * MS
+        for r in range(n):
+            s.op(r, Op.ALL_REDUCE, at + 0.05 * MS * rng.random(), at + 0.15 * MS, nbytes=4096,
+                 shape=(1024,), dtype="float32", where="many.py:3")  # fmt: skip
+    return s.trace(name="very many", world_size=n, backend="gloo")
+
+
+def odd_values() -> Trace:
+    """NaN, infinity, one element, no summary, hostile labels, one rank."""
+    s = Script()
+    inf = math.inf
+    s.op(0, Op.ALL_REDUCE, 0.0, 1 * MS, shape=(4,), nbytes=16, dtype="float32",
+         before=Summary((1.0, math.nan, inf, -inf), math.nan, -inf, inf, 4),
+         after=Summary((), 0.0, 0.0, 0.0, 0))  # fmt: skip
+    s.op(0, Op.MARK, 1.1 * MS, 2 * MS, label="</script><img src=x onerror=alert(1)>")
+    s.op(0, Op.RECV, 2.1 * MS, None, where="<b>&.py:1", shape=(), dtype="float64", nbytes=8)
+    return s.trace(name="<i>odd</i> & \"ends\"", world_size=1)
+
+
+DEMOS = {"p2p": ping_pong, "all_reduce": ring, "sync_sgd": sync_sgd,
+         "parameter_server": parameter_server, "hang": hang}  # fmt: skip
