@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -242,11 +242,16 @@ def _keep(trace: Trace, args: argparse.Namespace) -> None:
     shared = {trace.matches[s.rank, s.seq] for s in trace.spans if s.op in COLLECTIVES}
     lost = f", {trace.dropped} events dropped" if trace.dropped else ""
     print(
-        f"{len(trace.ranks)} ranks, {trace.seconds:.2f} s: {len(trace.messages)} messages, "
-        f"{len(shared)} collectives{lost}. Saved in {args.out}."
+        f"{_count(trace.ranks, 'rank')}, {trace.seconds:.2f} s: "
+        f"{_count(trace.messages, 'message')}, {_count(shared, 'collective')}{lost}. "
+        f"Saved in {args.out}."
     )
     if args.html:
         _replay({Path(args.out).stem: trace}, args.html)
+
+
+def _count(things: Sized, word: str) -> str:
+    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
 
 
 def _replay(traces: dict[str, Trace], file: Path) -> None:

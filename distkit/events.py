@@ -181,6 +181,7 @@ class Trace(Sequence[Event]):
         meta: about the run: ``name``, ``world_size``, ``backend``, ``ranks``
             (``{rank: {"name", "role", "host", "pid", "device"}}``), ``groups``
             (``{group: [ranks]}``), ``dropped`` (``{rank: events lost to the bound}``),
+            ``without_values`` (``{rank: operations whose values cost too much to look at}``),
             ``sources`` (``{file: text}``).
 
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),

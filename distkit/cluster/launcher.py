@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from ipyparallel.cluster.launcher import EngineLauncher
@@ -84,6 +85,10 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
     def get_output(self, remove: bool = False) -> str:
         """The engines' low-level output."""
         logs = sorted(Path(self._folder).glob("rank-*.log")) if self._folder else []
-        return "\n".join(log.read_text(errors="replace") for log in logs)
+        texts = []
+        for log in logs:
+            with suppress(FileNotFoundError):  # the folder goes when the last engine has
+                texts.append(log.read_text(errors="replace"))
+        return "\n".join(texts)
 
 

@@ -92,7 +92,7 @@ class _Gang:
     def _hear(self, run: Run, rank: int) -> None:
         kind, what = self.ranks[rank].channel.recv()
         if kind == "rows":
-            run.add_rows(rank, what)
+            run.add_rows(rank, *what)
         elif kind == "text":
             run.add_text(rank, *what)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,7 @@ def in_notebook() -> bool:
     return found is not None and hasattr(found, "kernel")
 
 
-def relabel(event: Event) -> Event:
-    """The event with its ``where`` in the reader's words."""
-    return replace(event, where=place(event.where)) if event.where else event
-
-
+@lru_cache(4096)
 def place(where: str) -> str:
     """``file:line`` as the reader knows it: ``In[5]:3`` for a cell, a short path for a file."""
     file, _, line = where.rpartition(":")

@@ -164,7 +164,7 @@ def node(lifeline: Channel, node: Any, folder: str) -> None:
 
     mine = recorder.Recorder(node.id)
     recorder.set_current(mine)
-    flusher = recorder.Flusher(mine, lambda rows: lifeline.send(("rows", rows)))
+    flusher = recorder.Flusher(mine, lambda *rows: lifeline.send(("rows", rows)))
 
     def flush(run: int) -> None:
         flusher.flush()

@@ -149,7 +149,7 @@ class Rank:
             return
         tap.install()
         mine = Recorder(self.spec.rank)
-        flusher = Flusher(mine, lambda rows: emit("rows", rows))
+        flusher = Flusher(mine, lambda *rows: emit("rows", rows))
         recorder.set_current(mine)
         try:
             yield
@@ -157,7 +157,7 @@ class Rank:
             tap.settle()
             recorder.set_current(None)
             flusher.close()
-            outcome["dropped"] = mine.dropped
+            outcome.update(dropped=mine.dropped, without_values=mine.without_values)
             outcome["groups"] = tap.groups()
             tap.forget()
 

@@ -122,7 +122,7 @@ class Room:
                 if kind == "flushed":
                     self._flushed.release()
                 elif self.run is not None:
-                    self.run.add_rows(node, what)
+                    self.run.add_rows(node, *what)
 
     def settle(self, run: int) -> None:
         """Crew: have the servers and the scheduler hand over what they still hold."""
@@ -233,7 +233,7 @@ class Room:
                 run.add_text(rank, message["content"]["name"], message["content"]["text"])
             elif kind == "data_message":
                 data = self._client.metadata[future.msg_id]["data"]
-                run.add_rows(rank, data.pop("rows", []))
+                run.add_rows(rank, *data.pop("rows"))
 
         def on_reply(done: Any) -> None:
             # the last output comes behind the reply, on another socket

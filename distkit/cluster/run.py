@@ -8,15 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pickle import loads
 from typing import Any, Protocol
 
 import cloudpickle
 
 from distkit.cluster import report
-from distkit.cluster.notebook import relabel, sources
+from distkit.cluster.notebook import place, sources
 from distkit.errors import RunError, RunInterrupted
 from distkit.events import Event, Trace
-from distkit.trace.recorder import Row, to_event
+from distkit.trace.recorder import to_event
 
 #: When one rank fails, the others get this long to fail or finish by themselves [s] …
 GRACE = 0.3
@@ -52,7 +53,9 @@ class Run:
         self.name, self.number, self.ranks = name, number, ranks
         self._meta = {**meta, "name": name}
         self._events: list[Event] = []
-        self._dropped = 0
+        self._packed: list[tuple[int, bytes]] = []  # arrived, not yet looked at
+        self._unpacking = threading.Lock()
+        self._arrived = self._dropped = 0  # events
         self._trace: Trace | None = None
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._order: list[int] = []  # ranks in the order in which they ended
@@ -72,11 +75,11 @@ class Run:
         elif self._error is not None:
             state = f"failed: {str(self._error).splitlines()[0]}"
         else:
-            state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {len(self._events)} events"
+            state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {self._arrived} events"
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        if self._shown or (self.finished and not self._events):
+        if self._shown or (self.finished and not self._arrived):
             return {"text/plain": repr(self)}
         from distkit.views import Timeline
 
@@ -104,6 +107,7 @@ class Run:
     def trace(self) -> Trace:
         """What the ranks said to each other, as far as it has arrived."""
         if self._trace is None or not self.finished:
+            self._unpack()
             events, until = list(self._events), {"until": time.monotonic()}
             self._trace = Trace(events, {**until, **self._meta, "sources": sources(events)})
         return self._trace
@@ -135,6 +139,7 @@ class Run:
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Have events handed over as they arrive, from another thread; [] means the end."""
+        self._unpack()  # the subscriber begins with the trace as it is now
         self._subscribers.append(callback)
         if self.finished:
             callback([])
@@ -142,16 +147,24 @@ class Run:
 
     # -- what arrives from the ranks --------------------------------------------
 
-    def add_rows(self, rank: int, rows: list[Row]) -> None:
-        """Events of a rank."""
-        room = max(0, LIMIT - len(self._events))
-        events = [relabel(to_event(rank, row)) for row in rows[:room]]
-        self._dropped += len(rows) - len(events)
-        self._events.extend(events)
-        if not events:  # an empty list would mean the end
+    def add_rows(self, rank: int, count: int, packed: bytes) -> None:
+        """Events of a rank, still packed: on a busy machine looking at them slows the ranks."""
+        if self._arrived + count > LIMIT:
+            self._dropped += count
             return
-        for callback in list(self._subscribers):
-            callback(events)
+        self._arrived += count
+        self._packed.append((rank, packed))
+        if self._subscribers and (events := self._unpack()):
+            for callback in list(self._subscribers):
+                callback(events)
+
+    def _unpack(self) -> list[Event]:
+        """Turn what has arrived into events; return the new ones."""
+        with self._unpacking:
+            packed, self._packed = self._packed, []
+            new = [to_event(rank, row, place) for rank, rows in packed for row in loads(rows)]
+            self._events.extend(new)
+        return new
 
     def add_text(self, rank: int, stream: str, text: str) -> None:
         """Something that a rank printed."""
@@ -215,15 +228,16 @@ class Run:
         self.seconds = time.perf_counter() - self._started
         outcomes = [self._outcomes.get(r, report.lost(r)) for r in self.ranks]
         self._note_ends(outcomes)
-        self._error = report.verdict(self.name, outcomes, self._order, self.trace)
+        if self._failed() or self.waiting:
+            self._error = report.verdict(self.name, outcomes, self._order, self.trace)
         if self._interrupted and not any("died" in o for o in outcomes):
             self._error = RunInterrupted(
                 f"{self.name} was interrupted on all ranks; the cluster is ready for the next run."
             )
         if self._error is not None:
             self._error.run = self
-        loads = cloudpickle.loads
-        self._results = [loads(o["result"]) if "result" in o else None for o in outcomes]
+        results = (o.get("result") for o in outcomes)
+        self._results = [None if r is None else cloudpickle.loads(r) for r in results]
         self._done.set()
         for (rank, stream), rest in sorted(self._partial.items()):
             self._texts.put((rank, stream, rest))
@@ -233,14 +247,15 @@ class Run:
 
     def _note_ends(self, outcomes: list[dict[str, Any]]) -> None:
         """What the ranks said about themselves in the end belongs into the trace."""
-        dropped = {str(o["rank"]): o["dropped"] for o in outcomes if o.get("dropped")}
-        if self._dropped:
-            dropped["notebook"] = self._dropped
-        groups: dict[str, list[int]] = {}
-        for o in outcomes:
-            groups.update(o.get("groups", {}))
-        self._meta.update(dropped=dropped, groups=groups, seconds=self.seconds,
-                          until=time.monotonic())  # fmt: skip
+        def counts(key: str) -> dict[str, int]:
+            return {str(o["rank"]): o[key] for o in outcomes if o.get(key)}
+
+        lost = {"notebook": self._dropped} if self._dropped else {}
+        self._meta.update(
+            dropped=counts("dropped") | lost, without_values=counts("without_values"),
+            groups=dict(pair for o in outcomes for pair in o.get("groups", {}).items()),
+            seconds=self.seconds, until=time.monotonic(),
+        )  # fmt: skip
         self._trace = None
 
     # -- printing ---------------------------------------------------------------

@@ -139,6 +139,7 @@ def _layout(tensor: Tensor | None) -> dict[str, Any]:
 
 
 def _values(tensor: Tensor | None) -> dict[str, Any]:
-    if tensor is None:
-        return {}
-    return {**_layout(tensor), "summary": recorder.summarize(tensor)}
+    rec = recorder.current()
+    if tensor is None or rec is None or not rec.can_look():
+        return _layout(tensor)
+    return {**_layout(tensor), "summary": rec.look(tensor)}

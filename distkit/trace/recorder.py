@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import sys
 import threading
 import time
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 VALUES, EXACT = 64, 65_536
 _SAMPLE = 4096
 
+#: Looking at values may take this long at first [s], then this share of the time: beyond, events
+#: come without values, so that recording stays cheap in a training loop of any length.
+ALLOWANCE, SHARE = 0.005, 0.005
+
+#: In a long run, collected events leave this often [s].
+SLOWEST = 0.2
+
 #: An event on its way: Event's fields without the rank, with the summary as a plain tuple.
 Row = tuple[Any, ...]
 
@@ -40,8 +48,10 @@ class Recorder:
 
     def __init__(self, rank: int, *, limit: int = 200_000) -> None:
         self.rank, self.limit, self.dropped = rank, limit, 0
+        self.without_values = 0
         self._rows: list[Row] = []
         self._seq = itertools.count()
+        self._began, self._looked = time.monotonic(), 0.0
 
     def next_seq(self) -> int:
         """A number for the next operation."""
@@ -51,15 +61,36 @@ class Recorder:
         self, seq: int, op: Op, state: State, *, peer: int | None = None, group: str = WORLD,
         nbytes: int = 0, shape: tuple[int, ...] = (), dtype: str = "", tag: int | None = None,
         where: str = "", label: str = "", match: str | None = None,
-        summary: tuple[Any, ...] | Summary | None = None, at: float | None = None,
+        summary: tuple[Any, ...] | None = None,
     ) -> None:  # fmt: skip
-        """Note one transition, ``at`` a time.monotonic() or now."""
-        if len(self._rows) >= self.limit:
+        """Note one transition, now."""
+        fields = peer, group, nbytes, shape, dtype, tag, where, label, match
+        self.put(seq, op, state, time.monotonic(), fields, summary)
+
+    def put(
+        self, seq: int, op: Op, state: State, at: float, fields: tuple[Any, ...],
+        summary: tuple[Any, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """As :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
+        if len(self._rows) < self.limit:
+            self._rows.append((seq, op, state, at, *fields, summary))
+        else:
             self.dropped += 1
-            return
-        now = time.monotonic() if at is None else at
-        self._rows.append((seq, op, state, now, peer, group, nbytes, shape, dtype,
-                           tag, where, label, match, summary))  # fmt: skip
+
+    def can_look(self) -> bool:
+        """Whether one more operation's values may be looked at; counts those that may not."""
+        if self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
+            return True
+        self.without_values += 1
+        return False
+
+    def look(self, *tensors: Tensor) -> tuple[Any, ...] | None:
+        """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
+        began = time.monotonic()
+        try:
+            return summarize(*tensors)
+        finally:
+            self._looked += time.monotonic() - began
 
     def drain(self) -> list[Row]:
         """Take the rows recorded since the last call."""
@@ -71,11 +102,11 @@ class Recorder:
         return taken
 
 
-def to_event(rank: int, row: Row) -> Event:
-    """The event of a row, as the receiving side sees it."""
-    if isinstance(row[-1], tuple):
-        row = (*row[:-1], Summary(*row[-1]))
-    return Event(rank, *row)
+def to_event(rank: int, row: Row, place: Callable[[str], str] = str) -> Event:
+    """The event of a row; ``place`` puts its source line into the reader's words."""
+    where, label, match, summary = row[-4:]
+    values = None if summary is None else Summary(*summary)
+    return Event(*(rank, *row[:-4], place(where), label, match, values))
 
 
 _current: Recorder | None = None
@@ -152,14 +183,12 @@ def _stride(size: int, most: int, width: int) -> int:
 
 def _flat(tensor: Tensor, stride: int) -> Any:
     """Every stride-th element as a flat numpy array of floats."""
-    t = tensor.detach()
-    if t.is_contiguous():
-        t = t.view(-1)[::stride] if stride > 1 else t.view(-1)
-    else:
+    t = tensor.detach() if tensor.requires_grad else tensor
+    if stride > 1:
         t = t.reshape(-1)[::stride]
     if t.is_cuda or t.dtype not in _numpy_floats():
         t = (t.real if t.is_complex() else t).to("cpu", _numpy_floats()[0])
-    return t.numpy()
+    return t.numpy().reshape(-1)
 
 
 def _concatenate(parts: list[Any]) -> Any:
@@ -228,12 +257,12 @@ class Flusher:
     """A thread that hands on what the recorder collected, every ``period`` seconds.
 
     Args:
-        send: called with a list of rows; it must not raise.
-        period: seconds between two looks.
+        send: called with a number of rows and the rows pickled; it must not raise.
+        period: seconds between two looks at first; it doubles up to :data:`SLOWEST`.
     """
 
     def __init__(
-        self, recorder: Recorder, send: Callable[[list[Row]], None], *, period: float = 0.05
+        self, recorder: Recorder, send: Callable[[int, bytes], None], *, period: float = 0.05
     ) -> None:
         self._recorder, self._send, self._period = recorder, send, period
         self._stop = threading.Event()
@@ -243,12 +272,13 @@ class Flusher:
     def _work(self) -> None:
         while not self._stop.wait(self._period):
             self.flush()
+            self._period = min(2 * self._period, SLOWEST)
 
     def flush(self) -> None:
         """Send what has been collected, now."""
         rows = self._recorder.drain()
         if rows:
-            self._send(rows)
+            self._send(len(rows), pickle.dumps(rows, protocol=5))
 
     def close(self) -> None:
         """Send what is left, and end the thread."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,57 +20,24 @@ import torch.distributed as dist
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.trace import recorder as _recorder
-from distkit.trace.recorder import Recorder, summarize, user_line
+from distkit.trace.operators import CALLS, Call, is_async, tensors
+from distkit.trace.recorder import Recorder, user_line
 
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """How to read one c10d operator: the position of each of its arguments."""
-
-    op: Op
-    inputs: int | None
-    outputs: int | None
-    group: int
-    peer: int | None = None
-    tag: int | None = None
-    waits: int | None = None  # position of async_op
-
-
-_CALLS = {
-    "send": _Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
-    "recv_": _Call(Op.RECV, 0, 0, 1, peer=2, tag=3),
-    "recv_any_source_": _Call(Op.RECV, 0, 0, 1, tag=2),
-    "broadcast_": _Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
-    "reduce_": _Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5),
-    "allreduce_": _Call(Op.ALL_REDUCE, 0, 0, 1, waits=4),
-    "allreduce_coalesced_": _Call(Op.ALL_REDUCE, 0, 0, 1, waits=3),
-    "allgather_": _Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "_allgather_base_": _Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "allgather_coalesced_": _Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "allgather_into_tensor_coalesced_": _Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "reduce_scatter_": _Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
-    "_reduce_scatter_base_": _Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
-    "reduce_scatter_tensor_coalesced_": _Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
-    "gather_": _Call(Op.GATHER, 1, 0, 2, peer=3, waits=4),
-    "scatter_": _Call(Op.SCATTER, 1, 0, 2, peer=3, waits=4),
-    "alltoall_": _Call(Op.ALL_TO_ALL, 1, 0, 2, waits=3),
-    "alltoall_base_": _Call(Op.ALL_TO_ALL, 1, 0, 2, waits=5),
-    "barrier": _Call(Op.BARRIER, None, None, 1, waits=3),
-    "monitored_barrier_": _Call(Op.BARRIER, None, None, 1),
-}
-_KEYS = ("AutogradCPU", "AutogradCUDA")
+#: Where the hook sits, and where it forwards to: the key of the real backend.
+_KEYS = {"AutogradCPU": "CPU", "AutogradCUDA": "CUDA"}
 
 
 class _Pending:
     """A started operation: completes once, by ``wait`` or by its future, whichever is first."""
 
-    __slots__ = ("_done", "_lock", "_outputs", "_recorder", "_row", "op", "seq")
+    __slots__ = ("_done", "_fields", "_lock", "_look", "_outputs", "_recorder", "op", "seq")
 
     def __init__(
-        self, recorder: Recorder, seq: int, op: Op, outputs: list[torch.Tensor], row: dict[str, Any]
-    ) -> None:
-        self._recorder, self.seq, self.op = recorder, seq, op
-        self._outputs, self._row = outputs, row
+        self, recorder: Recorder, seq: int, op: Op, fields: tuple[Any, ...],
+        outputs: list[torch.Tensor], look: bool,
+    ) -> None:  # fmt: skip
+        self._recorder, self.seq, self.op, self._fields = recorder, seq, op, fields
+        self._outputs, self._look = outputs, look
         self._lock, self._done = threading.Lock(), False
 
     def complete(self, peer: int | None = None) -> None:
@@ -79,16 +46,21 @@ class _Pending:
             if self._done:
                 return
             self._done = True
-            if peer is not None:
-                self._row["peer"] = peer
-            self._recorder.record(self.seq, self.op, State.COMPLETED, **self._row,
-                                  summary=summarize(*self._outputs), at=now)  # fmt: skip
+            fields = self._fields if peer is None else (peer, *self._fields[1:])
+            values = self._recorder.look(*self._outputs) if self._look else None
+            self._recorder.put(self.seq, self.op, State.COMPLETED, now, fields, values)
 
     def fail(self) -> None:
         with self._lock:
             if not self._done:
                 self._done = True
-                self._recorder.record(self.seq, self.op, State.FAILED, **self._row)
+                now = time.monotonic()
+                self._recorder.put(self.seq, self.op, State.FAILED, now, self._fields)
+
+    @property
+    def sender(self) -> tuple[int | None, str]:
+        """The peer as far as it is known, and the group."""
+        return self._fields[0], self._fields[1]
 
 
 class Tap:
@@ -103,18 +75,20 @@ class Tap:
         self._wait: Any = None
         self._pending: dict[int, tuple[Any, _Pending]] = {}
         self._groups: dict[str, tuple[str, list[int]]] = {}
+        self._backward = -1  # the backward pass that the latest call belongs to
+        self._alone: tuple[Any, _Pending] | None = None  # its first call, while it is the only one
 
     def install(self) -> None:
         """Hook every c10d operator that this torch has; a second time it does nothing."""
         if self._library is not None:
             return
         self._library = torch.library.Library("c10d", "IMPL")
-        for name, call in _CALLS.items():
+        for name, call in CALLS.items():
             operator = getattr(torch.ops.c10d, name, None)
             if operator is None:
                 continue
-            for key in _KEYS:
-                self._library.impl(name, self._hook(operator.default, call), key)
+            for key, below in _KEYS.items():
+                self._library.impl(name, self._hook(operator.default, call, below), key)
         self._wait = dist.Work.wait
         dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
 
@@ -136,6 +110,7 @@ class Tap:
         """Let go of operations that nobody waited for."""
         self._pending.clear()
         self._groups.clear()
+        self._backward, self._alone = -1, None
 
     def groups(self) -> dict[str, list[int]]:
         """The members of every group seen so far, by the group's name."""
@@ -143,16 +118,18 @@ class Tap:
 
     # -- one call ---------------------------------------------------------------
 
-    def _hook(self, operator: Callable[..., Any], call: _Call) -> Callable[..., Any]:
+    def _hook(self, operator: Any, call: Call, below: str) -> Callable[..., Any]:
+        backend = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(below))
+        # a third of the cost of calling the operator again below autograd
+        forward = partial(operator._handle.redispatch_boxed, backend)
+
         def hook(*args: Any) -> Any:
             recorder = _recorder.current()
             if recorder is None:
-                with torch._C._AutoDispatchBelowAutograd():
-                    return operator(*args)
+                return forward(*args)
             pending = self._start(recorder, call, args)
             try:
-                with torch._C._AutoDispatchBelowAutograd():
-                    result = operator(*args)
+                result = forward(*args)
             except BaseException:
                 pending.fail()
                 raise
@@ -161,42 +138,77 @@ class Tap:
 
         return hook
 
-    def _start(self, recorder: Recorder, call: _Call, args: tuple[Any, ...]) -> _Pending:
+    def _start(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> _Pending:
         """Note that the user's line made this call, and that it goes to the backend."""
-        inputs, outputs = _tensors(args, call.inputs), _tensors(args, call.outputs)
+        now = time.monotonic()
+        inputs, outputs = tensors(args, call.inputs), tensors(args, call.outputs)
         touched = inputs or outputs
         group, members = self._group(args[call.group])
-        row: dict[str, Any] = {
-            "peer": None if call.peer is None else members[args[call.peer]],
-            "group": group,
-            "tag": None if call.tag is None else args[call.tag],
-            "where": user_line(3),
-            "nbytes": sum(t.numel() * t.element_size() for t in touched),
-        }
+        peer = None if call.peer is None else members[args[call.peer]]
+        tag = None if call.tag is None else args[call.tag]
+        shape: tuple[int, ...] = ()
+        dtype, nbytes, look = "", 0, False
         if touched:
-            row["shape"], row["dtype"] = tuple(touched[0].shape), str(touched[0].dtype)[6:]
+            first = touched[0]
+            shape, dtype, look = tuple(first.shape), str(first.dtype)[6:], recorder.can_look()
+            nbytes = first.nbytes if len(touched) == 1 else sum(t.nbytes for t in touched)
+        fields = (peer, group, nbytes, shape, dtype, tag, user_line(3), "", None)
         seq = recorder.next_seq()
-        recorder.record(seq, call.op, State.SCHEDULED, **row)
-        recorder.record(seq, call.op, State.STARTED, **row, summary=summarize(*touched))
-        return _Pending(recorder, seq, call.op, outputs, row)
+        recorder.put(seq, call.op, State.SCHEDULED, now, fields)
+        values = recorder.look(*touched) if look else None
+        recorder.put(seq, call.op, State.STARTED, time.monotonic(), fields, values)
+        return _Pending(recorder, seq, call.op, fields, outputs, look)
 
     def _follow(
-        self, call: _Call, args: tuple[Any, ...], pending: _Pending, result: Any
+        self, call: Call, args: tuple[Any, ...], pending: _Pending, result: Any
     ) -> None:
         """Arrange that the completion is noted."""
         script = result[-1] if isinstance(result, (tuple, list)) else result
-        if script is None or not isinstance(script, torch.ScriptObject):
+        if not isinstance(script, torch.ScriptObject):
             pending.complete()  # monitored_barrier has no Work: it has finished
             return
         work = dist.Work.unbox(script)
         is_cuda = bool(pending._outputs) and pending._outputs[0].is_cuda
-        background = call.op not in P2P and (_is_async(call, args) or not _python_waits())
+        background = call.op not in P2P and (is_async(call, args) or not _python_waits())
         if is_cuda and not background:
             pending.complete()  # stream-ordered, nobody waits: reading the values does
             return
         self._pending[id(work)] = work, pending
-        if background:  # DDP's reducer, for one, waits in C++, on the future
-            work.get_future().add_done_callback(lambda f: self._settle(work, pending, f))
+        if background:
+            self._in_background(work, pending)
+
+    def _in_background(self, work: Any, pending: _Pending) -> None:
+        """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
+
+        The work's future tells, on a thread of the backend; the thread needs Python's lock for
+        that, while the main thread wants it back. A small model's only bucket is noted more
+        cheaply, right after the reducer has waited; a second bucket brings the futures in.
+        """
+        backward = torch._C._current_graph_task_id()
+        if backward >= 0 and backward != self._backward:
+            self._backward, self._alone = backward, (work, pending)
+            self._after_backward(2)  # the reducer's callback comes between the two
+            return
+        if self._alone is not None:
+            self._by_future(*self._alone)
+            self._alone = None
+        self._by_future(work, pending)
+
+    def _after_backward(self, turns: int) -> None:
+        if turns:
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self._after_backward(turns - 1))
+        elif self._alone is not None:
+            work, pending = self._alone
+            self._alone = None
+            if work.is_completed():
+                pending.complete()
+                self._pending.pop(id(work), None)
+            else:
+                self._by_future(work, pending)
+
+    def _by_future(self, work: Any, pending: _Pending) -> None:
+        work.get_future().add_done_callback(lambda future: self._settle(work, pending, future))
 
     def _settle(self, work: Any, pending: _Pending, future: Any) -> None:
         try:
@@ -227,9 +239,10 @@ class Tap:
 
     def _source(self, work: Any, pending: _Pending) -> int | None:
         """Who sent what a receive from anybody got."""
-        if pending.op is not Op.RECV or pending._row["peer"] is not None:
+        peer, group = pending.sender
+        if pending.op is not Op.RECV or peer is not None:
             return None
-        members = dict(self._groups.values())[pending._row["group"]]
+        members = dict(self._groups.values())[group]
         return int(members[work._source_rank()])
 
     def _group(self, script: Any) -> tuple[str, list[int]]:
@@ -244,28 +257,12 @@ class Tap:
         return self._groups[name]
 
 
-def _is_async(call: _Call, args: tuple[Any, ...]) -> bool:
-    return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
-
-
 _PYTHON_API = dist.distributed_c10d.__file__
 
 
 def _python_waits() -> bool:
     """Whether the call was made by Python's ``dist.*``, which waits with Work.wait."""
     return sys._getframe(3).f_code.co_filename == _PYTHON_API
-
-
-def _tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
-    """The tensors of an argument: one, a list, or a list of lists."""
-    if position is None:
-        return []
-    found = args[position]
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if found and isinstance(found[0], (list, tuple)):
-        return [t for row in found for t in row]
-    return list(found)
 
 
 #: The tap of this process.

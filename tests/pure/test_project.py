@@ -149,9 +149,9 @@ def test_the_wheel_holds_the_views(tmp_path: Path) -> None:
     python("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
     (wheel,) = tmp_path.glob("distkit-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
-    scripts = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.js")}
-    assert scripts
-    assert scripts | {"distkit/__init__.py", "distkit/py.typed"} <= inside
+    beside = {path for path in PACKAGE.rglob("*.*") if path.suffix in {".js", ".css", ".html"}}
+    assert beside
+    assert {str(p.relative_to(ROOT)) for p in [*beside, *MODULES, PACKAGE / "py.typed"]} <= inside
     assert not [name for name in inside if name.startswith(("tests", "notebooks"))]
 
 

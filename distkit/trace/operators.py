@@ -1,0 +1,65 @@
+"""How to read torch's ``c10d`` operators: which argument is the tensor, the peer, the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distkit.events import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How to read one c10d operator: the position of each of its arguments."""
+
+    op: Op
+    inputs: int | None
+    outputs: int | None
+    group: int
+    peer: int | None = None
+    tag: int | None = None
+    waits: int | None = None  # position of async_op
+
+
+#: Every operator that communicates.
+CALLS = {
+    "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
+    "recv_": Call(Op.RECV, 0, 0, 1, peer=2, tag=3),
+    "recv_any_source_": Call(Op.RECV, 0, 0, 1, tag=2),
+    "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
+    "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5),
+    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4),
+    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3),
+    "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "allgather_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "allgather_into_tensor_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "reduce_scatter_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
+    "_reduce_scatter_base_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
+    "reduce_scatter_tensor_coalesced_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
+    "gather_": Call(Op.GATHER, 1, 0, 2, peer=3, waits=4),
+    "scatter_": Call(Op.SCATTER, 1, 0, 2, peer=3, waits=4),
+    "alltoall_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=3),
+    "alltoall_base_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=5),
+    "barrier": Call(Op.BARRIER, None, None, 1, waits=3),
+    "monitored_barrier_": Call(Op.BARRIER, None, None, 1),
+}
+
+
+def is_async(call: Call, args: tuple[Any, ...]) -> bool:
+    """Whether the caller asked not to wait."""
+    return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
+
+
+def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if position is None:
+        return []
+    found = args[position]
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if found and isinstance(found[0], (list, tuple)):
+        return [t for row in found for t in row]
+    return list(found)

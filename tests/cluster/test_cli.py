@@ -1,0 +1,77 @@
+"""The commands in processes of their own, on real ranks."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from distkit import Trace
+
+DISTKIT = [sys.executable, "-m", "distkit"]
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(3)
+dist.all_reduce(x)
+print("argument", sys.argv[1], x.tolist())
+if sys.argv[1] == "fail" and dist.get_rank() == 1:
+    raise ValueError("on purpose")
+if sys.argv[1] == "hang":
+    print("waits", flush=True)
+    dist.recv(x, src=1 - dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
+def distkit(here: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*DISTKIT, *argv], cwd=here, capture_output=True, text=True, timeout=120)
+
+
+def test_demo(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
+    ran = distkit(tmp_path, "demo", "p2p", "--ranks", "2", "--html", "demo.html")
+    assert ran.returncode == 0, ran.stderr
+    assert "every rank ends with the same image, bit by bit: yes" in ran.stdout
+    assert f"Replay: {(tmp_path / 'demo.html').as_uri()}" in ran.stdout
+    assert "Send and receive: " in ran.stderr
+    assert "\x1b[" not in ran.stdout + ran.stderr
+    assert "<script" in (tmp_path / "demo.html").read_text()
+    assert not leftovers()
+
+
+def test_trace(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ran = distkit(tmp_path, "trace", "--ranks", "2", "--out", "t.gz", "--", "train.py", "well")
+    assert ran.returncode == 0, ran.stderr
+    *prints, last = ran.stdout.splitlines()
+    assert sorted(prints) == [f"[rank {r}] argument well [2.0, 2.0, 2.0]" for r in range(2)]
+    assert last.startswith("2 ranks, ")
+    assert last.endswith("0 messages, 1 collective. Saved in t.gz.")
+    assert {e.where for e in Trace.load(tmp_path / "t.gz")} == {"train.py:8"}
+    assert not leftovers()
+
+
+def test_trace_of_a_failing_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ran = distkit(tmp_path, "trace", "--ranks", "2", "--", "train.py", "fail")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("distkit: rank 1 raised ValueError: on purpose at train.py:11")
+    assert "distkit/cli.py" not in ran.stderr
+    assert len(Trace.load(tmp_path / "trace.gz")) > 0
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [*DISTKIT, "trace", "--ranks", "2", "--", "train.py", "hang"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, text=True) as running:
+        assert running.stdout is not None
+        while not running.stdout.readline().endswith("waits\n"):
+            pass
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert said == "\ndistkit: interrupted\n"
+    assert not leftovers()

@@ -1,0 +1,303 @@
+"""The command line: arguments, errors and exit statuses; and the figures of the benchmarks."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distkit import bench, cli
+from distkit.bench.figure import Figure, Report, figure
+from distkit.cluster import local
+from distkit.cluster.run import Run
+from distkit.demos import Demo
+from distkit.errors import RankError
+from distkit.events import Event, Op, State, Trace
+
+TRACE = Trace([
+    Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
+    Event(1, 0, Op.RECV, State.COMPLETED, 0.5, peer=0, nbytes=8),
+    *(Event(r, 1, Op.ALL_REDUCE, State.COMPLETED, 1.0, nbytes=8) for r in range(2)),
+])  # fmt: skip
+
+
+def wrong(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What is said about arguments that argparse, or we, refuse."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main(argv)
+    assert exit.value.code == 2
+    return capsys.readouterr().err
+
+
+# -- arguments -----------------------------------------------------------------
+
+
+def test_help_is_light() -> None:
+    code = "import sys; from distkit.cli import main\ntry: main(['--help'])\n"
+    code += "finally: print('\\n', *sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    said, _, modules = ran.stdout.rpartition("\n ")
+    assert all(f"\n    {name} " in said for name in ("demo", "trace", "lab", "bench"))
+    assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
+
+
+def test_python_m_distkit() -> None:
+    command = [sys.executable, "-m", "distkit", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.startswith("distkit ")
+    assert ran.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["demo", "p3p"], "no demo 'p3p': choose from p2p, all_reduce, sync_sgd, parameter_server"),
+        (["demo", "--html", "nowhere/d.html"], "nowhere/d.html: no file can be written there"),
+        (["demo", "--html", "."], ". is a folder: name a file"),
+        (["trace"], "name the script: distkit trace -- train.py"),
+        (["trace", "--", "missing.py"], "missing.py: there is no such script"),
+        (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
+        (["bench", "speed"], "invalid choice: 'speed'"),
+        (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
+    ],
+)
+def test_wrong_arguments(
+    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert said in wrong(capsys, *argv)
+
+
+def test_what_cannot_be_written_is_noticed_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    said = wrong(capsys, "trace", "--out", f"{tmp_path}/no/t.gz", "--", str(script))
+    assert "no file can be written there" in said
+
+
+# -- errors of distkit ------------------------------------------------------------
+
+
+def test_an_error_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "p2p", "--ranks", "0"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "distkit: a cluster of 0 ranks cannot be: at least 1. Try dk.Cluster(4).\n"
+    assert said.out == ""
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure", interrupted)
+    assert cli.main(["bench", "start"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(cli.DistkitError, match=r"t\.gz cannot be written \(No space left"):
+        cli._write(tmp_path / "t.gz", full)
+
+
+# -- demo ------------------------------------------------------------------------
+
+
+def test_pictures_stay_and_sentences_are_wrapped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    picture = "rank 0   " + "  ▓▓  ██" * 2 + "   →   " + "░░  ▒▒  " * 2
+    cli._print_demo(Demo("p2p", "p2p: a digit", [picture, "many words " * 10]))
+    _, title, first, *sentences = capsys.readouterr().out.splitlines()
+    assert title == "p2p: a digit"
+    assert first == f"  {picture}".rstrip()
+    assert len(sentences) == 2
+    assert max(map(len, sentences)) <= 60
+    assert sentences[1].startswith("    many")
+
+
+# -- trace -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in the current folder, which no rank will ever run."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks", "passed"),
+    [
+        (["--", "train.py"], 4, []),
+        (["--ranks", "2", "--", "train.py", "--lr", "1", "--", "x"], 2, ["--lr", "1", "--", "x"]),
+        (["--ranks", "3", "train.py", "--ranks", "5"], 3, ["--ranks", "5"]),
+    ],
+)
+def test_trace_runs_the_script_with_its_arguments(
+    argv: list[str], ranks: int, passed: list[str], script: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    calls = []
+
+    def run_ranks(*call: Any) -> Any:
+        calls.append(call)
+        return SimpleNamespace(trace=TRACE)
+
+    monkeypatch.setattr(local, "run_ranks", run_ranks)
+    assert cli.main(["trace", "--html", "t.html", *argv]) == 0
+    assert calls == [("train.py", ranks, *passed)]
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "2 ranks, 1.00 s: 1 message, 1 collective. Saved in trace.gz."
+    assert said[1] == f"Replay: {(script.parent / 't.html').as_uri()}"
+    assert len(Trace.load("trace.gz")) == len(TRACE)
+    assert "<script" in Path("t.html").read_text()
+
+
+def test_a_failing_script_leaves_its_trace(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_ranks(*_: Any) -> None:
+        error = RankError("rank 1 raised ValueError: no", rank=1)
+        error.run = run = Run("train.py", 1, [0, 1], {})
+        run._events = list(TRACE)
+        raise error
+
+    monkeypatch.setattr(local, "run_ranks", run_ranks)
+    assert cli.main(["trace", "--", "train.py"]) == 1
+    assert capsys.readouterr().err == "distkit: rank 1 raised ValueError: no\n"
+    assert Trace.load("trace.gz").events == TRACE.events
+
+
+# -- lab -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that this process would have become."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return commands
+
+
+def test_lab_opens_a_notebook(executed: list[list[str]], tmp_path: Path) -> None:
+    assert cli.main(["lab", str(tmp_path), "--", "--no-browser"]) == 0
+    assert executed == [[sys.executable, "-m", "jupyterlab", str(tmp_path), "--no-browser"]]
+
+
+def test_lab_opens_the_welcome_notebook(executed: list[list[str]]) -> None:
+    assert cli.main(["lab"]) == 0
+    assert Path(executed[0][3]).name == "00_welcome.ipynb"
+
+
+@pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
+def test_lab_says_what_is_missing(
+    missing: str, executed: list[list[str]], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if missing == "jupyterlab":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["lab", "no.ipynb"]) == 1
+    remedy = {"notebook": "no.ipynb: there is no such", "jupyterlab": "pip install jupyterlab"}
+    assert remedy[missing] in capsys.readouterr().err
+    assert executed == []
+
+
+# -- bench -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "against", "limits", "reached"),
+    [
+        ([1.0, 3.0, 2.0], [8.0], {"must": 0.25, "aim": 0.2}, "must"),
+        ([1.0], [8.0], {"must": 0.25, "aim": 0.2}, "aim"),
+        ([4.0], [8.0], {"must": 0.25}, "not reached"),
+        ([4.0], [8.0], {"aim": 0.4}, "not reached"),
+        ([4.0], [8.0], {"must": 5, "absolute": True}, "must"),
+        ([0.0], None, {"must": 0, "absolute": True}, "must"),
+        ([4.0], None, {"must": 5}, "reference missing"),
+        ([4.0], [8.0], {}, ""),
+    ],
+)
+def test_what_a_figure_reached(
+    samples: list[float], against: list[float] | None, limits: dict[str, Any], reached: str
+) -> None:
+    assert figure("x", "s", samples, "other", against, **limits).reached == reached
+
+
+def test_a_figure_is_the_median_beside_its_reference() -> None:
+    f = figure("x", "s", [5.0, 1.0, 2.0], "other", [4.0, 100.0, 3.0])
+    assert (f.value, f.low, f.high, f.reps) == (2.0, 1.0, 5.0, 3)
+    assert (f.reference_value, f.ratio) == (4.0, 0.5)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Replace the benchmarks by one that measures nothing; tells the repetitions asked for."""
+    reps: list[int] = []
+    found = [
+        Figure("a step", "ms", 1.234, 1.0, 2.0, 5, "the same without", 1.0, must=1.05, aim=1.02),
+        Figure("a call", "s", 0.5, reference="reference missing: pip install accelerate", must=5),
+    ]
+
+    def module(name: str) -> Any:
+        def measure(n: int, say: Callable[[str], None]) -> Any:
+            say(f"{name} begins")
+            reps.append(n)
+            return found, {"n": n}
+
+        return SimpleNamespace(measure=measure)
+
+    monkeypatch.setattr(bench, "import_module", module)
+    return lambda: reps
+
+
+def test_bench_prints_one_json_object(
+    measured: Callable[[], list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "tap", "--json", "--reps", "7"]) == 0
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert {"cpus", "python", "torch", "load_before"} <= set(report["machine"])
+    assert [f["reached"] for f in report["figures"]] == ["not reached", "reference missing"]
+    assert report["figures"][0]["ratio"] == 1.234
+    assert report["details"] == {"tap": {"n": 7}}
+    assert said.err == "distkit.bench.tap begins\n"
+    assert measured() == [7]
+
+
+def test_bench_prints_a_table_of_all(
+    measured: Callable[[], list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "all"]) == 0
+    said = capsys.readouterr().out
+    assert "a step\n    1.23 ms [1 to 2] = 1.23 of the same without: 1 ms\n" in said
+    assert "    must ≤ 1.05x, aim ≤ 1.02x: not reached" in said
+    assert "    0.5 s, reference missing: pip install accelerate\n" in said
+    assert measured() == [bench.ALL[name] for name in cli.BENCHMARKS]
+
+
+def test_every_benchmark_has_its_module() -> None:
+    assert tuple(bench.ALL) == cli.BENCHMARKS
+    folder = Path(bench.__file__).parent
+    assert all(folder.joinpath(f"{name}.py").exists() for name in bench.ALL)
+
+
+def test_an_empty_report_has_a_head() -> None:
+    facts = {"cpus": 2, "python": "3.11", "torch": "2.13", "load_before": [0.5, 0, 0]}
+    assert str(Report(facts)) == "2 cpus, Python 3.11, torch 2.13, load before 0.5"
