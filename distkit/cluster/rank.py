@@ -67,6 +67,10 @@ class Rank:
         random.seed()  # forked processes would all draw the same numbers
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
+        if spec.device != "cpu" and spec.backend == "gloo":
+            from distkit.cluster import staging
+
+            staging.install()
         tap.install()
         self.group.adopt_user_calls()
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
