@@ -229,9 +229,10 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> None:
 
     try:
         run = run_ranks(command[0], args.ranks, *command[1:])
-    except RunError as error:
-        if isinstance(error.run, Run):  # how far it came is what one wants to see
-            _keep(error.run.trace, args)
+    except (RunError, KeyboardInterrupt) as error:
+        unfinished = getattr(error, "run", None)
+        if isinstance(unfinished, Run):  # how far it came is what one wants to see
+            _keep(unfinished.trace, args)
         raise
     _keep(run.trace, args)
 

@@ -181,6 +181,9 @@ def _run_script(path: Path, argv: tuple[str, ...]) -> None:
     sys.path.insert(0, str(path.parent))
     try:
         runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:  # scripts like to end with sys.exit(main())
+        if end.code not in (None, 0):
+            raise
     finally:
         sys.argv = before
         sys.path.remove(str(path.parent))

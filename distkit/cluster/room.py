@@ -24,7 +24,7 @@ from distkit.errors import ClusterError, DistkitError, StartError
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
-PERIOD, MISSES = 100, 600
+PERIOD, MISSES = 50, 1200
 #: How long the ranks may take to register [s]: generous, for laptops under load.
 PATIENCE = 120.0
 
@@ -90,7 +90,9 @@ class Room:
             raise StartError(
                 "ipyparallel's controller did not start. " + self._log("controller.log")
             ) from None
-        self._client = ipyparallel.Client(self._connection["client"], profile_dir=self.folder)
+        self._client = ipyparallel.Client(
+            self._connection["client"], profile_dir=self.folder, timeout=PATIENCE
+        )
         self._start_nodes()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")

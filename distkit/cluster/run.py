@@ -126,7 +126,9 @@ class Run:
         except KeyboardInterrupt:
             self.interrupt()
             self._print_until_done(None)
-            raise KeyboardInterrupt(f"{self.name} was interrupted on all ranks") from None
+            stopped = KeyboardInterrupt(f"{self.name} was interrupted on all ranks")
+            stopped.run = self  # type: ignore[attr-defined]  # as RunError has
+            raise stopped from None
         if self._error is not None:
             raise self._error
         return self

@@ -193,6 +193,17 @@ def test_exit_on_a_rank_is_an_error_not_an_end() -> None:
         dk.run_ranks(program, 2)
 
 
+@pytest.mark.parametrize(("code", "fails"), [("0", False), ("None", False), ("2", True)])
+def test_a_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nif len(sys.argv) == 2:\n    sys.exit({code})\n")
+    if fails:
+        with pytest.raises(dk.RankError, match=r"called sys.exit\(2\)"):
+            dk.run_ranks(script, 2, "argument")
+    else:
+        assert dk.run_ranks(script, 2, "argument").finished
+
+
 @pytest.mark.parametrize("end", [lambda: os._exit(5), lambda: os.kill(os.getpid(), signal.SIGKILL)])
 def test_a_rank_that_dies_is_named(end: object) -> None:
     def program() -> None:
