@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import queue
 import secrets
 import signal
 import sys
@@ -107,24 +108,38 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     payload, options = lifeline.recv()
     rank = Rank(spec, lifeline)
     rank.start()
-    sys.stdout = _Stream(lifeline, "stdout")
-    sys.stderr = _Stream(lifeline, "stderr")
-
-    def emit(kind: str, what: Any) -> None:
-        lifeline.send((kind, what))
-
-    outcome = rank.execute(payload, options, emit)
+    out = _Outbox(lifeline)
+    sys.stdout, sys.stderr = _Stream(out, "stdout"), _Stream(out, "stderr")
+    outcome = rank.execute(payload, options, out.emit)
     sys.stdout.flush()
     sys.stderr.flush()
-    lifeline.send(("outcome", outcome))
+    out.emit("outcome", outcome)
     threading.Event().wait()  # to end now would break the connections of ranks still at work
+
+
+class _Outbox:
+    """Sends down the lifeline from a thread of its own, where no signal breaks a message in two."""
+
+    def __init__(self, lifeline: Channel) -> None:
+        self._lifeline = lifeline
+        self._waiting: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._send, name="distkit-outbox", daemon=True).start()
+
+    def emit(self, kind: str, what: Any) -> None:
+        """Have it sent, after what came before."""
+        self._waiting.put((kind, what))
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the starter is gone, and so will be this process
+            while True:
+                self._lifeline.send(self._waiting.get())
 
 
 class _Stream(io.TextIOBase):
     """Standard output that goes down the lifeline, a line at a time."""
 
-    def __init__(self, lifeline: Channel, name: str) -> None:
-        self._lifeline, self._name, self._text = lifeline, name, ""
+    def __init__(self, out: _Outbox, name: str) -> None:
+        self._out, self._name, self._text = out, name, ""
         self._lock = threading.RLock()
 
     def writable(self) -> bool:
@@ -141,7 +156,7 @@ class _Stream(io.TextIOBase):
         with self._lock:
             text, self._text = self._text, ""
             if text:
-                self._lifeline.send(("text", (self._name, text)))
+                self._out.emit("text", (self._name, text))
 
 
 def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None) -> None:
