@@ -15,7 +15,7 @@ from distkit.cluster.notebook import in_notebook, shell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.room import Room
-from distkit.cluster.run import Run
+from distkit.cluster.run import GRACE, LET_GO, Run
 from distkit.errors import ClusterError, StartError, StoppedError
 
 _by_cell: dict[object, weakref.ref[Cluster]] = {}
@@ -95,7 +95,11 @@ class Cluster:
         self.wait()
         with self._busy:
             running = self._room.run
-            if running is not None and not running.finished:
+            if running is not None and running.ending:
+                self._room.settled.wait(GRACE + 2 * LET_GO)
+                running = self._room.run
+            self.wait()
+            if running is not None:
                 raise ClusterError(
                     f"the cluster is busy with {running.name}. Wait for it (run.wait()), or end it "
                     "(cluster.interrupt())."

@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 
 if TYPE_CHECKING:
     from distkit.cluster.spec import Spec
+
+#: How long the threads of a group get to finish what they are doing [s].
+REST = 0.02
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -38,18 +42,21 @@ class Group:
         self._severed = False
         self._claimed = False  # a script called init_process_group and was given this group
         self._sockets: dict[int, int] = {}  # fd -> inode of the group's connections
+        self._kept: list[Any] = []  # every group made, until it is safe to let go of it
         self._init: Callable[..., Any] = dist.init_process_group
 
     def join(self, generation: int) -> None:
         """Be a member of this generation's group; does nothing when it already is."""
         self._claimed = False
         if generation == self.generation:
+            self._let_go(keep=dist.group.WORLD)
             return
         if dist.is_initialized():
             with suppress(Exception):
                 dist.destroy_process_group()
         self.generation, self._joins, self._severed = generation, 0, False
         self._sockets.clear()
+        self._let_go(keep=None)
         self._join()
 
     def _join(self) -> None:
@@ -64,6 +71,17 @@ class Group:
                 options["device_id"] = torch.device(spec.device)
         self._init(spec.backend, store=dist.FileStore(path, spec.world_size), rank=spec.rank,
                    world_size=spec.world_size, **options)  # fmt: skip
+
+    def _let_go(self, keep: Any) -> None:
+        """Drop the groups of the past, after a rest.
+
+        To destroy a group joins its threads with Python's lock held, and a thread that has just
+        finished a work may want the lock to drop it: that would be a deadlock. So the last
+        reference is ours, not that of a user's model, and goes when the threads have come to rest.
+        """
+        if any(group is not keep for group in self._kept):
+            time.sleep(REST)
+            self._kept = [group for group in self._kept if group is keep]
 
     def intact(self) -> bool:
         """Whether the next run can use this group: it was neither severed nor destroyed."""
@@ -98,7 +116,9 @@ class Group:
 
         def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
             with self._noting_sockets():
-                return helper(*args, **kwargs)
+                made = helper(*args, **kwargs)
+            self._kept.append(made[0] if isinstance(made, tuple) else made)
+            return made
 
         c10d._new_process_group_helper = new_process_group_helper
 

@@ -28,6 +28,8 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         NotPicklableError: it cannot travel; the message names the object that cannot.
     """
     if isinstance(fn, (str, Path)):
+        if kwargs:
+            raise TypeError("a script's arguments are words: run('train.py', '--steps', '10')")
         fn = _script(Path(fn))
         args = tuple(map(str, args))
     elif not callable(fn):

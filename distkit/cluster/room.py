@@ -47,6 +47,7 @@ class Room:
         self.started = time.monotonic()
         self.run: Run | None = None
         self.ready = threading.Event()
+        self.settled = threading.Event()  # the latest run and its aftermath are over
         self.closed = False
         self._up = False  # has been ready once: from then on ranks that end are replaced
         self._idents: dict[int, str] = {}
@@ -212,12 +213,14 @@ class Room:
         from distkit.cluster.processes import execute
 
         options = {"run": run.number, "generation": self.generation, "record": record}
+        engines = {r: self._engine(r) for r in run.ranks}
+        missing = [r for r, engine in engines.items() if engine is None]
+        if missing:
+            raise ClusterError(f"ranks {missing} are not there. Use cluster.restart().")
         self.run = run
+        self.settled.clear()
         with self._lock:
-            for r in run.ranks:
-                engine = self._engine(r)
-                if engine is None:
-                    raise ClusterError(f"rank {r} is not there. Use cluster.restart().")
+            for r, engine in engines.items():
                 # through the stream: a bare socket's send can swallow the news of a reply
                 self._client.send_apply_request(
                     self._client._mux_stream, execute, (payload, options),
@@ -255,8 +258,9 @@ class Room:
         run.conduct(self)
         if not run.intact:
             self.generation += 1
-        self.run = None
         self._replace()
+        self.run = None
+        self.settled.set()
         self._on_change()
 
     def release(self, ranks: Iterable[int], run: int) -> None:
@@ -278,7 +282,7 @@ class Room:
         child.channel.close()
         self._unregister(rank)
         run = self.run
-        if run is not None:
+        if run is not None and not run.finished:
             run.add_death(rank, status, self._log(f"rank-{rank}.log"))
         elif self._up:
             self._replace()

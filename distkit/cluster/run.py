@@ -61,6 +61,7 @@ class Run:
         self._order: list[int] = []  # ranks in the order in which they ended
         self._changed = threading.Condition()
         self._interrupted = False
+        self._ended: set[int] = set()  # ranks whose processes we had to end
         self._texts: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
         self._partial: dict[tuple[int, str], str] = {}
         self._subscribers: list[Callable[[list[Event]], None]] = []
@@ -91,6 +92,11 @@ class Run:
     def finished(self) -> bool:
         """Whether all ranks have ended, well or not."""
         return self._done.is_set()
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is over, or was told to be."""
+        return self.finished or self._interrupted
 
     @property
     def results(self) -> list[Any]:
@@ -186,6 +192,10 @@ class Run:
 
     def add_death(self, rank: int, status: int, log: str = "") -> None:
         """A rank's process has ended."""
+        if rank in self._ended:
+            how = "it did not let go, and was ended"
+            self.add_outcome(rank, {"rank": rank, "died": how, "log": "", "intact": False})
+            return
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         self.add_outcome(rank, {"rank": rank, "died": how, "log": log, "intact": False})
 
@@ -199,6 +209,7 @@ class Run:
                 self._until(lambda: self._interrupted or not self.waiting, GRACE)
             crew.release(self.waiting, self.number)
             self._until(lambda: not self.waiting, LET_GO)
+            self._ended = set(self.waiting)
             crew.end(self.waiting)
             self._until(lambda: not self.waiting, LET_GO)
         crew.settle(self.number)
@@ -232,7 +243,7 @@ class Run:
         self._note_ends(outcomes)
         if self._failed() or self.waiting:
             self._error = report.verdict(self.name, outcomes, self._order, self.trace)
-        if self._interrupted and not any("died" in o for o in outcomes):
+        if self._interrupted and self._ended.issuperset(self.died):
             self._error = RunInterrupted(
                 f"{self.name} was interrupted on all ranks; the cluster is ready for the next run."
             )

@@ -109,6 +109,11 @@ def test_an_unmodified_ddp_script_is_recorded(
     assert "Finished running basic DDP example on rank 2." in capsys.readouterr().out
 
 
+def test_groups_that_scripts_destroy_do_not_block_the_next_run(usable: dk.Cluster) -> None:
+    for _ in range(6):
+        usable.submit(SCRIPTS / "train_ddp.py").wait(60)
+
+
 def test_an_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
     trace = usable.run(SCRIPTS / "train_fsdp2.py").trace
     ops = {s.op for s in trace.spans}
@@ -185,6 +190,12 @@ def test_interrupt_ends_a_hung_run_everywhere(usable: dk.Cluster) -> None:
     with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
         run.wait(10)
     assert time.monotonic() - start < 5
+
+
+def test_the_next_run_may_follow_an_interrupt_at_once(usable: dk.Cluster) -> None:
+    usable.submit(time.sleep, 60)
+    usable.interrupt()
+    assert usable.run(dist.get_rank).results == [0, 1, 2]
 
 
 def test_the_stop_button(usable: dk.Cluster) -> None:
