@@ -142,5 +142,4 @@ def follow(run: Run) -> Run:
     try:
         return run.wait()
     finally:
-        live.close()
-        handle.update(Timeline(run.trace))
+        handle.update(live)  # once more, with the picture that stays in the saved notebook
