@@ -43,6 +43,6 @@ def test_a_long_run_keeps_its_picture_when_it_ends(monkeypatch: pytest.MonkeyPat
     assert card.follow(run) is run
     (live,) = shown
     assert isinstance(live, Timeline)
-    assert handle.updates == [live]  # a closed or new widget would leave an empty cell in JupyterLab
+    assert handle.updates == [live]  # another widget would leave an empty cell in JupyterLab
     assert live.comm is not None
     assert run._repr_mimebundle_() == {"text/plain": repr(run)}  # not a second time
