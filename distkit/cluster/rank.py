@@ -47,7 +47,7 @@ class Rank:
         self.spec, self.lifeline = spec, lifeline
         self.group = Group(spec)
         self._running: int | None = None  # number of the run whose function is executing
-        self._pulled = ""
+        self._pulled = False  # out of its function, by the starter
 
     def start(self) -> None:
         """Take on the starter's surroundings, and watch the lifeline from now on."""
@@ -89,7 +89,7 @@ class Rank:
 
     def _release(self, run: int) -> None:
         """Get the main thread out of whatever it waits in."""
-        self._pulled = "release"
+        self._pulled = True
         self.group.sever()
         if self._running == run:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -103,7 +103,7 @@ class Rank:
                 raise Released
 
         before = signal.signal(signal.SIGINT, on_signal)
-        self._pulled, self._running = "", run
+        self._pulled, self._running = False, run
         try:
             yield
         finally:
@@ -125,7 +125,7 @@ class Rank:
             ):
                 outcome["result"] = _dump_result(_call(payload))
         except BaseException as error:
-            outcome["error"] = _describe(error, released=bool(self._pulled))
+            outcome["error"] = _describe(error, released=self._pulled)
         outcome["intact"] = not self._pulled and self.group.intact()
         return outcome
 

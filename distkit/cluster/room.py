@@ -43,7 +43,6 @@ class Room:
         self.ranks: dict[int, Child] = {}
         self.nodes: list[Child] = []  # servers and the scheduler
         self.generation = 0
-        self.births = 0
         self.started = time.monotonic()
         self.run: Run | None = None
         self.ready = threading.Event()
@@ -64,6 +63,8 @@ class Room:
         try:
             self._start_all()
             self._up = True
+            if self._controller is not None:
+                self._controller.on_exit(self._on_controller_exit)
             self._stage("ready")
         except Exception as error:
             self.failure = self._explain(error)
@@ -137,7 +138,6 @@ class Room:
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
-        self.births += 1
         around = surroundings()
         for r in ranks:
             self._idents[r] = f"rank-{r}-{secrets.token_hex(4)}"
@@ -288,6 +288,18 @@ class Room:
             self._replace()
         self._on_change()
 
+    def _on_controller_exit(self, status: int) -> None:
+        """The controller ended: without it no rank can be reached, so the cluster is over."""
+        if self.closed:
+            return
+        self._up = False  # ranks that end are not replaced any more
+        self.failure = (
+            f"ipyparallel's controller ended ({status}), and the ranks cannot be reached without "
+            f"it. Make the cluster again: dk.Cluster({self.plan.ranks})."
+        )
+        self._stage("failed")
+        server().kill(list(self.ranks.values()))
+
     def _unregister(self, rank: int) -> None:
         """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
         engine, client = self._engine(rank), self._client
@@ -303,7 +315,7 @@ class Room:
         """Fork new ranks in the place of those that ended."""
         with self._lock:
             gone = [r for r, child in self.ranks.items() if child.status is not None]
-            if not gone or self.closed:
+            if not gone or self.closed or not self._up:
                 return
             self.generation += 1
             self.ready.clear()

@@ -274,6 +274,18 @@ def test_after_stop() -> None:
     assert "stopped" in repr(cluster)
 
 
+def test_a_killed_controller_is_an_error_not_a_hang() -> None:
+    with dk.Cluster(2).wait() as cluster:
+        run = cluster.submit(time.sleep, 60)
+        controller = cluster._room._controller
+        assert controller is not None
+        os.kill(controller.pid, signal.SIGKILL)
+        with pytest.raises(dk.RankDied):
+            run.wait(20)
+        with pytest.raises(dk.StartError, match=r"controller ended .* Make the cluster again"):
+            cluster.run(sum_of_ranks)
+
+
 def test_forgetting_a_cluster_stops_it() -> None:
     cluster = dk.Cluster(2).wait()
     process = psutil.Process(cluster.status().rows[0][2])
