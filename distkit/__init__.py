@@ -18,14 +18,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit import demos, kvstore
+    from distkit import demos, hangs, kvstore
     from distkit.algorithms.collectives import ring_all_reduce
     from distkit.algorithms.sgd import shard, sync_initial_weights, sync_sgd_step
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.local import run_ranks
     from distkit.cluster.run import Run
+    from distkit.cluster.stepper import Stepper
     from distkit.errors import (
         ClusterError,
+        CommunicationWarning,
+        DeadlockError,
         DistkitError,
         KVStoreError,
         NotPicklableError,
@@ -33,13 +36,18 @@ if TYPE_CHECKING:
         RankError,
         RunError,
         RunInterrupted,
+        RunStopped,
         StartError,
+        StepError,
         StoppedError,
         TraceFileError,
     )
     from distkit.events import Event, Message, Op, Span, State, Summary, Trace
+    from distkit.trace.findings import Finding
+    from distkit.trace.gradients import watch_gradients
     from distkit.trace.recorder import mark
-    from distkit.views import Timeline
+    from distkit.trace.trouble import trouble
+    from distkit.views import Gradients, Stage, Tensors, Timeline
 
 __version__ = "0.1.0"
 
@@ -49,28 +57,36 @@ _HOMES = {
     "distkit.cluster.cluster": ["Cluster"],
     "distkit.cluster.local": ["run_ranks"],
     "distkit.cluster.run": ["Run"],
+    "distkit.cluster.stepper": ["Stepper"],
     # what they said to each other
     "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"],
+    "distkit.trace.findings": ["Finding"],
     "distkit.trace.recorder": ["mark"],
-    "distkit.views": ["Timeline"],
+    "distkit.trace.gradients": ["watch_gradients"],
+    "distkit.views": ["Gradients", "Stage", "Tensors", "Timeline"],
     # all-reduce and synchronous SGD
     "distkit.algorithms.collectives": ["ring_all_reduce"],
     "distkit.algorithms.sgd": ["shard", "sync_initial_weights", "sync_sgd_step"],
     # what can go wrong
+    "distkit.trace.trouble": ["trouble"],
     "distkit.errors": [
-        "ClusterError", "DistkitError", "KVStoreError", "NotPicklableError", "RankDied",
-        "RankError", "RunError", "RunInterrupted", "StartError", "StoppedError", "TraceFileError",
+        "ClusterError", "CommunicationWarning", "DeadlockError", "DistkitError", "KVStoreError",
+        "NotPicklableError", "RankDied", "RankError", "RunError", "RunInterrupted", "RunStopped",
+        "StartError", "StepError", "StoppedError", "TraceFileError",
     ],
 }  # fmt: skip
-_MODULES = ["demos", "kvstore"]
+_MODULES = ["demos", "hangs", "kvstore"]
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022
-    "Cluster", "run_ranks", "Run",
-    "Event", "Message", "Op", "Span", "State", "Summary", "Trace", "mark", "Timeline",
+    "Cluster", "run_ranks", "Run", "Stepper",
+    "Event", "Message", "Op", "Span", "State", "Summary", "Trace", "Finding", "mark",
+    "Gradients", "Stage", "Tensors", "Timeline", "watch_gradients",
     "ring_all_reduce", "shard", "sync_initial_weights", "sync_sgd_step", "kvstore", "demos",
-    "ClusterError", "DistkitError", "KVStoreError", "NotPicklableError", "RankDied",
-    "RankError", "RunError", "RunInterrupted", "StartError", "StoppedError", "TraceFileError",
+    "trouble", "hangs",
+    "ClusterError", "CommunicationWarning", "DeadlockError", "DistkitError", "KVStoreError",
+    "NotPicklableError", "RankDied", "RankError", "RunError", "RunInterrupted", "RunStopped",
+    "StartError", "StepError", "StoppedError", "TraceFileError",
 ]  # fmt: skip
 
 
@@ -80,6 +96,13 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"distkit.{name}")
     raise AttributeError(f"module 'distkit' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext distkit`` calls: it brings the ``%%ranks`` magic."""
+    from distkit import magics
+
+    magics.load_ipython_extension(shell)
 
 
 def __dir__() -> list[str]:

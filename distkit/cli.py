@@ -1,4 +1,4 @@
-"""The command line: ``distkit demo``, ``trace``, ``lab`` and ``bench``.
+"""The command line: ``distkit demo``, ``trace``, ``hang``, ``lab`` and ``bench``.
 
 What a command needs is imported when it runs, so that ``distkit --help`` is quick. Errors that
 distkit raises on purpose become one message and exit status 1; wrong arguments give 2, Ctrl-C 130.
@@ -12,23 +12,26 @@ import shutil
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distkit.errors import DistkitError, RunError
+from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, RunError
 from distkit.events import COLLECTIVES
 
 if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
+    from distkit.cluster.run import Run
     from distkit.demos import Demo, Progress
     from distkit.events import Trace
+    from distkit.hangs import Case
 
     #: Shows that something is going on: its name and title in, its progress out.
     Bar = Callable[[str, str], AbstractContextManager[Progress]]
 
-BENCHMARKS = ("start", "memory", "tap", "orphans")
+BENCHMARKS = ("start", "memory", "tap", "orphans", "step", "hang", "views")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_trace, _add_lab, _add_bench):
+    for add in (_add_demo, _add_trace, _add_hang, _add_lab, _add_bench):
         add(commands)
     return parser
 
@@ -92,6 +95,13 @@ def _add_trace(commands: Any) -> None:
     trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
     trace.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     trace.set_defaults(run=_trace, wrong=trace.error)
+
+
+def _add_hang(commands: Any) -> None:
+    hang = commands.add_parser("hang", help="run a program that hangs, and read why it does")
+    what = "a program of the catalogue, which is printed without it"
+    hang.add_argument("name", nargs="?", metavar="NAME", help=what)
+    hang.set_defaults(run=_hang, wrong=hang.error)
 
 
 def _add_lab(commands: Any) -> None:
@@ -278,6 +288,60 @@ def _write(file: Path, write: Callable[[], object]) -> None:
         write()
     except OSError as error:
         raise DistkitError(f"{file} cannot be written ({error.strerror}).") from error
+
+
+# -- hang ------------------------------------------------------------------------
+
+
+def _hang(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit import hangs
+
+    if args.name is None:
+        for name, case in hangs.ALL.items():
+            print(f"{name:<20} {case.how:<8}  {case.title}")
+        return
+    if args.name not in hangs.ALL:
+        args.wrong(f"there is no hang {args.name!r}: choose from {', '.join(hangs.ALL)}")
+    case = hangs.ALL[args.name]
+    _print_program(case)
+    run, how = _suffer(case)
+    print(f"\n{how} after {run.seconds:.2f} s:")
+    for finding in run.findings:
+        _print_wrapped(f"{finding.message}\n{finding.remedy}")
+    if (case.kind, case.culprits) not in [(f.kind, f.culprits) for f in run.findings]:
+        raise DistkitError(f"there should be a {case.kind} of ranks {list(case.culprits)} in it.")
+
+
+def _print_program(case: Case) -> None:
+    """Title and source, with the line numbers that a finding speaks of."""
+    print(f"{case.program.__name__}, on {case.ranks} ranks: {case.title}\n")
+    first = case.program.__code__.co_firstlineno
+    for number, line in enumerate(case.source.splitlines(), first):
+        print(f"{number:>5}  {line}".rstrip())
+
+
+def _suffer(case: Case) -> tuple[Run, str]:
+    """Run a program of the catalogue, and say how it went."""
+    from distkit.cluster.local import run_ranks
+    from distkit.cluster.run import Run
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CommunicationWarning)  # it is printed anyway
+            return run_ranks(case.program, case.ranks), "It came to its end"
+    except RunError as error:
+        if not isinstance(error.run, Run):
+            raise
+        how = "It could not go on" if isinstance(error, DeadlockError) else "It failed"
+        return error.run, how
+
+
+def _print_wrapped(text: str) -> None:
+    """Each line of a text as a paragraph that fits the terminal, the first one marked."""
+    width = shutil.get_terminal_size().columns
+    for i, line in enumerate(text.splitlines()):
+        start = "    " if i else "  - "
+        print("\n".join(textwrap.wrap(line, width, initial_indent=start, subsequent_indent="    ")))
 
 
 # -- lab and bench ------------------------------------------------------------------

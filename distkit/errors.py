@@ -9,18 +9,40 @@
     ├── RunError                one run of a function on the ranks
     │   ├── RankError           the function raised on a rank: its traceback is in the message
     │   ├── RankDied            a rank's process ended in the middle of the run
+    │   ├── DeadlockError       ranks waited for each other for ever: its findings say why
     │   ├── NotPicklableError   the function, an argument or a result cannot travel
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
+    ├── StepError               a stepper cannot do what was asked
     ├── KVStoreError            a parameter-server call that cannot be served
     └── TraceFileError          a trace file that cannot be read
+
+Beside them are ``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning``.
 
 Each message is a sentence or two: *what* happened, *where*, and the *remedy*.
 """
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
 
-class DistkitError(Exception):
+_PACKAGE = str(Path(__file__).parent)
+
+
+class _Brief(BaseException):
+    """In a notebook it shows its message and the reader's line, not the way through distkit."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows."""
+        frames = traceback.extract_tb(self.__traceback__)
+        theirs = [f for f in frames if not f.filename.startswith(_PACKAGE)
+                  and "-packages" not in f.filename]  # fmt: skip
+        head = f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"
+        return [f"----> {theirs[-1].lineno} {theirs[-1].line}\n", head] if theirs else [head]
+
+
+class DistkitError(_Brief, Exception):
     """Base class of every error that distkit raises on purpose."""
 
 
@@ -71,12 +93,40 @@ class RankDied(RankError):
     """A rank's process ended in the middle of the run."""
 
 
+class DeadlockError(RunError):
+    """Ranks waited for each other for ever, and were released.
+
+    ``findings`` says who waited for whom, where, and what to do about it.
+    """
+
+    def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.findings = list(findings)
+
+
 class NotPicklableError(RunError, TypeError):
     """The function, one of its arguments or a result cannot travel between processes."""
 
 
 class RunInterrupted(RunError):
     """The run was interrupted; the cluster is ready for the next one."""
+
+
+class StepError(DistkitError):
+    """A stepper cannot do what was asked."""
+
+
+class RunStopped(_Brief, KeyboardInterrupt):
+    """Somebody pressed stop, or Ctrl-C: the run was interrupted on all ranks.
+
+    ``run`` is the :class:`distkit.Run` as far as it came.
+    """
+
+    run: object = None
+
+
+class CommunicationWarning(UserWarning):
+    """A run came to its end, and what its ranks said to each other makes no sense."""
 
 
 class KVStoreError(DistkitError):

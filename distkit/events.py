@@ -5,8 +5,8 @@ statistics *consume* them. Nothing here imports torch, so a saved trace opens an
 
 An :class:`Event` is one transition of one operation on one rank. An operation
 that was called, handed to the backend and completed leaves three events with
-the same ``(rank, seq)``: *scheduled*, *started*, *completed*. A hang is then
-no special case: it is a *started* without a *completed*.
+the same ``(rank, seq)``: *scheduled*, *started*, *completed*. A pause before it is then
+a *scheduled* without a *started*, and a hang a *started* without a *completed*.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas
+
+    from distkit.trace.findings import Finding
 
 __all__ = ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"]
 
@@ -47,6 +49,7 @@ class Op(_Word):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
+    NEW_GROUP = "new_group"  # every rank of the world calls it, members or not
     # the parameter server: requests, each answered by one reply
     REGISTER = "register"
     INIT = "init"
@@ -54,11 +57,14 @@ class Op(_Word):
     PULL = "pull"
     # computation marked by the user, see distkit.mark
     MARK = "mark"
+    # the buffer of a receive that is still open was used; ``match`` is that receive's seq
+    TOUCH = "touch"
 
 
 P2P = frozenset({Op.SEND, Op.RECV})
 REQUESTS = frozenset({Op.REGISTER, Op.INIT, Op.PUSH, Op.PULL})
-COLLECTIVES = frozenset(Op) - P2P - REQUESTS - {Op.MARK}
+COMPUTATION = frozenset({Op.MARK, Op.TOUCH})
+COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION
 
 
 class State(_Word):
@@ -66,6 +72,7 @@ class State(_Word):
 
     SCHEDULED = "scheduled"  # called by the user's line
     STARTED = "started"  # handed to the backend
+    BLOCKED = "blocked"  # the rank's thread waits for it, noted when that takes a while
     COMPLETED = "completed"  # done: a receive buffer or a reduced tensor holds its new value
     FAILED = "failed"  # ended with an error, or released by severing its connections
 
@@ -95,7 +102,8 @@ class Event:
     ``nbytes`` in bytes, ``peer`` a global rank (the other end of a point-to-point
     call or of a request, the root of a rooted collective), ``shape`` and ``dtype``
     those of the tensor touched. ``where`` is the user's ``file:line``; ``label`` names
-    a mark or a key. ``match`` ties a request to its reply when the transport
+    a mark, a key, a reduction other than sum ("max"), or "gradients" for what a backward pass
+    sends by itself. ``match`` ties a request to its reply when the transport
     numbers its messages; otherwise matches are found by :attr:`Trace.matches`.
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))
@@ -122,8 +130,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation from call to completion, derived from its events.
+    """One operation from start to completion, derived from its events.
 
+    ``start`` is when it went to the backend, or was called if it has not gone there yet.
     ``end`` is None while it has not completed: then the rank is still in it.
     ``before`` and ``after`` summarise the tensor's values at start and end.
     """
@@ -182,6 +191,8 @@ class Trace(Sequence[Event]):
             (``{rank: {"name", "role", "host", "pid", "device"}}``), ``groups``
             (``{group: [ranks]}``), ``dropped`` (``{rank: events lost to the bound}``),
             ``without_values`` (``{rank: operations whose values cost too much to look at}``),
+            ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
+            "raised", "died", or "released" by others' failure or an interrupt),
             ``sources`` (``{file: text}``).
 
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -290,6 +301,12 @@ class Trace(Sequence[Event]):
         ]  # fmt: skip
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"peer": "Int64", "tag": "Int64"})
+
+    def diagnose(self) -> list[Finding]:
+        """What went wrong, and what to do about it: the most important first."""
+        from distkit.trace.diagnosis import diagnose
+
+        return diagnose(self)
 
     # -- files --------------------------------------------------------------
 

@@ -27,7 +27,7 @@ def _span(events: list[Event]) -> Span:
     started = next((e for e in events if e.state is State.STARTED), first)
     ended = last.state in (State.COMPLETED, State.FAILED)
     return Span(
-        rank=first.rank, seq=first.seq, op=first.op, state=last.state, start=first.time,
+        rank=first.rank, seq=first.seq, op=first.op, state=last.state, start=started.time,
         end=last.time if ended else None,
         peer=last.peer if last.peer is not None else first.peer,
         group=first.group, nbytes=max(e.nbytes for e in events), shape=first.shape or last.shape,
@@ -78,7 +78,7 @@ def _p2p_messages(
             src=send.rank if send else some.peer,
             dst=recv.rank if recv else some.peer,
             op=Op.SEND, nbytes=some.nbytes, tag=some.tag, group=some.group, label=some.label,
-            sent=send.start if send else None,
+            sent=send.start if send and send.state is not State.SCHEDULED else None,
             received=recv.end if recv and recv.state is not State.FAILED else None,
             send=(send.rank, send.seq) if send else None,
             recv=(recv.rank, recv.seq) if recv else None,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -15,17 +12,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
+import hypothesis
 import psutil
 import pytest
+
+from distkit.bench.lab import Lab, browse, missing, serve, surroundings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 ROOT = Path(__file__).parents[1]
+
+hypothesis.settings.register_profile("distkit", deadline=None)  # a slow machine fails nothing
+hypothesis.settings.load_profile("distkit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,89 +96,27 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty configuration: nothing of the user's is read or written."""
     home = tmp_path_factory.mktemp("jupyter")
-    folders = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython",
-               "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings",
-               "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        for name, folder in folders.items():
-            patch.setenv(name, str(home / folder))
+        for name, folder in surroundings(home).items():
+            patch.setenv(name, folder)
         yield home
-
-
-@dataclass(frozen=True)
-class Lab:
-    """A running JupyterLab; ``root`` holds its copy of the notebooks."""
-
-    url: str
-    token: str
-    root: Path
-
-    def ready(self) -> bool:
-        try:
-            with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
-                return True
-        except URLError:
-            return False
 
 
 @pytest.fixture(scope="session")
 def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A real JupyterLab on a free port of the loopback interface."""
+    """A real JupyterLab on a copy of the notebooks."""
     root = shutil.copytree(ROOT / "notebooks", tmp_path_factory.mktemp("lab") / "notebooks")
-    _settle(jupyter_home / "settings")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    running = Lab(f"http://127.0.0.1:{port}", uuid.uuid4().hex, root)
-    log = jupyter_home / "lab.log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(_lab_command(running, port), stdout=out, stderr=out)
-    try:
-        _wait_for(running, server, log)
+    with serve(root, jupyter_home, dict(os.environ)) as running:
         yield running
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-def _lab_command(lab: Lab, port: int) -> list[str]:
-    return [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-        f"--ServerApp.root_dir={lab.root}", "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        f"--IdentityProvider.token={lab.token}", "--LabApp.expose_app_in_browser=True",
-        "--LabApp.extension_manager=readonly", "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
-    ]  # fmt: skip
-
-
-def _settle(folder: Path) -> None:
-    """Answer the question about news in advance: it would lie over the notebook."""
-    file = folder / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
-
-
-def _wait_for(lab: Lab, server: subprocess.Popen[bytes], log: Path, within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while not lab.ready():
-        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's chromium, without a window. Module scope: it holds the thread's event loop."""
-    executable = shutil.which("chromium")
-    driver = [sys.executable, "-m", "playwright", "--version"]
-    if executable is None or subprocess.run(driver, capture_output=True).returncode:
-        reason = "no browser to test with. On Debian: apt-get install chromium libatomic1"
+    if reason := missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--disable-gpu"])
+    with browse() as browser:
         yield browser
-        browser.close()
 
 
 @dataclass

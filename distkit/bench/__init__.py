@@ -12,7 +12,7 @@ from importlib import import_module
 from distkit.bench.figure import Report, machine
 
 #: The benchmarks, and how often each repeats its measurement by default.
-ALL = {"start": 5, "memory": 3, "tap": 40, "orphans": 20}
+ALL = {"start": 5, "memory": 3, "tap": 40, "orphans": 20, "step": 100, "hang": 3, "views": 5}
 
 
 def measure(names: Iterable[str], reps: int | None, say: Callable[[str], None]) -> Report:

@@ -74,7 +74,8 @@ def _rows(room: Room) -> list[tuple[str, str, int, str, str]]:
         elif facts["role"] not in ("rank", "worker"):
             state = "serving"
         else:
-            state = f"running {running.name}" if running and rank in running.waiting else "idle"
+            verb = "stepping" if running and running.stepped else "running"
+            state = f"{verb} {running.name}" if running and rank in running.waiting else "idle"
         rows.append((facts["name"], platform.node(), facts["pid"], facts["device"], state))
     return rows
 

@@ -11,6 +11,7 @@ import pickle
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 _HEAD = struct.Struct("!Q")
@@ -76,12 +77,19 @@ class Channel:
         except OSError:
             return True
 
-    def close(self) -> None:
-        """Hang up. The other end reads EOFError."""
-        try:
+    def finish(self) -> None:
+        """Nothing more will come: after what has arrived, :meth:`recv` raises EOFError."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
+
+    def hang_up(self) -> None:
+        """Break the line. Both ends read EOFError."""
+        with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+
+    def close(self) -> None:
+        """Break the line and let go of it: nobody else here may be reading it."""
+        self.hang_up()
         self._sock.close()
 
     def _read(self, size: int) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.room import Room
 from distkit.cluster.run import GRACE, LET_GO, Run
+from distkit.cluster.stepper import Stepper
 from distkit.errors import ClusterError, StartError, StoppedError
+from distkit.trace import trouble
+from distkit.trace.diagnosis import Finding
 
+_made: weakref.WeakSet[Cluster] = weakref.WeakSet()
 _by_cell: dict[object, weakref.ref[Cluster]] = {}
 
 
@@ -64,33 +69,103 @@ class Cluster:
         self._room = Room(plan, self._card.refresh)
         self._card.show(self._room)
         self._runs = 0
+        self._latest: Run | None = None
+        self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
+        _made.add(self)
         self._end = weakref.finalize(self, Room.close, self._room)
 
     # -- running ----------------------------------------------------------------
 
-    def run(self, fn: Callable[..., Any] | str | Path, *args: Any, **kwargs: Any) -> Run:
+    def run(
+        self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
+        **kwargs: Any,
+    ) -> Run:  # fmt: skip
         """Run a function, or a torchrun-style script, on every rank, and wait for it.
 
         The function travels with everything it captures; ``args`` and ``kwargs`` are the same on
         every rank, which tells itself apart by ``dist.get_rank()``. A ``.py`` path runs as
-        ``__main__`` with ``args`` as its arguments.
+        ``__main__`` with ``args`` as its arguments. Ranks that wait for each other for ever
+        are released and the reason is told, unless ``wait_forever``.
 
         Raises:
+            DeadlockError: ranks waited for each other for ever; it says which, where and why.
             RankError: the function raised on a rank; the others were released.
             RankDied: a rank's process ended; another takes its place.
             NotPicklableError: something cannot travel; the message names it.
             StoppedError: the cluster was stopped.
         """
-        return card.follow(self.submit(fn, *args, **kwargs))
+        return card.follow(self.submit(fn, *args, wait_forever=wait_forever, **kwargs))
 
-    def submit(self, fn: Callable[..., Any] | str | Path, *args: Any, **kwargs: Any) -> Run:
+    def submit(
+        self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
+        **kwargs: Any,
+    ) -> Run:  # fmt: skip
         """As :meth:`run`, without waiting: the run's timeline is live, ``wait()`` waits."""
-        return self._submit(fn, args, kwargs, record=True)
+        return self._submit(fn, args, kwargs, wait_forever=wait_forever)
+
+    def execute(
+        self, source: str, ranks: Iterable[int] | None = None, *, step: bool = False,
+        file: str = "",
+    ) -> Run | Stepper:  # fmt: skip
+        """Run source code on the ranks, in variables that stay there; ``%%ranks`` calls this.
+
+        ``torch``, ``dist``, ``rank`` and ``world_size`` are there. The value of an expression in
+        the last line is printed, and is in ``results``.
+
+        Args:
+            source: Python code, as in a notebook's cell.
+            ranks: which ranks, all when None.
+            step: pause before each communication, as :meth:`step` does.
+            file: what tracebacks and lines call the source.
+
+        Raises:
+            SyntaxError: the source is no Python.
+            ClusterError: there is no such rank.
+        """
+        from distkit.cluster.cell import cell, known
+
+        file = file or known(source)
+        compile(source, file, "exec")
+        chosen = range(self.plan.ranks) if ranks is None else sorted(set(ranks))
+        if unknown := [r for r in chosen if r not in range(self.plan.ranks)]:
+            raise ClusterError(
+                f"there is no rank {unknown[0]}: this cluster has ranks 0 to {self.plan.ranks - 1}."
+            )
+        do = self.step if step else self.run
+        return do(cell, source, file, list(chosen))
+
+    def step(
+        self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
+        **kwargs: Any,
+    ) -> Stepper:  # fmt: skip
+        """As :meth:`run`, but every rank is paused before each of its communications.
+
+        Any program can be stepped through, DDP included. In a notebook the stepper displays as a
+        cockpit.
+
+        Example:
+            >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
+            >>> stepper.next().next(rank=1).finish().results                # doctest: +SKIP
+        """
+        cell = _cell()
+        earlier = self._stepper
+        if earlier is not None and cell is not None and earlier[0] == cell:
+            earlier[1].stop()  # the cell runs again
+        run = self._submit(fn, args, kwargs, wait_forever=wait_forever, step=True)
+        stepper = Stepper(run, partial(self._room.go, run.number))
+        self._stepper = cell, stepper
+        try:
+            stepper.settle()
+        except KeyboardInterrupt:
+            stepper.stop()
+            raise
+        return stepper
 
     def _submit(
-        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, record: bool
-    ) -> Run:
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+        wait_forever: bool = False, **options: Any,
+    ) -> Run:  # fmt: skip
         payload = pack(fn, args, kwargs)
         self.wait()
         with self._busy:
@@ -100,15 +175,29 @@ class Cluster:
                 running = self._room.run
             self.wait()
             if running is not None:
-                raise ClusterError(
-                    f"the cluster is busy with {running.name}. Wait for it (run.wait()), or end it "
-                    "(cluster.interrupt())."
-                )
+                raise ClusterError(self._busy_with(running))
+            made = trouble.current()
+            if made is not None:
+                made.check(self.plan.ranks)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            run = Run(name, self._runs, sorted(self._room.ranks), self._room.meta())
-            self._room.submit(run, payload, record=record)
+            run = Run(name, self._runs, sorted(self._room.ranks), self._room.meta(),
+                      wait_forever=wait_forever)  # fmt: skip
+            self._latest, run.stepped = run, options.get("step", False)
+            run.doomed = set(made.kill) if made is not None else set()
+            self._room.submit(run, payload, {**options, "trouble": made})
         return run
+
+    def _busy_with(self, run: Run) -> str:
+        if self.stepper is not None and self.stepper.run is run:
+            return (
+                f"the cluster is stepping through {run.name}. Let it run to its end "
+                "(cluster.stepper.finish()), or end it (cluster.interrupt())."
+            )
+        return (
+            f"the cluster is busy with {run.name}. Wait for it (run.wait()), or end it "
+            "(cluster.interrupt())."
+        )
 
     # -- looking after it -------------------------------------------------------
 
@@ -120,7 +209,7 @@ class Cluster:
             TimeoutError: they were not ready within ``timeout`` seconds.
         """
         if self._room.closed:
-            raise StoppedError("the cluster was stopped. Make a new one: dk.Cluster(4).")
+            raise self._stopped()
         if not self._room.await_ready(timeout):
             raise TimeoutError(f"the ranks are not ready after {timeout} s; they still start")
         if self._room.stage == "failed":
@@ -137,10 +226,15 @@ class Cluster:
         if run is not None:
             run.interrupt()
 
+    def diagnose(self) -> list[Finding]:
+        """What is wrong with the current run, or with the latest: who waits for whom, and why."""
+        run = self._room.run or self._latest
+        return [] if run is None else run.findings
+
     def restart(self) -> Cluster:
         """Replace every rank by a fresh process: variables, imports and memory start anew."""
         if self._room.closed:
-            raise StoppedError("the cluster was stopped. Make a new one: dk.Cluster(4).")
+            raise self._stopped()
         self.interrupt()
         run = self._room.run
         if run is not None:
@@ -148,9 +242,19 @@ class Cluster:
         self._room.restart()
         return self.wait()
 
+    def _stopped(self) -> StoppedError:
+        return StoppedError(
+            f"the cluster was stopped. Make a new one: dk.Cluster({self.plan.ranks})."
+        )
+
     def stop(self) -> None:
         """End every process of the cluster and remove its folder; a second time it does nothing."""
         self._end()
+
+    @property
+    def stepper(self) -> Stepper | None:
+        """The latest stepper, such as that of a ``%%ranks --step`` cell."""
+        return self._stepper[1] if self._stepper is not None else None
 
     @property
     def plan(self) -> Plan:
@@ -168,6 +272,12 @@ class Cluster:
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return self._card.bundle(self._room)
+
+
+def latest() -> Cluster | None:
+    """The cluster of this process that was made last, and still is."""
+    alive = [c for c in _made if not c._room.closed]
+    return max(alive, key=lambda c: c._room.started, default=None)
 
 
 def _cell() -> object | None:

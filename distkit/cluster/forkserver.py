@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.channel import Channel
+from distkit.cluster.lines import lines
 from distkit.errors import StartError
 
 _LONGEST = 90  # a Unix socket's path ends at 107 bytes on Linux, 103 on macOS
@@ -37,15 +39,28 @@ class Child:
         self.pid = int(channel.recv()[1])
         self.status: int | None = None  # exit status, negative for a signal
         self._on_exit: list[OnExit] = []
+        self._heard = self._silent = False  # is its line listened to? has it come to its end?
         self._lock = threading.Lock()
 
+    def hear(self, callback: Callable[[Any], None]) -> None:
+        """Call ``callback(message)`` from another thread for all that it says."""
+        self._heard = True
+        lines().add(self.channel, callback, self._fell_silent)
+
     def on_exit(self, callback: OnExit) -> None:
-        """Call ``callback(status)`` once, from another thread, when the process has ended."""
+        """Call ``callback(status)`` once, from another thread, when the process has ended.
+
+        Whatever it said before has been heard by then.
+        """
         with self._lock:
-            if self.status is None:
+            if not self._over:
                 self._on_exit.append(callback)
                 return
-        callback(self.status)
+        callback(self.status or 0)
+
+    @property
+    def _over(self) -> bool:
+        return self.status is not None and (self._silent or not self._heard)
 
     def wait(self, timeout: float) -> bool:
         """Wait until the process has ended; False when it has not within ``timeout`` seconds."""
@@ -54,13 +69,34 @@ class Child:
         return done.wait(timeout)
 
     def ended(self, status: int) -> None:
-        """Note the end, and tell those who asked."""
+        """Note the end; those who asked are told when its last words have been heard."""
+        if self.status is None:
+            self.status = status
+            if self._heard:
+                self.channel.finish()  # a process that it forked may hold the other end
+            self._tell()
+
+    def _fell_silent(self) -> None:
+        self._silent = True
+        self._tell()
+
+    def _tell(self) -> None:
         with self._lock:
-            if self.status is not None:
+            if not self._over:
                 return
-            self.status, callbacks = status, self._on_exit
+            callbacks, self._on_exit = self._on_exit, []
         for callback in callbacks:
-            callback(status)
+            try:
+                callback(self.status or 0)
+            except Exception:  # one listener's mistake must not keep the news from all others
+                traceback.print_exc(file=sys.__stderr__)
+
+    def let_go(self) -> None:
+        """Break the line to it."""
+        if self._heard:
+            self.channel.hang_up()
+        else:
+            self.channel.close()
 
 
 class ForkServer:
@@ -172,7 +208,7 @@ class ForkServer:
             with self._lock:
                 orphans, self._children = list(self._children.values()), {}
             for child in orphans:
-                child.channel.close()
+                child.let_go()
                 child.ended(-signal.SIGKILL)
 
 

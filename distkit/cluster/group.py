@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from distkit.cluster.store import PatientStore
+
 if TYPE_CHECKING:
     from distkit.cluster.spec import Spec
 
@@ -43,6 +45,7 @@ class Group:
         self._claimed = False  # a script called init_process_group and was given this group
         self._sockets: dict[int, int] = {}  # fd -> inode of the group's connections
         self._kept: list[Any] = []  # every group made, until it is safe to let go of it
+        self._store: PatientStore | None = None
         self._init: Callable[..., Any] = dist.init_process_group
 
     def join(self, generation: int) -> None:
@@ -69,7 +72,8 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._init(spec.backend, store=dist.FileStore(path, spec.world_size), rank=spec.rank,
+        self._store = PatientStore(path, spec.world_size)  # torch's C++ does not keep it alive
+        self._init(spec.backend, store=self._store, rank=spec.rank,
                    world_size=spec.world_size, **options)  # fmt: skip
 
     def _let_go(self, keep: Any) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-import selectors
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
 from distkit.cluster.run import Run
 from distkit.cluster.spec import Spec, surroundings
+from distkit.trace import trouble
 
 
 def run_ranks(
-    fn: Callable[..., Any] | str | Path, n: int, *args: Any, record: bool = True, **kwargs: Any
-) -> Run:
+    fn: Callable[..., Any] | str | Path, n: int, *args: Any, record: bool = True,
+    wait_forever: bool = False, **kwargs: Any,
+) -> Run:  # fmt: skip
     """Run a function on ``n`` fresh ranks, forked from a warm process, and wait for it.
 
     The same ranks, recording and errors as :meth:`Cluster.run`, without ipyparallel: some
@@ -30,10 +32,11 @@ def run_ranks(
         n: how many ranks.
         args: passed to ``fn``, the same on every rank.
         kwargs: likewise.
-        record: whether to record a trace.
+        record: whether to record a trace; without one no deadlock is noticed.
+        wait_forever: do not release ranks that wait for each other for ever.
 
     Raises:
-        RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
+        DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
 
     Example:
         >>> def total():
@@ -45,10 +48,15 @@ def run_ranks(
     """
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=limits.cpus(), memory=limits.memory(), gpus=0)
+    made = trouble.current()
+    if made is not None:
+        made.check(n)
     gang = _Gang(n, plan.threads)
     try:
-        run = Run(getattr(fn, "__name__", str(fn)), 1, list(range(n)), gang.meta())
-        gang.submit(run, payload, record)
+        run = Run(getattr(fn, "__name__", str(fn)), 1, list(range(n)), gang.meta(),
+                  wait_forever=wait_forever)  # fmt: skip
+        run.doomed = set(made.kill) if made is not None else set()
+        gang.submit(run, payload, {"record": record, "trouble": made})
         return run.wait()
     finally:
         gang.close()
@@ -59,7 +67,6 @@ class _Gang:
 
     def __init__(self, n: int, threads: int) -> None:
         self.folder = private_folder()
-        self._listener: threading.Thread | None = None
         server().preload("distkit.cluster.warm")
         around = surroundings()
         self.ranks: list[Child] = server().fork_all("distkit.cluster.processes:plain", [
@@ -68,40 +75,20 @@ class _Gang:
             for r in range(n)
         ])  # fmt: skip
 
-    def submit(self, run: Run, payload: bytes, record: bool) -> None:
-        for child in self.ranks:
-            child.channel.send((payload, {"run": 1, "generation": 0, "record": record}))
-        self._listener = threading.Thread(target=self._listen, args=(run,), daemon=True)
-        self._listener.start()
+    def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
+        """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
+        for r, child in enumerate(self.ranks):
+            child.hear(partial(self._hear, run, r))
+            child.on_exit(partial(self._ended, run, r))
+            child.channel.send((payload, {**options, "run": run.number, "generation": 0}))
         threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
 
-    def _listen(self, run: Run) -> None:
-        """Pass on what the ranks say until all have ended."""
-        with selectors.DefaultSelector() as lines:
-            for r, child in enumerate(self.ranks):
-                lines.register(child.channel, selectors.EVENT_READ, r)
-            while lines.get_map():
-                for key, _ in lines.select():
-                    try:
-                        self._hear(run, key.data)
-                    except EOFError:
-                        lines.unregister(key.fileobj)
-                        self.ranks[key.data].channel.close()
-                        self._ended(run, key.data)
+    def _hear(self, run: Run, rank: int, message: tuple[int, str, Any]) -> None:
+        _, kind, what = message
+        run.hear(rank, kind, what)
 
-    def _hear(self, run: Run, rank: int) -> None:
-        kind, what = self.ranks[rank].channel.recv()
-        if kind == "rows":
-            run.add_rows(rank, *what)
-        elif kind == "text":
-            run.add_text(rank, *what)
-        else:
-            run.add_outcome(rank, what)
-
-    def _ended(self, run: Run, rank: int) -> None:
-        log = Path(self.folder, f"rank-{rank}.log")
-        text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
-        self.ranks[rank].on_exit(lambda status: run.add_death(rank, status, text))
+    def _ended(self, run: Run, rank: int, status: int) -> None:
+        run.add_death(rank, status, self.folder)
 
     def release(self, ranks: Iterable[int], run: int) -> None:
         """Crew: get these ranks out of whatever they wait in."""
@@ -128,6 +115,4 @@ class _Gang:
 
     def close(self) -> None:
         server().kill(self.ranks)
-        if self._listener is not None:
-            self._listener.join(5)
         server().remove(self.folder)

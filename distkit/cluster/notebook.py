@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 from collections.abc import Iterable
 from functools import lru_cache
@@ -11,6 +12,8 @@ from typing import Any
 from distkit.events import Event
 
 _files: dict[str, str] = {}  # the reader's name of a file -> its path
+_labels: dict[str, str] = {}  # the file of a cell that runs on the ranks -> the reader's name
+_cells = itertools.count()
 _MOST = 200_000  # characters of one source file that go into a trace
 
 
@@ -28,6 +31,14 @@ def in_notebook() -> bool:
     return found is not None and hasattr(found, "kernel")
 
 
+def name_cell(text: str, count: int) -> str:
+    """A file name for a cell whose code runs on the ranks, known from now on as ``In[count]``."""
+    file, label = f"distkit-cell-{next(_cells)}", f"In[{count}]"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    _labels[file], _files[label] = label, file
+    return file
+
+
 @lru_cache(4096)
 def place(where: str) -> str:
     """``file:line`` as the reader knows it: ``In[5]:3`` for a cell, a short path for a file."""
@@ -39,7 +50,7 @@ def place(where: str) -> str:
 def _label(file: str) -> str:
     compiler = getattr(shell(), "compile", None)
     known = getattr(compiler, "format_code_name", lambda name: None)(file)
-    label = str(known[1]) if known else _short(file)
+    label = _labels.get(file) or (str(known[1]) if known else _short(file))
     _files[label] = file
     return label
 

@@ -5,14 +5,11 @@ Each function is called in a fresh fork of the zygote, with its lifeline first.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
-import queue
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -62,8 +59,6 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
     ``generation`` is the group to join before registering, None to wait for the first run;
     ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's own.
     """
-    import torch
-    import torch.distributed as dist
     from ipykernel.iostream import OutStream
     from ipyparallel.engine.app import IPEngine
 
@@ -79,9 +74,8 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
     rank.start()
     if generation is not None:
         rank.group.join(generation)
-    namespace = {"torch": torch, "dist": dist, "rank": spec.rank, "world_size": spec.world_size}
     app = IPEngine.instance(
-        enable_nanny=False, id=spec.rank, ident=ident, user_ns=namespace,
+        enable_nanny=False, id=spec.rank, ident=ident, user_ns=rank.namespace,
         connection_info_env=json.dumps(connection), log_level=logging.ERROR,
         out_stream_factory=PythonOutput,
     )  # fmt: skip
@@ -89,74 +83,25 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
     app.start()
 
 
-def execute(payload: bytes, options: dict[str, Any]) -> dict[str, Any]:
-    """Run one function on this engine's rank; called through ipyparallel."""
-    from ipyparallel.engine.datapub import publish_data
+def execute(payload: bytes, options: dict[str, Any]) -> None:
+    """Run one function on this engine's rank; called through ipyparallel.
 
+    How it went is told down the rank's lifeline, as are its events and prints.
+    """
     from distkit.cluster.rank import Rank
 
-    def emit(kind: str, what: Any) -> None:
-        publish_data({kind: what})
-
-    return Rank.here.execute(payload, options, emit)
+    Rank.here.execute(payload, options)
 
 
 def plain(lifeline: Channel, spec: Any, folder: str) -> None:
-    """Be a rank without ipyparallel: run one function, send back how it went, and end."""
+    """Be a rank without ipyparallel: run one function, and wait to be ended."""
     from distkit.cluster.rank import Rank
 
     payload, options = lifeline.recv()
     rank = Rank(spec, lifeline)
     rank.start()
-    out = _Outbox(lifeline)
-    sys.stdout, sys.stderr = _Stream(out, "stdout"), _Stream(out, "stderr")
-    outcome = rank.execute(payload, options, out.emit)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    out.emit("outcome", outcome)
+    rank.execute(payload, options)
     threading.Event().wait()  # to end now would break the connections of ranks still at work
-
-
-class _Outbox:
-    """Sends down the lifeline from a thread of its own, where no signal breaks a message in two."""
-
-    def __init__(self, lifeline: Channel) -> None:
-        self._lifeline = lifeline
-        self._waiting: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        threading.Thread(target=self._send, name="distkit-outbox", daemon=True).start()
-
-    def emit(self, kind: str, what: Any) -> None:
-        """Have it sent, after what came before."""
-        self._waiting.put((kind, what))
-
-    def _send(self) -> None:
-        with suppress(OSError):  # the starter is gone, and so will be this process
-            while True:
-                self._lifeline.send(self._waiting.get())
-
-
-class _Stream(io.TextIOBase):
-    """Standard output that goes down the lifeline, a line at a time."""
-
-    def __init__(self, out: _Outbox, name: str) -> None:
-        self._out, self._name, self._text = out, name, ""
-        self._lock = threading.RLock()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        with self._lock:
-            self._text += text
-            if "\n" in text:
-                self.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        with self._lock:
-            text, self._text = self._text, ""
-            if text:
-                self._out.emit("text", (self._name, text))
 
 
 def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None) -> None:
@@ -179,7 +124,7 @@ def node(lifeline: Channel, node: Any, folder: str) -> None:
 
     mine = recorder.Recorder(node.id)
     recorder.set_current(mine)
-    flusher = recorder.Flusher(mine, lambda *rows: lifeline.send(("rows", rows)))
+    flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
 
     def flush(run: int) -> None:
         flusher.flush()

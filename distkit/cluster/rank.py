@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,16 @@ import torch
 
 from distkit.cluster.channel import Channel
 from distkit.cluster.group import Group
+from distkit.cluster.outbox import Outbox
 from distkit.cluster.spec import Spec
 from distkit.trace import recorder
+from distkit.trace.blackbox import BlackBox
+from distkit.trace.gate import Gate
 from distkit.trace.recorder import Flusher, Recorder
 from distkit.trace.tap import tap
+from distkit.trace.trouble import Dropped
 
-#: What the rank hands on while a function runs: ("rows", …) or ("text", …).
+#: Tells the starter something about the run: a kind, and what.
 Emit = Callable[[str, Any], None]
 
 
@@ -44,10 +50,19 @@ class Rank:
 
     def __init__(self, spec: Spec, lifeline: Channel) -> None:
         Rank.here = self
-        self.spec, self.lifeline = spec, lifeline
+        self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
         self.group = Group(spec)
+        #: The variables of code that is sent as source; an engine's own, so that %px sees them.
+        self.namespace: dict[str, Any] = {
+            "torch": torch, "dist": torch.distributed, "rank": spec.rank,
+            "world_size": spec.world_size, "__name__": "__main__",
+        }  # fmt: skip
         self._running: int | None = None  # number of the run whose function is executing
         self._pulled = False  # out of its function, by the starter
+        self._released = 0  # the latest run that the starter wanted ended
+        self._obeying = threading.Lock()
+        self._box = BlackBox(Path(spec.folder, f"rank-{spec.rank}.box"))
+        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
 
     def start(self) -> None:
         """Take on the starter's surroundings, and watch the lifeline from now on."""
@@ -81,18 +96,24 @@ class Rank:
         """Obey the starter's words; end with the starter."""
         try:
             while True:
-                word, run = self.lifeline.recv()
-                if word == "release" and run == self._running:
+                word, run, *what = self.lifeline.recv()
+                if word == "release":
                     self._release(run)
+                elif word == "go":
+                    self._gates[run].allow(*what)
         except EOFError:
             os.killpg(0, signal.SIGKILL)
 
     def _release(self, run: int) -> None:
-        """Get the main thread out of whatever it waits in."""
-        self._pulled = True
-        self.group.sever()
-        if self._running == run:
+        """Get the main thread out of whatever it waits in, or not let it begin."""
+        with self._obeying:
+            self._released = run
+            if run != self._running:
+                return
+            self._pulled = True
+            self.group.sever()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self._gates[run].allow(None)  # another thread may wait there
 
     @contextmanager
     def _releasable(self, run: int) -> Iterator[None]:
@@ -105,28 +126,43 @@ class Rank:
         before = signal.signal(signal.SIGINT, on_signal)
         self._pulled, self._running = False, run
         try:
+            if self._released == run:  # the word was quicker than the call
+                raise Released
             yield
         finally:
-            self._running = None
-            signal.signal(signal.SIGINT, before)
+            self._running = None  # a signal from now on does nothing …
+            with self._obeying:  # … and has come before the handler goes
+                signal.signal(signal.SIGINT, before)
 
     # -- one run ----------------------------------------------------------------
 
-    def execute(self, payload: bytes, options: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Run one pickled ``(fn, args, kwargs)`` and describe how it went; never raises."""
+    def execute(self, payload: bytes, options: dict[str, Any]) -> None:
+        """Run one pickled ``(fn, args, kwargs)`` and tell the starter how it went; never raises."""
+        emit = partial(self.outbox.emit, options["run"])
+        with self.outbox.printing(options["run"]):
+            outcome = self._perform(payload, options, emit)
+        emit("outcome", outcome)
+
+    def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> dict[str, Any]:
         outcome: dict[str, Any] = {"rank": self.spec.rank}
         run = options["run"]
         try:
             self.group.join(options["generation"])
             with (
-                self._recording(options["record"], emit, outcome),
+                self._recording(options, emit, outcome),
                 self._releasable(run),
                 self._kvstore(run),
             ):
-                outcome["result"] = _dump_result(_call(payload))
+                try:
+                    value = _call(payload)
+                except Dropped as asked:
+                    value, outcome["remark"] = None, str(asked)
+                outcome["result"] = _dump_result(value)
         except BaseException as error:
             outcome["error"] = _describe(error, released=self._pulled)
-        outcome["intact"] = not self._pulled and self.group.intact()
+        broken = self._pulled or outcome.pop("broken", False)
+        outcome["intact"] = not broken and self.group.intact()
+        outcome["haunted"] = self._pulled and bool(recorder.busy_threads())
         return outcome
 
     @contextmanager
@@ -146,23 +182,37 @@ class Rank:
         kvstore.release()
 
     @contextmanager
-    def _recording(self, wanted: bool, emit: Emit, outcome: dict[str, Any]) -> Iterator[None]:
-        if not wanted:
+    def _recording(
+        self, options: dict[str, Any], emit: Emit, outcome: dict[str, Any]
+    ) -> Iterator[None]:
+        if not options.get("record", True):
             tap.remove()
             yield
             return
         tap.install()
-        mine = Recorder(self.spec.rank)
-        flusher = Flusher(mine, lambda *rows: emit("rows", rows))
+        run = options["run"]
+        mine = Recorder(self.spec.rank, keep=partial(self._box.note, run),
+                        stepped=options.get("step", False))  # fmt: skip
+        flusher = Flusher(mine, emit)
+        tap.on_group = lambda name, members: emit("group", (name, members))
+        if mine.stepped:
+            gate = self._gates[run]
+            gate.arrived = mine.hurry
+            tap.before.append(lambda op, nbytes: gate.wait())
+        if options.get("trouble") is not None:
+            tap.before.append(options["trouble"].on(self.spec.rank))
         recorder.set_current(mine)
         try:
             yield
         finally:
+            tap.before.clear()
+            tap.on_group = None
+            self._gates.clear()
             tap.settle()
+            outcome["broken"] = tap.broken
             recorder.set_current(None)
             flusher.close()
             outcome.update(dropped=mine.dropped, without_values=mine.without_values)
-            outcome["groups"] = tap.groups()
             tap.forget()
 
 

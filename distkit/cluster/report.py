@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import linecache
 import re
-from typing import Any
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import place
-from distkit.errors import NotPicklableError, RankDied, RankError, RunError
+from distkit.errors import (
+    CommunicationWarning,
+    DeadlockError,
+    NotPicklableError,
+    RankDied,
+    RankError,
+    RunError,
+    RunStopped,
+)
 from distkit.events import State, Trace
-from distkit.trace.recorder import MACHINERY, is_users
+from distkit.trace.evidence import ASKED
+from distkit.trace.findings import Finding, Kind
+from distkit.trace.recorder import MACHINERY, PACKAGE, is_users
+
+if TYPE_CHECKING:
+    from distkit.cluster.run import Run
 
 Outcome = dict[str, Any]
 Frame = tuple[str, int, str, "str | None"]
@@ -18,6 +33,50 @@ Frame = tuple[str, int, str, "str | None"]
 def lost(rank: int) -> Outcome:
     """The outcome of a rank that could not even be ended."""
     return {"rank": rank, "died": "no answer", "log": "", "intact": False}
+
+
+def ends(outcomes: list[Outcome]) -> dict[str, dict[str, str]]:
+    """How each rank ended, for the trace's ``meta["ends"]``."""
+    return {str(o["rank"]): _end(o) for o in outcomes}
+
+
+def _end(outcome: Outcome) -> dict[str, str]:
+    if "died" in outcome:
+        how = "released" if outcome.get("released") else "died"
+        return {"how": how, "text": outcome["died"], "where": ""}
+    if "error" not in outcome:
+        return {"how": "returned", "text": outcome.get("remark", ""), "where": ""}
+    error = outcome["error"]
+    if error["released"] or _is_consequence(outcome):
+        return {"how": "released", "text": "", "where": ""}
+    text = f"{error['type']}: {error['text']}"
+    return {"how": "raised", "text": text, "where": _users_line(error["frames"])}
+
+
+def deadlock(name: str, findings: list[Finding]) -> DeadlockError:
+    """The error of a run that could not go on."""
+    said = "\n".join(map(str, findings))
+    over = "All ranks were released, and the cluster is ready for the next run."
+    return DeadlockError(f"{name} cannot go on: {said}\n{over}", findings)
+
+
+def stopped(run: Run) -> RunStopped:
+    """What the stop button raises: with the reason, if the run could not have gone on."""
+    found = [str(f) for f in run.findings if f.hang]
+    error = RunStopped("\n".join([f"{run.name} was interrupted on all ranks.", *found]))
+    error.run = run
+    return error
+
+
+def warn(findings: list[Finding]) -> None:
+    """Warn of mistakes that hang nobody, at the reader's line."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    for finding in findings:
+        if finding.kind is not Kind.STRAGGLER:
+            file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
+            warnings.warn_explicit(str(finding), CommunicationWarning, file, int(line))
 
 
 def verdict(
@@ -38,7 +97,7 @@ def verdict(
     if causes:
         return _exception(name, causes[0], [o["rank"] for o in causes[1:]], others, trace)
     if others:
-        return RunError(f"{name} was released on ranks {_list(others)} before it finished.")
+        return RunError(f"{name} was released on ranks {listing(others)} before it finished.")
     return None
 
 
@@ -50,13 +109,16 @@ def _is_consequence(outcome: Outcome) -> bool:
 def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
     rank, log = dead[0]["rank"], dead[0]["log"]
     line = _last_line(trace, rank, log)
-    others = f" (and so did {_list([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
+    others = f" (and so did {listing([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
     words = _last_words(log)
     said = f"\nIts last words:\n{words}" if words else ""
+    why = [f for f in trace.diagnose() if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
+    search = "look for what ended it: os._exit, a crash in native code, or too little memory."
+    if ASKED in dead[0]["died"]:
+        search = "nothing is wrong with the program."
     return RankDied(
         f"the process of rank {rank} ended in the middle of {name} ({dead[0]['died']}){others}"
-        f"{_at(line)}. A new one takes its place; look for what ended it: os._exit, a crash "
-        f"in native code, or too little memory.{said}",
+        f"{_at(line)}. A new one takes its place; {why[0] if why else search}{said}",
         rank=rank, line=line,
     )  # fmt: skip
 
@@ -81,7 +143,7 @@ def _exception(
     if error["type"] == "SystemExit":
         parts = [f"rank {rank} called sys.exit({error['text']}){_at(line)}. Return instead."]
     if also:
-        parts.append(f"Ranks that raised, too: {_list(also)}.")
+        parts.append(f"Ranks that raised, too: {listing(also)}.")
     if others:
         waits = "; ".join(_waited(trace, r) for r in others)
         parts.append(f"The others were released: {waits}.")
@@ -116,7 +178,9 @@ def _frame(file: str, number: int, function: str, text: str | None) -> str:
 def _waited(trace: Trace, rank: int) -> str:
     """What a released rank was in, as far as the trace tells."""
     for span in reversed(trace.spans):
-        if span.rank == rank and span.state in (State.FAILED, State.STARTED):
+        if span.rank == rank and span.state is State.SCHEDULED:
+            return f"rank {rank} was paused before {span.op}{_at(span.where)}"
+        if span.rank == rank and span.state in (State.FAILED, State.STARTED, State.BLOCKED):
             peer = "" if span.peer is None else f" with {_name(trace, span.peer)}"
             return f"rank {rank} was in {span.op}{peer}{_at(span.where)}"
     return f"rank {rank}"
@@ -139,7 +203,8 @@ def _at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
-def _list(ranks: list[int]) -> str:
+def listing(ranks: list[int]) -> str:
+    """Ranks in a sentence."""
     return ", ".join(map(str, sorted(ranks)))
 
 

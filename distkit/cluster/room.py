@@ -18,7 +18,7 @@ from typing import Any
 
 from distkit.cluster.forkserver import Child, private_folder, server
 from distkit.cluster.plan import Plan
-from distkit.cluster.run import Run
+from distkit.cluster.run import LET_GO, Run
 from distkit.cluster.spec import Spec, surroundings
 from distkit.errors import ClusterError, DistkitError, StartError
 
@@ -114,19 +114,15 @@ class Room:
             for role, i in roles
         ])  # fmt: skip
         for i, child in enumerate(self.nodes):
-            hear = threading.Thread(target=self._hear_node, args=(plan.ranks + i, child))
-            hear.daemon = True
-            hear.start()
+            child.hear(partial(self._hear_node, plan.ranks + i))
 
-    def _hear_node(self, node: int, child: Child) -> None:
+    def _hear_node(self, node: int, message: tuple[str, Any]) -> None:
         """Pass on what a server or the scheduler records."""
-        with suppress(EOFError):
-            while True:
-                kind, what = child.channel.recv()
-                if kind == "flushed":
-                    self._flushed.release()
-                elif self.run is not None:
-                    self.run.add_rows(node, *what)
+        kind, what = message
+        if kind == "flushed":
+            self._flushed.release()
+        elif self.run is not None:
+            self.run.hear(node, kind, what)
 
     def settle(self, run: int) -> None:
         """Crew: have the servers and the scheduler hand over what they still hold."""
@@ -149,6 +145,7 @@ class Room:
         ])  # fmt: skip
         for r, child in zip(ranks, children, strict=True):
             self.ranks[r] = child
+            child.hear(partial(self._hear_rank, r))
             child.on_exit(partial(self._on_exit, r, child))
 
     def _spec(self, r: int, around: dict[str, Any]) -> Spec:
@@ -208,11 +205,11 @@ class Room:
                 self.ready.clear()  # the notice of its end is on its way, and leads to _replace
         return self.ready.wait(timeout)
 
-    def submit(self, run: Run, payload: bytes, *, record: bool) -> None:
-        """Hand the call to every rank; what comes back goes to ``run`` from other threads."""
+    def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
+        """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
         from distkit.cluster.processes import execute
 
-        options = {"run": run.number, "generation": self.generation, "record": record}
+        options = {**options, "run": run.number, "generation": self.generation}
         engines = {r: self._engine(r) for r in run.ranks}
         missing = [r for r, engine in engines.items() if engine is None]
         if missing:
@@ -222,42 +219,33 @@ class Room:
         with self._lock:
             for r, engine in engines.items():
                 # through the stream: a bare socket's send can swallow the news of a reply
-                self._client.send_apply_request(
+                future = self._client.send_apply_request(
                     self._client._mux_stream, execute, (payload, options),
                     ident=self._client._engines[engine].encode(),
-                    message_future_hook=partial(self._hook, run, r),
-                )  # fmt: skip
+                )
+                future.add_done_callback(partial(self._on_reply, run, r))
         threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
 
-    def _hook(self, run: Run, rank: int, future: Any) -> None:
-        """Have the rank's words go to the run as they arrive."""
+    def _hear_rank(self, rank: int, message: tuple[int, str, Any]) -> None:
+        number, kind, what = message
+        run = self.run
+        if run is not None and run.number == number:
+            run.hear(rank, kind, what)
 
-        def on_message(message: Any) -> None:
-            kind = message["header"]["msg_type"]
-            if kind == "stream":
-                run.add_text(rank, message["content"]["name"], message["content"]["text"])
-            elif kind == "data_message":
-                data = self._client.metadata[future.msg_id]["data"]
-                run.add_rows(rank, *data.pop("rows"))
-
-        def on_reply(done: Any) -> None:
-            # the last output comes behind the reply, on another socket
-            future.output.add_done_callback(lambda _: self._deliver(run, rank, done))
-
-        future.iopub_callbacks.append(on_message)
-        future.add_done_callback(on_reply)
-
-    def _deliver(self, run: Run, rank: int, reply: Any) -> None:
-        try:
-            run.add_outcome(rank, reply.result())
-        except Exception as error:  # the engine died: its process's end is reported as well
-            if self.ranks[rank].status is None:
-                run.add_outcome(rank, _broken(rank, error))
+    def _on_reply(self, run: Run, rank: int, reply: Any) -> None:
+        """The engine answered: what its rank said itself counts, unless it could say nothing."""
+        error = reply.exception()
+        if error is not None and self.ranks[rank].status is None:
+            run.add_outcome(rank, _broken(rank, error))
 
     def _conduct(self, run: Run) -> None:
         run.conduct(self)
         if not run.intact:
             self.generation += 1
+        haunted = [self.ranks[r] for r in run.haunted if not self.closed]
+        server().kill(haunted)
+        for child in haunted:
+            child.wait(LET_GO)
         self._replace()
         self.run = None
         self.settled.set()
@@ -269,6 +257,12 @@ class Room:
             with suppress(OSError):
                 self.ranks[r].channel.send(("release", run))
 
+    def go(self, run: int, ranks: Iterable[int], count: int | None) -> None:
+        """Let these ranks through the gate ``count`` times, or for good when None."""
+        for r in ranks:
+            with suppress(OSError):
+                self.ranks[r].channel.send(("go", run, count))
+
     def end(self, ranks: Iterable[int]) -> None:
         """Crew: end these ranks' processes."""
         server().kill([self.ranks[r] for r in ranks])
@@ -277,14 +271,15 @@ class Room:
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         """A rank's process ended: tell the run, and put another in its place."""
-        if self.closed or self.ranks.get(rank) is not child:
+        if self.ranks.get(rank) is not child:
             return
-        child.channel.close()
-        self._unregister(rank)
         run = self.run
         if run is not None and not run.finished:
-            run.add_death(rank, status, self._log(f"rank-{rank}.log"))
-        elif self._up:
+            run.add_death(rank, status, self.folder)
+        if self.closed:
+            return
+        self._unregister(rank)
+        if self._up and (run is None or run.finished):
             self._replace()
         self._on_change()
 
@@ -349,7 +344,7 @@ class Room:
         self.closed = True
         run = self.run
         if run is not None:
-            run.interrupt()
+            run.abandon()
         self._end_all()
         self.stage = "stopped"
         self._on_change()
@@ -364,7 +359,7 @@ class Room:
         fork = server()
         fork.kill(children)
         for child in children:
-            child.channel.close()
+            child.let_go()
         fork.remove(self.folder)
 
     def _stage(self, stage: str) -> None:
@@ -390,7 +385,7 @@ class Room:
         return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
 
 
-def _broken(rank: int, error: Exception) -> dict[str, Any]:
+def _broken(rank: int, error: BaseException) -> dict[str, Any]:
     """The outcome of a rank whose engine answered with an error of its own."""
     described: dict[str, Any] = {
         "type": type(error).__name__, "text": str(error), "frames": [], "cause": None,

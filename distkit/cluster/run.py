@@ -7,22 +7,33 @@ import signal
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pickle import loads
+from contextlib import suppress
+from pathlib import Path
+from pickle import dumps, loads
 from typing import Any, Protocol
 
 import cloudpickle
 
 from distkit.cluster import report
 from distkit.cluster.notebook import place, sources
+from distkit.cluster.watch import Watch
 from distkit.errors import RunError, RunInterrupted
-from distkit.events import Event, Trace
+from distkit.events import Event, Op, Trace
+from distkit.trace import blackbox
+from distkit.trace.diagnosis import Finding
 from distkit.trace.recorder import to_event
 
 #: When one rank fails, the others get this long to fail or finish by themselves [s] …
 GRACE = 0.3
 #: … and after they were told to let go, this long until their processes are ended [s].
 LET_GO = 3.0
+#: … or only so long, if they wait in what cannot be interrupted.
+QUICK = 0.2
+
+#: A run that ended well is looked through for mistakes if it has at most so many events.
+LOOKED_AT = 10_000
 
 #: A trace keeps at most this many events; it says how many more there were.
 LIMIT = 2_000_000
@@ -49,18 +60,29 @@ class Run:
     In a notebook it displays as the timeline of its messages.
     """
 
-    def __init__(self, name: str, number: int, ranks: list[int], meta: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, number: int, ranks: list[int], meta: dict[str, Any], *,
+        wait_forever: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.number, self.ranks = name, number, ranks
-        self._meta = {**meta, "name": name}
+        self._meta = {**meta, "name": name, "groups": {}}
+        self.stepped, self.doomed = False, set[int]()  # those that dk.trouble is going to kill
+        #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
+        self.clock: Callable[[float], float] = float
+        self._watch, self._wait_forever = Watch(), wait_forever
+        self._deadlock: list[Finding] = []
+        self._explained = 0.0  # when it was found
         self._events: list[Event] = []
         self._packed: list[tuple[int, bytes]] = []  # arrived, not yet looked at
-        self._unpacking = threading.Lock()
+        self._unpacking = threading.RLock()  # a subscriber may look at the trace
         self._arrived = self._dropped = 0  # events
+        self._rows: dict[int, int] = defaultdict(int)  # that arrived from each rank
         self._trace: Trace | None = None
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._order: list[int] = []  # ranks in the order in which they ended
         self._changed = threading.Condition()
         self._interrupted = False
+        self._after = "the cluster is ready for the next run"
         self._ended: set[int] = set()  # ranks whose processes we had to end
         self._texts: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
         self._partial: dict[tuple[int, str], str] = {}
@@ -68,7 +90,7 @@ class Run:
         self._done = threading.Event()
         self._started, self.seconds = time.perf_counter(), 0.0
         self._error: RunError | None = None
-        self._shown = False
+        self._shown = self._looked = False
 
     def __repr__(self) -> str:
         if not self.finished:
@@ -114,15 +136,24 @@ class Run:
         """What the ranks said to each other, as far as it has arrived."""
         if self._trace is None or not self.finished:
             self._unpack()
-            events, until = list(self._events), {"until": time.monotonic()}
-            self._trace = Trace(events, {**until, **self._meta, "sources": sources(events)})
+            events, until = list(self._events), self.clock(time.monotonic())
+            self._trace = Trace(events, {
+                "until": until, "ends": report.ends(list(self._outcomes.values())), **self._meta,
+                "sources": sources(events),
+            })  # fmt: skip
         return self._trace
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What :meth:`distkit.Trace.diagnose` finds in the trace, as far as it has arrived."""
+        return self._deadlock or self.trace.diagnose()
 
     def wait(self, timeout: float | None = None) -> Run:
         """Wait until all ranks have ended; what they print appears, labelled.
 
         Raises:
             RankError: the function raised on a rank, or a rank died.
+            DeadlockError: ranks waited for each other for ever; it says which, where and why.
             RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
             KeyboardInterrupt: it was interrupted here: all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run goes on.
@@ -132,11 +163,12 @@ class Run:
         except KeyboardInterrupt:
             self.interrupt()
             self._print_until_done(None)
-            stopped = KeyboardInterrupt(f"{self.name} was interrupted on all ranks")
-            stopped.run = self  # type: ignore[attr-defined]  # as RunError has
-            raise stopped from None
+            raise report.stopped(self) from None
         if self._error is not None:
             raise self._error
+        if self._arrived <= LOOKED_AT and not self._looked:
+            self._looked = True
+            report.warn(self.findings)
         return self
 
     def interrupt(self) -> None:
@@ -145,15 +177,39 @@ class Run:
             self._interrupted = True
             self._changed.notify_all()
 
+    def abandon(self) -> None:
+        """The cluster is being stopped: its ranks end."""
+        self._ended.update(self.ranks)
+        self._after = "the cluster was stopped"
+        self.interrupt()
+
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Have events handed over as they arrive, from another thread; [] means the end."""
-        self._unpack()  # the subscriber begins with the trace as it is now
-        self._subscribers.append(callback)
+        """Have all events handed over: those so far now, others from a thread; [] at the end."""
+        with self._unpacking:
+            self._unpack_all()
+            if self._events:
+                callback(list(self._events))
+            self._subscribers.append(callback)
         if self.finished:
             callback([])
         return lambda: self._subscribers.remove(callback)
 
     # -- what arrives from the ranks --------------------------------------------
+
+    def hear(self, rank: int, kind: str, what: Any) -> None:
+        """One message of a rank's."""
+        if kind == "rows":
+            self.add_rows(rank, *what)
+        elif kind == "text":
+            self.add_text(rank, *what)
+        elif kind == "outcome":
+            self.add_outcome(rank, what)
+        elif kind == "group":
+            self._meta["groups"].update([what])
+        elif kind == "waits":
+            with self._changed:
+                self._watch.hear(rank, *what)
+                self._changed.notify_all()
 
     def add_rows(self, rank: int, count: int, packed: bytes) -> None:
         """Events of a rank, still packed: on a busy machine looking at them slows the ranks."""
@@ -161,17 +217,23 @@ class Run:
             self._dropped += count
             return
         self._arrived += count
+        self._rows[rank] += count
         self._packed.append((rank, packed))
-        if self._subscribers and (events := self._unpack()):
-            for callback in list(self._subscribers):
-                callback(events)
+        if self._subscribers:
+            self._unpack()
 
-    def _unpack(self) -> list[Event]:
-        """Turn what has arrived into events; return the new ones."""
+    def _unpack(self) -> None:
+        """Turn what has arrived into events, and hand them to the subscribers: each one once."""
         with self._unpacking:
-            packed, self._packed = self._packed, []
-            new = [to_event(rank, row, place) for rank, rows in packed for row in loads(rows)]
-            self._events.extend(new)
+            if new := self._unpack_all():
+                for callback in list(self._subscribers):
+                    callback(new)
+
+    def _unpack_all(self) -> list[Event]:
+        packed, self._packed = self._packed, []
+        new = [to_event(rank, row, place, self.clock)
+               for rank, rows in packed for row in loads(rows)]  # fmt: skip
+        self._events.extend(new)
         return new
 
     def add_text(self, rank: int, stream: str, text: str) -> None:
@@ -190,30 +252,69 @@ class Run:
                 self._order.append(rank)
                 self._changed.notify_all()
 
-    def add_death(self, rank: int, status: int, log: str = "") -> None:
-        """A rank's process has ended."""
+    def add_death(self, rank: int, status: int, folder: str) -> None:
+        """A rank's process has ended; its files tell what it did last."""
+        if self.finished:  # its process was ended with its cluster
+            return
+        text = ""
+        with suppress(OSError):
+            box = Path(folder, f"rank-{rank}.box")
+            last = blackbox.read(box, self.number, self._rows[rank])
+            self.add_rows(rank, len(last), dumps(last))
+            text = Path(folder, f"rank-{rank}.log").read_text(errors="replace")[-20_000:]
         if rank in self._ended:
-            how = "it did not let go, and was ended"
-            self.add_outcome(rank, {"rank": rank, "died": how, "log": "", "intact": False})
+            ended = {"died": "it did not let go, and was ended", "released": True}
+            self.add_outcome(rank, {"rank": rank, "log": "", "intact": False, **ended})
             return
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        self.add_outcome(rank, {"rank": rank, "died": how, "log": log, "intact": False})
+        if status == -signal.SIGKILL and rank in self.doomed:
+            how = "dk.trouble killed it, as asked"
+        self.add_outcome(rank, {"rank": rank, "died": how, "log": text, "intact": False})
 
     # -- conducting -------------------------------------------------------------
 
     def conduct(self, crew: Crew) -> None:
         """See the run through to its end: when one rank fails, the others are released."""
-        self._until(lambda: self._interrupted or self._failed() or not self.waiting)
+        self._until_end_or_deadlock()
         if self.waiting:
-            if not self._interrupted:
+            if not (self._interrupted or self._deadlock):
                 self._until(lambda: self._interrupted or not self.waiting, GRACE)
             crew.release(self.waiting, self.number)
+            self._until(lambda: not self.waiting, QUICK)
+            self._end(crew, self._deaf())
             self._until(lambda: not self.waiting, LET_GO)
-            self._ended = set(self.waiting)
-            crew.end(self.waiting)
+            self._end(crew, self.waiting)
             self._until(lambda: not self.waiting, LET_GO)
         crew.settle(self.number)
         self._finish()
+
+    def _until_end_or_deadlock(self) -> None:
+        def over() -> bool:
+            return self._interrupted or self._failed() or not self.waiting
+
+        while True:
+            self._until(lambda: over() or self._watch.due(self.waiting))
+            if over():
+                return
+            certain = self._watch.judge(self.trace, self.waiting)
+            if certain and not self._wait_forever:
+                self._deadlock, self._explained = certain, time.monotonic()
+                return
+
+    def _end(self, crew: Crew, ranks: list[int]) -> None:
+        self._ended.update(ranks)
+        crew.end(ranks)
+
+    def _deaf(self) -> list[int]:
+        """The ranks that gloo does not let go of: those that receive from whoever comes."""
+        spans = self.trace.spans if self.waiting else []
+        last = {s.rank: s for s in spans if s.op is Op.RECV and s.end is None and s.peer is None}
+        return [r for r in self.waiting if r in last]
+
+    @property
+    def haunted(self) -> list[int]:
+        """The ranks on which threads of the function go on although it was released."""
+        return [r for r, o in self._outcomes.items() if o.get("haunted")]
 
     @property
     def waiting(self) -> list[int]:
@@ -243,9 +344,11 @@ class Run:
         self._note_ends(outcomes)
         if self._failed() or self.waiting:
             self._error = report.verdict(self.name, outcomes, self._order, self.trace)
+        if self._deadlock:
+            self._error = report.deadlock(self.name, self._deadlock)
         if self._interrupted and self._ended.issuperset(self.died):
             self._error = RunInterrupted(
-                f"{self.name} was interrupted on all ranks; the cluster is ready for the next run."
+                f"{self.name} was interrupted on all ranks; {self._after}."
             )
         if self._error is not None:
             self._error.run = self
@@ -266,12 +369,17 @@ class Run:
         lost = {"notebook": self._dropped} if self._dropped else {}
         self._meta.update(
             dropped=counts("dropped") | lost, without_values=counts("without_values"),
-            groups=dict(pair for o in outcomes for pair in o.get("groups", {}).items()),
-            seconds=self.seconds, until=time.monotonic(),
+            seconds=self.seconds, until=self.clock(time.monotonic()), ends=report.ends(outcomes),
         )  # fmt: skip
         self._trace = None
 
     # -- printing ---------------------------------------------------------------
+
+    def print_now(self) -> None:
+        """Print what the ranks have printed so far."""
+        with suppress(queue.Empty):
+            while (item := self._texts.get_nowait()) is not None:
+                _print(item)
 
     def _print_until_done(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
@@ -284,5 +392,9 @@ class Run:
             except queue.Empty:
                 continue
             if item is not None:
-                rank, stream, line = item
-                print(f"[rank {rank}] {line}", file=getattr(sys, stream), flush=True)
+                _print(item)
+
+
+def _print(item: tuple[int, str, str]) -> None:
+    rank, stream, line = item
+    print(f"[rank {rank}] {line}", file=getattr(sys, stream), flush=True)

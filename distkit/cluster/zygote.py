@@ -171,7 +171,7 @@ def _die_with_parent() -> None:
 def _redirect(path: str) -> None:
     """Low-level output (crashes, C++ warnings) goes to a file that error messages can quote."""
     null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(null)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import Op
 
@@ -21,6 +25,8 @@ class Call:
     peer: int | None = None
     tag: int | None = None
     waits: int | None = None  # position of async_op
+    reduces: bool = False
+    blocks: bool = False  # until it is over: it returns nothing to wait for
 
 
 #: Every operator that communicates.
@@ -29,23 +35,47 @@ CALLS = {
     "recv_": Call(Op.RECV, 0, 0, 1, peer=2, tag=3),
     "recv_any_source_": Call(Op.RECV, 0, 0, 1, tag=2),
     "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
-    "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5),
-    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4),
-    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3),
+    "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5, reduces=True),
+    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True),
+    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3, reduces=True),
     "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
     "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
     "allgather_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
     "allgather_into_tensor_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "reduce_scatter_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
-    "_reduce_scatter_base_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
-    "reduce_scatter_tensor_coalesced_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4),
+    "reduce_scatter_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
+    "_reduce_scatter_base_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
+    "reduce_scatter_tensor_coalesced_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
     "gather_": Call(Op.GATHER, 1, 0, 2, peer=3, waits=4),
     "scatter_": Call(Op.SCATTER, 1, 0, 2, peer=3, waits=4),
     "alltoall_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=3),
     "alltoall_base_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=5),
     "barrier": Call(Op.BARRIER, None, None, 1, waits=3),
-    "monitored_barrier_": Call(Op.BARRIER, None, None, 1),
+    "monitored_barrier_": Call(Op.BARRIER, None, None, 1, blocks=True),
 }
+
+
+def reduction(frame: FrameType) -> str:
+    """The reduction that the calling ``dist.*`` function was asked for; "" for sum.
+
+    The operator gets it as an opaque object; the function's own frame has it in clear.
+    """
+    if frame.f_code.co_filename != c10d.__file__:
+        return ""
+    op = frame.f_locals.get("op", dist.ReduceOp.SUM)
+    kind = getattr(op, "op", op)  # some reductions carry a factor
+    return "" if kind == dist.ReduceOp.SUM else str(kind).rpartition(".")[2].lower()
+
+
+def of_objects(frame: FrameType | None) -> str:
+    """The name of the ``dist.*_object*`` function that this call is a part of; "" if of none."""
+    while frame is not None and frame.f_code.co_filename in _TORCHS:
+        if "_object" in frame.f_code.co_name:
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
+
+
+_TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every function of the former
 
 
 def is_async(call: Call, args: tuple[Any, ...]) -> bool:

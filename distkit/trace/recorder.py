@@ -12,11 +12,11 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distkit.events import WORLD, Event, Op, State, Summary
 
@@ -34,8 +34,35 @@ ALLOWANCE, SHARE = 0.005, 0.005
 #: In a long run, collected events leave this often [s].
 SLOWEST = 0.2
 
+#: A wait that takes this long is noted [s].
+PATIENCE = 0.1
+
 #: An event on its way: Event's fields without the rank, with the summary as a plain tuple.
 Row = tuple[Any, ...]
+
+
+class Waitable(Protocol):
+    """An operation that a thread may wait for."""
+
+    seq: int
+    op: Op
+    fields: tuple[Any, ...]
+    done: bool
+
+
+@dataclass(slots=True)
+class Wait:
+    """What a thread waits for: the first of ``operations`` that is not done.
+
+    ``still`` tells whether it waits at all, where nobody says when the wait is over. ``limited``:
+    the program has set a time limit, and means to go on after it.
+    """
+
+    operations: Sequence[Waitable]
+    since: float
+    limited: bool = False
+    still: Callable[[], bool] | None = None
+    noted: int = -1  # the operation that the wait was noted for
 
 
 class Recorder:
@@ -44,11 +71,20 @@ class Recorder:
     Args:
         rank: the rank that all events carry.
         limit: how many unsent events are kept; more are counted in ``dropped``.
+        keep: where a copy of each row but a call's goes at once, with its number from 1.
+        stepped: somebody goes through the run step by step: every value is looked at, and
+            what happens is told at once.
     """
 
-    def __init__(self, rank: int, *, limit: int = 200_000) -> None:
-        self.rank, self.limit, self.dropped = rank, limit, 0
+    def __init__(
+        self, rank: int, *, limit: int = 200_000, keep: Callable[[int, Row], None] | None = None,
+        stepped: bool = False,
+    ) -> None:  # fmt: skip
+        self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
+        self._keep, self._number = keep, itertools.count(1)
         self.without_values = 0
+        self.waits: dict[int, Wait] = {}  # by thread
+        self.hurry: Callable[[], None] = _nothing  # have it sent now
         self._rows: list[Row] = []
         self._seq = itertools.count()
         self._began, self._looked = time.monotonic(), 0.0
@@ -72,14 +108,18 @@ class Recorder:
         summary: tuple[Any, ...] | None = None,
     ) -> None:  # fmt: skip
         """As :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
-        if len(self._rows) < self.limit:
-            self._rows.append((seq, op, state, at, *fields, summary))
-        else:
+        if len(self._rows) >= self.limit:
             self.dropped += 1
+            return
+        row = seq, op, state, at, *fields, summary
+        self._rows.append(row)
+        number = next(self._number)
+        if self._keep is not None and state is not State.SCHEDULED:  # it has started right after
+            self._keep(number, row)
 
     def can_look(self) -> bool:
         """Whether one more operation's values may be looked at; counts those that may not."""
-        if self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
+        if self.stepped or self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
             return True
         self.without_values += 1
         return False
@@ -92,6 +132,40 @@ class Recorder:
         finally:
             self._looked += time.monotonic() - began
 
+    # -- waiting ------------------------------------------------------------------
+
+    def wait_begins(
+        self, *operations: Waitable, limited: bool = False,
+        still: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """This thread waits for these operations."""
+        self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, still)
+        if self.stepped:
+            self.hurry()
+
+    def wait_ends(self) -> None:
+        """This thread goes on."""
+        self.waits.pop(threading.get_ident(), None)
+
+    def blocked(self) -> tuple[int, float, float] | None:
+        """What the whole rank has been waiting for: ``(seq, since, now)``; None if it goes on.
+
+        A wait that takes long is noted as an event, once.
+        """
+        now, main = time.monotonic(), threading.main_thread().ident or 0
+        wait = self.waits.get(main)
+        if wait is None or (now - wait.since < PATIENCE and not self.stepped):
+            return None
+        open_now = next((o for o in wait.operations if not o.done), None)
+        if open_now is None or not (wait.still is None or wait.still()):
+            return None
+        if wait.noted != open_now.seq:
+            wait.noted = open_now.seq
+            self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, open_now.fields)
+        if wait.limited or any(t.ident not in self.waits for t in busy_threads()):
+            return None  # it may go on without the others
+        return open_now.seq, wait.since, now
+
     def drain(self) -> list[Row]:
         """Take the rows recorded since the last call."""
         rows = self._rows
@@ -102,11 +176,14 @@ class Recorder:
         return taken
 
 
-def to_event(rank: int, row: Row, place: Callable[[str], str] = str) -> Event:
-    """The event of a row; ``place`` puts its source line into the reader's words."""
+def to_event(
+    rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
+) -> Event:
+    """The event of a row; ``place`` and ``clock`` put its line and time into the reader's words."""
+    *call, at = row[:4]
     where, label, match, summary = row[-4:]
     values = None if summary is None else Summary(*summary)
-    return Event(*(rank, *row[:-4], place(where), label, match, values))
+    return Event(*(rank, *call, clock(at), *row[4:-4], place(where), label, match, values))
 
 
 _current: Recorder | None = None
@@ -218,27 +295,27 @@ def _numpy_floats() -> tuple[Any, ...]:
 
 # -- places ---------------------------------------------------------------------
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+PACKAGE = str(Path(__file__).resolve().parent.parent)
 #: Frames of these folders are machinery; those of algorithms/ and demos.py are pages to read.
-MACHINERY = tuple(f"{_PACKAGE}/{name}/" for name in ("trace", "cluster", "kvstore"))
+MACHINERY = tuple(f"{PACKAGE}/{name}/" for name in ("trace", "cluster", "kvstore"))
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
-_is_user: dict[CodeType, bool] = {}
-_lines: dict[tuple[CodeType, int], str] = {}
+_is_user: dict[str, bool] = {}
+_lines: dict[tuple[str, int], str] = {}
 
 
 def user_line(depth: int = 1) -> str:
     """``file:line`` of the innermost frame that is neither torch's nor distkit's machinery."""
     frame = sys._getframe(depth)
     while frame is not None:
-        code = frame.f_code
-        known = _is_user.get(code)
+        file = frame.f_code.co_filename
+        known = _is_user.get(file)
         if known is None:
-            known = _is_user[code] = is_users(code.co_filename)
+            known = _is_user[file] = is_users(file)
         if known:
-            key = code, frame.f_lineno
+            key = file, frame.f_lineno
             line = _lines.get(key)
             if line is None:
-                line = _lines[key] = f"{code.co_filename}:{frame.f_lineno}"
+                line = _lines[key] = f"{file}:{frame.f_lineno}"
             return line
         frame = frame.f_back  # type: ignore[assignment]
     return ""
@@ -248,40 +325,70 @@ def is_users(filename: str) -> bool:
     """Whether a source file is the user's, or a page to read: no library, no machinery."""
     if filename.startswith(MACHINERY) or filename.startswith("<frozen"):
         return False
-    if filename.startswith(_PACKAGE):
+    if filename.startswith(PACKAGE):
         return True
     return "-packages/" not in filename and not filename.startswith(_LIBRARY)
+
+
+def busy_threads() -> list[threading.Thread]:
+    """The threads, besides the main one, that run a function of the user's, or will."""
+    frames = sys._current_frames()
+
+    def is_busy(thread: threading.Thread) -> bool:
+        begun = getattr(thread, "function", None) or getattr(thread, "_target", None)
+        code = getattr(begun, "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            return True
+        frame = frames.get(thread.ident or 0)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame is not None
+
+    return [t for t in threading.enumerate() if t is not threading.main_thread() and is_busy(t)]
 
 
 class Flusher:
     """A thread that hands on what the recorder collected, every ``period`` seconds.
 
     Args:
-        send: called with a number of rows and the rows pickled; it must not raise.
+        emit: called with ``"rows"`` and (their number, the rows pickled), then with ``"waits"``
+            and what :meth:`Recorder.blocked` said, unless that was None; it must not raise.
         period: seconds between two looks at first; it doubles up to :data:`SLOWEST`.
     """
 
     def __init__(
-        self, recorder: Recorder, send: Callable[[int, bytes], None], *, period: float = 0.05
+        self, recorder: Recorder, emit: Callable[[str, Any], None], *, period: float = 0.05
     ) -> None:
-        self._recorder, self._send, self._period = recorder, send, period
-        self._stop = threading.Event()
+        self._recorder, self._emit, self._period = recorder, emit, period
+        self._over, self._flushing = False, threading.Lock()
+        self._bell = threading.Semaphore(0)
+        recorder.hurry = self._bell.release
         self._thread = threading.Thread(target=self._work, name="distkit-flusher", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        while not self._stop.wait(self._period):
+        while not self._over:
+            self._bell.acquire(timeout=self._period)
             self.flush()
             self._period = min(2 * self._period, SLOWEST)
 
     def flush(self) -> None:
         """Send what has been collected, now."""
-        rows = self._recorder.drain()
-        if rows:
-            self._send(len(rows), pickle.dumps(rows, protocol=5))
+        with self._flushing:
+            blocked = self._recorder.blocked()  # what happened before is among the rows
+            rows = self._recorder.drain()
+            if rows:
+                self._emit("rows", (len(rows), pickle.dumps(rows, protocol=5)))
+            if blocked is not None:
+                self._emit("waits", blocked)
 
     def close(self) -> None:
         """Send what is left, and end the thread."""
-        self._stop.set()
+        self._over = True
+        self._bell.release()
         self._thread.join()
         self.flush()
+
+
+def _nothing() -> None:
+    pass

@@ -11,56 +11,30 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.trace import recorder as _recorder
-from distkit.trace.operators import CALLS, Call, is_async, tensors
+from distkit.trace.operators import CALLS, Call, is_async, of_objects, reduction, tensors
+from distkit.trace.pending import Pending
 from distkit.trace.recorder import Recorder, user_line
+from distkit.trace.touch import OpenBuffers
+
+#: A program that sets a time limit up to this [ms] handles it: it is not released before.
+PATIENT = 60_000
 
 #: Where the hook sits, and where it forwards to: the key of the real backend.
 _KEYS = {"AutogradCPU": "CPU", "AutogradCUDA": "CUDA"}
-
-
-class _Pending:
-    """A started operation: completes once, by ``wait`` or by its future, whichever is first."""
-
-    __slots__ = ("_done", "_fields", "_lock", "_look", "_outputs", "_recorder", "op", "seq")
-
-    def __init__(
-        self, recorder: Recorder, seq: int, op: Op, fields: tuple[Any, ...],
-        outputs: list[torch.Tensor], look: bool,
-    ) -> None:  # fmt: skip
-        self._recorder, self.seq, self.op, self._fields = recorder, seq, op, fields
-        self._outputs, self._look = outputs, look
-        self._lock, self._done = threading.Lock(), False
-
-    def complete(self, peer: int | None = None) -> None:
-        now = time.monotonic()  # before looking at the values, which takes a while
-        with self._lock:
-            if self._done:
-                return
-            self._done = True
-            fields = self._fields if peer is None else (peer, *self._fields[1:])
-            values = self._recorder.look(*self._outputs) if self._look else None
-            self._recorder.put(self.seq, self.op, State.COMPLETED, now, fields, values)
-
-    def fail(self) -> None:
-        with self._lock:
-            if not self._done:
-                self._done = True
-                now = time.monotonic()
-                self._recorder.put(self.seq, self.op, State.FAILED, now, self._fields)
-
-    @property
-    def sender(self) -> tuple[int | None, str]:
-        """The peer as far as it is known, and the group."""
-        return self._fields[0], self._fields[1]
 
 
 class Tap:
@@ -71,12 +45,22 @@ class Tap:
     """
 
     def __init__(self) -> None:
+        #: Called before a communication goes to the backend; may wait, or raise.
+        self.before: list[Callable[[Op, int], None]] = []
+        #: Called with the name and the members of each group when it is first seen.
+        self.on_group: Callable[[str, list[int]], None] | None = None
+        #: A call has failed: gloo may have closed connections, the group is not what it was.
+        self.broken = False
         self._library: Any = None
         self._wait: Any = None
-        self._pending: dict[int, tuple[Any, _Pending]] = {}
+        self._new_group: Any = None
+        self._warn: Any = None
+        self._pending: dict[int, tuple[Any, Pending]] = {}
         self._groups: dict[str, tuple[str, list[int]]] = {}
+        self._limited: set[str] = set()  # groups that the program gave a short time limit
+        self._buffers = OpenBuffers()
         self._backward = -1  # the backward pass that the latest call belongs to
-        self._alone: tuple[Any, _Pending] | None = None  # its first call, while it is the only one
+        self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
 
     def install(self) -> None:
         """Hook every c10d operator that this torch has; a second time it does nothing."""
@@ -89,14 +73,18 @@ class Tap:
                 continue
             for key, below in _KEYS.items():
                 self._library.impl(name, self._hook(operator.default, call, below), key)
-        self._wait = dist.Work.wait
+        self._wait, self._new_group = dist.Work.wait, c10d._new_group_with_tag
+        self._warn = c10d._warn_not_in_group
+        c10d._warn_not_in_group = self._noting_strangers(self._warn)
         dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
+        c10d._new_group_with_tag = self._making_groups(c10d._new_group_with_tag)
 
     def remove(self) -> None:
         """Restore stock torch."""
         if self._library is not None:
             self._library._destroy()
             dist.Work.wait = self._wait  # type: ignore[method-assign]
+            c10d._new_group_with_tag, c10d._warn_not_in_group = self._new_group, self._warn
             self._library = None
         self.forget()
 
@@ -104,17 +92,16 @@ class Tap:
         """Note completions whose notice is still on its way, when a run ends."""
         for work, pending in list(self._pending.values()):
             if pending.op not in P2P and work.is_completed():
-                pending.complete()
+                self._settle(work, pending)
 
     def forget(self) -> None:
         """Let go of operations that nobody waited for."""
+        self.broken = False
         self._pending.clear()
         self._groups.clear()
+        self._limited.clear()
+        self._buffers.clear()
         self._backward, self._alone = -1, None
-
-    def groups(self) -> dict[str, list[int]]:
-        """The members of every group seen so far, by the group's name."""
-        return dict(self._groups.values())
 
     # -- one call ---------------------------------------------------------------
 
@@ -128,23 +115,28 @@ class Tap:
             if recorder is None:
                 return forward(*args)
             pending = self._start(recorder, call, args)
+            if call.blocks:
+                recorder.wait_begins(pending, limited=_is_limit(args[3]))
             try:
                 result = forward(*args)
             except BaseException:
                 pending.fail()
+                self.broken = True
                 raise
-            self._follow(call, args, pending, result)
+            finally:
+                recorder.wait_ends()
+            self._follow(recorder, call, args, pending, result)
             return result
 
         return hook
 
-    def _start(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> _Pending:
+    def _start(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending:
         """Note that the user's line made this call, and that it goes to the backend."""
-        now = time.monotonic()
+        now, caller = time.monotonic(), sys._getframe(2)
         inputs, outputs = tensors(args, call.inputs), tensors(args, call.outputs)
         touched = inputs or outputs
         group, members = self._group(args[call.group])
-        peer = None if call.peer is None else members[args[call.peer]]
+        peer = None if call.peer is None else _global(members, args[call.peer], call.op)
         tag = None if call.tag is None else args[call.tag]
         shape: tuple[int, ...] = ()
         dtype, nbytes, look = "", 0, False
@@ -152,15 +144,27 @@ class Tap:
             first = touched[0]
             shape, dtype, look = tuple(first.shape), str(first.dtype)[6:], recorder.can_look()
             nbytes = first.nbytes if len(touched) == 1 else sum(t.nbytes for t in touched)
-        fields = (peer, group, nbytes, shape, dtype, tag, user_line(3), "", None)
-        seq = recorder.next_seq()
-        recorder.put(seq, call.op, State.SCHEDULED, now, fields)
-        values = recorder.look(*touched) if look else None
-        recorder.put(seq, call.op, State.STARTED, time.monotonic(), fields, values)
-        return _Pending(recorder, seq, call.op, fields, outputs, look)
+        label = reduction(caller) if call.reduces else of_objects(caller)
+        if torch._C._current_graph_task_id() >= 0:
+            label = label or "gradients"
+        fields = (peer, group, nbytes, shape, dtype, tag, user_line(3), label, None)
+        pending = Pending(recorder, recorder.next_seq(), call.op, fields, outputs, look)
+        self._hand_over(recorder, pending, touched, now)
+        return pending
+
+    def _hand_over(
+        self, recorder: Recorder, pending: Pending, touched: list[torch.Tensor], called: float
+    ) -> None:
+        """Note the call, pass the gates, and note that it goes to the backend."""
+        seq, op, fields = pending.seq, pending.op, pending.fields
+        values = recorder.look(*touched) if pending.look else None
+        recorder.put(seq, op, State.SCHEDULED, called, fields, values if recorder.stepped else None)
+        for pass_by in self.before:
+            pass_by(op, fields[2])
+        recorder.put(seq, op, State.STARTED, time.monotonic(), fields, values)
 
     def _follow(
-        self, call: Call, args: tuple[Any, ...], pending: _Pending, result: Any
+        self, recorder: Recorder, call: Call, args: tuple[Any, ...], pending: Pending, result: Any
     ) -> None:
         """Arrange that the completion is noted."""
         script = result[-1] if isinstance(result, (tuple, list)) else result
@@ -168,16 +172,22 @@ class Tap:
             pending.complete()  # monitored_barrier has no Work: it has finished
             return
         work = dist.Work.unbox(script)
-        is_cuda = bool(pending._outputs) and pending._outputs[0].is_cuda
-        background = call.op not in P2P and (is_async(call, args) or not _python_waits())
+        is_cuda = bool(pending.outputs) and pending.outputs[0].is_cuda
+        caller = sys._getframe(2)
+        python = caller.f_code.co_filename == c10d.__file__
+        if python and caller.f_code.co_name == "irecv" and pending.outputs:
+            self._buffers.add(pending)
+        background = call.op not in P2P and (is_async(call, args) or not python)
         if is_cuda and not background:
             pending.complete()  # stream-ordered, nobody waits: reading the values does
             return
         self._pending[id(work)] = work, pending
         if background:
-            self._in_background(work, pending)
+            self._in_background(recorder, work, pending)
+        if not python and torch._C._current_graph_task_id() < 0:
+            recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
 
-    def _in_background(self, work: Any, pending: _Pending) -> None:
+    def _in_background(self, recorder: Recorder, work: Any, pending: Pending) -> None:
         """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
 
         The work's future tells, on a thread of the backend; the thread needs Python's lock for
@@ -187,32 +197,41 @@ class Tap:
         backward = torch._C._current_graph_task_id()
         if backward >= 0 and backward != self._backward:
             self._backward, self._alone = backward, (work, pending)
-            self._after_backward(2)  # the reducer's callback comes between the two
+            self._after_backward(recorder, 2)  # the reducer's callback comes between the two
             return
         if self._alone is not None:
             self._by_future(*self._alone)
             self._alone = None
         self._by_future(work, pending)
 
-    def _after_backward(self, turns: int) -> None:
+    def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
+            if turns == 1:  # next, the reducer waits for all that this backward has sent
+                recorder.wait_begins(*(p for _, p in self._pending.values() if not p.done))
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._after_backward(turns - 1))
-        elif self._alone is not None:
+            engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
+            return
+        recorder.wait_ends()
+        if self._alone is not None:
             work, pending = self._alone
             self._alone = None
             if work.is_completed():
-                pending.complete()
-                self._pending.pop(id(work), None)
+                self._settle(work, pending)
             else:
                 self._by_future(work, pending)
 
-    def _by_future(self, work: Any, pending: _Pending) -> None:
-        work.get_future().add_done_callback(lambda future: self._settle(work, pending, future))
+    def _by_future(self, work: Any, pending: Pending) -> None:
+        with suppress(RuntimeError):  # gloo's reduce_scatter has none: waiting for it tells
+            work.get_future().add_done_callback(lambda future: self._settle(work, pending, future))
 
-    def _settle(self, work: Any, pending: _Pending, future: Any) -> None:
+    def _settle(self, work: Any, pending: Pending, future: Any = None) -> None:
+        """Note how a work has ended."""
         try:
-            future.value()
+            if future is None:
+                with suppress(RuntimeError):
+                    future = work.get_future()
+            if future is not None:
+                future.value()
         except Exception:
             pending.fail()
         else:
@@ -227,23 +246,77 @@ class Tap:
             if found is None:
                 return wait(work, *args, **kwargs)
             pending = found[1]
+            recorder = pending.recorder
+            limit = next(iter((*args, *kwargs.values())), None)
+            limited = _is_limit(limit) or pending.fields[1] in self._limited
+            recorder.wait_begins(pending, limited=limited)
             try:
                 result = wait(work, *args, **kwargs)
             except BaseException:
                 pending.fail()
+                self.broken = True
                 raise
+            finally:
+                recorder.wait_ends()
+                self._buffers.remove(pending)
             pending.complete(self._source(work, pending))
             return result
 
         return waiting
 
-    def _source(self, work: Any, pending: _Pending) -> int | None:
+    def _source(self, work: Any, pending: Pending) -> int | None:
         """Who sent what a receive from anybody got."""
         peer, group = pending.sender
         if pending.op is not Op.RECV or peer is not None:
             return None
         members = dict(self._groups.values())[group]
         return int(members[work._source_rank()])
+
+    def _making_groups(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """new_group, noted: every rank of the world has to call it, or those that do wait."""
+
+        def making(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+            recorder = _recorder.current()
+            if recorder is None or kwargs.get("use_local_synchronization"):
+                return make(ranks, *args, **kwargs)
+            label = "all" if ranks is None else ",".join(map(str, ranks))
+            fields = (None, WORLD, 0, (), "", None, user_line(2), label, None)
+            pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
+            self._hand_over(recorder, pending, [], time.monotonic())
+            limit = kwargs.get("timeout", args[0] if args else None)
+            recorder.wait_begins(pending, limited=_is_limit(limit))
+            try:
+                made = make(ranks, *args, **kwargs)
+            except BaseException:
+                pending.fail()
+                raise
+            finally:
+                recorder.wait_ends()
+            pending.complete()
+            if _is_limit(limit) and isinstance(made, dist.ProcessGroup):
+                self._limited.add(made.group_name)
+            return made
+
+        return making
+
+    def _noting_strangers(self, warn: Callable[[str], None]) -> Any:
+        """Torch's warning that the rank does not belong to the group, noted as a failed call."""
+
+        def noting(name: str) -> None:
+            recorder = _recorder.current()
+            fitting = [call.op for call in CALLS.values() if str(call.op) in name]
+            if recorder is not None and fitting:
+                op = max(fitting, key=len)  # "all_reduce_coalesced" has "reduce" in it, too
+                fields = (None, "", 0, (), "", None, user_line(2), "not a member", None)
+                Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                warn(name)
+            file, _, line = user_line(2).rpartition(":")
+            for warning in said:  # torch would name the line in this file
+                warnings.warn_explicit(warning.message, warning.category, file, int(line or 0))
+
+        return noting
 
     def _group(self, script: Any) -> tuple[str, list[int]]:
         """Name and members (global ranks) of a process group."""
@@ -254,15 +327,33 @@ class Tap:
             default = dist.group.WORLD
             label = WORLD if default is not None and name == default.group_name else name
             self._groups[name] = label, list(members)
+            if self.on_group is not None:
+                self.on_group(label, list(members))
         return self._groups[name]
 
 
-_PYTHON_API = dist.distributed_c10d.__file__
+def _is_limit(given: timedelta | int | None) -> bool:
+    """Whether this time limit is one that the program means to reach; int in milliseconds."""
+    if isinstance(given, timedelta):
+        given = given // timedelta(milliseconds=1)
+    return given is not None and 0 < given <= PATIENT
 
 
-def _python_waits() -> bool:
-    """Whether the call was made by Python's ``dist.*``, which waits with Work.wait."""
-    return sys._getframe(3).f_code.co_filename == _PYTHON_API
+def _global(members: list[int], rank: int, op: Op) -> int:
+    """The global rank of a group's member."""
+    if 0 <= rank < len(members):
+        return members[rank]
+    raise ValueError(f"{op}: there is no rank {rank}; the group has ranks 0 to {len(members) - 1}.")
+
+
+def _same_call(frame: FrameType) -> Callable[[], bool]:
+    """Tells later whether a thread is still in the C++ function that this line has called."""
+    ident, at = threading.get_ident(), frame.f_lasti
+
+    def still() -> bool:
+        return sys._current_frames().get(ident) is frame and frame.f_lasti == at
+
+    return still
 
 
 #: The tap of this process.

@@ -1,4 +1,4 @@
-"""The browser's half of the timeline as one ES module and one style sheet."""
+"""The browser's half of each view as one ES module and one style sheet."""
 
 from __future__ import annotations
 
@@ -9,23 +9,41 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent / "js"
 
 #: In the order of their imports. They are ordinary modules that import each other; a widget
-#: and a stand-alone page need them in one piece.
-_MODULES = ("numbers", "dom", "store", "layout", "painter", "tooltip", "around", "timeline")
-_IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
+#: and a stand-alone page need them in one piece. The last one has the view's class.
+_TIMELINE = ("vendor/d3", "numbers", "dom", "columns", "store", "layout", "painter", "arrows",
+             "strips", "look", "minimap", "gestures", "overlay", "tooltip", "causes", "query",
+             "lenses", "around", "timeline")  # fmt: skip
+_MODULES = {
+    "timeline": _TIMELINE,
+    "cockpit": (*_TIMELINE, "python", "source", "cards", "controls", "talk", "cockpit"),
+    "tensors": ("vendor/d3", "numbers", "dom", "tensorsparts", "tensors"),
+    "gradients": ("vendor/d3", "numbers", "dom", "tensorsparts", "gradientscharts", "gradients"),
+    "stage": ("vendor/d3", "numbers", "dom", "painter", "scene", "script", "stage"),
+}
+_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=class|const|function)", re.MULTILINE)
+_ENTRY = """
+function render({{ model, el }}) {{
+  const view = new {view}(model, el);
+  return () => view.dispose();
+}}
+
+export default {{ render }};
+"""
 
 
 @cache
-def esm() -> str:
-    """The modules joined into one, which exports ``{ render }``."""
-    parts = (_text(f"{name}.js") for name in _MODULES)
-    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", part)) for part in parts)
+def esm(view: str) -> str:
+    """The modules of a view, "timeline" or "cockpit", joined into one that exports ``render``."""
+    parts = [_EXPORT.sub("", _IMPORT.sub("", _text(f"{name}.js"))) for name in _MODULES[view]]
+    return "\n".join([*parts, _ENTRY.format(view=view.title())])
 
 
 @cache
-def css() -> str:
-    """The style sheet of the timeline."""
-    return _text("timeline.css")
+def css(view: str) -> str:
+    """The style sheet of a view: what all share, and its own."""
+    sheets = ["timeline.css"] if view == "timeline" else ["timeline.css", f"{view}.css"]
+    return "\n".join(map(_text, sheets))
 
 
 def _text(name: str) -> str:

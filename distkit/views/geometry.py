@@ -61,7 +61,8 @@ class Geometry:
         left = self.x(bar["start"])
         right = self.right + 3 if bar["end"] is None else self.x(bar["end"])
         height = pitch - min(SIZES["gap"], pitch * 0.2)
-        return left, top + bar["row"] * pitch, max(right - left, 2.5), height
+        least = 14 if bar["op"] == "touch" else 2.5
+        return left, top + bar["row"] * pitch, max(right - left, least), height
 
     def path(self, arrow: Json, bars: dict[str, Json]) -> tuple[float, float, float, float]:
         """From the sender's bar to the receiver's; a missing end is cut short."""

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 
-from distkit.events import COLLECTIVES, P2P, Op, Span
+from distkit.events import COLLECTIVES, COMPUTATION, P2P, Op, Span
 
 #: An operation: its rank and its number there.
 Key = tuple[int, int]
@@ -29,6 +29,8 @@ class Matching:
 
     def place(self, span: Span) -> Iterator[str]:
         """Add an operation; yield the id of each match that it makes or changes."""
+        if span.op in COMPUTATION:
+            return
         if span.match is not None:
             self._numbered[span.match][span.rank, span.seq] = None
             yield span.match

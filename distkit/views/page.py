@@ -11,13 +11,15 @@ from string import Template
 
 from distkit.events import Trace
 from distkit.views.assets import css, esm
-from distkit.views.projection import Json, project
-from distkit.views.static import to_svg
+from distkit.views.columns import Columns
+from distkit.views.frame import Json
+from distkit.views.packing import lettered, packed
+from distkit.views.static import MAX_BARS, to_svg
 from distkit.views.text import COLUMNS, headline, rows
 from distkit.views.theme import theme
 
 #: So many rows of a table are written out.
-MAX_ROWS = 500
+MAX_ROWS = 300
 
 _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
@@ -38,26 +40,30 @@ def to_html(trace: Trace | Mapping[str, Trace], path: str | Path) -> Path:
     True
     """
     traces = {"": trace} if isinstance(trace, Trace) else dict(trace)
-    pictures = {name: project(t) for name, t in traces.items()}
     path = Path(path)
-    path.write_text(_page(traces, pictures), encoding="utf-8")
+    path.write_text(_page(traces), encoding="utf-8")
     return path
 
 
-def _page(traces: dict[str, Trace], pictures: dict[str, Json]) -> str:
+def _page(traces: dict[str, Trace]) -> str:
     several = len(traces) > 1
-    titles = [name or pictures[name]["title"] for name in traces]
+    columns = {name: Columns(trace) for name, trace in traces.items()}
+    titles = [name or columns[name].frame["title"] for name in traces]
     return _PAGE.substitute(
         title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
-        css=css(),
+        css=css("timeline"),
         tabs=_tabs(list(traces)) if several else "",
         panels="\n".join(
-            _panel(i, trace, pictures[name], several)
+            _panel(i, trace, columns[name], several)
             for i, (name, trace) in enumerate(traces.items())
         ),
-        pictures=_json([{**p, "theme": theme()} for p in pictures.values()]),
-        esm=esm().replace("export default", "const timeline ="),
+        pictures=_json([_picture(c) for c in columns.values()]),
+        esm=esm("timeline").replace("export default", "const timeline ="),
     )
+
+
+def _picture(columns: Columns) -> Json:
+    return {**lettered(packed(columns, thin=True), compressed=True), "theme": theme()}
 
 
 def _json(value: object) -> str:
@@ -81,7 +87,8 @@ def _yes(truth: bool) -> str:
     return "true" if truth else "false"
 
 
-def _panel(i: int, trace: Trace, picture: Json, several: bool) -> str:
+def _panel(i: int, trace: Trace, columns: Columns, several: bool) -> str:
+    picture = columns.picture(max(3 * MAX_BARS, MAX_ROWS * max(2, len(columns.frame["lanes"]))))
     role = f'role="tabpanel" aria-labelledby="tab{i}"' if several else ""
     return f"""<section id="panel{i}" {role}{" hidden" if i else ""}>
 <div class="timeline"><noscript>{to_svg(picture)}</noscript></div>
@@ -108,7 +115,8 @@ def _table(picture: Json) -> str:
     found = rows(picture)
     if not found:
         return ""
-    more = f" (the first {MAX_ROWS} of {len(found):,} rows)" if len(found) > MAX_ROWS else ""
+    entries = picture["entries"]
+    more = f" (the first {MAX_ROWS} of {entries:,} rows)" if entries > MAX_ROWS else ""
     body = [astuple(row) for row in found[:MAX_ROWS]]
     return _details(f"Messages and collectives{more}", COLUMNS, body, headline(picture))
 

@@ -58,8 +58,9 @@ def table(picture: Json, limit: int = 20) -> str:
     widths = [max(len(row[i]) for row in shown) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in shown]
     parts = [headline(picture), *((f"  {line}".rstrip() for line in lines) if all_rows else ())]
-    if len(all_rows) > limit:
-        parts.append(f"  … and {len(all_rows) - limit:,} more")
+    more = picture.get("entries", len(all_rows)) - limit
+    if more > 0:
+        parts.append(f"  … and {more:,} more")
     return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
 
 

@@ -17,6 +17,9 @@ RANKS_DARK = ("#3D95E0", "#F2B233", "#25C296", "#E095C0",
 #: Failures: always with a hatch and a cross as well, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
+#: Text on white paper, for the static painters.
+INK, GRAY = "#17202a", "#5b6773"
+
 #: Sizes in CSS pixels.
 SIZES = {
     "row": 18,  # a bar of communication

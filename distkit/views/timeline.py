@@ -5,28 +5,21 @@ The projection is in projection.py, the browser's painter in js/, the static one
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import anywidget
-import traitlets
-
 from distkit.events import Event, Trace
 from distkit.views.assets import css, esm
-from distkit.views.live import Live, Throttle
-from distkit.views.projection import Json, Projection
-from distkit.views.static import to_svg
+from distkit.views.columns import Columns
+from distkit.views.frame import Json
+from distkit.views.packing import lettered, packed
+from distkit.views.projection import Projection
+from distkit.views.static import MAX_BARS, to_svg
 from distkit.views.text import table
-from distkit.views.theme import theme
+from distkit.views.view import View
+
+#: Up to so many operations are told one by one, more of them in columns.
+FEW = 1_000
 
 
-def _snapshot(_: object, timeline: Timeline) -> Json:
-    return timeline._snapshot()
-
-
-class Timeline(anywidget.AnyWidget):
+class Timeline(View):
     """Draws who was where, when, and what they sent: a lane per rank, time from left to right.
 
     Arrows are messages, bars are operations, a band ties the members of a collective
@@ -49,111 +42,38 @@ class Timeline(anywidget.AnyWidget):
       ! still in send: rank 0
     """
 
-    _esm = esm()
-    _css = css()
-    _unsubscribe: Callable[[], None] | None = None
-    #: Made when the browser asks, so that a page opened late gets everything so far.
-    picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
+    _esm = esm("timeline")
+    _css = css("timeline")
 
-    def __init__(self, source: Trace | Live) -> None:
-        trace, live = _trace_of(source)
-        self._lock = threading.RLock()
-        self._projection = Projection(trace.meta, live=live is not None)
-        self._patches = 0
-        self._projection.feed(trace.events)
-        super().__init__()
-        if live is not None:
-            self._follow(live)
+    def _begin(self, trace: Trace, live: bool) -> None:
+        self._projection = Projection(trace.meta, live=live)
+        self._columns = None if live else Columns(trace)
+        if live:
+            self._projection.feed(trace.events)
 
-    # -- live ---------------------------------------------------------------------
+    def _take(self, events: list[Event]) -> Json | None:
+        patch = self._projection.feed(events)
+        return patch if patch["bars"] else None
 
-    def _follow(self, run: Live) -> None:
-        throttle = Throttle(self._feed)
-        ended = threading.Event()
+    def _end(self, trace: Trace) -> Json:
+        self._projection.meta, self._projection.live = dict(trace.meta), False
+        patch = self._projection.feed(trace.events)  # what is open now stays open
+        if self._projection.whole:
+            return patch
+        self._columns = Columns(trace)  # more than was drawn so far: all of it, anew
+        return lettered(packed(self._columns))
 
-        def receive(events: list[Event]) -> None:
-            if events:
-                throttle.add(events)
-            elif run.finished and not ended.is_set():
-                ended.set()
-                throttle.flush()
-                self._finish(run)
+    def _picture(self) -> Json:
+        if self._columns is None:
+            return self._projection.snapshot()
+        return self._columns.picture() if len(self._columns.ops) <= FEW else packed(self._columns)
 
-        self._unsubscribe = run.subscribe(receive)
-        throttle.add(list(run.trace.events))  # what came before the subscription
-        if run.finished:
-            receive([])
+    def _first(self, most: int) -> Json:
+        """About the first ``most`` operations, for static pictures."""
+        return self._picture() if self._columns is None else self._columns.picture(most)
 
-    def _feed(self, events: list[Event]) -> None:
-        with self._lock:
-            self._publish(self._projection.feed(events))
-
-    def _finish(self, run: Live) -> None:
-        """The run is over: what is open now stays open."""
-        trace = run.trace
-        with self._lock:
-            self._projection.meta, self._projection.live = dict(trace.meta), False
-            self._publish(self._projection.feed(trace.events))
-
-    def _publish(self, patch: Json) -> None:
-        """Put a patch on the model under a number of its own, so that no reader misses one."""
-        state = {f"patch{self._patches}": patch}
-        self._patches += 1
-        self._send({"method": "update", "state": state, "buffer_paths": []})
-
-    def _snapshot(self) -> Json:
-        with self._lock:
-            return {**self._projection.snapshot(), "theme": theme(), "next": self._patches}
-
-    def close(self) -> None:
-        """Stop following the run, and take the widget off the page."""
-        unsubscribe, self._unsubscribe = self._unsubscribe, None
-        if unsubscribe is not None:
-            unsubscribe()
-        super().close()
-
-    # -- elsewhere ------------------------------------------------------------------
+    def _svg(self) -> str:
+        return to_svg(self._first(3 * MAX_BARS))
 
     def __repr__(self) -> str:
-        return table(self._snapshot())
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The widget, and for places without widgets a picture and a table."""
-        widget = super()._repr_mimebundle_(**kwargs)
-        if widget is None:
-            return None
-        data, metadata = widget if isinstance(widget, tuple) else (widget, {})
-        picture = self._snapshot()
-        return {**data, "image/svg+xml": to_svg(picture), "text/plain": table(picture)}, metadata
-
-    def save(self, path: str | Path) -> Path:
-        """Write the static picture as an SVG file.
-
-        Args:
-            path: ends in ``.svg``.
-
-        Raises:
-            ValueError: it ends in anything else.
-        """
-        path = Path(path)
-        if path.suffix != ".svg":
-            raise ValueError(
-                f"{path}: a timeline is saved as SVG. Use a name that ends in .svg, or "
-                "trace.to_html(path) for a page to replay."
-            )
-        path.write_text(to_svg(self._snapshot()), encoding="utf-8")
-        return path
-
-
-def _trace_of(source: Trace | Live) -> tuple[Trace, Live | None]:
-    """The trace so far, and the run if it is still going on."""
-    if isinstance(source, Trace):
-        return source, None
-    trace = getattr(source, "trace", None)
-    if not isinstance(trace, Trace):
-        raise TypeError(
-            f"Timeline draws a distkit.Trace, or a run that has one, not {type(source).__name__}. "
-            "Use Timeline(run.trace), or Timeline(Trace.load(path))."
-        )
-    live = isinstance(source, Live) and not source.finished
-    return trace, source if live else None
+        return table(self._first(3 * MAX_BARS))

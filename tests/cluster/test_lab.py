@@ -7,18 +7,14 @@ from typing import Any
 
 from PIL import Image, ImageColor
 
+from distkit.bench.lab import IDLE, command
 from distkit.views.theme import theme
 
 RESULTS = Path(__file__).parents[2] / "test-results"
-IDLE = """() => {
-    const panel = window.jupyterapp?.shell.currentWidget;
-    return panel?.context?.isReady && panel.sessionContext?.session?.kernel?.status === 'idle';
-}"""
-
 
 def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
     page = tab.page
-    page.goto(f"{lab.url}/lab/tree/00_welcome.ipynb?reset&token={lab.token}")
+    page.goto(lab.address("00_welcome.ipynb"))
     page.wait_for_function(IDLE, timeout=60_000)
     assert command(page, "notebook:run-all-cells"), page.locator(".jp-OutputArea").all_inner_texts()
     page.wait_for_function(IDLE, timeout=10_000)
@@ -34,11 +30,6 @@ def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
 
     assert tab.errors == []
     assert tab.outside == []
-
-
-def command(page: Any, name: str, **args: str) -> Any:
-    """Execute one of JupyterLab's commands, as its menus do."""
-    return page.evaluate("([name, args]) => jupyterapp.commands.execute(name, args)", [name, args])
 
 
 def missing(drawing: Any, colours: list[str], within: float = 5) -> list[str]:

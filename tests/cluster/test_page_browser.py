@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageChops
-from traces import DEMOS, big, hang, odd_values, ring
+from traces import DEMOS, MS, Script, big, hang, odd_values, ring
 
+from distkit.events import Op
 from distkit.views import to_html
 from distkit.views.assets import css, esm
 from distkit.views.projection import Projection
@@ -170,11 +171,68 @@ def test_odd_values_and_hostile_labels_are_shown_as_text(tab: Any, pages: Path) 
 
 def test_very_many_operations_stay_usable(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert "the first 20,000 of 30,000 operations" in tab.page.locator(".dk-notices").inner_text()
+    assert tab.page.locator(".dk-notices li").count() == 0  # all of them are in the picture
     assert tab.page.evaluate("document.querySelectorAll('*').length") < 6_000
     start = tab.page.evaluate("performance.now()")
     point(tab, canvas, 0.5, 20)
     assert tab.page.evaluate("performance.now()") - start < 1_000
+    assert quiet(tab)
+
+
+def told(tab: Any) -> str:
+    settle(tab.page)
+    return str(tab.page.locator(".dk-told").inner_text())
+
+
+def test_a_long_run_opens_where_it_begins_and_the_minimap_moves_it(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "big.html")
+    first = picture(canvas)
+    box = tab.page.locator(".dk-map").bounding_box()
+    tab.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 10)
+    tab.page.mouse.down()
+    settle(tab.page)
+    middle = picture(canvas)
+    tab.page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 10)
+    tab.page.mouse.up()
+    settle(tab.page)
+    assert differ(first, middle) and differ(middle, picture(canvas))
+    assert quiet(tab)
+
+
+def test_operations_are_found_and_enter_goes_from_match_to_match(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "ring.html")
+    canvas.focus()
+    tab.page.keyboard.press("/")
+    for query, count in (("send", 24), ("send rank:2", 6), ("bytes>=64", 48), ("bytes>1k", 0),
+                         ("collectives.py:35 op:recv", 12), ("group:world", 48)):  # fmt: skip
+        tab.page.locator(".dk-lenses input").fill(query)
+        assert told(tab) == f"{count} of 48 operations", query
+    tab.page.locator(".dk-lenses input").fill("recv rank:3")
+    tab.page.keyboard.press("Enter")
+    assert tab.page.locator(".dk-spoken").text_content().startswith("recv, completed; on rank 3;")
+    tab.page.keyboard.press("Escape")
+    assert told(tab) == "" and quiet(tab)
+
+
+def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: Path) -> None:
+    s = Script()
+    s.op(0, Op.MARK, 0, 4 * MS, label="slow").op(0, Op.SEND, 4 * MS, 5 * MS, peer=1, nbytes=8)
+    s.op(1, Op.RECV, 1 * MS, 5 * MS, peer=0, nbytes=8)
+    s.op(2, Op.MARK, 0, 3 * MS, label="other")
+    s.op(1, Op.BARRIER, 5 * MS, 6 * MS).op(2, Op.BARRIER, 3 * MS, 6 * MS)
+    to_html(s.trace(world_size=3), tmp_path / "causes.html")
+    canvas = open_page(tab, tmp_path / "causes.html")
+    canvas.focus()
+    tab.page.keyboard.press("c")  # slow, send, recv, and the last barrier to begin
+    assert told(tab) == "4 operations on 2 ranks"
+    tab.page.keyboard.press("w")
+    assert told(tab) == "5 ms on all ranks together"
+    tab.page.keyboard.press("h")
+    assert told(tab).startswith("choose an operation")
+    for _ in range(3):
+        tab.page.keyboard.press("ArrowDown")
+    assert "recv" in tab.page.locator(".dk-spoken").text_content()
+    assert told(tab) == "2 operations before it, 2 after it"
     assert quiet(tab)
 
 
@@ -191,9 +249,9 @@ def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
     run = Projection({"world_size": 4, "name": "live"}, live=True)
     first = json.dumps({**run.snapshot(), "theme": theme(), "next": 0})
-    script = esm().replace("export default", "const timeline =")
+    script = esm("timeline").replace("export default", "const timeline =")
     page = tmp_path / "live.html"
-    page.write_text(LIVE % (css(), script, first), encoding="utf-8")
+    page.write_text(LIVE % (css("timeline"), script, first), encoding="utf-8")
     canvas = open_page(tab, page)
     assert tab.page.locator(".dk-live").is_visible()
     tab.page.evaluate("patch => feed('patch0', patch)", run.feed(trace.events[:70]))

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from distkit import bench, cli
+from distkit import bench, cli, hangs
 from distkit.bench.figure import Figure, Report, figure
 from distkit.cluster import local
 from distkit.cluster.run import Run
 from distkit.demos import Demo
-from distkit.errors import RankError
+from distkit.errors import CommunicationWarning, DeadlockError, RankError, RunError
 from distkit.events import Event, Op, State, Trace
+from distkit.trace.findings import Finding, Kind
 
 TRACE = Trace([
     Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
@@ -42,7 +44,7 @@ def test_help_is_light() -> None:
     code += "finally: print('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     said, _, modules = ran.stdout.rpartition("\n ")
-    assert all(f"\n    {name} " in said for name in ("demo", "trace", "lab", "bench"))
+    assert all(f"\n    {name} " in said for name in ("demo", "trace", "hang", "lab", "bench"))
     assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
 
 
@@ -63,6 +65,7 @@ def test_python_m_distkit() -> None:
         (["trace"], "name the script: distkit trace -- train.py"),
         (["trace", "--", "missing.py"], "missing.py: there is no such script"),
         (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
+        (["hang", "up"], "there is no hang 'up': choose from recv_cycle, ring_of_recvs"),
         (["bench", "speed"], "invalid choice: 'speed'"),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
     ],
@@ -181,6 +184,83 @@ def test_a_failing_script_leaves_its_trace(
     assert cli.main(["trace", "--", "train.py"]) == 1
     assert capsys.readouterr().err == "distkit: rank 1 raised ValueError: no\n"
     assert Trace.load("trace.gz").events == TRACE.events
+
+
+# -- hang ------------------------------------------------------------------------
+
+
+def test_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["hang"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == list(hangs.ALL)
+    assert said[0].split(maxsplit=2)[1:] == ["hangs", hangs.ALL["recv_cycle"].title]
+
+
+@pytest.fixture
+def suffer(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Finding], RunError | None], None]:
+    """Have runs end with these findings, and with this error."""
+
+    def ending(findings: list[Finding], error: RunError | None) -> None:
+        def run_ranks(*_: Any) -> Run:
+            run = Run("recv_cycle", 1, [0, 1], {})
+            run.seconds, run._deadlock = 0.25, findings
+            if error is not None:
+                error.run = run
+                raise error
+            warnings.warn("nonsense", CommunicationWarning, stacklevel=1)
+            return run
+
+        monkeypatch.setattr(local, "run_ranks", run_ranks)
+
+    return ending
+
+
+CYCLE = Finding(Kind.RECV_CYCLE, "rank 0 waits " + "and waits " * 9, "Let one send.", (0, 1))
+
+
+def test_a_hang_is_shown_with_its_source_and_its_reason(
+    suffer: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    suffer([CYCLE], DeadlockError("it hangs", [CYCLE]))
+    assert cli.main(["hang", "recv_cycle"]) == 0
+    title, _, head, *source, _, how, first, second, last = capsys.readouterr().out.splitlines()
+    assert title.startswith("recv_cycle, on 2 ranks: Two ranks want to hear")
+    number, _, text = head.partition("def")
+    assert text == " recv_cycle() -> None:"
+    lines = Path(hangs.__file__).read_text().splitlines()
+    assert lines[int(number) - 1] == "def" + text
+    assert source[-1] == f"{int(number) + len(source):>5}  {lines[int(number) + len(source) - 1]}"
+    assert how == "It could not go on after 0.25 s:"
+    assert first.startswith("  - rank 0 waits") and second.startswith("    waits")
+    assert max(len(first), len(second)) <= 60
+    assert last == "    Let one send."
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [(None, "It came to its end"), (RankError("rank 1 raised", rank=1), "It failed")],
+)
+def test_another_finding_is_an_error(
+    error: RunError | None, how: str, suffer: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    suffer([CYCLE], error)
+    assert cli.main(["hang", "wrong_tag"]) == 1
+    said = capsys.readouterr()
+    assert f"\n{how} after 0.25 s:\n" in said.out
+    assert said.err == "distkit: there should be a wrong_tag of ranks [0, 1] in it.\n"
+
+
+def test_a_hang_that_could_not_even_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_ranks(*_: Any) -> None:
+        raise RunError("no ranks today")
+
+    monkeypatch.setattr(local, "run_ranks", run_ranks)
+    assert cli.main(["hang", "skipped"]) == 1
+    assert capsys.readouterr().err == "distkit: no ranks today\n"
 
 
 # -- lab -------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_arguments_say_what_moved():
     assert send["args"]["bytes"] == 32 and send["args"]["shape"] == "[8]"
     assert send["args"]["where"] == "p2p.py:9" and send["args"]["peer"] == 1
     assert send["args"]["before"]["values"].startswith("[0, 0.5, 1")
-    assert send["dur"] == pytest.approx(110, abs=0.01)  # microseconds
+    assert send["dur"] == pytest.approx(108, abs=0.01)  # microseconds, from its start
 
 
 def test_processes_carry_the_names_of_the_ranks():

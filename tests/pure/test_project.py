@@ -26,36 +26,40 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
 PUBLIC = """
-    Cluster run_ranks Run
-    Event Message Op Span State Summary Trace mark Timeline
-    ring_all_reduce shard sync_initial_weights sync_sgd_step kvstore demos
-    ClusterError DistkitError KVStoreError NotPicklableError RankDied
-    RankError RunError RunInterrupted StartError StoppedError TraceFileError
+    Cluster run_ranks Run Stepper
+    Event Message Op Span State Summary Trace Finding mark
+    Gradients Stage Tensors Timeline watch_gradients
+    ring_all_reduce shard sync_initial_weights sync_sgd_step kvstore demos trouble hangs
+    ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError NotPicklableError
+    RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
+    TraceFileError
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events matching tracefile "
+WAIST = "errors events calls matching standing tracefile "
 LAYERS = {
     "errors": "",
     "events": "errors",
+    "calls": "errors events",
     "matching": "errors events",
+    "standing": "errors events calls",
     "tracefile": "errors events",
     "algorithms": WAIST,
     "trace": WAIST,
-    "views": WAIST,
+    "views": WAIST + "algorithms",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "trace",
     "cluster": WAIST + "trace kvstore views",  # it serves roles, and a Run shows itself
 }
-TOP = {"__init__", "__main__", "bench", "cli", "demos"}  # they may import everything
+TOP = {"__init__", "__main__", "bench", "cli", "demos", "hangs", "magics"}  # may import all
 
 
 # -- imports ---------------------------------------------------------------------
 
 
 def nodes(tree: ast.AST, lazy: bool) -> Iterator[ast.AST]:
-    """Every node of a file, or only those outside functions."""
+    """Every node of a file, or only those outside functions and ``if TYPE_CHECKING``."""
     for node in ast.iter_child_nodes(tree):
-        if lazy or not isinstance(node, ast.FunctionDef):
+        if lazy or not isinstance(node, ast.FunctionDef | ast.If):
             yield node
             yield from nodes(node, lazy)
 

@@ -1,12 +1,13 @@
 """A live timeline: few updates, nothing sent twice, nothing lost, whatever the threads do."""
 
+import json
 import threading
 
 import pytest
 from traces import hang, ring
 
 from distkit.events import Trace
-from distkit.views import Timeline
+from distkit.views import Timeline, projection
 from distkit.views.live import Live, Throttle
 
 AT_ONCE, NEVER = 0.0, 3600.0
@@ -114,6 +115,20 @@ def test_the_end_brings_the_run_s_meta(slow):
     run.end()
     notices = timeline.get_state("picture")["picture"]["notices"]
     assert "still in recv: rank 3" in notices and "1,203 events dropped" in notices[-1]
+
+
+def test_a_run_too_long_for_live_drawing_is_whole_at_its_end(slow, monkeypatch):
+    monkeypatch.setattr(projection, "MAX_BARS", 20)
+    run = FakeRun(ring())
+    timeline = Timeline(run)
+    front = Front(timeline, monkeypatch)
+    run.tell(list(run.whole.events))
+    run.end()
+    assert len(front.bars) == 20
+    last = front.updates[-1]
+    assert sum(count for *_, count in last["columns"]["tracks"]) == 48 and last["notices"] == []
+    assert json.loads(json.dumps(last)) == last  # it travels as text
+    assert len(timeline.get_state("picture")["picture"]["bars"]) == 48
 
 
 def test_an_empty_batch_is_not_the_end(slow):

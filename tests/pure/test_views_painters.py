@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ping_pong, ring
 
-from distkit.events import Op, Trace
+from distkit.events import Event, Op, State, Trace
 from distkit.views import Timeline
 from distkit.views.projection import project
 from distkit.views.static import to_svg
@@ -58,6 +58,15 @@ def test_a_hang_says_where_everybody_is():
     assert any("1,203 events dropped" in word for word in words)
 
 
+def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
+    events = [Event(0, 0, Op.SEND, State.SCHEDULED, 0.0, peer=1),
+              Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0),
+              Event(1, 0, Op.RECV, State.BLOCKED, 0.1, peer=0),
+              Event(0, 1, Op.TOUCH, State.COMPLETED, 0.2, match="0")]  # fmt: skip
+    words = texts(Trace(events))
+    assert "paused before send" in words and "still in recv from rank 0" in words and "!" in words
+
+
 def test_a_long_trace_is_cut_and_says_so():
     assert any("of 4,000 operations" in word for word in texts(big(4000)))
     assert "! only the first 48 ranks are drawn here" in texts(big(600, n=100))
@@ -89,14 +98,14 @@ def test_the_table_has_a_row_per_message_and_per_collective():
     found = rows(picture)
     assert len(found) == 7
     assert found[0].who == "rank 0 → rank 1" and found[0].tensor == "float32[8]"
-    assert found[0].size == "32 B" and found[0].took == "160 µs" and found[0].line == "p2p.py:9"
+    assert found[0].size == "32 B" and found[0].took == "158 µs" and found[0].line == "p2p.py:9"
     collectives = [row for row in rows(project(DEMOS["sync_sgd"]())) if row.what == "all_reduce"]
     assert len(collectives) == 6 and collectives[0].who == "rank 0 … rank 3 (4)"
 
 
 def test_the_table_says_what_never_came():
     took = [row.took for row in rows(project(hang()))]
-    assert sorted(took)[:3] == ["530 µs", "never sent", "not finished"]
+    assert sorted(took)[:3] == ["528 µs", "never sent", "not finished"]
     assert took.count("not received") == 2
 
 

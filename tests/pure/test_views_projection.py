@@ -4,14 +4,16 @@ import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ring, sync_sgd
 
 from distkit.events import COLLECTIVES, Event, Op, State, Trace
-from distkit.views import projection
+from distkit.views import columns, projection
 from distkit.views.lanes import Busy
+from distkit.views.packing import packed
 from distkit.views.projection import Projection, project
 
 FEW = settings(max_examples=50, deadline=None)
@@ -164,6 +166,60 @@ def test_a_patch_holds_only_what_changed():
     assert p.feed(trace.events)["bars"] == []  # all of them known
 
 
+def step(rank, op, *states, seq=0, at=0.0, **fields):
+    """One operation that has gone through these states, a millisecond each."""
+    return [Event(rank, seq, op, s, at + i * MS, **fields) for i, s in enumerate(states)]
+
+
+def test_a_paused_operation_is_no_communication_yet():
+    p = Projection({"world_size": 2}, live=True)
+    p.feed(step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8))
+    p.feed(step(1, Op.RECV, State.SCHEDULED, peer=0, nbytes=8))
+    picture = p.snapshot()
+    assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "scheduled"]
+    assert picture["arrows"] == [] and picture["messages"] == 0
+    assert [lane["busy"] for lane in picture["lanes"]] == [0, 0]
+    p.feed(step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8))
+    picture = p.snapshot()
+    assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "blocked"]
+    assert [a["sent"] for a in picture["arrows"]] == [None] and picture["messages"] == 0
+    p.feed(step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8))
+    picture = p.snapshot()
+    assert [a["sent"] for a in picture["arrows"]] == [MS] and picture["messages"] == 1
+    assert picture["message_bytes"] == 8
+    p.live = False
+    assert p.snapshot()["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
+
+
+def test_what_is_paused_when_a_run_ends_is_announced():
+    picture = project(Trace(step(0, Op.BARRIER, State.SCHEDULED)))
+    assert picture["notices"] == ["paused before barrier: rank 0"]
+    assert picture["collectives"] == 0
+
+
+def test_messages_never_sent_are_drawn_but_not_counted():
+    picture = project(hang())
+    unsent = [a for a in picture["arrows"] if a["sent"] is None]
+    assert len(unsent) == 1 and picture["messages"] == len(picture["arrows"]) - 1
+    assert picture["message_bytes"] == 4096 * picture["messages"]
+
+
+def test_a_new_group_is_a_collective_and_a_touched_buffer_a_mark():
+    done = State.SCHEDULED, State.STARTED, State.COMPLETED
+    events = [*step(0, Op.NEW_GROUP, *done, label="0,1"),
+              *step(1, Op.NEW_GROUP, *done, label="0,1"),
+              *step(0, Op.RECV, State.STARTED, seq=1, at=0.1, peer=1),
+              *step(0, Op.TOUCH, State.COMPLETED, seq=2, at=0.2, match="1", where="a.py:3"),
+              *step(1, Op.TOUCH, State.COMPLETED, seq=1, at=0.2, match="1")]  # fmt: skip
+    picture = project(Trace(events))
+    kinds = Counter((bar["kind"], bar["op"]) for bar in picture["bars"])
+    assert kinds == {("collective", "new_group"): 2, ("recv", "recv"): 1, ("mark", "touch"): 2}
+    assert {bar.get("label") for bar in picture["bars"] if bar["op"] == "touch"} == {
+        "buffer used before wait()"}  # fmt: skip
+    assert [a["sent"] for a in picture["arrows"]] == [None]
+    assert [(lane["rows"], lane["marks"]) for lane in picture["lanes"]] == [(1, 1), (1, 1)]
+
+
 def test_lanes_are_named_after_roles():
     lanes = project(parameter_server())["lanes"]
     assert [lane["name"] for lane in lanes] == [
@@ -201,7 +257,9 @@ def test_busy_is_the_length_of_the_union(intervals, start):
 
 def test_what_is_not_drawn_is_counted_and_announced(monkeypatch):
     monkeypatch.setattr(projection, "MAX_BARS", 30)
-    picture = project(big(160))
+    p = Projection(big(160).meta)
+    p.feed(big(160).events)
+    picture = p.snapshot()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
     assert picture["collectives"] == 20
     assert "the first 30 of 160 operations are drawn; the sums count them all" in picture["notices"]
@@ -210,7 +268,7 @@ def test_what_is_not_drawn_is_counted_and_announced(monkeypatch):
 def test_very_many_ranks_are_cut_and_announced():
     picture = project(big(4000, n=400))
     assert len(picture["lanes"]) == 256 == len({bar["rank"] for bar in picture["bars"]})
-    assert "the first 256 of 400 ranks are drawn" in picture["notices"]
+    assert picture["notices"] == ["the first 256 of 400 ranks are drawn; the sums count them all"]
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -227,8 +285,10 @@ def test_odd_values_become_words():
 
 def test_values_ride_along_only_with_the_first_operations(monkeypatch):
     monkeypatch.setattr(projection, "MAX_VALUES", 5)
-    bars = project(ring(4))["bars"]
-    assert sum("values" in bar for bar in bars) == 5
+    monkeypatch.setattr(columns, "MAX_VALUES", 5)
+    assert sum("values" in bar for bar in project(ring(4))["bars"]) == 5
+    patch = Projection().feed(ring(4).events)
+    assert sum("values" in bar for bar in patch["bars"]) == 5
 
 
 def test_folders_and_control_characters_stay_out():
@@ -240,3 +300,61 @@ def test_folders_and_control_characters_stay_out():
 def test_an_empty_trace_is_an_empty_picture():
     picture = project(Trace())
     assert picture["bars"] == picture["lanes"] == [] and picture["start"] is None
+
+
+# -- in columns ------------------------------------------------------------------
+
+
+def unpacked(picture):
+    """What the browser makes of columns: bars and arrows by id, with their times and ties."""
+    told, arrays, at = picture["columns"], {}, 0
+    for name, kind, length in told["parts"]:
+        size = length * int(kind[1])
+        arrays[name] = np.frombuffer(told["bytes"][at : at + size], f"<{kind}").tolist()
+        at += size
+    assert at == len(told["bytes"])
+    rows = [t[:3] for t in told["tracks"] for _ in range(t[3])]
+    ids = [f"{rank}.{seq}" for (rank, _, _), seq in zip(rows, arrays["seq"], strict=True)]
+    bars = {name: (row[2], start, told["looks"][look]["op"])
+            for name, row, start, look in zip(ids, rows, arrays["start"], arrays["look"],
+                                              strict=True)}  # fmt: skip
+    arrows = Counter((ids[s] if s >= 0 else None, ids[r] if r >= 0 else None)
+                     for s, r in zip(arrays["send"], arrays["recv"], strict=True))  # fmt: skip
+    return bars, arrows, arrays
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_columns_hold_the_same_bars_and_arrows(name):
+    columns_ = columns.Columns(TRACES[name]())
+    picture, (bars, arrows, arrays) = columns_.picture(), unpacked(packed(columns_))
+    assert bars.keys() == {bar["id"] for bar in picture["bars"]}
+    for bar in picture["bars"]:
+        row, start, op = bars[bar["id"]]
+        assert (row, op) == (bar["row"], bar["op"]) and start == pytest.approx(bar["start"])
+    assert arrows == Counter((a.get("send"), a.get("recv")) for a in picture["arrows"])
+    assert len(arrays["valued"]) % 5 == 0
+    assert len(arrays["numbers"]) == sum(3 + n for n in arrays["valued"][4::5])
+
+
+def test_values_of_a_page_are_fewer_and_shorter():
+    columns_ = columns.Columns(sync_sgd(steps=40))
+    whole, thin = (unpacked(packed(columns_, thin=t))[2]["valued"] for t in (False, True))
+    assert max(whole[4::5]) == 64 and max(thin[4::5]) == 32 and len(thin) < len(whole)
+
+
+def test_odd_values_survive_packing():
+    numbers = unpacked(packed(columns.Columns(odd_values())))[2]["numbers"]
+    assert str(numbers) == "[nan, -inf, inf, 1.0, nan, inf, -inf, 0.0, 0.0, 0.0]"
+
+
+def test_a_part_of_a_picture_has_whole_messages_and_collectives():
+    picture = columns.Columns(big(4000)).picture(30)
+    assert 30 <= len(picture["bars"]) <= 40 and picture["operations"] == 4000
+    assert set(Counter(bar["tie"] for bar in picture["bars"]).values()) == {8}
+    assert picture["entries"] == 500
+
+
+def test_a_hundred_thousand_ranks_and_operations_without_a_partner_are_no_trouble():
+    trace = Trace([Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=r + 1) for r in range(100_000)])
+    picture = columns.Columns(trace).picture(10)
+    assert len(picture["lanes"]) == 256 and picture["messages"] == 100_000

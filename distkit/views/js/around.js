@@ -1,5 +1,6 @@
 // The words around the picture: heading, notices, legend, and the sums underneath.
 
+import { statistics } from "./causes.js";
 import { h } from "./dom.js";
 import { humanBytes, humanSeconds, plural } from "./numbers.js";
 
@@ -10,7 +11,9 @@ const LEGEND = [
   ["collective", "collective"],
   ["request", "request to a server"],
   ["mark", "computation"],
+  ["paused", "paused"],
   ["open", "not finished"],
+  ["touch", "buffer used too early"],
   ["failed", "failed"],
 ];
 const MANY = 12;
@@ -33,7 +36,8 @@ export function legend(store) {
     h("li", {}, h("i", { class: `dk-key dk-${kind}` }), text));
 }
 
-export function sums({ frame }, color) {
+export function sums(store, color) {
+  const { frame } = store;
   const tile = (value, label, detail) =>
     h("div", { class: "dk-tile" }, h("b", {}, value), h("span", {}, label, detail ? ` · ${detail}` : ""));
   const noun = (n, word) => plural(n, word).replace(/^\S+ /, "");
@@ -45,22 +49,31 @@ export function sums({ frame }, color) {
       ? tile(frame.collectives.toLocaleString("en"), noun(frame.collectives, "collective"),
         frame.collective_bytes ? humanBytes(frame.collective_bytes) : "") : null,
     tile(frame.end > frame.start ? humanSeconds(frame.end - frame.start) : "0 s", "first to last event"),
-    frame.lanes.length ? busy(frame.lanes, color) : null,
+    frame.lanes.length ? busy(frame.lanes, statistics(store), color) : null,
   ].filter(Boolean);
 }
 
-function busy(lanes, color) {
+// Per rank: the part of the time spent in communication, and of that in waiting (paler).
+function busy(lanes, told, color) {
   const percent = (x) => `${Math.round(100 * x)} %`;
-  const label = h("span", {}, "time in communication");
+  const label = h("span", {}, "time in communication", told.some(({ waiting }) => waiting > 0.005) ? ", of which waiting (pale)" : "");
   if (lanes.length > MANY) {
-    const all = lanes.map((lane) => lane.busy);
-    const range = `${percent(Math.min(...all))} to ${percent(Math.max(...all))}`;
-    return h("div", { class: "dk-tile" }, h("b", {}, range), label);
+    const range = (all) => `${percent(Math.min(...all))} to ${percent(Math.max(...all))}`;
+    return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
+      h("span", {}, ` · waiting ${range(told.map(({ waiting }) => waiting))}`));
   }
-  const meters = lanes.map((lane) => h("div", { class: "dk-meter", title: lane.name },
-    h("span", {}, lane.name),
-    h("i", {}, h("i", { style: `width:${100 * lane.busy}%;background:${color(lane.rank)}` })),
-    h("b", {}, percent(lane.busy))));
+  const meters = lanes.map((lane, i) => {
+    const { messages, bytes, waiting } = told[i];
+    const words = `${lane.name}: ${plural(messages, "message")} sent, ${humanBytes(bytes)}; ` +
+      `${percent(lane.busy)} in communication, ${percent(waiting)} waiting`;
+    const paint = `background:${color(lane.rank)}`;
+    return h("div", { class: "dk-meter", title: words },
+      h("span", {}, lane.name),
+      h("i", {}, h("i", { style: `width:${100 * Math.max(0, lane.busy - waiting)}%;${paint}` }),
+        h("i", { style: `width:${100 * Math.min(lane.busy, waiting)}%;${paint};opacity:.4` })),
+      h("b", {}, percent(lane.busy)),
+      messages ? h("small", {}, `${messages.toLocaleString("en")} sent · ${humanBytes(bytes)}`) : null);
+  });
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }
 

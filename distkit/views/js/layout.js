@@ -2,6 +2,8 @@
 
 import { clamp } from "./numbers.js";
 
+export const LEAST = 2.5; // no bar is narrower
+
 export class Layout {
   constructor(store, sizes, width, view, now, measure) {
     const { lanes } = store.frame;
@@ -16,6 +18,7 @@ export class Layout {
     this.scale = clamp(1600 / tall, Math.min(1, (14 * lanes.length) / tall), 1);
     this.gap = gap * this.scale;
     this.tops = [];
+    this.lines = [];
     this.bottom = 6;
     for (const height of heights) {
       this.tops.push(this.bottom);
@@ -48,15 +51,25 @@ export class Layout {
   }
 
   // [x, y, width, height] of a bar; an open one reaches to the right edge.
-  box(bar) {
-    const lane = this.store.frame.lanes[this.store.laneOf.get(bar.rank)];
-    const mark = bar.kind === "mark";
+  box(i) {
+    const { store } = this;
+    const [y, height] = this.line(store.track[i]);
+    const [from, end] = [this.x(store.start[i]), store.end[i]];
+    const to = Number.isNaN(end) ? Math.max(this.x(this.now), from + 6) : this.x(end);
+    const least = store.looks[store.look[i]].op === "touch" ? 14 : LEAST;
+    return [from, y, Math.max(to - from, least), height];
+  }
+
+  // [y, height] of the bars of a row.
+  line(track) {
+    if (this.lines[track]) return this.lines[track];
+    const { rank, mark, row } = this.store.tracks[track];
+    const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
     const [top, whole] = mark ? this.#work(lane) : this.#talk(lane);
-    const pitch = (whole + this.sizes.gap * this.scale) / Math.max(1, mark ? lane.marks : lane.rows);
-    const height = pitch - Math.min(this.sizes.gap * this.scale, pitch * 0.2);
-    const from = this.x(bar.start);
-    const to = bar.end === null ? Math.max(this.x(this.now), from + 6) : this.x(bar.end);
-    return [from, top + bar.row * pitch, Math.max(to - from, 2.5), Math.max(1.5, height)];
+    const gap = this.sizes.gap * this.scale;
+    const pitch = (whole + gap) / Math.max(1, mark ? lane.marks : lane.rows);
+    const height = Math.max(1.5, pitch - Math.min(gap, pitch * 0.2));
+    return (this.lines[track] = [top + row * pitch, height]);
   }
 
   // [top, height] of the communication of a lane, and of its marked computation.
@@ -72,43 +85,79 @@ export class Layout {
   }
 
   // [x1, y1, x2, y2, whole]: from the sender's bar to the receiver's.
-  path(arrow) {
-    const { bars, laneOf } = this.store;
-    const [send, recv] = [bars.get(arrow.send), bars.get(arrow.recv)];
-    const down = (laneOf.get(arrow.dst) ?? 0) >= (laneOf.get(arrow.src) ?? 0);
-    const edge = (bar, rank, leaves) => {
-      const [, y, , height] = bar ? this.box(bar) : this.#empty(rank);
-      return leaves === down ? y + height : y;
-    };
-    const y1 = edge(send, arrow.src, true);
-    const y2 = edge(recv, arrow.dst, false);
-    const whole = arrow.sent !== null && arrow.received !== null;
-    if (!send) return [this.x(recv.start) + 4, y1, this.x(recv.start) + 4, y2, false];
-    const x1 = this.x(arrow.sent);
-    return whole ? [x1, y1, this.x(arrow.received), y2, true] : [x1, y1, x1 + 26, y2, false];
+  path(a) {
+    const { store } = this;
+    const [send, recv] = [store.send[a], store.recv[a]];
+    const [src, dst] = [this.#laneOf(send, recv), this.#laneOf(recv, send)];
+    const down = dst >= src;
+    const y1 = this.#edge(send, src, down);
+    const y2 = this.#edge(recv, dst, !down);
+    const [sent, received] = [store.sent[a], store.received[a]];
+    if (send < 0 || Number.isNaN(sent)) {
+      const x = this.x(recv < 0 ? store.start[send] : store.start[recv]) + 4;
+      return [x, y1, x, y2, false];
+    }
+    const x1 = this.x(sent);
+    return Number.isNaN(received) ? [x1, y1, x1 + 26, y2, false] : [x1, y1, this.x(received), y2, true];
   }
 
-  #empty(rank) {
-    const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
-    const [top, height] = lane ? this.#talk(lane) : [0, 0];
-    return [0, top, 0, height];
+  // The lane of an operation, or of the peer that the other end names.
+  #laneOf(i, other) {
+    const { store } = this;
+    return i >= 0 ? store.lane(i) : store.laneOf.get(store.looks[store.look[other]].peer) ?? -1;
+  }
+
+  #edge(i, lane, bottom) {
+    const [y, height] = i >= 0 ? this.line(this.store.track[i])
+      : lane < 0 ? [0, 0] : this.#talk(this.store.frame.lanes[lane]);
+    return bottom ? y + height : y;
+  }
+
+  // The first and one past the last of a row's bars that reach into the view.
+  inSight({ items }) {
+    const { start } = this.store;
+    const before = (time) => {
+      let [low, high] = [0, items.length];
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (start[items[middle]] < time) low = middle + 1;
+        else high = middle;
+      }
+      return low;
+    };
+    const reach = (16 / (this.right - this.left)) * (this.view[1] - this.view[0]);
+    return [Math.max(0, before(this.view[0] - reach) - 1), before(this.view[1])];
   }
 
   // The bar or arrow under a point, communication before computation.
-  hit(px, py) {
-    const marks = [];
-    for (const bar of this.store.bars.values()) {
-      const [x, y, width, height] = this.box(bar);
-      if (px < x - 3 || px > x + width + 3 || py < y - 1 || py > y + height + 1) continue;
-      if (bar.kind !== "mark") return bar;
-      marks.push(bar);
+  hit(px, py, arrows) {
+    let mark = null;
+    for (let t = 0; t < this.store.tracks.length; t++) {
+      const [y, height] = this.line(t);
+      if (py < y - 1 || py > y + height + 1) continue;
+      const i = this.#under(this.store.tracks[t], px);
+      if (i === null) continue;
+      if (!this.store.tracks[t].mark) return this.store.bar(i);
+      mark = i;
     }
     let [best, nearest] = [null, 6];
-    for (const arrow of this.store.arrows.values()) {
-      const distance = segmentDistance(px, py, ...this.path(arrow));
-      if (distance < nearest) [best, nearest] = [arrow, distance];
+    for (const [a, path] of arrows) {
+      const distance = segmentDistance(px, py, ...path);
+      if (distance < nearest) [best, nearest] = [a, distance];
     }
-    return best ?? marks.at(-1) ?? null;
+    return best !== null ? this.store.arrow(best) : mark !== null ? this.store.bar(mark) : null;
+  }
+
+  #under(track, px) {
+    const [first, last] = this.inSight(track);
+    let [best, nearest] = [null, 3];
+    for (let n = first; n < last; n++) {
+      const [x, , width] = this.box(track.items[n]);
+      const distance = Math.max(x - px, px - x - width, 0);
+      if (distance < nearest) [best, nearest] = [track.items[n], distance];
+      if (x > px + 3) break;
+    }
+    return best;
   }
 }
 

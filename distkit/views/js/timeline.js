@@ -3,28 +3,40 @@
 
 import { alternative, heading, legend, notices, sums } from "./around.js";
 import { h, still } from "./dom.js";
+import { Lenses } from "./lenses.js";
 import { Layout } from "./layout.js";
-import { clamp, humanSeconds } from "./numbers.js";
-import { alpha, brightness, Painter } from "./painter.js";
+import { Gestures } from "./gestures.js";
+import { Minimap } from "./minimap.js";
+import { clamp } from "./numbers.js";
+import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
+import { lookOf } from "./look.js";
+import { Painter } from "./painter.js";
 import { Store } from "./store.js";
 import { card, sentence } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
-  "arrow up and down go from operation to operation, Escape lets go.";
+  "arrow up and down go from operation to operation, Escape lets go, slash finds, c shows the " +
+  "critical path, w waiting time, h what happens before and after the chosen operation.";
 
 const FRAMES = 15; // per second while a run goes on: the ranks need the processor as well
+const LONG = 1000; // operations: then the whole run lies small under the picture
+const VERY_LONG = 4000; // then the picture opens at the beginning
 const PATIENCE = 600_000; // milliseconds without news
 
-class Timeline {
-  constructor(model, el) {
+export class Timeline {
+  // stepped: time stands still between two moments of the run; onlook: told of new colours.
+  constructor(model, el, { stepped = false, onlook = null } = {}) {
     const picture = model.get("picture");
-    Object.assign(this, { model, theme: picture.theme, next: picture.next ?? 0 });
+    Object.assign(this, { model, stepped, onlook, theme: picture.theme, next: picture.next ?? 0 });
+    [this.veil, this.range, this.whole] = [null, null, false];
     this.store = new Store(picture);
     this.merged = performance.now();
     [this.chosen, this.hovered, this.zoomed, this.pointer] = [null, null, null, null];
     this.#build(el);
     this.#listen();
     this.#drain();
+    const whole = picture.live || stepped || this.store.count < VERY_LONG;
+    this.zoomed = whole ? null : this.store.beginning();
   }
 
   // -- what is on the page --------------------------------------------------------
@@ -41,12 +53,14 @@ class Timeline {
     this.parts = Object.fromEntries(["head", "notices", "legend", "sums"].map((name) =>
       [name, h(name === "legend" || name === "notices" ? "ul" : "div", { class: `dk-${name}` })]));
     this.stage = h("div", { class: "dk-stage" }, this.canvas);
+    this.map = new Minimap((time) => this.#center(time));
+    this.lenses = new Lenses(this.store, () => this.#later(), () => this.chosen);
     const tools = h("div", { class: "dk-tools" },
       button("zoom in", "+", () => this.#zoom(0.5)), button("zoom out", "−", () => this.#zoom(2)),
       button("show all", "⤢", () => this.#reset()));
     this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend, tools),
-      this.parts.notices, this.stage, this.parts.sums, this.tip, this.spoken);
+      this.lenses.root, this.parts.notices, this.stage, this.parts.sums, this.tip, this.spoken);
     el.append(this.root);
     this.context = this.canvas.getContext("2d");
   }
@@ -65,44 +79,52 @@ class Timeline {
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
   }
 
-  // Colours and fonts as the page has them now; a canvas wants them resolved.
   #relook() {
-    const css = getComputedStyle(this.root);
-    const resolve = (name) => {
-      this.context.fillStyle = css.getPropertyValue(name).trim();
-      return this.context.fillStyle;
-    };
-    const [fg, bg, before] = [resolve("--dk-fg"), resolve("--dk-bg"), this.look?.warning];
-    const dark = brightness(bg) < 128;
-    this.look = {
-      fg, bg, muted: resolve("--dk-muted"), font: css.fontFamily, soft: alpha(fg, 0.75),
-      lane: alpha(fg, dark ? 0.055 : 0.035), mark: alpha(fg, dark ? 0.13 : 0.09),
-      grid: alpha(fg, 0.07), hairline: alpha(fg, 0.3), ...this.theme[dark ? "dark" : "light"],
-    };
+    const before = this.look?.warning;
+    this.look = lookOf(this.root, this.context, this.theme);
     if (this.look.warning === before) return;
     this.root.style.setProperty("--dk-warning", this.look.warning);
     this.root.style.setProperty("--dk-rank", this.look.ranks[0]);
+    this.onlook?.(this.look);
     this.#words();
+  }
+
+  // What is later lies under a veil, null: nothing; range: the part to show by default.
+  until(time, range) {
+    [this.veil, this.range] = [time, range];
+    this.#later();
   }
 
   // -- time -------------------------------------------------------------------------
 
   #now() {
     const { frame } = this.store;
-    if (!frame.live || frame.end === null) return frame.end ?? 0;
+    if (!this.#runs() || frame.end === null) return frame.end ?? 0;
     return frame.end + (still() ? 0 : (performance.now() - this.merged) / 1000);
   }
 
+  #runs() {
+    return this.store.frame.live && !this.stepped;
+  }
+
   #all() {
-    const { frame } = this.store;
+    const { frame, open } = this.store;
     const [start, end] = [frame.start ?? 0, this.#now()];
     const span = Math.max(end - start, 1e-6);
-    const open = !frame.live && frame.notices.some((text) => text.startsWith("still in"));
-    return [start - 0.012 * span, start + (open ? 1.12 : 1.02) * span];
+    const margin = this.#runs() || !open.size ? 0.02 : this.stepped ? 0.3 : 0.12;
+    return [start - 0.012 * span, start + (1 + margin) * span];
   }
 
   #view() {
-    return this.zoomed ?? this.#all();
+    return this.zoomed ?? this.#followed() ?? this.#all();
+  }
+
+  #followed() {
+    if (!this.range || this.whole) return null;
+    const [from, to] = this.range;
+    const span = Math.max(to - from, 1e-6);
+    const margin = this.veil === null && this.store.open.size ? 0.3 : 0.03;
+    return [from - 0.012 * span, from + (1 + margin) * span];
   }
 
   #show([from, to]) {
@@ -125,12 +147,15 @@ class Timeline {
     requestAnimationFrame(step);
   }
 
-  #zoom(factor, around = null, smooth = true) {
+  #zoom(factor) {
     const [from, to] = this.#view();
-    const center = around ?? (from + to) / 2;
-    const target = [center - (center - from) * factor, center + (to - center) * factor];
-    if (smooth) this.#glide(target);
-    else this.#show(target);
+    const [center, half] = [(from + to) / 2, ((to - from) / 2) * factor];
+    this.#glide([center - half, center + half]);
+  }
+
+  #center(time) {
+    const [from, to] = this.#view();
+    this.#show([time - (to - from) / 2, time + (to - from) / 2]);
   }
 
   #pan(part) {
@@ -139,6 +164,11 @@ class Timeline {
   }
 
   #reset() {
+    if (this.range) { // between the part and all of it
+      if (!this.zoomed) this.whole = !this.whole;
+      this.zoomed = null;
+      return this.#later();
+    }
     this.#glide(this.#all());
   }
 
@@ -155,7 +185,7 @@ class Timeline {
 
   // Open bars grow by themselves, until a kernel must be supposed dead.
   #grows() {
-    return this.store.frame.live && !still() && performance.now() - this.merged < PATIENCE;
+    return this.#runs() && !still() && performance.now() - this.merged < PATIENCE;
   }
 
   #draw() {
@@ -164,7 +194,7 @@ class Timeline {
     this.#relook();
     const { context, canvas } = this;
     const view = this.#view();
-    const end = this.store.frame.live ? this.#now() : Math.max(view[1], this.#all()[1]);
+    const end = this.#runs() ? this.#now() : Math.max(view[1], this.#all()[1]);
     context.font = `600 13px ${this.look.font}`;
     const measure = ({ name, detail }) =>
       Math.max(context.measureText(name).width, 0.9 * context.measureText(detail).width);
@@ -174,48 +204,17 @@ class Timeline {
     if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
     canvas.style.height = `${this.layout.height}px`;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    new Painter(context, this.layout, this.look, this.chosen ?? this.hovered).draw();
-    if (this.pointer) this.#cursor();
-    if (this.zoomed) this.#whereabouts();
-    if (!this.store.bars.size) this.#nothing();
-  }
-
-  #cursor() {
-    const { context: c, layout: at, look } = this;
-    const x = clamp(this.pointer[0], at.left, at.right);
-    const text = humanSeconds(at.time(x) - (this.store.frame.start ?? 0));
-    c.font = `600 12px ${look.font}`;
-    const width = c.measureText(text).width + 12;
-    const left = clamp(x - width / 2, 0, at.width - width);
-    c.fillStyle = look.hairline;
-    c.fillRect(Math.round(x), 0, 1, at.bottom);
-    c.fillStyle = look.bg; // no half-covered number beside it
-    c.fillRect(left - 24, at.bottom + 4, width + 48, 21);
-    Object.assign(c, { fillStyle: look.fg, textAlign: "left", textBaseline: "middle" });
-    c.beginPath();
-    c.roundRect(left, at.bottom + 5, width, 19, 4);
-    c.fill();
-    c.fillStyle = look.bg;
-    c.fillText(text, left + 6, at.bottom + 15);
-  }
-
-  // A thin line under the axis: which part of the whole is shown.
-  #whereabouts() {
-    const { context: c, layout: at, look } = this;
-    const [first, last] = this.#all();
-    const x = (time) => at.left + ((time - first) / (last - first)) * (at.right - at.left);
-    const [from, to] = this.zoomed.map(x);
-    c.fillStyle = look.grid;
-    c.fillRect(at.left, at.height - 4, at.right - at.left, 3);
-    c.fillStyle = look.hairline;
-    c.fillRect(from, at.height - 4, Math.max(6, to - from), 3);
-  }
-
-  #nothing() {
-    const { context: c, layout: at, look } = this;
-    const text = this.store.frame.live ? "Waiting for the first message …" : "Nothing was recorded.";
-    Object.assign(c, { font: `14px ${look.font}`, fillStyle: look.muted, textAlign: "center" });
-    c.fillText(text, (at.left + at.right) / 2, at.bottom / 2);
+    this.painter = new Painter(context, this.layout, this.look, this.chosen ?? this.hovered, this.lenses);
+    this.painter.draw();
+    if (this.veil !== null) veil(this);
+    if (this.pointer) cursor(this);
+    const long = this.store.count >= LONG;
+    if (long && !this.map.canvas.isConnected) this.stage.after(this.map.canvas);
+    if (long) this.map.draw(this.painter.sketch(), this.#all(), view);
+    else if (this.zoomed || this.#followed()) whereabouts(this, view, this.#all());
+    this.gestures.follow(this.layout, view, this.#all());
+    if (!this.store.count) emptiness(this);
+    this.root.dataset.drawn = this.store.frame.end ?? "";
   }
 
   // -- the reader ------------------------------------------------------------------------
@@ -225,13 +224,18 @@ class Timeline {
       target.addEventListener(type, act, { signal: this.stop.signal, ...options });
     };
     this.stop = new AbortController();
+    this.gestures = new Gestures(this.canvas, (e) => this.#takes(e), (view) => {
+      this.#tell(null);
+      this.#show(view);
+    });
     on(this.canvas, "pointermove", (e) => this.#moved(e));
     on(this.canvas, "pointerdown", (e) => this.#pressed(e));
     on(this.canvas, "pointerup", (e) => this.#released(e));
     on(this.canvas, "pointerleave", () => this.#left());
     on(this.canvas, "dblclick", () => this.#reset());
-    on(this.canvas, "wheel", (e) => this.#wheeled(e), { passive: false });
+    on(this.canvas, "wheel", (e) => this.#along(e), { passive: false });
     on(this.canvas, "keydown", (e) => this.#typed(e));
+    on(this.lenses.root, "keydown", (e) => this.#sought(e));
     on(this.canvas, "blur", () => this.#choose(null));
     on(window, "wheel", (e) => { if (e.target !== this.canvas) this.armed = false; }, { passive: true });
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])
@@ -252,6 +256,7 @@ class Timeline {
     }
     if (!any || !this.look) return;
     this.#words();
+    this.lenses.refresh();
     this.#later();
   }
 
@@ -264,33 +269,29 @@ class Timeline {
     this.armed ||= e.movementX !== 0 || e.movementY !== 0;
     this.pointer = this.#at(e);
     if (this.drag) return this.#dragged(e);
-    const hit = this.layout?.hit(...this.pointer) ?? null;
+    const hit = this.layout?.hit(...this.pointer, this.painter.arrows) ?? null;
     this.canvas.style.cursor = hit ? "pointer" : "grab";
-    if (hit !== this.hovered) this.hovered = hit;
+    this.hovered = hit;
     if (!this.chosen) this.#tell(hit, e.clientX, e.clientY);
     this.#later();
   }
 
   #pressed(e) {
     if (e.button !== 0) return;
-    this.canvas.setPointerCapture(e.pointerId);
-    this.drag = { x: e.clientX, view: this.#view(), far: false };
+    this.drag = { x: e.clientX, far: false };
   }
 
   #dragged(e) {
-    const { x, view } = this.drag;
-    this.drag.far ||= Math.abs(e.clientX - x) > 4;
+    this.drag.far ||= Math.abs(e.clientX - this.drag.x) > 4;
     if (!this.drag.far) return;
     this.canvas.style.cursor = "grabbing";
     this.#tell(null);
-    const shift = ((e.clientX - x) / (this.layout.right - this.layout.left)) * (view[1] - view[0]);
-    this.#show([view[0] - shift, view[1] - shift]);
   }
 
   #released(e) {
     const click = this.drag && !this.drag.far;
     this.drag = null;
-    if (click) this.#choose(this.layout.hit(...this.#at(e)), e.clientX, e.clientY);
+    if (click) this.#choose(this.layout.hit(...this.#at(e), this.painter.arrows), e.clientX, e.clientY);
   }
 
   #left() {
@@ -300,19 +301,18 @@ class Timeline {
   }
 
   // A wheel that merely scrolls the page past the picture does not zoom it.
-  #wheeled(e) {
+  #takes(e) {
+    if (e.type !== "wheel") return !e.button;
     const out = e.deltaY > 0 && !this.zoomed;
-    if (!(this.armed || e.ctrlKey || e.metaKey) || (out && !e.ctrlKey)) return;
+    return (this.armed || e.ctrlKey || e.metaKey) && (!out || e.ctrlKey) && !sideways(e);
+  }
+
+  #along(e) {
+    if (!(this.armed || e.ctrlKey) || !sideways(e)) return;
     e.preventDefault();
-    this.#tell(null);
     const [from, to] = this.#view();
-    const along = e.shiftKey ? e.deltaY : e.deltaX;
-    if (Math.abs(along) > Math.abs(e.shiftKey ? 0 : e.deltaY)) {
-      const shift = (along / (this.layout.right - this.layout.left)) * (to - from);
-      return this.#show([from + shift, to + shift]);
-    }
-    const factor = Math.exp(clamp(e.deltaY * (e.deltaMode ? 20 : 1), -120, 120) * 0.0025);
-    this.#zoom(factor, this.layout.time(this.#at(e)[0]), false);
+    const shift = ((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (this.layout.right - this.layout.left)) * (to - from);
+    this.#show([from + shift, to + shift]);
   }
 
   #typed(e) {
@@ -322,31 +322,57 @@ class Timeline {
       0: () => this.#reset(), Home: () => this.#reset(), Escape: () => this.#choose(null),
       ArrowDown: () => this.#step(1), ArrowUp: () => this.#step(-1),
     }[e.key];
-    if (!act || e.ctrlKey || e.metaKey || e.altKey) return;
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    if (!act && !this.lenses.key(e.key)) return;
     e.preventDefault();
     e.stopPropagation(); // JupyterLab must not take the arrows for itself
-    act();
+    act?.();
+  }
+
+  // In the search field: Enter goes from match to match, Escape back to the picture.
+  #sought(e) {
+    e.stopPropagation();
+    if (e.key === "Escape") {
+      if (this.lenses.active) this.lenses.toggle(this.lenses.active);
+      this.canvas.focus({ preventScroll: true });
+    } else if (e.key === "Enter" && e.target === this.lenses.input) this.#step(e.shiftKey ? -1 : 1);
   }
 
   // From operation to operation, in the order of their starts.
   #step(by) {
-    const bars = [...this.store.bars.values()].sort((a, b) => a.start - b.start);
-    if (!bars.length) return;
-    const at = bars.findIndex((bar) => bar.id === this.chosen?.id);
-    const bar = bars[clamp(at < 0 ? (by > 0 ? 0 : bars.length - 1) : at + by, 0, bars.length - 1)];
+    const order = this.#order();
+    if (!order.length) return;
+    const at = this.chosen?.i === undefined ? (by > 0 ? -1 : order.length) : order.indexOf(this.chosen.i);
+    let next = clamp(at + by, 0, order.length - 1);
+    const { light } = this.lenses; // only what is bright, except around the chosen one
+    if (light && this.lenses.active !== "cone") {
+      while (order[next] !== undefined && !light.bars.has(order[next])) next += by;
+      if (order[next] === undefined) return;
+    }
+    const bar = this.store.bar(order[next]);
     const [from, to] = this.#view();
     const half = (to - from) / 2;
     if (bar.start < from || bar.start > to) this.#show([bar.start - half, bar.start + half]);
     this.#draw();
-    const [x, y, , height] = this.layout.box(bar);
+    const [x, y, , height] = this.layout.box(bar.i);
     const box = this.canvas.getBoundingClientRect();
     this.#choose(bar, box.left + Math.max(x, this.layout.left) + 8, box.top + y + height);
+  }
+
+  #order() {
+    const { store } = this;
+    if (this.ordered?.version === store.version) return this.ordered.order;
+    const order = Int32Array.from({ length: store.count }, (_, i) => i);
+    order.sort((i, j) => store.start[i] - store.start[j] || i - j);
+    this.ordered = { version: store.version, order };
+    return order;
   }
 
   #choose(item, x, y) {
     this.chosen = item;
     this.spoken.textContent = item ? sentence(item, this.store) : "";
     this.#tell(item, x, y);
+    if (this.lenses.active === "cone" && item) this.lenses.refresh();
     this.#later();
   }
 
@@ -371,9 +397,4 @@ class Timeline {
   }
 }
 
-function render({ model, el }) {
-  const timeline = new Timeline(model, el);
-  return () => timeline.dispose();
-}
-
-export default { render };
+const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);

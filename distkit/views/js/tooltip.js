@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { humanBytes, humanSeconds, plural, short } from "./numbers.js";
-import { isOpen } from "./store.js";
+import { isOpen, isPaused } from "./store.js";
 
 const NUMBERS = 8; // tensors up to this size are written out
 
@@ -13,7 +13,7 @@ export function sentence(item, store) {
 
 export function card(item, store, color) {
   const [name, state, alarm] = title(item, store);
-  const [before, after] = (item.src === undefined ? item : store.bars.get(item.send))?.values ?? [];
+  const [before, after] = (item.src === undefined ? item : item.send)?.values ?? [];
   return [
     h("div", { class: "dk-tip-head" },
       h("span", { class: "dk-dot", style: `background:${color}` }), h("strong", {}, name),
@@ -28,11 +28,15 @@ function title(item, store) {
   if (item.src !== undefined) {
     const what = item.op === "send" ? "message" : `${item.op} message`;
     if (item.received !== null && item.sent !== null) return [what, "delivered", false];
-    const state = item.sent === null ? "never sent" : "not received";
-    return [what, store.frame.live ? "on its way" : state, !store.frame.live];
+    const { live } = store.frame;
+    if (item.sent === null) return [what, live ? "not sent yet" : "never sent", !live];
+    return [what, live ? "on its way" : "not received", !live];
   }
   const name = item.kind === "mark" ? item.label || "computation" : item.op;
+  if (isPaused(item)) return [name, "paused before it", false];
+  if (item.op === "touch") return [name, "too early", true];
   if (!isOpen(item)) return [name, item.end === null ? "open" : item.state, item.state === "failed"];
+  if (item.state === "blocked" && store.frame.live) return [name, "blocked", false];
   return [name, store.frame.live ? "running" : `still in ${item.op}`, !store.frame.live];
 }
 
@@ -43,7 +47,7 @@ function facts(item, store) {
 
 function ofBar(bar, store) {
   const since = bar.start - store.frame.start;
-  const others = store.members(bar.tie).filter((other) => other.id !== bar.id);
+  const others = store.members(bar.tie).filter((i) => i !== bar.i).map((i) => store.bar(i));
   return [
     ["on", store.name(bar.rank)],
     [peerWord(bar), bar.peer === undefined ? null : store.name(bar.peer)],
@@ -57,7 +61,7 @@ function ofBar(bar, store) {
 }
 
 function ofArrow(arrow, store) {
-  const bar = store.bars.get(arrow.send) ?? store.bars.get(arrow.recv);
+  const bar = arrow.send ?? arrow.recv;
   const at = (time) => (time === null ? null : humanSeconds(time - store.frame.start));
   const whole = arrow.sent !== null && arrow.received !== null;
   return [
@@ -95,7 +99,7 @@ function names(ranks, store) {
   return ranks.length > 8 ? `${shown} and ${ranks.length - 8} more` : shown;
 }
 
-function tensor(bar) {
+export function tensor(bar) {
   return bar?.dtype ? `${bar.dtype} [${(bar.shape ?? []).join(", ")}]` : null;
 }
 
@@ -109,10 +113,14 @@ function values(before, after) {
 }
 
 function one(when, summary, most) {
-  const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
-  return [h("span", {}, when), h("div", {},
-    h("div", { class: "dk-strip", "aria-hidden": "true" }, cells),
+  return [h("span", {}, when), h("div", {}, strip(summary, most),
     h("div", { class: "dk-numbers" }, inNumbers(summary)), alarms(summary.values))];
+}
+
+// Values as colours; "most" is the one that is painted in full.
+export function strip(summary, most) {
+  const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
+  return h("div", { class: "dk-strip", "aria-hidden": "true" }, cells);
 }
 
 function inNumbers(s) {
@@ -122,14 +130,14 @@ function inNumbers(s) {
 }
 
 const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
-const figure = (v) => WORDS[v] ?? short(v).replace("-", "−");
+export const figure = (v) => WORDS[v] ?? (Math.abs(v) < 1e6 ? short(v) : v.toExponential(1)).replaceAll("-", "−");
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
 // Zero is paper, positive orange, negative blue.
 function heat(v, most) {
   if (!Number.isFinite(v)) return "";
   const hue = v < 0 ? "0,114,178" : "224,130,0";
-  return `background:rgba(${hue},${(Math.abs(v) / most).toFixed(3)})`;
+  return `background:rgba(${hue},${Math.min(1, Math.abs(v) / most).toFixed(3)})`;
 }
 
 function alarms(list) {

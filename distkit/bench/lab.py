@@ -1,0 +1,135 @@
+"""A real JupyterLab and a real browser: for measurements, and for the tests of what is seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from distkit.errors import DistkitError
+
+#: Where JupyterLab keeps what it knows about its user; all of it below one folder here.
+_FOLDERS = {
+    "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython",
+    "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+}  # fmt: skip
+
+#: In the page: whether the notebook in front is open and its kernel has nothing to do.
+IDLE = """() => {
+    const panel = window.jupyterapp?.shell.currentWidget;
+    return panel?.context?.isReady && panel.sessionContext?.session?.kernel?.status === 'idle';
+}"""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab that serves the folder ``root``."""
+
+    url: str
+    token: str
+    root: Path
+
+    def address(self, notebook: str) -> str:
+        """Where a notebook opens, alone."""
+        return f"{self.url}/lab/tree/{notebook}?reset&token={self.token}"
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
+                return True
+        except URLError:
+            return False
+
+
+def surroundings(home: Path) -> dict[str, str]:
+    """The environment of a JupyterLab that reads and writes nothing of the user's."""
+    file = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # answers the question about news in advance: it would lie over the notebook
+    file.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    return {name: str(home / folder) for name, folder in _FOLDERS.items()}
+
+
+@contextmanager
+def serve(root: Path, home: Path, environ: dict[str, str]) -> Iterator[Lab]:
+    """Run JupyterLab on a free port of the loopback interface.
+
+    Args:
+        root: the folder with the notebooks.
+        home: a folder for the log.
+        environ: the server's whole environment, with :func:`surroundings`.
+
+    Raises:
+        DistkitError: it ended, or did not answer within a minute; the message has its log.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    running = Lab(f"http://127.0.0.1:{port}", uuid.uuid4().hex, root)
+    log = home / "lab.log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(_command(running, port), stdout=out, stderr=out, env=environ)
+    try:
+        end = time.monotonic() + 60
+        while not running.ready():
+            if server.poll() is not None or time.monotonic() > end:
+                raise DistkitError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.1)
+        yield running
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _command(lab: Lab, port: int) -> list[str]:
+    return [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+        f"--ServerApp.root_dir={lab.root}", "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={lab.token}", "--LabApp.expose_app_in_browser=True",
+        "--LabApp.extension_manager=readonly", "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+    ]  # fmt: skip
+
+
+def missing() -> str:
+    """Why there is no browser to look with, in words; "" if there is one."""
+    driver = [sys.executable, "-m", "playwright", "--version"]
+    if shutil.which("chromium") and not subprocess.run(driver, capture_output=True).returncode:
+        return ""
+    return (
+        "no browser to look with. On Debian: apt-get install chromium libatomic1, "
+        "and pip install playwright"
+    )
+
+
+@contextmanager
+def browse() -> Iterator[Any]:
+    """Debian's chromium, without a window, driven by Playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--disable-gpu"]
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def command(page: Any, name: str, **args: str) -> Any:
+    """Execute one of JupyterLab's commands, as its menus do."""
+    return page.evaluate("([name, args]) => jupyterapp.commands.execute(name, args)", [name, args])

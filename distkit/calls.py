@@ -1,0 +1,114 @@
+"""How a call reads in a sentence, and which calls of a collective fit together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+from distkit.events import COLLECTIVES, P2P, Event, Op, Span
+
+
+class Called(Protocol):
+    """Whatever tells what was called: an event, a span, a rank's standing."""
+
+    @property
+    def op(self) -> Op | None: ...  # noqa: D102
+    @property
+    def peer(self) -> int | None: ...  # noqa: D102
+    @property
+    def tag(self) -> int | None: ...  # noqa: D102
+    @property
+    def label(self) -> str: ...  # noqa: D102
+
+
+_SOURCED = {Op.RECV, Op.BROADCAST, Op.SCATTER}
+
+
+def call(it: Called) -> str:
+    """An operation as it was called.
+
+    >>> from distkit.events import State
+    >>> call(Event(2, 0, Op.RECV, State.STARTED, 0.0, peer=0, tag=7))
+    'recv(src=0, tag=7)'
+    """
+    if it.op is None:
+        return ""
+    name = it.label if "_object" in it.label else it.op
+    given = [it.label] if _reduction(it) else []
+    if it.op is Op.NEW_GROUP and it.label:
+        given.append("" if it.label == "all" else f"[{it.label.replace(',', ', ')}]")
+    if it.peer is not None and it.op in P2P | COLLECTIVES:
+        given.append(f"{'src' if it.op in _SOURCED else 'dst'}={it.peer}")
+    elif it.op is Op.RECV:
+        given.append("src=any")
+    if it.tag and it.op in P2P:
+        given.append(f"tag={it.tag}")
+    return f"{name}({', '.join(given)})"
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Ranks in words, in their order; very many are abbreviated.
+
+    >>> named([3]), named([2, 0, 3]), named(range(100))
+    ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
+    """
+    *some, last = sorted(ranks)
+    if not some:
+        return f"rank {last}"
+    if len(some) > 7:
+        return f"ranks {', '.join(map(str, some[:3]))} … {last} ({len(some) + 1} in all)"
+    return f"ranks {', '.join(map(str, some))} and {last}"
+
+
+def at(where: str) -> str:
+    """A place in a sentence: " at train.py:31", or nothing when it is not known."""
+    return f" at {where}" if where else ""
+
+
+# -- what fits together -------------------------------------------------------------
+
+_UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}  # each rank may send as much as it likes
+_REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER}
+
+
+_NOTES = {"gradients", "not a member"}  # labels of the recorder's own
+
+
+def _reduction(it: Called) -> str:
+    noted = it.label in _NOTES or "_object" in it.label
+    return it.label if it.op in _REDUCING and not noted else ""
+
+
+def _of_objects(it: Called) -> str:
+    return it.label if "_object" in it.label else ""
+
+
+def share(it: Event | Span) -> int:
+    """What has to be equal on all ranks: bytes, of a scatter each rank's share."""
+    return math.prod(it.shape) if it.op is Op.SCATTER else it.nbytes
+
+
+def difference(one: Event | Span, other: Event | Span) -> str:
+    """In what two ranks' calls of one collective contradict each other; "" if in nothing.
+
+    That is "op", "members" (of a new group), "root", "reduction", "dtype" or "size".
+    """
+    if one.op is not other.op or _of_objects(one) != _of_objects(other):
+        return "op"
+    if one.op is Op.NEW_GROUP:
+        return "members" if one.label != other.label else ""
+    if one.peer != other.peer:
+        return "root"
+    if _reduction(one) != _reduction(other):
+        return "reduction"
+    if one.op in _UNEQUAL or not (one.dtype and other.dtype):
+        return ""
+    if one.dtype != other.dtype:
+        return "dtype"
+    return "size" if share(one) != share(other) else ""
+
+
+def never_meet(one: Event, other: Event) -> bool:
+    """Whether they wait in vain for each other; another reduction is only silently wrong."""
+    return difference(one, other) not in ("", "reduction")

@@ -1,0 +1,314 @@
+"""The ways in which distributed programs hang, crash or go wrong silently, each in a few lines.
+
+Run one and read why: ``cluster.run(dk.hangs.recv_cycle)``, or ``distkit hang recv_cycle`` in a
+shell. ``ALL`` has them by name, with what :meth:`distkit.Trace.diagnose` must find in each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from distkit.trace.findings import Kind
+
+# -- messages -----------------------------------------------------------------------
+
+
+def recv_cycle() -> None:
+    """Two ranks want to hear from each other before they speak."""
+    me, z = dist.get_rank(), torch.zeros(3)
+    other = 1 - me
+    dist.recv(z, src=other)
+    dist.send(torch.ones(3), dst=other)
+
+
+def ring_of_recvs() -> None:
+    """Everybody waits for the left neighbour before sending to the right."""
+    me, n, z = dist.get_rank(), dist.get_world_size(), torch.zeros(3)
+    dist.recv(z, src=(me - 1) % n)
+    dist.send(z + 1, dst=(me + 1) % n)
+
+
+def ring_of_sends() -> None:
+    """Everybody sends to the right first: a send waits for its receiver."""
+    me, n, z = dist.get_rank(), dist.get_world_size(), torch.zeros(3)
+    dist.send(z + 1, dst=(me + 1) % n)
+    dist.recv(z, src=(me - 1) % n)
+
+
+def no_receiver() -> None:
+    """Rank 0 sends two messages, rank 1 receives one."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1)
+        dist.send(x, dst=1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0)
+
+
+def no_sender() -> None:
+    """Rank 1 receives two messages, rank 0 sends one."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0)
+        dist.recv(x, src=0)
+
+
+def wrong_tag() -> None:
+    """The message has tag 1, and the receiver waits for tag 2."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1, tag=1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0, tag=2)
+
+
+def wrong_source() -> None:
+    """Rank 1 sends to rank 2, which waits for rank 0."""
+    x = torch.ones(3)
+    if dist.get_rank() == 1:
+        dist.send(x, dst=2)
+    elif dist.get_rank() == 2:
+        dist.recv(x, src=0)
+
+
+def wrong_dtype() -> None:
+    """Floats are received into integers: nothing hangs, the numbers are nonsense."""
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(3), dst=1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.zeros(3, dtype=torch.int32), src=0)
+
+
+def wrong_shape() -> None:
+    """The receiver's tensor is too small: the backend ends the process."""
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(100), dst=1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.zeros(2), src=0)
+
+
+def early_read() -> None:
+    """The buffer of an irecv is used before wait(): it may hold anything."""
+    x = torch.zeros(3)
+    if dist.get_rank() == 0:
+        dist.send(x + 1, dst=1)
+    elif dist.get_rank() == 1:
+        work = dist.irecv(x, src=0)
+        x.sum()
+        work.wait()  # type: ignore[union-attr]
+
+
+def never_waited() -> None:
+    """Rank 0 does not wait for its isend: it might change x before it has left."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.isend(x, dst=1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0)
+    dist.barrier()
+
+
+# -- collectives --------------------------------------------------------------------
+
+
+def different_collective() -> None:
+    """Rank 0 broadcasts while the others reduce."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.broadcast(x, src=0)
+    else:
+        dist.all_reduce(x)
+
+
+def another_order() -> None:
+    """Rank 0 takes two steps in another order: nothing hangs, the sums are wrong."""
+    weights, biases = torch.ones(3), torch.full((3,), 10.0)
+
+    def reduce_weights() -> None:
+        dist.all_reduce(weights)
+
+    def reduce_biases() -> None:
+        dist.all_reduce(biases)
+
+    steps = [reduce_weights, reduce_biases]
+    for step in reversed(steps) if dist.get_rank() == 0 else steps:
+        step()
+
+
+def swapped_lines() -> None:
+    """Rank 0 reduces b before a, on lines of its own."""
+    a, b = torch.ones(3), torch.ones(5)
+    first, second = (b, a) if dist.get_rank() == 0 else (a, b)
+    dist.all_reduce(first)
+    dist.all_reduce(second)
+
+
+def different_reduction() -> None:
+    """Rank 0 asks for the maximum, the others for the sum: nothing hangs, the numbers are wrong."""
+    op = dist.ReduceOp.MAX if dist.get_rank() == 0 else dist.ReduceOp.SUM
+    dist.all_reduce(torch.ones(3), op=op)
+
+
+def different_root() -> None:
+    """Every rank takes itself for the root."""
+    dist.broadcast(torch.ones(3), src=dist.get_rank())
+
+
+def different_shape() -> None:
+    """Each rank reduces a tensor of another size."""
+    dist.all_reduce(torch.ones(3 + dist.get_rank()))
+
+
+def skipped() -> None:
+    """Rank 0 does not take part."""
+    x = torch.ones(3)
+    if dist.get_rank() != 0:
+        dist.all_reduce(x)
+
+
+def uneven() -> None:
+    """Rank 2 has one batch more than the others."""
+    batches = 4 if dist.get_rank() == 2 else 3
+    for _ in range(batches):
+        dist.all_reduce(torch.ones(3))
+
+
+def missing_barrier() -> None:
+    """Rank 2 forgets the barrier."""
+    if dist.get_rank() != 2:
+        dist.barrier()
+
+
+# -- groups -------------------------------------------------------------------------
+
+
+def wrong_group() -> None:
+    """Rank 0 reduces over the pair, rank 1 over all."""
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(3), group=pair)
+    else:
+        dist.all_reduce(torch.ones(3))
+
+
+def not_a_member() -> None:
+    """Rank 2 reduces over a group that it does not belong to: it only gets a warning."""
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(3), group=pair)
+
+
+def new_group_skipped() -> None:
+    """Rank 1 does not take part in making the group."""
+    if dist.get_rank() != 1:
+        dist.new_group([0, 1])
+
+
+# -- training, and ranks that end ---------------------------------------------------
+
+
+class _TwoHeads(torch.nn.Module):
+    """Has a second head that is not always used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        y: torch.Tensor = self.first(x)
+        return y + self.second(x) if both else y
+
+
+def unused_parameter() -> None:
+    """On rank 1 the second head gets no gradient, so its bucket is never sent."""
+    net = DistributedDataParallel(_TwoHeads())
+    net(torch.ones(1, 4), both=dist.get_rank() != 1).sum().backward()
+
+
+def raised() -> None:
+    """Rank 1 raises an exception while the others wait for it."""
+    if dist.get_rank() == 1:
+        raise ValueError("no data for this rank")
+    dist.all_reduce(torch.ones(3))
+
+
+def killed() -> None:
+    """The process of rank 1 is killed while the others wait for it."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3))
+
+
+def straggler() -> None:
+    """Rank 2 is slow: the others wait, and nothing is wrong."""
+    if dist.get_rank() == 2:
+        time.sleep(1)
+    dist.all_reduce(torch.ones(3))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program of the catalogue, and what there is to find.
+
+    ``how`` it ends: it "hangs", it "fails" with an error of its own, or it "finishes".
+    """
+
+    program: Callable[[], None]
+    kind: Kind
+    culprits: tuple[int, ...]
+    how: str = "hangs"
+    ranks: int = 3
+
+    @property
+    def title(self) -> str:
+        """What goes wrong, in a sentence."""
+        return (self.program.__doc__ or "").strip()
+
+    @property
+    def source(self) -> str:
+        """The program's text."""
+        return inspect.getsource(self.program)
+
+
+_CASES = [
+    Case(recv_cycle, Kind.RECV_CYCLE, (0, 1), ranks=2),
+    Case(ring_of_recvs, Kind.CYCLE, (0, 1, 2)),
+    Case(ring_of_sends, Kind.CYCLE, (0, 1, 2)),
+    Case(no_receiver, Kind.NO_RECEIVER, (1,)),
+    Case(no_sender, Kind.NO_SENDER, (0,)),
+    Case(wrong_tag, Kind.WRONG_TAG, (0, 1)),
+    Case(wrong_source, Kind.WRONG_SOURCE, (2,)),
+    Case(wrong_dtype, Kind.WRONG_TENSOR, (0, 1), "finishes"),
+    Case(wrong_shape, Kind.WRONG_TENSOR, (0, 1), "fails"),
+    Case(early_read, Kind.BUFFER_IN_USE, (1,), "finishes"),
+    Case(never_waited, Kind.NOT_WAITED, (0,), "finishes"),
+    Case(different_collective, Kind.DIFFERENT_COLLECTIVE, (0,)),
+    Case(another_order, Kind.ANOTHER_ORDER, (0,), "finishes"),
+    Case(swapped_lines, Kind.DIFFERENT_TENSOR, (0,)),
+    Case(different_reduction, Kind.DIFFERENT_REDUCTION, (0,), "finishes"),
+    Case(different_root, Kind.DIFFERENT_ROOT, (0, 1, 2)),
+    Case(different_shape, Kind.DIFFERENT_TENSOR, (0, 1, 2)),
+    Case(skipped, Kind.SKIPPED, (0,)),
+    Case(uneven, Kind.UNEVEN, (2,)),
+    Case(missing_barrier, Kind.MISSING_BARRIER, (2,)),
+    Case(wrong_group, Kind.WRONG_GROUP, (0,)),
+    Case(not_a_member, Kind.WRONG_GROUP, (2,), "finishes"),
+    Case(new_group_skipped, Kind.NEW_GROUP, (1,)),
+    Case(unused_parameter, Kind.UNUSED_PARAMETER, (1,)),
+    Case(raised, Kind.RAISED, (1,), "fails"),
+    Case(killed, Kind.DIED, (1,), "fails"),
+    Case(straggler, Kind.STRAGGLER, (2,), "finishes"),
+]
+
+#: The catalogue, by name.
+ALL = {case.program.__name__: case for case in _CASES}

@@ -1,0 +1,313 @@
+"""Where each rank is: running, paused, blocked (and why), finished or failed. Pure.
+
+:class:`Board` is fed with events while they arrive and keeps just enough of them to tell which
+blocked rank waits for which: the wait-for graph of the run. Its rules are those of
+:attr:`distkit.events.Trace.matches`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distkit.calls import at, call, named, never_meet
+from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, WORLD, Event, Op, State, _Word
+
+
+class Doing(_Word):
+    """What a rank is doing."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # before an operation, until it is let go
+    BLOCKED = "blocked"  # in an operation, until other ranks do their part
+    FINISHED = "finished"
+    FAILED = "failed"
+    RELEASED = "released"  # let go because others failed, or it was interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one rank is; the facts are those of the operation it is paused before or blocked in.
+
+    ``waits_for`` are the ranks that have not started their part of it, ``reason`` says why
+    in words.
+    """
+
+    rank: int
+    doing: Doing
+    op: Op | None = None
+    seq: int | None = None
+    peer: int | None = None
+    group: str = WORLD
+    tag: int | None = None
+    where: str = ""
+    label: str = ""
+    nbytes: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    waits_for: tuple[int, ...] = ()
+    reason: str = ""
+
+    def call(self) -> str:
+        """The operation as it was called, such as ``recv(src=0, tag=7)``; "" if there is none."""
+        return call(self)
+
+    def __str__(self) -> str:
+        between = " before " if self.doing is Doing.PAUSED else " in "
+        place = f"{between}{call(self)}{at(self.where)}" if self.op is not None else ""
+        return f"rank {self.rank}: {self.doing}{place}" + (f": {self.reason}" * bool(self.reason))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The point-to-point calls that one sender and one receiver have started, by number."""
+
+    sends: list[int] = field(default_factory=list)
+    recvs: list[int] = field(default_factory=list)
+    sent: int = 0  # sends that are complete
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What reaches one rank with one tag, by sender; ``anyone``: open receives from any source."""
+
+    streams: dict[int, _Stream] = field(default_factory=lambda: defaultdict(_Stream))
+    anyone: list[int] = field(default_factory=list)
+
+    def left(self, before: int) -> int:
+        """Messages that receives numbered below ``before`` have not asked for by name."""
+        return sum(max(0, len(s.sends) - bisect_left(s.recvs, before))
+                   for s in self.streams.values())  # fmt: skip
+
+    def open(self) -> int:
+        """Receives from any source that may still take a message: no completed send did."""
+        taken = sum(max(0, s.sent - len(s.recvs)) for s in self.streams.values())
+        return len(self.anyone) - taken
+
+
+class Board:
+    """Where the ranks of a run are, kept up to date event by event.
+
+    Args:
+        world_size: number of ranks.
+        groups: the global ranks of each group, as far as they are known.
+
+    >>> board = Board(2)
+    >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
+    >>> board.feed(Event(**start, state=s, time=0.0) for s in (State.STARTED, State.BLOCKED))
+    >>> print(board.standing(1))
+    rank 1: blocked in recv(src=0) at In[5]:4: rank 0 has not sent
+    """
+
+    def __init__(
+        self, world_size: int, groups: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        self._groups: dict[str, tuple[int, ...]] = {WORLD: tuple(range(world_size))}
+        for name, members in (groups or {}).items():
+            self.group(name, members)
+        self._size = world_size
+        self._ends: dict[int, tuple[Doing, str]] = {}
+        self._last: dict[int, Event] = {}  # what a rank was in when that failed
+        self._open: set[tuple[int, int]] = set()
+        self._at: dict[int, Event] = {}  # what a rank is paused before or blocked in
+        self._inboxes: dict[tuple[str, int, int | None], _Inbox] = defaultdict(_Inbox)
+        self._calls: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+
+    def group(self, name: str, members: Sequence[int]) -> None:
+        """Make known who belongs to a group."""
+        self._groups[name] = tuple(members)
+
+    def end(self, rank: int, how: str, why: str = "") -> None:
+        """A rank has ended the function: it "returned", was "released", or failed; and why."""
+        doing = {"returned": Doing.FINISHED, "released": Doing.RELEASED}.get(how, Doing.FAILED)
+        self._ends[rank] = doing, why
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take note of events: each rank's in their order, the ranks in any order."""
+        for e in events:
+            if e.op not in COMPUTATION:
+                self._move(e)
+                if e.match is None and e.state not in (State.SCHEDULED, State.BLOCKED):
+                    self._start(e)
+
+    def _move(self, e: Event) -> None:
+        """Note where the rank stands."""
+        key = e.rank, e.seq
+        if e.state is State.SCHEDULED:
+            self._at[e.rank] = e
+        elif e.state is State.BLOCKED:
+            if key in self._open and e.match is None and e.op not in REQUESTS:
+                self._at[e.rank] = e
+        elif (found := self._at.get(e.rank)) is not None and found.seq == e.seq:
+            del self._at[e.rank]
+            if e.state is State.FAILED:
+                self._last[e.rank] = e
+        if e.state is State.STARTED:
+            self._open.add(key)
+        elif e.state in (State.COMPLETED, State.FAILED):
+            self._open.discard(key)  # a late note that it blocks means nothing any more
+
+    def _start(self, e: Event) -> None:
+        """Note that a rank does its part of an operation."""
+        if e.op in COLLECTIVES:
+            calls = self._calls[e.group][e.rank]
+            nth = _nth(calls, e.seq)
+            if nth == len(calls) or calls[nth].seq != e.seq:
+                calls.insert(nth, e)
+        elif e.op is Op.SEND and e.peer is not None:
+            stream = self._inbox(e).streams[e.rank]
+            _add(stream.sends, e.seq)
+            stream.sent += e.state is State.COMPLETED
+        elif e.op is Op.RECV:
+            inbox = self._inbox(e)
+            if e.peer is None:
+                _add(inbox.anyone, e.seq)
+            else:
+                _remove(inbox.anyone, e.seq)  # now it is known who sent
+                _add(inbox.streams[e.peer].recvs, e.seq)
+
+    def _inbox(self, e: Event) -> _Inbox:
+        receiver = e.peer if e.op is Op.SEND and e.peer is not None else e.rank
+        return self._inboxes[e.group, receiver, e.tag]
+
+    # -- questions --------------------------------------------------------------
+
+    @property
+    def standings(self) -> list[Standing]:
+        """Where every rank is."""
+        return [self.standing(rank) for rank in range(self._size)]
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will move by itself: no rank runs, and the blocked wait for others."""
+        return all(self.standing(rank).doing is not Doing.RUNNING for rank in range(self._size))
+
+    def standing(self, rank: int) -> Standing:
+        """Where a rank is."""
+        e = self._at.get(rank)
+        if rank in self._ends:
+            doing, why = self._ends[rank]
+            last = e or self._last.get(rank)
+            if last is None or doing is Doing.FINISHED:
+                return Standing(rank, doing, reason=why)
+            return _standing(last, doing, reason=why)
+        if e is None:
+            return Standing(rank, Doing.RUNNING)
+        if e.state is State.SCHEDULED:
+            return _standing(e, Doing.PAUSED)
+        waits_for = self._missing(e)
+        if not waits_for:
+            return Standing(rank, Doing.RUNNING)  # its partners have come: it is on its way
+        return _standing(e, Doing.BLOCKED, waits_for, self._reason(e, waits_for))
+
+    def stuck(self) -> list[int]:
+        """The blocked ranks that can never go on: all that they wait for is stuck or has ended."""
+        waits = {r: self._missing(e) for r, e in self._at.items()
+                 if e.state is State.BLOCKED and r not in self._ends}  # fmt: skip
+        held = {rank for rank, missing in waits.items() if missing}
+        while moving := {rank for rank in held if self._may_go_on(rank, waits[rank], held)}:
+            held -= moving
+        return sorted(held)
+
+    def _may_go_on(self, rank: int, missing: tuple[int, ...], held: set[int]) -> bool:
+        e = self._at[rank]
+        lost = [other in held or other in self._ends or self._in_vain(e, other)
+                for other in missing]  # fmt: skip
+        anyone = e.op is Op.RECV and e.peer is None
+        return not (all(lost) if anyone else any(lost))
+
+    def _missing(self, e: Event) -> tuple[int, ...]:
+        """The ranks that have not started their part of an operation."""
+        if e.op in COLLECTIVES:
+            return tuple(self._absent(e))
+        if e.op is Op.RECV and e.peer is None:
+            inbox = self._inbox(e)
+            come = inbox.left(e.seq) > bisect_left(inbox.anyone, e.seq)
+            return () if come else tuple(r for r in self._members(e.group) if r != e.rank)
+        assert e.peer is not None
+        return () if self._has_met(e) else (e.peer,)
+
+    def _has_met(self, e: Event) -> bool:
+        """Whether the other end of a point-to-point call has been started."""
+        inbox = self._inbox(e)
+        if e.op is Op.SEND:
+            stream = inbox.streams[e.rank]
+            return len(stream.recvs) > bisect_left(stream.sends, e.seq) or inbox.open() > 0
+        stream = inbox.streams[e.peer]  # type: ignore[index]
+        return len(stream.sends) > bisect_left(stream.recvs, e.seq)
+
+    def _absent(self, e: Event) -> Iterator[int]:
+        """The members of a group that do not take part in a collective."""
+        nth = _nth(self._calls[e.group][e.rank], e.seq)
+        for other in self._members(e.group):
+            theirs = self._calls[e.group].get(other, [])
+            if other != e.rank and (nth >= len(theirs) or never_meet(e, theirs[nth])):
+                yield other
+
+    def _in_vain(self, e: Event, other: int) -> bool:
+        """Whether another rank called something else where this collective was its turn."""
+        return e.op in COLLECTIVES and self._instead(e, other) is not None
+
+    def _instead(self, e: Event, other: int) -> Event | None:
+        nth = _nth(self._calls[e.group][e.rank], e.seq)
+        theirs = self._calls[e.group].get(other, [])
+        return theirs[nth] if nth < len(theirs) else None
+
+    def _members(self, group: str) -> Sequence[int]:
+        """Who belongs to a group; as long as nobody has said it, those seen in it."""
+        return self._groups.get(group) or sorted(self._calls[group])
+
+    # -- reasons ----------------------------------------------------------------
+
+    def _reason(self, e: Event, waits_for: tuple[int, ...]) -> str:
+        if e.op is Op.RECV and e.peer is None:
+            return "nobody has sent"
+        if len(waits_for) == 1:
+            return f"rank {waits_for[0]} {self._what_keeps(e, waits_for[0])}"
+        missing = "have not received" if e.op is Op.SEND else "have not called it"
+        return f"{named(waits_for)} {missing}"
+
+    def _what_keeps(self, e: Event, other: int) -> str:
+        """Why the only missing rank is missing."""
+        if (instead := self._instead(e, other) if e.op in COLLECTIVES else None) is not None:
+            size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
+            return f"called {call(instead)}{size}{at(instead.where)} instead"
+        if other in self._ends:
+            return f"has {self._ends[other][0]}"
+        its = self._at.get(other)
+        if its is not None and its.state is State.SCHEDULED:
+            return f"is paused before {call(its)}{at(its.where)}"
+        return {Op.RECV: "has not sent", Op.SEND: "has not received"}.get(
+            e.op, "has not called it"
+        )
+
+
+def _standing(
+    e: Event, doing: Doing, waits_for: tuple[int, ...] = (), reason: str = ""
+) -> Standing:
+    return Standing(
+        e.rank, doing, e.op, e.seq, e.peer, e.group, e.tag, e.where, e.label, e.nbytes, e.shape,
+        e.dtype, waits_for, reason,
+    )  # fmt: skip
+
+
+def _nth(calls: list[Event], seq: int) -> int:
+    """The index of an operation among those of its rank."""
+    if calls and calls[-1].seq < seq:
+        return len(calls)  # nearly always
+    return bisect_left(calls, seq, key=lambda e: e.seq)
+
+
+def _add(numbers: list[int], number: int) -> None:
+    """Insert into a sorted list, unless it is there."""
+    i = bisect_left(numbers, number)
+    if i == len(numbers) or numbers[i] != number:
+        numbers.insert(i, number)
+
+
+def _remove(numbers: list[int], number: int) -> None:
+    i = bisect_left(numbers, number)
+    if i < len(numbers) and numbers[i] == number:
+        del numbers[i]

@@ -1,0 +1,119 @@
+"""Trouble on demand: stragglers, slow links, lost and killed ranks, on real ranks, without root.
+
+What it does happens on the ranks, in the tap's hook before a communication goes to the backend.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from distkit.events import Op
+
+_current: list[Trouble] = []
+
+
+class Dropped(BaseException):
+    """Takes a rank out of its function, as if it had returned."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What shall go wrong; see :func:`trouble`."""
+
+    delay: Mapping[int, float] = field(default_factory=dict)
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    drop: Mapping[int, int] = field(default_factory=dict)
+    kill: Mapping[int, int] = field(default_factory=dict)
+
+    def check(self, ranks: int) -> None:
+        """Raise ValueError when it names a rank that is not there."""
+        named = {*self.delay, *self.drop, *self.kill}
+        if unknown := named - set(range(ranks)):
+            raise ValueError(
+                f"dk.trouble names rank {min(unknown, key=str)}, "
+                f"and there are ranks 0 to {ranks - 1}."
+            )
+
+    def on(self, rank: int) -> Callable[[Op, int], None]:
+        """What happens on one rank before each communication of ``nbytes``."""
+        done = 0
+
+        def before(op: Op, nbytes: int) -> None:
+            nonlocal done
+            if done == self.kill.get(rank):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if done == self.drop.get(rank):
+                raise Dropped("dk.trouble dropped it, as asked")
+            done += 1
+            charged = 0.0 if op is Op.RECV else self.latency + nbytes / self.bandwidth
+            pause = self.delay.get(rank, 0.0) + charged
+            if pause:
+                time.sleep(pause)
+
+        return before
+
+
+@contextmanager
+def trouble(
+    *, delay: Mapping[int, float] | None = None, latency: float = 0.0,
+    bandwidth: float | None = None, drop_rank: int | Mapping[int, int] | None = None,
+    kill: Mapping[int, int] | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Make trouble for every run that starts inside the ``with`` block.
+
+    The cost of a link is charged to who sends, and to every member of a collective: the rank is
+    busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
+
+    Args:
+        delay: ``{rank: seconds}`` that the rank wastes before each communication: a straggler.
+        latency: seconds added to each message and each collective.
+        bandwidth: bytes per second of a link, no limit when None.
+        drop_rank: a rank that leaves the function before its first communication without a
+            word, or ``{rank: n}`` for after its n-th.
+        kill: ``{rank: n}``: the rank's process is killed after its n-th communication.
+
+    Raises:
+        ValueError: a number is negative, or not one.
+
+    Example:
+        >>> with trouble(delay={2: 0.2}):
+        ...     pass                                 # cluster.run(train)
+    """
+    drop = {} if drop_rank is None else drop_rank
+    for name, given in (("delay", delay), ("kill", kill)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(f"dk.trouble({name}={given!r}): say for which rank: {{2: {given!r}}}.")
+    made = Trouble(dict(delay or {}), latency, math.inf if bandwidth is None else bandwidth,
+                   dict(drop) if isinstance(drop, Mapping) else {drop: 0},
+                   dict(kill or {}))  # fmt: skip
+    _check(made)
+    _current.append(made)
+    try:
+        yield
+    finally:
+        _current.remove(made)
+
+
+def current() -> Trouble | None:
+    """The trouble that runs which start now shall have."""
+    return _current[-1] if _current else None
+
+
+def _check(made: Trouble) -> None:
+    steps = [*made.drop.values(), *made.kill.values()]
+    if any(not isinstance(n, int) or n < 0 for n in steps):
+        raise ValueError(
+            f"dk.trouble counts communications: {{rank: 3}} is after its third, not {steps}."
+        )
+    seconds = [made.latency, *made.delay.values()]
+    if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in seconds):
+        raise ValueError(f"dk.trouble: seconds must be numbers ≥ 0, not {seconds}.")
+    if not (isinstance(made.bandwidth, (int, float)) and made.bandwidth > 0):
+        raise ValueError(f"dk.trouble: bandwidth is in bytes per second, not {made.bandwidth}.")

@@ -1,0 +1,321 @@
+"""Why stuck ranks are stuck: the rules that look at who waits for whom. Pure.
+
+Each rule takes the operations of the stuck ranks that nothing explains yet, and returns a finding
+and the stuck ranks that it is about, or None.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distkit.calls import at, call, named
+from distkit.events import COLLECTIVES, P2P, Op, Span
+from distkit.trace.evidence import ASKED, Evidence
+from distkit.trace.findings import (
+    Finding,
+    Kind,
+    clauses,
+    lines,
+    listed,
+    ordinal,
+    times,
+    verb,
+)
+from distkit.trace.mismatches import BARRIER, NEW_GROUP, UNEVEN, UNUSED, minority
+
+#: A finding, and the stuck ranks that it is about.
+Told = tuple[Finding, set[int]]
+
+#: The operations of stuck ranks.
+Stuck = Mapping[int, Span]
+
+
+# -- the other end is there, and does not fit ---------------------------------------------
+
+
+def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
+    """Two ends of messages that were meant for each other, and miss each other."""
+    for rule in (_tag_or_group, _source, _groups):
+        for mine in stuck.values():
+            if (found := rule(facts, mine)) is not None:
+                finding, other = found
+                return finding, {r for r in (mine.rank, other, *finding.culprits) if r in stuck}
+    return None
+
+
+def _tag_or_group(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """A message between the same two ranks, with another tag or in another group."""
+    for other in facts.alone if mine.op in P2P else ():
+        if not _would_meet(mine, other) or _elsewhere(facts, mine, other):
+            continue
+        send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
+        if send.group != recv.group:
+            return _wrong_group(facts, send, recv), other.rank
+        if send.tag != recv.tag:
+            return _wrong_tag(send, recv), other.rank
+    return None
+
+
+def _would_meet(one: Span, other: Span) -> bool:
+    """Whether one sends to the other, who receives from it, tags and groups aside."""
+    fits = other.op in P2P and other.op is not one.op and other.peer == one.rank
+    return fits and one.peer in (other.rank, None)
+
+
+def _elsewhere(facts: Evidence, mine: Span, other: Span) -> bool:
+    """Whether the other rank sits in a message of its own with this one: that is the cause."""
+    standing = facts.stuck.get(other.rank)
+    return (
+        standing is not None and standing.op in P2P
+        and standing.peer == mine.rank and standing.seq != other.seq
+    )  # fmt: skip
+
+
+def _wrong_tag(send: Span, recv: Span) -> Finding:
+    return Finding(
+        Kind.WRONG_TAG,
+        f"rank {send.rank} sends to rank {recv.rank} with tag {send.tag or 0}{at(send.where)}, "
+        f"but rank {recv.rank} waits for tag {recv.tag or 0} "
+        f"in {_source_words(recv)}{at(recv.where)}.",
+        "Give the send and its receive the same tag.",
+        tuple(sorted({send.rank, recv.rank})), lines=lines(send, recv),
+    )  # fmt: skip
+
+
+def _source_words(recv: Span) -> str:
+    return f"recv(src={'any' if recv.peer is None else recv.peer})"
+
+
+def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
+    said = clauses(spans, "wait in", {s.rank: facts.call(s) for s in spans})
+    return Finding(
+        Kind.WRONG_GROUP, f"{said}: they use different groups, and do not meet.",
+        "Pass the same group on both sides.",
+        tuple(sorted({s.rank for s in spans})), lines=lines(*spans),
+    )  # fmt: skip
+
+
+def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """A receive from one rank, while the message is from another."""
+    if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
+        return None
+    for send in facts.alone:
+        if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
+            gone = ", which has finished" if facts.returned(mine.peer) else ""
+            return Finding(
+                Kind.WRONG_SOURCE,
+                f"rank {mine.rank} waits in {call(mine)}{at(mine.where)} for rank {mine.peer}"
+                f"{gone}; but it is rank {send.rank} that sends to it, "
+                f"in {call(send)}{at(send.where)}.",
+                f"Receive from rank {send.rank}, or let rank {mine.peer} send.",
+                (mine.rank,), lines=lines(mine, send),
+            ), send.rank  # fmt: skip
+    return None
+
+
+def _in_conversation(facts: Evidence, mine: Span) -> bool:
+    """Whether a chain of messages leads from this receive back to its rank: a circle."""
+    rank, seen = mine.peer, {mine.rank}
+    while rank is not None and rank not in seen:
+        seen.add(rank)
+        standing = facts.stuck.get(rank)
+        rank = standing.peer if standing is not None and standing.op in P2P else None
+    return rank == mine.rank
+
+
+def _groups(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """The same collective, by ranks that wait for each other in different groups."""
+    if mine.op not in COLLECTIVES:
+        return None
+    for rank in facts.stuck[mine.rank].waits_for:
+        theirs = facts.stuck.get(rank)
+        if theirs is None or mine.rank not in theirs.waits_for or theirs.group == mine.group:
+            continue
+        if theirs.op is mine.op:
+            return _all_in(facts, mine.group, theirs.group, mine.op), rank
+    return None
+
+
+def _all_in(facts: Evidence, group: str, other: str, op: Op) -> Finding:
+    """Those who are stuck in the same collective of two groups: the fewer are the odd ones."""
+    spans = [s for s in facts.stuck_spans() if s.op is op and s.group in (group, other)]
+    halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
+    return replace(_wrong_group(facts, *spans), culprits=minority(halves))
+
+
+# -- the other end will not come ------------------------------------------------------------
+
+
+def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
+    """A rank waits for one that has come to the end of its program; messages first."""
+    for mine in sorted(stuck.values(), key=lambda s: s.op not in P2P):
+        gone = [r for r in facts.stuck[mine.rank].waits_for if facts.returned(r)]
+        everyone = mine.op is Op.RECV and mine.peer is None
+        if not gone or (everyone and len(gone) < len(facts.stuck[mine.rank].waits_for)):
+            continue
+        if mine.op in P2P:
+            return _no_partner(facts, mine, gone), {mine.rank}
+        together = {r for r, s in stuck.items() if s.group == mine.group
+                    and s.op is mine.op and facts.nth(s) == facts.nth(mine)}  # fmt: skip
+        return _not_called(facts, {r: stuck[r] for r in together}, gone), together
+    return None
+
+
+def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
+    sends = mine.op is Op.SEND
+    if mine.peer is None:
+        did = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
+    else:
+        did = sum(_ends(s, r) == _ends(mine, mine) for s, r in facts.pairs)
+    what = "receiving" if sends else "sending"
+    done = f"after {what} {did} message{'s' * (did > 1)}" if did else f"without {what} anything"
+    has = "has" if len(gone) == 1 else "have"
+    return Finding(
+        Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
+        f"rank {mine.rank} waits in {call(mine)}{at(mine.where)}, "
+        f"but {named(gone)} {has} finished {done}{facts.asked(gone)}.",
+        f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
+        f"{mine.op}: each send needs one recv.",
+        tuple(gone), missing_ranks=tuple(gone), lines=lines(mine),
+    )  # fmt: skip
+
+
+def _one_of(ranks: list[int]) -> str:
+    return named(ranks) if len(ranks) == 1 else f"one of {named(ranks)}"
+
+
+def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
+    return (send.rank if send.op is Op.SEND else send.peer,
+            recv.rank if recv.op is Op.RECV else recv.peer)  # fmt: skip
+
+
+def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
+    """A collective that some ranks wait in, and others have ended without."""
+    mine = here[min(here)]
+    say = {r: facts.call(s) for r, s in here.items()}
+    waiting = clauses(here.values(), "wait in", say)
+    absent = f"{verb(gone, 'have')} finished without calling it"
+    counts = {r: (facts.called(r, mine), facts.called(gone[0], mine)) for r in here}
+    more, fewer = counts[min(here)]
+    kind, remedy = _why_not_called(facts, mine, gone)
+    if mine.where and more > fewer > 0 and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER):
+        kind, remedy = Kind.UNEVEN, UNEVEN
+    if kind is Kind.UNEVEN:
+        absent = f"{verb(gone, 'have')} called it {times(fewer)} and finished"
+        waiting += f" for the {ordinal(more)} time"
+    if kind is Kind.UNUSED_PARAMETER:
+        absent = f"{verb(gone, 'have')} finished without sending all of its gradients"
+    culprits = minority([sorted(here), gone])
+    if kind in (Kind.NEW_GROUP, Kind.UNUSED_PARAMETER) or len(here) == len(gone):
+        culprits = tuple(gone)
+    return Finding(
+        kind, f"{waiting}, but {absent}{facts.asked(gone)}.", remedy, culprits,
+        missing_ranks=tuple(gone), lines=lines(*here.values()),
+    )  # fmt: skip
+
+
+def _why_not_called(facts: Evidence, mine: Span, gone: list[int]) -> tuple[Kind, str]:
+    if mine.op is Op.NEW_GROUP:
+        return Kind.NEW_GROUP, NEW_GROUP
+    if mine.label == "gradients":
+        if _whole_backward(facts, mine):
+            return Kind.UNEVEN, UNEVEN
+        return Kind.UNUSED_PARAMETER, UNUSED
+    if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
+        return Kind.WRONG_GROUP, (
+            "Every member of a group has to call its collectives, and only members can: "
+            "look at which ranks are in it, and which of them come here."
+        )
+    if mine.op is Op.BARRIER:
+        return Kind.MISSING_BARRIER, BARRIER
+    return Kind.SKIPPED, (
+        f"Let every rank call it: look for an `if` or an early return that keeps {named(gone)} "
+        "away."
+    )
+
+
+def _whole_backward(facts: Evidence, mine: Span) -> bool:
+    """Whether the open gradients are those of a whole backward pass.
+
+    Each pass sends the same number of bytes, however they are packed into buckets.
+    """
+    row = [s for s in facts.calls[mine.group][mine.rank] if s.label == "gradients"]
+    waiting = sum(s.nbytes for s in row if s.seq >= mine.seq)
+    done = sum(s.nbytes for s in row if s.seq < mine.seq)
+    return waiting > 0 and done > 0 and done % waiting == 0
+
+
+# -- all wait for each other --------------------------------------------------------------
+
+
+def circle(facts: Evidence, stuck: Stuck) -> Told | None:
+    """Ranks each of which waits for the next, and the last one for the first."""
+    ways = {r: [w for w in facts.stuck[r].waits_for if w in stuck] for r in stuck}
+    start = next((r for r in stuck if ways[r]), None)
+    if start is None:
+        return None
+    path = [start]
+    while (after := ways[path[-1]][0]) not in path:
+        path.append(after)
+    ring = _shortest(after, ways)
+    return _cycle(facts, [stuck[r] for r in ring]), set(ring)
+
+
+def _shortest(start: int, ways: Mapping[int, list[int]]) -> list[int]:
+    """The shortest way from a rank back to itself, beginning with its lowest rank."""
+    came = {}
+    queue = deque([start])
+    while queue:
+        rank = queue.popleft()
+        for after in ways[rank]:
+            if after not in came:
+                came[after] = rank
+                queue.append(after)
+    ring = [start]
+    while came[ring[-1]] != start:
+        ring.append(came[ring[-1]])
+    ring.reverse()
+    first = ring.index(min(ring))
+    return ring[first:] + ring[:first]
+
+
+def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
+    ops = {s.op for s in ring}
+    said = [f"rank {s.rank} waits in {facts.call(s)}{at(s.where)}" for s in ring]
+    each = "each waits for the other" if len(ring) == 2 else "each waits for the next, in a circle"
+    remedy = {Op.RECV: "Let one of them send first.",
+              Op.SEND: "Let one of them receive first, or use isend."}  # fmt: skip
+    mixed = "Make these calls in the same order on every rank."
+    ranks = tuple(sorted(s.rank for s in ring))
+    return Finding(
+        Kind.RECV_CYCLE if ops == {Op.RECV} and len(ring) == 2 else Kind.CYCLE,
+        f"{listed(said, ', ')}: {each}.",
+        remedy[ring[0].op] if len(ops) == 1 and ops <= P2P else mixed,
+        ranks, missing_ranks=ranks, lines=lines(*ring),
+    )  # fmt: skip
+
+
+# -- ranks that failed ------------------------------------------------------------------------
+
+
+def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
+    """Ranks that raised or died in the same way."""
+    last = [s for r in ranks if (s := facts.last(r)) is not None]
+    places = {r: where for r in ranks} if where else lines(*last)
+    said = (text.splitlines() or ["an exception"])[0][:200]
+    if how == "raised":
+        kind, remedy = Kind.RAISED, "Repair this first: whoever waits does so because of it."
+        if "finished reduction in the prior iteration" in text:
+            kind, remedy = Kind.UNUSED_PARAMETER, UNUSED
+        message = f"{named(ranks)} raised {said}{at(where)}."
+    else:
+        kind = Kind.DIED
+        remedy = "Look for what ended it: os._exit, a crash in native code, too little memory."
+        if ASKED in text:
+            remedy = "That is what you asked for."
+        of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"
+        after = f"; last it was in {call(last[0])}{at(last[0].where)}" if last and not where else ""
+        message = f"the {of} ended ({said}){at(where)}{after}."
+    return Finding(kind, message, remedy, tuple(ranks), missing_ranks=tuple(ranks), lines=places)

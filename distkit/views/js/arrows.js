@@ -1,0 +1,138 @@
+// Messages: arrows from the sender's bar to the receiver's.
+
+import { humanBytes } from "./numbers.js";
+import { roundRect } from "./painter.js";
+
+const MOST = 1200; // arrows beyond this number are thinned out
+const FEW = 120; // up to this number they have their weights written beside them
+
+export class Arrows {
+  constructor(painter) {
+    const { c, at, look, store } = painter;
+    Object.assign(this, { painter, c, at, look, store, labels: [] });
+    this.list = this.#visible(); // [number, path]
+  }
+
+  behind() {
+    for (const [a, path] of this.list) this.#shaft(a, path);
+  }
+
+  before() {
+    for (const [a, path] of this.list) this.#tip(a, path);
+    if (this.list.length <= FEW) for (const [a, path] of this.list) this.#weight(a, path);
+  }
+
+  #dim(a) {
+    const { bright } = this.painter;
+    return !bright || bright.arrows.has(a) ? 1 : 0.25;
+  }
+
+  // Of very many arrows one is drawn per pair of lanes and some pixels.
+  #visible() {
+    const { at, store } = this;
+    const [from, to] = at.view;
+    const found = [];
+    for (let a = 0; a < store.arrows; a++) {
+      const begin = store.send[a] < 0 ? store.start[store.recv[a]] : store.sent[a];
+      const end = store.received[a];
+      if (begin > to || end < from || (Number.isNaN(end) && begin < from)) continue;
+      if (store.send[a] >= 0 || store.recv[a] >= 0) found.push(a);
+    }
+    this.many = found.length > MOST;
+    const shown = this.many ? this.#thinned(found) : found;
+    return shown.map((a) => [a, at.path(a)]);
+  }
+
+  #thinned(arrows) {
+    const { at, store } = this;
+    const seen = new Set();
+    const pitch = Math.max(3, ((at.right - at.left) * store.tracks.length) / MOST);
+    const scale = (at.right - at.left) / pitch / (at.view[1] - at.view[0]);
+    return arrows.filter((a) => {
+      const [s, r] = [store.send[a], store.recv[a]];
+      if (s < 0 || r < 0) return true;
+      const column = Math.floor((store.sent[a] - at.view[0]) * scale);
+      const place = (column * 512 + store.lane(s)) * 512 + store.lane(r);
+      if (seen.has(place) && !this.painter.bright?.arrows.has(a)) return false;
+      seen.add(place);
+      return true;
+    });
+  }
+
+  // The line runs behind the bars, so that they stay legible; chosen ones run in front.
+  #shaft(a, [x1, y1, x2, y2, whole]) {
+    const { c, look, many } = this;
+    const strong = this.painter.bright?.arrows.has(a);
+    c.globalAlpha = this.#dim(a) * (many && !strong ? 0.3 : 1);
+    if (!many) this.painter.line(x1, y1, x2, y2, look.bg, 4.5);
+    const [color, width] = [this.#ink(a, whole), strong ? 2.6 : many ? 1 : 1.7];
+    this.painter.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
+    c.globalAlpha = 1;
+  }
+
+  #tip(a, path) {
+    const [x1, y1, x2, y2, whole] = path;
+    if (this.painter.bright?.arrows.has(a)) this.#shaft(a, path);
+    if (this.many) return;
+    const length = Math.hypot(x2 - x1, y2 - y1) || 1;
+    const color = this.#ink(a, whole);
+    this.c.globalAlpha = this.#dim(a);
+    if (whole) this.#head(x2, y2, (x2 - x1) / length, (y2 - y1) / length, Math.min(9, length), color);
+    else this.#nowhere(this.store.send[a] >= 0 ? [x2, y2] : [x1, y1], color);
+    this.c.globalAlpha = 1;
+  }
+
+  #ink(a, whole) {
+    const { store, look } = this;
+    return whole || store.frame.live ? this.painter.color(store.arrow(a).src) : look.warning;
+  }
+
+  #head(x, y, ux, uy, size, color) {
+    const { c } = this;
+    const half = size * 0.42;
+    c.beginPath();
+    c.moveTo(x, y);
+    c.lineTo(x - ux * size - uy * half, y - uy * size + ux * half);
+    c.lineTo(x - ux * size + uy * half, y - uy * size - ux * half);
+    c.closePath();
+    Object.assign(c, { fillStyle: color, strokeStyle: this.look.bg, lineWidth: 1 });
+    c.stroke();
+    c.fill();
+  }
+
+  #nowhere([x, y], color) {
+    const { c } = this;
+    c.beginPath();
+    c.arc(x, y, 4, 0, 2 * Math.PI);
+    Object.assign(c, { fillStyle: this.look.bg, strokeStyle: color, lineWidth: 1.7 });
+    c.fill();
+    c.stroke();
+  }
+
+  // What a message weighs, written beside its arrow where nothing else stands.
+  #weight(a, [x1, y1, x2, y2, whole]) {
+    if (!whole || Math.abs(y2 - y1) < 34) return;
+    const { c, look } = this;
+    const arrow = this.store.arrow(a);
+    if (!arrow.nbytes) return;
+    const text = arrow.label || humanBytes(arrow.nbytes);
+    c.font = `11.5px ${look.font}`;
+    const width = c.measureText(text).width + 8;
+    const [x, y] = [(x1 + x2) / 2 + 6, (y1 + y2) / 2];
+    const free = ([a, b, w]) => x + width < a || a + w < x || Math.abs(b - y) > 16;
+    if (x + width > this.at.right || !this.labels.every(free)) return;
+    if (!this.#betweenLanes(y)) return;
+    this.labels.push([x, y, width]);
+    c.globalAlpha = this.#dim(a);
+    c.fillStyle = look.bg;
+    roundRect(c, x - 1, y - 8, width, 16, 4);
+    c.fill();
+    this.painter.text(text, x + 3, y, look.muted, c.font);
+    c.globalAlpha = 1;
+  }
+
+  #betweenLanes(y) {
+    const { tops, heights } = this.at;
+    return tops.every((top, i) => y + 9 <= top || y - 9 >= top + heights[i]);
+  }
+}

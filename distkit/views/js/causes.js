@@ -1,0 +1,132 @@
+// Who waits for whom: waiting time, the critical path, and what happens before and after. Pure:
+// a store in, numbers out.
+
+const SOON = 1e-9; // seconds: clocks are no finer
+
+// Seconds that each operation waits for the last one to arrive, from its start on.
+export function waits(store) {
+  const { start, end, tie, into, out } = store;
+  const found = new Float64Array(store.count);
+  const last = lastStarts(store);
+  for (let i = 0; i < store.count; i++) {
+    if (store.paused(i)) continue;
+    const { kind } = store.looks[store.look[i]];
+    let until = -Infinity;
+    if (tie[i] >= 0) until = last.get(tie[i]);
+    else if (kind === "recv" && into[i] >= 0) until = store.sent[into[i]];
+    else if (kind === "send" && out[i] >= 0 && store.recv[out[i]] >= 0) until = start[store.recv[out[i]]];
+    const most = Number.isNaN(end[i]) ? store.frame.end : end[i];
+    found[i] = Math.max(0, Math.min(until || most, most) - start[i]);
+  }
+  return found;
+}
+
+function lastStarts({ count, tie, start }) {
+  const last = new Map();
+  for (let i = 0; i < count; i++) if (tie[i] >= 0 && !(last.get(tie[i]) >= start[i])) last.set(tie[i], start[i]);
+  return last;
+}
+
+// Per lane: messages sent, their bytes, and the part of the time spent waiting.
+export function statistics(store) {
+  const rows = store.frame.lanes.map(() => ({ messages: 0, bytes: 0, waiting: 0 }));
+  const seconds = store.frame.end - store.frame.start;
+  for (let a = 0; a < store.arrows; a++) {
+    const row = rows[store.send[a] < 0 ? -1 : store.lane(store.send[a])];
+    if (!row || Number.isNaN(store.sent[a])) continue;
+    row.messages += 1;
+    row.bytes += store.weight(a);
+  }
+  waits(store).forEach((wait, i) => { rows[store.lane(i)].waiting += wait / (seconds || 1); });
+  return rows.map((row) => ({ ...row, waiting: Math.min(1, row.waiting) }));
+}
+
+// The chain that made the run last so long, from its end back: an operation that waited is
+// explained by the last to arrive, any other by what its rank did before.
+export function criticalPath(store) {
+  const [bars, arrows] = [new Set(), new Set()];
+  if (!store.count) return { bars, arrows };
+  const [waited, ranks] = [waits(store), byRank(store, (i) => finish(store, i))];
+  const final = (i) => (Number.isNaN(store.end[i]) ? store.frame.end : store.end[i]);
+  let at = 0;
+  for (let i = 1; i < store.count; i++) if (final(i) > final(at)) at = i;
+  while (at >= 0 && !bars.has(at)) {
+    bars.add(at);
+    const cause = waited[at] > SOON ? blamed(store, at) : -1;
+    if (cause >= 0) {
+      for (const a of [store.into[at], store.out[at]]) {
+        if (a >= 0 && (store.send[a] === cause || store.recv[a] === cause)) arrows.add(a);
+      }
+      if (bars.has(cause)) break;
+      bars.add(at = cause);
+    }
+    at = before(store, ranks.get(rankOf(store, at)), store.start[at]);
+  }
+  return { bars, arrows };
+}
+
+const finish = (store, i) => (Number.isNaN(store.end[i]) ? Infinity : store.end[i]);
+const rankOf = (store, i) => store.tracks[store.track[i]].rank;
+
+function blamed(store, i) {
+  if (store.tie[i] >= 0) {
+    const members = store.members(store.tie[i]);
+    return members.reduce((a, b) => (store.start[b] > store.start[a] ? b : a));
+  }
+  if (store.into[i] >= 0 && store.send[store.into[i]] >= 0) return store.send[store.into[i]];
+  return store.out[i] >= 0 ? store.recv[store.out[i]] : -1;
+}
+
+// The last operation of a list, sorted by end, that had ended by then; -1 if none had.
+function before(store, list, time) {
+  let [low, high] = [0, list.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (finish(store, list[middle]) <= time + SOON) low = middle + 1;
+    else high = middle;
+  }
+  return low ? list[low - 1] : -1;
+}
+
+function byRank(store, key) {
+  const ranks = new Map();
+  for (let i = 0; i < store.count; i++) {
+    const rank = rankOf(store, i);
+    if (!ranks.has(rank)) ranks.set(rank, []);
+    ranks.get(rank).push(i);
+  }
+  for (const list of ranks.values()) list.sort((i, j) => key(i) - key(j) || i - j);
+  return ranks;
+}
+
+// What happens before an operation and after it, through messages, collectives and each rank's
+// own order: {past, future}, sets of operations.
+export function cone(store, chosen) {
+  const ranks = byRank(store, (i) => store.start[i]);
+  const place = new Int32Array(store.count);
+  for (const list of ranks.values()) list.forEach((i, n) => { place[i] = n; });
+  const reach = (step) => {
+    const [found, frontier, todo] = [new Set(), new Map(), [chosen]];
+    while (todo.length) {
+      const start = todo.pop();
+      const rank = rankOf(store, start);
+      const list = ranks.get(rank);
+      const stop = frontier.get(rank) ?? (step < 0 ? -1 : list.length); // all beyond it are known
+      for (let n = place[start]; step < 0 ? n > stop : n < stop; n += step) {
+        found.add(list[n]);
+        todo.push(...neighbours(store, list[n], step));
+      }
+      const edge = step < 0 ? Math.max : Math.min;
+      frontier.set(rank, edge(stop, place[start]));
+    }
+    found.delete(chosen);
+    return found;
+  };
+  return { past: reach(-1), future: reach(1) };
+}
+
+function neighbours(store, i, step) {
+  const a = step < 0 ? store.into[i] : store.out[i];
+  const other = a < 0 ? -1 : (step < 0 ? store.send : store.recv)[a];
+  return [...(other < 0 ? [] : [other]), ...store.members(store.tie[i]).filter((j) => j !== i)];
+}

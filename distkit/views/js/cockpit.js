@@ -1,0 +1,240 @@
+// The cockpit in the browser: controls, source, a card per rank, and the timeline underneath.
+// Moments arrive as numbered patches; looking back draws one of them again.
+
+import { Cards } from "./cards.js";
+import { chips, Controls, stepOf } from "./controls.js";
+import { h } from "./dom.js";
+import { readable } from "./painter.js";
+import { Source } from "./source.js";
+import { Talk } from "./talk.js";
+import { Timeline } from "./timeline.js";
+
+const SILENT = "The kernel does not answer. It is busy with a cell, or it is gone: " +
+  "then run the cell again.";
+const GONE = "The kernel is gone: run the cell again.";
+const NEAR = 12; // so many moments before the one shown are in the timeline
+
+export class Cockpit {
+  constructor(model, el) {
+    const { moments, sources, next, ...state } = model.get("steps");
+    Object.assign(this, { model, next, drawn: 0, wanted: null, absent: "" });
+    this.state = { ...state, moments: moments.map(([, moment]) => moment) };
+    this.talk = new Talk(model, (how) => this.#miss(how));
+    this.#build(el);
+    this.source.add(sources);
+    this.#listen();
+    this.#drain();
+    this.#draw();
+    this.root.dataset.cockpit = "ready";
+  }
+
+  // -- what is on the page ----------------------------------------------------------
+
+  #build(el) {
+    const { ranks, name } = this.state;
+    const below = h("div", { class: "dk-below" });
+    this.parts = Object.fromEntries(["step", "finding", "trouble"].map((part) =>
+      [part, h("div", { class: `dk-${part}` })]));
+    this.chips = h("ul", { class: "dk-chips" });
+    this.spoken = h("p", { class: "dk-spoken", "aria-live": "polite" });
+    this.root = h("figure", { class: "distkit-cockpit", tabindex: 0, role: "group",
+      "aria-label": `stepping through ${name}: n next, b back, p play, ? all keys` });
+    el.append(this.root);
+    this.root.append(below);
+    this.timeline = new Timeline(this.model, below, { stepped: true, onlook: (look) => this.#look(look) });
+    this.source = new Source(ranks);
+    this.cards = new Cards(ranks, this.timeline.store);
+    this.controls = new Controls(ranks, (rank) => this.timeline.store.name(rank),
+      (act, value) => this.#act(act, value));
+    const head = h("header", { class: "dk-top" }, h("strong", { class: "dk-name" }, name),
+      this.parts.step, this.chips);
+    this.root.prepend(head, this.controls.root, this.controls.help, this.parts.trouble,
+      this.parts.finding, h("div", { class: "dk-body" }, this.source.root, this.cards.root));
+    this.root.append(this.spoken);
+  }
+
+  // The timeline knows whether the page is dark: its colours are ours.
+  #look({ ranks, warning }) {
+    ranks.forEach((color, i) => {
+      this.root.style.setProperty(`--dk-r${i}`, color);
+      this.root.style.setProperty(`--dk-i${i}`, readable(color));
+    });
+    this.root.style.setProperty("--dk-warning", warning);
+  }
+
+  // -- from the kernel -----------------------------------------------------------------
+
+  #listen() {
+    this.changed = () => this.#drain();
+    this.model.on("change", this.changed);
+    this.root.addEventListener("keydown", (e) => this.#typed(e));
+    this.root.addEventListener("pointerdown", (e) => {
+      if (!e.target.closest("button, select, input, canvas, details")) this.root.focus({ preventScroll: true });
+    });
+  }
+
+  #drain() {
+    let patch, any = false;
+    while ((patch = this.model.get(`step${this.next}`))) {
+      this.#merge(patch);
+      this.next += 1;
+      any = true;
+    }
+    if (any) this.#later();
+  }
+
+  #merge({ moments = [], sources = {}, ...rest }) {
+    const known = this.state.moments;
+    for (const [i, moment] of moments) known[i] = moment;
+    if (moments.length) known.length = moments.at(-1)[0] + 1;
+    Object.assign(this.state, rest);
+    this.source.add(sources);
+  }
+
+  // -- drawing ----------------------------------------------------------------------------
+
+  #later() {
+    this.pending ??= requestAnimationFrame(() => {
+      this.pending = null;
+      if (!this.gone) this.#draw();
+    });
+  }
+
+  #draw() {
+    const { state, parts } = this;
+    const last = state.moments.length - 1;
+    const position = Math.min(state.position, last);
+    const moment = state.moments[position];
+    const past = position < last;
+    const absent = { silent: SILENT, gone: GONE }[this.absent] ?? "";
+    this.controls.show({ ...state, position, absent });
+    parts.trouble.textContent = absent || state.trouble;
+    this.source.explain(this.timeline.store.count ? "The program's source is not known." : state.finished
+      ? "It has no communication to step through." : "It has not come to a communication yet.");
+    if (moment !== this.moment || past !== this.past) this.#show(moment, position, past);
+    const remarks = this.#remarks(moment, past);
+    const key = JSON.stringify(remarks);
+    if (key !== this.told) this.#find(remarks, moment, key);
+    this.root.dataset.position = position;
+    this.root.dataset.state = absent ? "absent" : past ? "past" : state.playing ? "playing" : state.finished ? "finished" : "now";
+  }
+
+  #show(moment, position, past) {
+    const old = this.moment;
+    Object.assign(this, { moment, past, told: null });
+    this.cards.show(moment.ranks);
+    this.timeline.until(past ? moment.time : null, this.#around(position));
+    this.parts.step.textContent = stepOf({ ...this.state, position });
+    this.parts.step.dataset.past = past ? "looking back" : "";
+    this.chips.replaceChildren(...chips(moment));
+    if (old) this.#speak(old, moment, position, past);
+    this.drawn += 1;
+    this.root.dataset.moment = this.drawn;
+  }
+
+  // Of a long run only the moments around this one are in the picture; how long the ranks stand
+  // after the last one takes no room.
+  #around(position) {
+    const { moments } = this.state;
+    const { start, end } = this.timeline.store.frame;
+    const last = moments.at(-1).time;
+    if (moments.length <= NEAR + 4) return end - start > 1.1 * (last - start) ? [start, last] : null;
+    const at = (i) => moments[Math.min(Math.max(i, 0), moments.length - 1)].time;
+    return [at(Math.min(position, moments.length - 3) - NEAR), at(Math.max(position + 2, NEAR + 2))];
+  }
+
+  // What is wrong: now the run's error and the findings, else a circle of waiting ranks.
+  #remarks({ circle }, past) {
+    const remarks = past ? [] : this.state.remarks;
+    return remarks.length || !circle ? remarks : [{ ...circle, remedy: "", hang: true }];
+  }
+
+  #find(shown, moment, key) {
+    this.told = key;
+    this.parts.finding.replaceChildren(...shown.map(remark));
+    this.source.show(moment.ranks.filter(({ where }) => where), shown.flatMap(({ lines }) => Object.values(lines)));
+    if (shown.length) this.#say(shown.map(({ message }) => message).join(" "));
+  }
+
+  #speak(old, moment, position, past) {
+    const before = new Map(old.ranks.map(({ rank, words }) => [rank, words]));
+    const changed = moment.ranks.filter(({ rank, words }) => before.get(rank) !== words);
+    const what = changed.slice(0, 8).map(({ words }) => words).join("; ");
+    this.#say(`${past ? "looking back, " : ""}${stepOf({ ...this.state, position })}. ${what}`);
+  }
+
+  #say(text) {
+    this.spoken.textContent = text;
+  }
+
+  // -- the reader --------------------------------------------------------------------------
+
+  #act(name, value) {
+    const { why, speed } = this.controls;
+    const [, reason] = name !== "go" ? [name, why[name]]
+      : why.letGo.find(([rank]) => rank === value) ?? [value, `There is no rank ${value}.`];
+    if (reason) return this.#say(reason);
+    const { position, moments, playing } = this.state;
+    const past = position < moments.length - 1;
+    const commands = {
+      go: { do: "next", rank: value }, next: past ? { do: "seek", position: position + 1 } : { do: "next" },
+      play: playing ? { do: "pause" } : { do: "play", speed: Number(speed.value) },
+      back: { do: "back" }, finish: { do: "finish" },
+    };
+    if (name === "help") this.controls.help.hidden = !this.controls.help.hidden;
+    else if (name === "seek") this.#seek(value);
+    else this.talk.send(commands[name]);
+  }
+
+  // One seek at a time: while the slider moves, only its last place counts.
+  #seek(position) {
+    const pending = this.wanted !== null;
+    this.wanted = position;
+    if (pending) return;
+    this.controls.scrubbing = true;
+    this.talk.send({ do: "seek", position }, () => {
+      const { wanted } = this;
+      this.wanted = null;
+      if (wanted !== position) return this.#seek(wanted);
+      this.controls.scrubbing = false;
+      this.#later();
+    });
+  }
+
+  #typed(e) {
+    if (e.ctrlKey || e.metaKey || e.altKey || ["Tab", "Escape"].includes(e.key)) return;
+    if (e.key !== "Enter" || !e.shiftKey) e.stopPropagation(); // JupyterLab has other uses for these keys
+    if (e.target.closest("canvas, select, input")) return;
+    const last = this.state.moments.length - 1;
+    const press = e.target.closest("button, summary") && e.key === " "; // a button's own
+    const act = { n: ["next"], ArrowRight: ["next"], b: ["back"], ArrowLeft: ["back"], p: ["play"],
+      " ": press ? null : ["play"], f: ["finish"], "?": ["help"], Home: ["seek", 0], End: ["seek", last],
+      ...(/^\d$/.test(e.key) ? { [e.key]: ["go", Number(e.key)] } : {}) }[e.key];
+    if (!act) return;
+    e.preventDefault();
+    this.#act(...act);
+  }
+
+  // how: "silent", "gone", or "" when the kernel is there.
+  #miss(how) {
+    if (how === this.absent) return;
+    this.absent = how;
+    [this.wanted, this.controls.scrubbing] = [null, false];
+    this.#later();
+  }
+
+  dispose() {
+    this.gone = true;
+    this.talk.dispose();
+    this.timeline.dispose();
+    this.source.dispose();
+    this.model.off("change", this.changed);
+    this.root.remove();
+  }
+}
+
+function remark({ message, more, traceback, remedy, hang }) {
+  return h("div", { class: "dk-remark", "data-hang": String(hang) }, h("strong", {}, message),
+    [more, remedy].map((words) => (words ? h("span", {}, words) : null)),
+    traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null);
+}

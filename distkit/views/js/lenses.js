@@ -1,0 +1,102 @@
+// Ways to look at a run: find operations, the critical path, waiting time, before and after.
+// Each leaves some operations bright; one at a time.
+
+import { cone, criticalPath, waits } from "./causes.js";
+import { h } from "./dom.js";
+import { humanSeconds, plural } from "./numbers.js";
+import { search, tally } from "./query.js";
+
+const LENSES = [
+  ["find", "/", "Find", "find operations: all_reduce, rank:2, group:tp, bytes>=4k, train.py:31"],
+  ["critical", "c", "Critical path", "the chain of operations that made the run last so long"],
+  ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
+  ["cone", "h", "Before & after", "what happens before the chosen operation, and after it"],
+];
+
+export class Lenses {
+  // onchange(): what is bright has changed; chosen(): the operation that is chosen.
+  constructor(store, onchange, chosen) {
+    Object.assign(this, { store, onchange, chosen, active: null, light: null, waits: null });
+    this.buttons = Object.fromEntries(LENSES.map(([name, key, label, title]) => {
+      const button = h("button", { type: "button", "aria-pressed": "false", title: `${title} (${key})` }, label);
+      button.addEventListener("click", () => this.toggle(name));
+      return [name, button];
+    }));
+    this.input = h("input", { type: "search", "aria-label": LENSES[0][3], placeholder: "all_reduce rank:2 bytes>=4k", spellcheck: "false" });
+    this.input.addEventListener("input", () => this.#apply());
+    this.told = h("span", { class: "dk-told", role: "status" });
+    this.root = h("div", { class: "dk-lenses" }, Object.values(this.buttons), this.input, this.told);
+    this.input.hidden = true;
+  }
+
+  // Whether the key was one of ours.
+  key(key) {
+    const lens = LENSES.find(([, its]) => its === key);
+    if (lens) this.toggle(lens[0]);
+    return Boolean(lens);
+  }
+
+  toggle(name) {
+    this.active = this.active === name ? null : name;
+    for (const [its, button] of Object.entries(this.buttons)) {
+      button.setAttribute("aria-pressed", String(its === this.active));
+    }
+    this.input.hidden = this.active !== "find";
+    if (this.active === "find") this.input.focus({ preventScroll: true });
+    this.#apply();
+  }
+
+  // The data or the choice changed.
+  refresh() {
+    if (this.active) this.#apply();
+  }
+
+  #apply() {
+    const { store } = this;
+    [this.light, this.waits] = [null, null];
+    this.told.textContent = "";
+    const found = this.active && this[`_${this.active}`](store);
+    if (found) {
+      this.light = found.light;
+      this.told.textContent = found.told;
+    }
+    this.onchange();
+  }
+
+  _find(store) {
+    if (!this.input.value.trim()) return null;
+    const light = search(store, this.input.value);
+    return { light, told: tally(light, store) };
+  }
+
+  _critical(store) {
+    const light = criticalPath(store);
+    const ranks = new Set([...light.bars].map((i) => store.lane(i))).size;
+    return { light, told: `${plural(light.bars.size, "operation")} on ${plural(ranks, "rank")}` };
+  }
+
+  _waiting(store) {
+    this.waits = waits(store);
+    const bars = new Set();
+    let sum = 0;
+    this.waits.forEach((wait, i) => {
+      if (wait > 1e-6) bars.add(i);
+      sum += wait;
+    });
+    return { light: { bars, arrows: new Set() }, told: `${humanSeconds(sum)} on all ranks together` };
+  }
+
+  _cone(store) {
+    const bar = this.chosen();
+    if (bar?.i === undefined) return { light: null, told: "choose an operation: click on it, or arrow down" };
+    const { past, future } = cone(store, bar.i);
+    const arrows = new Set();
+    for (let a = 0; a < store.arrows; a++) {
+      const [s, r] = [store.send[a], store.recv[a]];
+      const both = (side) => (side.has(s) || s === bar.i) && (side.has(r) || r === bar.i);
+      if (both(past) || both(future)) arrows.add(a);
+    }
+    const told = `${plural(past.size, "operation")} before it, ${future.size.toLocaleString("en")} after it`;
+    return { light: { bars: new Set([...past, ...future, bar.i]), arrows }, told };
+  }
+}

@@ -1,0 +1,48 @@
+// What lies over the picture: the pointer's time, the part that is shown, the veil.
+
+import { clamp, humanSeconds } from "./numbers.js";
+import { alpha } from "./painter.js";
+
+export function cursor({ context: c, layout: at, look, pointer, store }) {
+  const x = clamp(pointer[0], at.left, at.right);
+  const text = humanSeconds(at.time(x) - (store.frame.start ?? 0));
+  c.font = `600 12px ${look.font}`;
+  const width = c.measureText(text).width + 12;
+  const left = clamp(x - width / 2, 0, at.width - width);
+  c.fillStyle = look.hairline;
+  c.fillRect(Math.round(x), 0, 1, at.bottom);
+  c.fillStyle = look.bg; // no half-covered number beside it
+  c.fillRect(left - 24, at.bottom + 4, width + 48, 21);
+  Object.assign(c, { fillStyle: look.fg, textAlign: "left", textBaseline: "middle" });
+  c.beginPath();
+  c.roundRect(left, at.bottom + 5, width, 19, 4);
+  c.fill();
+  c.fillStyle = look.bg;
+  c.fillText(text, left + 6, at.bottom + 15);
+}
+
+// A thin line under the axis: which part of the whole is shown.
+export function whereabouts({ context: c, layout: at, look }, view, [first, last]) {
+  const x = (time) => at.left + ((time - first) / (last - first)) * (at.right - at.left);
+  const [from, to] = view.map((time) => x(clamp(time, first, last)));
+  c.fillStyle = look.grid;
+  c.fillRect(at.left, at.height - 4, at.right - at.left, 3);
+  c.fillStyle = look.hairline;
+  c.fillRect(from, at.height - 4, Math.max(6, to - from), 3);
+}
+
+// Over what is later than the moment shown.
+export function veil({ context: c, layout: at, look, veil: time }) {
+  const x = clamp(at.x(time), at.left - 4, at.right + 4);
+  c.fillStyle = alpha(look.bg, 0.8);
+  c.fillRect(x, 0, at.right + 5 - x, at.bottom);
+  c.fillStyle = look.fg;
+  c.fillRect(Math.round(x), 0, 1.5, at.bottom);
+}
+
+export function emptiness({ context: c, layout: at, look, store, stepped }) {
+  const waiting = stepped ? "Nothing was said yet." : "Waiting for the first message …";
+  const text = store.frame.live ? waiting : "Nothing was recorded.";
+  Object.assign(c, { font: `14px ${look.font}`, fillStyle: look.muted, textAlign: "center" });
+  c.fillText(text, (at.left + at.right) / 2, at.bottom / 2);
+}

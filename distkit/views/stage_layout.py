@@ -1,0 +1,257 @@
+"""Who talks to whom, and where the ranks of a run are put on a stage because of it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+Pair = tuple[int, int]
+Point = tuple[float, float]
+
+#: The arrangements there are; ``pattern`` chooses one.
+KINDS = ("ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands: ``x``, ``y`` in [0, 1], and the way out of the picture from there."""
+
+    x: float
+    y: float
+    out: Point
+
+
+def pattern(
+    ranks: Sequence[int],
+    sent: Sequence[Pair],
+    roles: Mapping[int, str] | None = None,
+    hosts: Mapping[int, str] | None = None,
+) -> str:
+    """The arrangement that fits a run: one of ``KINDS``.
+
+    Servers and a scheduler get a row of their own. Else the messages decide: a ring when
+    everybody speaks to neighbours only, a star when one rank takes part in every message, a tree
+    when there is no way round, a hypercube when partners' numbers differ in one bit, a grid when
+    they are neighbours in rows and columns. A run that fits none stands by hosts if there are
+    several, and in a ring otherwise.
+
+    Args:
+        ranks: everybody.
+        sent: (sender, receiver) of each message, in the order of sending.
+        roles: such as "server", by rank.
+        hosts: host names by rank.
+
+    >>> pattern(range(4), [(0, 1), (1, 2), (2, 3)]), pattern(range(4), [(1, 0), (2, 0), (3, 0)])
+    ('ring', 'star')
+    """
+    if len(set((roles or {}).values()) & {"worker", "server", "scheduler"}) > 1:
+        return "roles"
+    edges = {(min(p), max(p)) for p in sent if p[0] != p[1]}
+    spread = len(set((hosts or {}).values())) > 1
+    found = _shape(list(ranks), edges) if edges else ""
+    return found or ("hosts" if spread else "ring")
+
+
+def _shape(ranks: list[int], edges: set[Pair]) -> str:
+    """The first shape that has all these edges; "" for none."""
+    n = len(ranks)
+    at = {rank: i for i, rank in enumerate(ranks)}
+    ends = [(at[a], at[b]) for a, b in edges if a in at and b in at]
+    if all((b - a) % n in (1, n - 1) for a, b in ends):
+        return "ring"
+    if any(all(hub in edge for edge in ends) for hub in ends[0]):
+        return "star"
+    if _acyclic(ends):
+        return "tree"
+    if n & (n - 1) == 0 and all((a ^ b).bit_count() == 1 for a, b in ends):
+        return "hypercube"
+    return "grid" if _columns(n, ends) else ""
+
+
+def _acyclic(edges: Iterable[Pair]) -> bool:
+    """Whether there is no way round."""
+    above: dict[int, int] = {}
+
+    def root(a: int) -> int:
+        while a in above:
+            a = above[a]
+        return a
+
+    for a, b in edges:
+        top, other = root(a), root(b)
+        if top == other:
+            return False
+        above[top] = other
+    return True
+
+
+def _columns(n: int, edges: list[Pair] | None = None) -> int:
+    """How many columns make a grid of ``n`` places in which all edges join neighbours; 0: none."""
+    for rows in range(math.isqrt(n), 1, -1):
+        columns = n // rows
+        if rows * columns == n and all(_near(a, b, rows, columns) for a, b in edges or ()):
+            return columns
+    return 0
+
+
+def _near(a: int, b: int, rows: int, columns: int) -> bool:
+    """Whether two places are neighbours in a row or a column, also round the edge."""
+    down, across = abs(a // columns - b // columns), abs(a % columns - b % columns)
+    return (down, across) in {(0, 1), (1, 0), (0, columns - 1), (rows - 1, 0)}
+
+
+def arrange(
+    kind: str,
+    ranks: Sequence[int],
+    sent: Sequence[Pair] = (),
+    roles: Mapping[int, str] | None = None,
+    hosts: Mapping[int, str] | None = None,
+) -> dict[int, Place]:
+    """The place of every rank in an arrangement; arguments as in :func:`pattern`.
+
+    >>> arrange("ring", [0, 1, 2, 3])[0]
+    Place(x=0.5, y=0.0, out=(0.0, -1.0))
+    """
+    if kind == "tree":
+        return _tree(list(ranks), sent)
+    if kind == "star":
+        return _star(list(ranks), sent)
+    makers: dict[str, Callable[[list[int]], dict[int, Place]]] = {
+        "ring": _ring, "grid": lambda all_: _grid(all_, sent), "hypercube": _hypercube,
+        "hosts": lambda all_: _rows(_by(all_, hosts)),
+        "roles": lambda all_: _rows(_workers_first(all_, roles or {})),
+    }  # fmt: skip
+    return makers[kind](list(ranks))
+
+
+def _ring(ranks: list[int]) -> dict[int, Place]:
+    """Clockwise from the top; two beside each other."""
+    n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
+    return {rank: _around(first + 2 * math.pi * i / n) for i, rank in enumerate(ranks)}
+
+
+def _around(angle: float) -> Place:
+    x, y = round(math.cos(angle), 4) + 0.0, round(math.sin(angle), 4) + 0.0
+    return Place(round(0.5 + x / 2, 4), round(0.5 + y / 2, 4), (x, y))
+
+
+def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
+    """The one that takes part in every message in the middle, the others around it."""
+    count: dict[int, int] = defaultdict(int)
+    for rank in chain.from_iterable(sent):
+        count[rank] += 1
+    hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
+    others = _ring([rank for rank in ranks if rank != hub])
+    return others if hub is None else {hub: Place(0.5, 0.5, (0.0, 1.0)), **others}
+
+
+def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
+    """The root on top; every rank as far below it as a message has hops."""
+    joined: dict[int, list[int]] = defaultdict(list)
+    for a, b in dict.fromkeys(sent):
+        if b not in joined[a]:
+            joined[a].append(b)
+            joined[b].append(a)
+    rows: list[list[int]] = []
+    slots: dict[int, float] = {}
+    for top in sorted(ranks, key=lambda rank: rank != root_of(ranks, sent)):
+        if top not in slots:
+            _hang(top, joined, slots, rows)
+    deep, wide = max(len(rows) - 1, 1), max(max(slots.values(), default=0), 1)
+    return {rank: Place(round(slots[rank] / wide, 4), round(y / deep, 4), (1.0, 0.0))
+            for y, row in enumerate(rows) for rank in row}  # fmt: skip
+
+
+def _hang(
+    top: int, joined: Mapping[int, list[int]], slots: dict[int, float], rows: list[list[int]]
+) -> None:
+    """Put a tree beside those that stand already: leaves side by side, parents over them."""
+    free = math.floor(max(slots.values(), default=-1) + 1)
+    below: dict[int, list[int]] = {}
+    stack = [(top, 0)]
+    depth = {top: 0}
+    while stack:
+        rank, level = stack.pop()
+        if level == len(rows):
+            rows.append([])
+        rows[level].append(rank)
+        below[rank] = [other for other in joined.get(rank, []) if other not in depth]
+        depth.update(dict.fromkeys(below[rank], level + 1))
+        stack += [(other, level + 1) for other in reversed(below[rank])]
+    for rank in below:  # in the order of a walk, so that leaves come from left to right
+        if not below[rank]:
+            slots[rank], free = float(free), free + 1
+    for rank in sorted(below, key=lambda rank: -depth[rank]):
+        if below[rank]:
+            slots[rank] = sum(slots[child] for child in below[rank]) / len(below[rank])
+
+
+def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
+    """Where a tree hangs: who sends before it receives, or who only receives, if there is one."""
+    senders, receivers = {a for a, _ in sent}, {b for _, b in sent}
+    first: dict[int, int] = {}
+    for a, b in sent:
+        first.setdefault(a, a)
+        first.setdefault(b, a)  # whom it heard first
+    starters = [rank for rank in first if first[rank] == rank]
+    for found in (starters, sorted(receivers - senders)):
+        if len(found) == 1:
+            return found[0]
+    late = [a for a, _ in sent]  # up and down again: the root sends for the first time last
+    return max(senders, key=late.index, default=min(ranks, default=0))
+
+
+def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Place]:
+    at = {rank: i for i, rank in enumerate(ranks)}
+    edges = [(at[a], at[b]) for a, b in set(sent) if a in at and b in at]
+    n = len(ranks)
+    columns = _columns(n, edges) or _columns(n) or max(1, math.ceil(math.sqrt(n)))
+    return _rows([ranks[i : i + columns] for i in range(0, n, columns)])
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Place]:
+    """Rows from top to bottom, each centred, all with the same distance between ranks."""
+    wide, deep = max(map(len, rows), default=1), len(rows)
+    outs = {0: (0.0, -1.0), deep - 1: (0.0, 1.0)}
+    return {
+        rank: Place(round(0.5 + (i - (len(row) - 1) / 2) / max(wide - 1, 1), 4),
+                    round(y / (deep - 1), 4) if deep > 1 else 0.5, outs.get(y, (0.8, 0.6)))
+        for y, row in enumerate(rows) for i, rank in enumerate(row)
+    }  # fmt: skip
+
+
+_SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
+
+
+def _hypercube(ranks: list[int]) -> dict[int, Place]:
+    """Each bit of a rank's number is a step of its own; more than 32 ranks stand in a grid."""
+    if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
+        return _grid(ranks)
+    points = [tuple(sum(_SHIFTS[k][axis] for k in range(len(_SHIFTS)) if i >> k & 1)
+                    for axis in (0, 1)) for i in range(len(ranks))]  # fmt: skip
+    low = [min(p[axis] for p in points) for axis in (0, 1)]
+    size = [max(p[axis] for p in points) - low[axis] or 1.0 for axis in (0, 1)]
+    return {rank: _out(*(round((p[a] - low[a]) / size[a], 4) for a in (0, 1)))
+            for rank, p in zip(ranks, points, strict=True)}  # fmt: skip
+
+
+def _out(x: float, y: float) -> Place:
+    """A place whose way out is away from the middle."""
+    length = math.hypot(x - 0.5, y - 0.5) or 1.0
+    return Place(x, y, (round((x - 0.5) / length, 4), round((y - 0.5) / length, 4)))
+
+
+def _by(ranks: list[int], names: Mapping[int, str] | None) -> list[list[int]]:
+    """The ranks of each name, names in the order of their first rank."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        found[(names or {}).get(rank, "")].append(rank)
+    return list(found.values())
+
+
+def _workers_first(ranks: list[int], roles: Mapping[int, str]) -> list[list[int]]:
+    behind = [rank for rank in ranks if roles.get(rank) in ("server", "scheduler")]
+    return [row for row in ([r for r in ranks if r not in behind], behind) if row]

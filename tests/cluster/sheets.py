@@ -1,0 +1,79 @@
+"""A view on a page of its own, with a model that needs no kernel."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from distkit.views.assets import esm
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<style>%s</style><p id="before" tabindex="0">before</p><div id="at"></div>
+<script type="module">%s
+const state = {picture: %s}, on = [];
+const model = {get: (k) => state[k], on: (k, f) => on.push(f),
+  off: (k, f) => on.splice(on.indexOf(f), 1)};
+window.feed = (more) => { Object.assign(state, more); for (const f of on) f(); };
+window.dispose = view.render({model, el: document.getElementById("at")});
+window.listeners = () => on.length;
+window.leaked = [];
+document.addEventListener("keydown", (e) => leaked.push(e.key));
+</script>"""
+
+
+class Sheet:
+    """A view in the browser."""
+
+    def __init__(self, tab: Any, view: Any, path: Path) -> None:
+        self.tab, self.page, self.view = tab, tab.page, view
+        name = type(view).__name__.lower()
+        script = esm(name).replace("export default", "const view =")
+        picture = json.dumps(view.get_state("picture")["picture"], allow_nan=False)
+        text = PAGE % (view._css, script, picture.replace("<", "\\u003c"))
+        path.write_text(text, encoding="utf-8")
+        self.page.goto(path.as_uri())
+        self.root = self.page.locator(f"#at .distkit-{name}[data-drawn]")
+        self.root.wait_for()
+
+    def drawn(self, act: Any) -> None:
+        """Do something and wait until it is drawn."""
+        before = self.root.get_attribute("data-drawn")
+        act()
+        self.page.wait_for_function(
+            "n => document.querySelector('#at figure').dataset.drawn !== n", arg=before
+        )
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.drawn(lambda key=key: self.page.keyboard.press(key))
+
+    def text(self, selector: str) -> str:
+        return str(self.root.locator(selector).first.inner_text())
+
+    def texts(self, selector: str) -> list[str]:
+        return list(self.root.locator(selector).all_inner_texts())
+
+    def painted(self, selector: str) -> bool:
+        """Whether a canvas holds more than one colour."""
+        return bool(self.root.locator(selector).first.evaluate(
+            """c => new Set(new Uint32Array(
+                c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size > 1"""
+        ))  # fmt: skip
+
+    def pictures(self, name: str) -> None:
+        """Screenshots, light and dark, wide and narrow, to look at."""
+        RESULTS.mkdir(exist_ok=True)
+        for theme in ("light", "dark"):
+            for width in (1200, 760):
+                self.page.set_viewport_size({"width": width, "height": 900})
+                self.page.emulate_media(color_scheme=theme)
+                self.page.wait_for_timeout(150)
+                self.page.screenshot(path=RESULTS / f"{name}-{theme}-{width}.png", full_page=True)
+
+    def fine(self) -> None:
+        """No errors, nothing fetched; and nothing stays when it goes."""
+        assert self.tab.errors == [] and self.tab.outside == []
+        self.page.evaluate("dispose()")
+        assert self.page.evaluate("listeners()") == 0
+        assert self.page.locator("#at figure").count() == 0

@@ -1,0 +1,335 @@
+"""The cockpit in a real browser, with a stepper that needs no ranks and no kernel."""
+
+import json
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import steps
+
+from distkit.views import Cockpit
+from distkit.views.assets import css, esm
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<style>%s</style><p id="before" tabindex="0">before</p><div id="at"></div><div id="too"></div>
+<script type="module">%s
+const state = %s, on = {}, sent = [];
+const model = {get: (k) => state[k], on: (k, f) => (on[k] ??= []).push(f), off: () => {},
+               send: (message) => {
+                 if (window.gone) throw new Error("Cannot send");
+                 sent.push(message);
+               }};
+window.lose = () => { window.gone = true; for (const f of on.comm_live_update) f(); };
+window.taken = () => sent.splice(0);
+window.feed = ({ method, state: more, content }) => {
+  Object.assign(state, more);
+  for (const f of on[method === "custom" ? "msg:custom" : "change"] ?? []) f(content);
+};
+window.show = (id) => cockpit.render({model, el: document.getElementById(id)});
+window.leaked = [];
+document.addEventListener("keydown", (e) => leaked.push(e.key));
+show("at");
+</script>"""
+
+
+class Link:
+    """Carries messages between the page and the widget, as a kernel does."""
+
+    def __init__(self, tab: Any, stepper: Any, path: Path, monkeypatch: Any) -> None:
+        self.tab, self.stepper, self.cockpit = tab, stepper, Cockpit(stepper)
+        self.out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        parts = {k: self.cockpit.get_state(k)[k] for k in ("picture", "steps")}
+        monkeypatch.setattr(self.cockpit, "_send", lambda m, buffers=None: self.out.put(m))
+        script = esm("cockpit").replace("export default", "const cockpit =")
+        text = PAGE % (css("cockpit"), script, json.dumps(parts).replace("<", "\\u003c"))
+        path.write_text(text, encoding="utf-8")
+        tab.page.goto(path.as_uri())
+        self.root = tab.page.locator("#at .distkit-cockpit[data-cockpit=ready]")
+        self.root.wait_for()
+
+    def carry(self) -> None:
+        """Hand on what the page sent, and what the widget answers until it was done."""
+        for message in self.tab.page.evaluate("taken()"):
+            self.cockpit._handle_custom_msg(message, [])
+            self.until(lambda m, me=message: m.get("content") == {"did": me["id"]})
+        while not self.out.empty():
+            self.one()
+
+    def until(self, what: Any) -> None:
+        while not what(self.one()):
+            pass
+
+    def one(self) -> Any:
+        message = self.out.get(timeout=5)
+        self.tab.page.evaluate("message => feed(message)", message)
+        return message
+
+    def drawn(self, act: Any) -> None:
+        """Do something and wait until its moment is drawn."""
+        before = self.moment
+        act()
+        self.carry()
+        while self.moment == before:
+            if not self.out.empty():
+                self.one()
+
+    def reach(self, state: str) -> None:
+        """Hand on what comes until the page is in a state."""
+        while self.root.get_attribute("data-state") != state:
+            if not self.out.empty():
+                self.one()
+
+    def press(self, key: str) -> None:
+        self.drawn(lambda: self.tab.page.keyboard.press(key))
+
+    def click(self, selector: str) -> None:
+        self.drawn(lambda: self.root.locator(selector).click())
+
+    @property
+    def moment(self) -> int:
+        return int(self.root.get_attribute("data-moment"))
+
+    @property
+    def position(self) -> int:
+        return int(self.root.get_attribute("data-position"))
+
+    def text(self, selector: str) -> str:
+        return self.root.locator(selector).inner_text()
+
+    def lines(self) -> dict[int, str]:
+        """The line at which each rank's marker is."""
+        pins = self.root.locator(".dk-window .dk-pin").all()
+        return {int(p.get_attribute("data-rank")): p.get_attribute("data-line") for p in pins}
+
+
+@pytest.fixture
+def opened(tab: Any, tmp_path: Path, monkeypatch: Any) -> Any:
+    links = []
+
+    def open_(stepper: Any) -> Link:
+        links.append(Link(tab, stepper, tmp_path / "cockpit.html", monkeypatch))
+        return links[-1]
+
+    yield open_
+    for link in links:
+        link.cockpit.close()
+    assert tab.errors == [] and tab.outside == []
+
+
+def test_next_moves_the_markers_and_the_cards(opened: Any) -> None:
+    link = opened(steps.ring())
+    assert link.text(".dk-step") == "before the first step"
+    assert link.lines() == {0: "17", 1: "14", 2: "17", 3: "14"}
+    link.click(".dk-next")
+    assert link.text(".dk-step") == "step 1 of 1"
+    assert link.lines() == {0: "18", 1: "15", 2: "18", 3: "15"}
+    card = link.text(".dk-card[data-rank='1']")
+    for words in ("rank 1", "paused", "send(dst=2)", "collectives.py:15", "recv from rank 0",
+                  "before", "after", "float32 [16]"):  # fmt: skip
+        assert words in card
+    assert link.root.locator(".dk-card[data-rank='1'] .dk-strip i").count() == 3 * 16
+    assert "rank 1: paused before send(dst=2)" in link.root.locator("> .dk-spoken").text_content()
+
+
+def test_one_rank_goes_and_is_blocked(opened: Any) -> None:
+    link = opened(steps.ring())
+    link.click(".dk-go[data-rank='1']")
+    assert link.stepper.calls == [("next", 1)]
+    assert link.root.locator(".dk-window .dk-pin[data-doing=blocked]").inner_text() == "1"
+    assert "rank 0 is paused before send(dst=1)" in link.text(".dk-card[data-rank='1']")
+    button = link.root.locator(".dk-go[data-rank='1']")
+    assert button.get_attribute("aria-disabled") == "true"
+    assert button.get_attribute("title").startswith("rank 1: blocked in recv(src=0)")
+    assert link.root.locator(".dk-chip").all_inner_texts() == ["3 paused", "1 blocked"]
+
+
+def test_one_looks_back_and_comes_again(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring())
+    for _ in range(3):
+        link.click(".dk-next")
+    link.click(".dk-back")
+    assert (link.position, link.root.get_attribute("data-state")) == (2, "past")
+    assert link.lines() == {0: "17", 1: "14", 2: "17", 3: "14"}
+    assert link.root.locator(".dk-go[aria-disabled=true]").count() == 4
+    link.click(".dk-next")  # goes on through what was seen
+    assert link.position == 3 and len(link.stepper.moments) == 4
+    scrub = link.root.locator(".dk-scrub")
+    link.drawn(lambda: scrub.fill("1"))
+    assert link.position == 1 and link.text(".dk-step") == "step 1 of 3"
+
+
+def test_it_plays_to_the_end(opened: Any) -> None:
+    link = opened(steps.ring())
+    link.root.locator(".dk-speed").select_option("5")
+    link.click(".dk-play")
+    assert ("play", 5.0) in link.stepper.calls
+    link.reach("finished")
+    assert link.position == 7
+    for name in ("next", "play", "finish"):
+        assert link.root.locator(f".dk-{name}").get_attribute("title") == "The program has ended."
+    assert link.root.locator(".dk-chip").inner_text() == "all finished"
+
+
+def test_keys_do_what_the_buttons_do_and_do_not_leak(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring())
+    link.root.focus()
+    for key, position in (("n", 1), ("ArrowRight", 2), ("b", 1), ("ArrowLeft", 0), ("End", 2),
+                          ("Home", 0), ("End", 2), ("1", 3), ("f", 8)):  # fmt: skip
+        link.press(key)
+        assert link.position == position, key
+    assert ("next", 1) in link.stepper.calls
+    tab.page.keyboard.press("?")
+    assert link.root.locator("dl.dk-help").is_visible()
+    tab.page.keyboard.press("9")
+    assert link.root.locator("> .dk-spoken").text_content() == "There is no rank 9."
+    link.root.locator("canvas").focus()  # these keys are the timeline's
+    tab.page.keyboard.press("0")
+    tab.page.keyboard.press("ArrowLeft")
+    assert tab.page.evaluate("taken()") == [] and link.position == 8
+    assert tab.page.evaluate("leaked") == []
+    tab.page.keyboard.press("Control+s")
+    assert "s" in tab.page.evaluate("leaked")
+
+
+def test_a_deadlock_is_told_where_one_looks(opened: Any) -> None:
+    link = opened(steps.cycle())
+    link.click(".dk-next")
+    assert steps.FOUND.message in link.text(".dk-finding")  # before any diagnosis
+    link.stepper.findings = [steps.FOUND]
+    link.stepper._changed()
+    link.until(lambda m: any("remarks" in v for v in m.get("state", {}).values()))
+    link.root.locator(".dk-remark span", has_text="Let one of them send first.").wait_for()
+    hot = link.root.locator(".dk-hot").all()
+    assert [row.get_attribute("data-line") for row in hot] == ["4", "7"]
+    assert "nobody can be let go" in link.root.locator(".dk-next").get_attribute("title")
+    link.click(".dk-back")
+    assert link.text(".dk-finding") == ""
+
+
+def test_two_views_of_one_cockpit_show_the_same(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring())
+    link.click(".dk-next")
+    tab.page.evaluate("void show('too')")
+    other = tab.page.locator("#too .distkit-cockpit")
+    assert other.get_attribute("data-position") == "1"
+    link.click(".dk-next")
+    tab.page.wait_for_function("document.querySelector('#too [data-position=\"2\"]')")
+    assert other.locator(".dk-step").inner_text() == "step 2 of 2"
+
+
+def test_a_silent_kernel_is_told(opened: Any, tab: Any) -> None:
+    tab.page.clock.install()
+    link = opened(steps.ring())
+    link.root.locator(".dk-next").click()
+    tab.page.clock.run_for(5_000)
+    link.root.locator(".dk-trouble", has_text="The kernel does not answer").wait_for()
+    link.carry()
+    tab.page.clock.run_for(100)
+    link.root.locator(".dk-trouble:empty").wait_for(state="attached")
+
+
+def test_a_kernel_that_is_gone_is_told_and_nothing_can_be_clicked(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring())
+    link.click(".dk-next")
+    tab.page.evaluate("lose()")
+    link.root.locator(".dk-trouble", has_text="The kernel is gone: run the cell again.").wait_for()
+    buttons = link.root.locator(".dk-button:not(.dk-help)").all()
+    assert {b.get_attribute("aria-disabled") for b in buttons} == {"true"}
+    assert link.root.locator(".dk-scrub").is_disabled()
+    link.root.focus()
+    tab.page.keyboard.press("n")
+    assert tab.page.evaluate("taken()") == []
+
+
+def test_a_click_on_what_is_gone_is_no_error(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring())
+    tab.page.evaluate("window.gone = true")
+    link.root.locator(".dk-next").click()
+    link.root.locator(".dk-trouble", has_text="The kernel is gone").wait_for()
+    assert link.root.get_attribute("data-state") == "absent"
+
+
+ERROR = """rank 1 raised ValueError: too small at collectives.py:9
+The others were released: rank 0.
+
+Traceback on rank 1:
+  File "collectives.py", line 9, in fn
+ValueError: too small"""
+
+
+def test_a_run_that_failed_is_told_once_and_its_ranks_stay_where_they_were(opened: Any) -> None:
+    stepper = steps.ring(3)
+    stepper.next()
+    stepper.fail(ERROR, 1, "ValueError: too small", "collectives.py:9")
+    link = opened(stepper)
+    assert link.root.locator(".dk-remark").count() == 1 and link.text(".dk-trouble") == ""
+    assert link.text(".dk-remark strong").startswith("rank 1 raised ValueError")
+    trace = link.root.locator(".dk-remark pre")
+    assert not trace.is_visible()
+    link.root.locator("summary").click()
+    assert trace.inner_text().splitlines() == ERROR.splitlines()[3:]
+    assert link.lines() == {0: "18", 1: "9", 2: "17"}
+    assert "ValueError: too small" in link.text(".dk-card[data-rank='1']")
+    assert link.root.locator(".dk-chip").all_inner_texts() == ["2 released", "1 failed"]
+
+
+def test_long_sources_open_at_the_markers_and_fade_where_they_go_on(opened: Any) -> None:
+    calls = "dist.get_rank(); dist.barrier(); work.wait()"
+    text = '"""' + "words\n" * 400 + f'"""\n{calls}' + " # " * 99
+    script = [{"op": steps.Op.BARRIER, "where": "long.py:401"}]
+    link = opened(steps.FakeStepper("long", [script] * 2, {"long.py": text}))
+    window = link.root.locator(".dk-window").bounding_box()
+    pin = link.root.locator(".dk-window .dk-pin").first.bounding_box()
+    assert window["y"] < pin["y"] < window["y"] + window["height"]
+    assert link.root.locator(".dk-source").get_attribute("data-more") == "true"
+    talk = link.root.locator(".dk-py-talk").all_inner_texts()
+    assert talk == ["dist.barrier", ".wait"]
+
+
+def test_a_program_without_communication_says_so(opened: Any) -> None:
+    link = opened(steps.FakeStepper("quiet", [[], []], {}))
+    assert link.text(".dk-source") == "It has no communication to step through."
+
+
+@pytest.mark.parametrize(("ranks", "width", "columns"), [
+    (1, 1200, [1]), (2, 1200, [2]), (2, 760, [2]), (3, 760, [3]), (3, 1200, [2, 1]),
+    (3, 1600, [3]), (4, 760, [2, 2]),
+])  # fmt: skip
+def test_cards_leave_no_holes(opened: Any, tab: Any, ranks: int, width: int, columns: Any) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 1200})
+    link = opened(steps.FakeStepper("f", [[{"op": steps.Op.BARRIER, "where": "f:1"}]] * ranks, {}))
+    rows: dict[float, list[Any]] = {}
+    for card in link.root.locator(".dk-card").all():
+        box = card.bounding_box()
+        rows.setdefault(box["y"], []).append(box)
+    assert [len(row) for row in rows.values()] == columns
+    wide = {round(sum(box["width"] + 12 for box in row)) for row in rows.values()}
+    assert len(wide) == 1
+
+
+def test_the_keys_stay_in_line_with_the_slider(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring(4))
+    for width in (1200, 890, 850, 760, 500):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tops = [link.root.locator(c).bounding_box()["y"] for c in (".dk-scrub", "button.dk-help")]
+        assert tops[0] == tops[1], width
+
+
+def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) -> None:
+    link = opened(steps.ring())
+    for _ in range(3):
+        link.click(".dk-next")
+    link.click(".dk-go[data-rank='0']")
+    RESULTS.mkdir(exist_ok=True)
+    for scheme in ("light", "dark"):
+        for width in (1200, 760):
+            tab.page.emulate_media(color_scheme=scheme)
+            tab.page.set_viewport_size({"width": width, "height": 1200})
+            overflow = "() => document.documentElement.scrollWidth - innerWidth"
+            assert tab.page.evaluate(overflow) <= 0
+            tops = {link.root.locator(f".dk-{c}").bounding_box()["y"] for c in ("source", "cards")}
+            assert len(tops) == (1 if width == 1200 else 2)
+            tab.page.screenshot(path=RESULTS / f"cockpit-{scheme}-{width}.png")

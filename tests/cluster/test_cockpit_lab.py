@@ -1,0 +1,166 @@
+"""The cockpit on real ranks, in a real JupyterLab, driven as a reader does: mouse and keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distkit.bench.lab import IDLE, command
+from distkit.bench.step import notebook
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+START = """
+import torch, torch.distributed as dist
+import distkit as dk
+
+cluster = dk.Cluster(4)
+"""
+STEP = """
+def ring_sum():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    passing = torch.linspace(-1, 1, 24) * (rank + 1)
+    total = passing.clone()
+    for _ in range(n - 1):
+        coming = torch.zeros_like(total)
+        work = dist.isend(passing, dst=(rank + 1) % n)
+        dist.recv(coming, src=(rank - 1) % n)
+        work.wait()
+        total += coming
+        passing = coming
+    return total[-1].item()
+
+stepper = cluster.step(ring_sum)
+stepper
+"""
+RESULT = "print('result', stepper.finish().results)"
+DEADLOCK = """
+def cross():
+    other = dist.get_rank() ^ 1
+    dist.recv(torch.zeros(1), src=other)
+    dist.send(torch.zeros(1), dst=other)
+
+cluster.run(cross)
+"""
+AFTER = "print('after', cluster.run(dist.get_rank).results)"
+
+
+@pytest.fixture
+def page(lab: Any, tab: Any) -> Iterator[Any]:
+    """A notebook whose first two cells have run: the cockpit is there."""
+    cells = START, STEP, RESULT, DEADLOCK, AFTER, "cluster.stop()"
+    (lab.root / "cockpit.ipynb").write_text(notebook(*cells))
+    page = tab.page
+    page.goto(lab.address("cockpit.ipynb"))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in (0, 1):
+        run_cell(page, cell)
+    page.wait_for_selector('.distkit-cockpit[data-cockpit="ready"][data-position="0"]')
+    yield page
+    run_cell(page, 5)
+    assert tab.errors == []
+    assert tab.outside == []
+
+
+def run_cell(page: Any, index: int) -> None:
+    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+    command(page, "notebook:run-cell")
+    page.wait_for_function(IDLE, timeout=20_000)
+
+
+def wait(page: Any, position: int, state: str = "now") -> None:
+    page.wait_for_selector(
+        f'.distkit-cockpit[data-position="{position}"][data-state="{state}"]', timeout=10_000
+    )
+
+
+def doing(page: Any) -> list[str]:
+    return [c.get_attribute("data-doing") for c in page.locator(".dk-card").all()]
+
+
+def test_drive_the_cockpit(page: Any) -> None:
+    cells = page.locator(".jp-Cell").count()
+    page.locator(".dk-next").click()
+    wait(page, 1)
+    assert doing(page) == ["paused"] * 4
+    page.locator('.dk-go[data-rank="2"]').click()  # rank 2 receives what rank 1 has sent
+    wait(page, 2)
+    lines = page.locator(".dk-window .dk-pin").evaluate_all(
+        "pins => pins.map(p => [p.dataset.rank, p.dataset.line])"
+    )
+    assert sorted(lines) == [["0", "8"], ["1", "8"], ["2", "7"], ["3", "8"]]
+    assert doing(page)[2] == "blocked"  # in its send: rank 3 has not received
+    look(page, "stepping")
+
+    page.locator(".distkit-cockpit").focus()
+    page.keyboard.press("b")
+    wait(page, 1, "past")
+    page.keyboard.press("Home")
+    wait(page, 0, "past")
+    page.keyboard.press("ArrowRight")
+    wait(page, 1, "past")
+    page.keyboard.press("End")
+    wait(page, 2)
+    page.keyboard.press("3")  # frees rank 2
+    wait(page, 3)
+    assert doing(page)[2:] == ["paused", "blocked"]
+
+    page.locator("select.dk-speed").select_option(index=2)
+    page.locator(".dk-play").click()
+    page.wait_for_selector('.distkit-cockpit[data-state="playing"]')
+    page.wait_for_selector('.distkit-cockpit[data-state="finished"]', timeout=30_000)
+    assert doing(page) == ["finished"] * 4
+    assert page.locator(".jp-Cell").count() == cells  # no key came through to JupyterLab
+
+    for cell in (2, 3, 4):
+        run_cell(page, cell)
+    said = page.locator(".jp-OutputArea-output").all_inner_texts()
+    assert any("result [10.0, 10.0, 10.0, 10.0]" in text for text in said)
+    assert any("each waits for the other. Let one of them send first" in text for text in said)
+    assert not any("site-packages" in text or "distkit/cluster" in text for text in said)
+    assert any("after [0, 1, 2, 3]" in text for text in said)
+    page.locator(".jp-Cell").nth(4).scroll_into_view_if_needed()
+    look(page, "deadlock")
+
+
+def test_a_restarted_kernel_is_told(page: Any) -> None:
+    run_cell(page, 5)  # nobody is left running
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.locator(".dk-trouble", has_text="The kernel is gone: run the cell again.").wait_for()
+    page.wait_for_function(IDLE, timeout=20_000)
+    page.locator(".dk-next").click(force=True)
+    assert page.locator('.dk-next[aria-disabled="true"]').count() == 1
+    for cell in (0, 1):
+        run_cell(page, cell)
+    page.wait_for_selector('.distkit-cockpit[data-state="now"]')
+
+
+def test_the_stop_button_ends_a_hung_cell(page: Any) -> None:
+    hang = "stepper.stop(); cluster.run(dist.recv, torch.zeros(1), wait_forever=True)"
+    page.evaluate("""text => {
+        const notebook = jupyterapp.shell.currentWidget.content;
+        notebook.widgets[3].model.sharedModel.setSource(text);
+        notebook.activeCellIndex = 3;
+        jupyterapp.commands.execute("notebook:run-cell");  // not waited for: it hangs
+    }""", hang)  # fmt: skip
+    page.wait_for_selector(".dk-live", timeout=10_000)  # after a second the timeline appears
+    command(page, "notebook:interrupt-kernel")
+    page.wait_for_function(IDLE, timeout=5_000)
+    run_cell(page, 4)
+    said = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
+    assert "RunStopped" in said and "was interrupted on all ranks" in said
+    assert "after [0, 1, 2, 3]" in said
+
+
+def look(page: Any, name: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    for theme in ("Light", "Dark"):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        page.wait_for_selector("#jupyterlab-splash", state="detached")
+        page.screenshot(path=RESULTS / f"{name}-{theme.lower()}.png", animations="disabled")
+        cockpit = page.locator(".distkit-cockpit")
+        file = RESULTS / f"{name}-cockpit-{theme.lower()}.png"  # the README's, when light
+        cockpit.screenshot(path=file, animations="disabled")

@@ -1,0 +1,122 @@
+"""The gradients of real training loops in a real browser."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sheets import Sheet
+from torch.nn.parallel import DistributedDataParallel
+
+import distkit as dk
+from distkit.events import Trace
+from distkit.views.gradient_projection import project
+
+
+def train(average: bool = True) -> None:
+    """Synchronous SGD on the digits, with the gradient of the whole batch on rank 0."""
+    images, labels = dk.demos.digits()
+    mine, my = dk.shard(images, labels)
+    net = dk.demos.model()
+    all_reduce = dist.all_reduce if average else lambda gradient: None
+    with dk.watch_gradients(net) as watch:
+        for rows in torch.arange(32 * 6).split(32):
+            if dist.get_rank() == 0:
+                everything = slice(4 * int(rows[0]), 4 * int(rows[-1]) + 4)
+                watch.alone(F.cross_entropy(net(images[everything]), labels[everything]))
+            loss = dk.sync_sgd_step(net, (mine[rows], my[rows]), F.cross_entropy, 0.2,
+                                    all_reduce=all_reduce)  # fmt: skip
+            watch.step(loss=loss, lr=0.2, samples=len(rows))
+
+
+def train_ddp() -> None:
+    images, labels = dk.shard(*dk.demos.digits())
+    net = DistributedDataParallel(dk.demos.model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+    with dk.watch_gradients(net) as watch:
+        for rows in torch.arange(32 * 3).split(32):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images[rows]), labels[rows])
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss, lr=0.2, samples=len(rows))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return dk.run_ranks(train, 4).trace
+
+
+def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
+    first, second, third = sheet.texts(".dkv-verdicts li span")
+    assert first == "after the all-reduce every rank has the same gradient: the sum of all 4"
+    assert second.startswith("one process computes the same, to ")
+    assert third == "the replicas' weights are equal to the bit at every step"
+    assert sheet.texts(".dkv-tiles h4")[0].startswith("loss")
+    assert sheet.root.locator(".dkv-chart").count() == 5
+    assert sheet.texts("tbody th button")[0].startswith("0.weight")
+    assert sheet.root.locator("tbody .dkv-heat").count() == 4 * 6
+    assert sheet.root.locator("[data-card]").count() == 6 and sheet.painted("[data-card] .dkv-heat")
+    assert sheet.root.locator(".dkv-cos").count() == 16
+
+    sheet.page.focus(".dkv-slider")
+    sheet.press("ArrowRight", "ArrowRight", "ArrowDown")
+    assert sheet.text(".dkv-where") == "step 3"
+    assert sheet.text(".dkv-chosen button").startswith("0.bias")
+    assert "step 3, layer 0.bias; rank 0 norm" in sheet.root.locator(
+        "> .dk-spoken").text_content()  # fmt: skip
+    sheet.drawn(lambda: sheet.root.locator("tbody tr >> nth=3").click())
+    assert sheet.text(".dkv-detail strong").startswith("2.bias")
+    chart = sheet.root.locator(".dkv-chart").first.bounding_box()
+    sheet.drawn(lambda: sheet.page.mouse.click(chart["x"] + chart["width"] - 12, chart["y"] + 40))
+    assert sheet.text(".dkv-where") == "step 6"
+    assert tab.page.evaluate("leaked") == []
+    sheet.fine()
+
+
+def test_what_was_not_averaged(tab: Any, tmp_path: Path) -> None:
+    view = dk.Gradients(dk.run_ranks(train, 2, average=False).trace)
+    sheet = Sheet(tab, view, tmp_path / "gradients.html")
+    assert sheet.texts(".dkv-wrong span")[0].endswith("nothing was averaged")
+    assert "rank 1 is now" in sheet.texts(".dkv-wrong span")[-1]
+    assert sheet.texts("tbody .dk-alarm") == ["≠ by rank"] * 4
+    sheet.fine()
+
+
+def test_ddp(tab: Any, tmp_path: Path) -> None:
+    sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
+    assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
+    assert len(sheet.texts("tbody tr")) == 4
+    sheet.fine()
+
+
+def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    first = Trace(trace[: len(trace) // 2], trace.meta)
+    view = dk.Gradients(first)
+    view._data = project(first, live=True)
+    sheet = Sheet(tab, view, tmp_path / "gradients.html")
+    assert sheet.text(".dk-live") == "live"
+    patch = view._end(trace)
+    sheet.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
+    sheet.page.focus(".dkv-slider")
+    sheet.press("End")
+    assert sheet.text(".dkv-where") == "step 6"
+    assert sheet.root.locator(".dk-live").count() == 0
+    sheet.fine()
+
+
+def test_an_unwatched_run_says_what_to_do(tab: Any, tmp_path: Path) -> None:
+    sheet = Sheet(tab, dk.Gradients(Trace()), tmp_path / "gradients.html")
+    assert "dk.watch_gradients(model)" in sheet.text(".dkv-empty")
+    assert sheet.root.locator(".dkv-chart").count() == 0
+    sheet.fine()
+
+
+def test_pictures(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
+    sheet.pictures("gradients")
+    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+    sheet.fine()

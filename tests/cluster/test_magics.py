@@ -1,0 +1,195 @@
+"""``%%ranks`` in a real notebook: one kernel runs all the cells, each test looks at some."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+CELLS = {
+    "load": "import distkit as dk\n%load_ext distkit",
+    "too early": "%%ranks\nrank",
+    "cluster": "cluster = dk.Cluster(3)",
+    "all": "%%ranks\nx = rank * 10\nx",
+    "results": "_.results",
+    "some": "%%ranks 0,2\ny = x + 1\nprint('only', rank)",
+    "others": "%%ranks 1 - 2\nrank",
+    "span": "%%ranks 1-2\nrank, x",
+    "words": "%%ranks 0 2\nrank",
+    "missing": "%%ranks 1\ny",
+    "none": "%%ranks\nx = x",
+    "nothing": "%%ranks\n# nothing",
+    "given": "%%ranks\nworld_size, dist.get_rank() == rank, torch.ones(1).item()",
+    "sum": "%%ranks\nt = torch.full((2,), float(rank))\ndist.all_reduce(t)\nt.tolist()",
+    "sum again": "%%ranks\nt = torch.full((2,), float(rank))\ndist.all_reduce(t)\nt.tolist()",
+    "lines": "sorted({e.where for e in _.trace})",
+    "function": "%%ranks\ndef divide(by):\n    return 1 / by",
+    "raises": "%%ranks\n\nif rank == 1:\n    divide(0)",
+    "hangs": "%%ranks\ndist.recv(torch.zeros(1), src=(rank + 1) % 3)",
+    "alone": "%%ranks 0\ndist.barrier()",
+    "data": "data = 3",
+    "the notebook's": "%%ranks\ndata + 1",
+    "nobody's": "%%ranks\nnowhere",
+    "no such rank": "%%ranks 7\n1",
+    "negative": "%%ranks -1\n1",
+    "endless": "%%ranks 0-99999999999\n1",
+    "no number": "%%ranks first\n1",
+    "half a span": "%%ranks 0-\n1",
+    "backwards": "%%ranks 2-1\n1",
+    "syntax": "%%ranks\nif rank\n    1",
+    "still": "%%ranks\nx",
+    "step": "%%ranks --step\nt = torch.ones(2)\ndist.all_reduce(t, dist.ReduceOp.MAX)\nt[0].item()",
+    "stepper": "stepper = _\n[str(s) for s in stepper.moment.standings]",
+    "finish": "stepper.finish().results",
+    "step some": "%%ranks 1 --step\nrank",
+    "execute": "cluster.execute('rank + 1', ranks=[2]).results",
+    "execute wrong": "cluster.execute('\\n1 / rank', ranks=[0])",
+    "other cluster": "small = dk.Cluster(2)",
+    "the latest": "%%ranks\nworld_size",
+    "stop small": "small.stop()",
+    "the one before": "%%ranks 0\nworld_size",
+    "stop": "cluster.stop()",
+    "too late": "%%ranks\nrank",
+}
+
+
+class Cell:
+    """What a cell has shown."""
+
+    def __init__(self, cell: Any) -> None:
+        self.number, self.outputs = cell.execution_count, cell.outputs
+
+    def text(self, kind: str, name: str) -> str:
+        return "".join(o[kind] for o in self.outputs if o.get("name") == name)
+
+    @property
+    def printed(self) -> list[str]:
+        return sorted(self.text("text", "stdout").splitlines())
+
+    @property
+    def usage(self) -> str:
+        return self.text("text", "stderr").strip()
+
+    @property
+    def result(self) -> dict[str, str]:
+        (found,) = (o.data for o in self.outputs if o.output_type == "execute_result")
+        return dict(found)
+
+    @property
+    def error(self) -> str:
+        """The error as it is shown, without colours."""
+        (found,) = (o for o in self.outputs if o.output_type == "error")
+        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(found.traceback))
+
+    def line(self, n: int) -> str:
+        return f"In[{self.number}]:{n}"
+
+
+@pytest.fixture(scope="module")
+def cells(jupyter_home: Path) -> dict[str, Cell]:
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, CELLS.values())])
+    NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute()
+    return {name: Cell(cell) for name, cell in zip(CELLS, notebook.cells, strict=True)}
+
+
+def test_the_last_value_is_printed_by_each_rank(cells: dict[str, Cell]) -> None:
+    assert cells["all"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"]
+    assert cells["results"].result["text/plain"] == "[0, 10, 20]"
+    assert cells["none"].printed == cells["nothing"].printed == []
+    assert cells["given"].printed == [f"[rank {r}] (3, True, 1.0)" for r in range(3)]
+
+
+def test_only_some_ranks(cells: dict[str, Cell]) -> None:
+    assert cells["some"].printed == ["[rank 0] only 0", "[rank 2] only 2"]
+    assert cells["span"].printed == ["[rank 1] (1, 10)", "[rank 2] (2, 20)"]
+    assert cells["words"].printed == ["[rank 0] 0", "[rank 2] 2"]
+
+
+def test_variables_stay_on_their_ranks(cells: dict[str, Cell]) -> None:
+    assert "rank 1 raised NameError: name 'y' is not defined" in cells["missing"].error
+    assert cells["still"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"], "after errors"
+
+
+def test_the_run_is_shown_and_its_lines_are_the_cells(cells: dict[str, Cell]) -> None:
+    assert cells["sum"].printed == [f"[rank {r}] [3.0, 3.0]" for r in range(3)]
+    assert "image/svg+xml" in cells["sum"].result
+    assert cells["lines"].result["text/plain"] == f"['{cells['sum again'].line(3)}']"
+
+
+def test_an_error_has_the_cells_lines(cells: dict[str, Cell]) -> None:
+    raising, function = cells["raises"], cells["function"]
+    assert raising.error.startswith(
+        f"RankError: rank 1 raised ZeroDivisionError: division by zero at {function.line(3)}\n"
+    )
+    assert f'File "In[{raising.number}]", line 4, in <module>\n    divide(0)' in raising.error
+    assert f'File "In[{function.number}]", line 3, in divide\n    return 1 / by' in raising.error
+
+
+def test_an_error_shows_no_machinery(cells: dict[str, Cell]) -> None:
+    for name in ("raises", "hangs", "no such rank", "the notebook's"):
+        assert not re.search(r"run_cell_magic|distkit-cell|magics\.py|exec\(", cells[name].error)
+
+
+def test_a_hang_is_explained(cells: dict[str, Cell]) -> None:
+    waits = [f"rank {r} waits in recv(src={(r + 1) % 3}) at {cells['hangs'].line(2)}"
+             for r in range(3)]  # fmt: skip
+    assert f"DeadlockError: cell cannot go on: {', '.join(waits)}: each waits for the next" in (
+        cells["hangs"].error
+    )
+    assert "but ranks 1 and 2 have finished without calling it" in cells["alone"].error
+
+
+def test_a_name_of_the_notebook_is_explained(cells: dict[str, Cell]) -> None:
+    assert "data is a variable of the notebook" in cells["the notebook's"].error
+    assert "name 'nowhere' is not defined" in cells["nobody's"].error
+    assert "variable of the notebook" not in cells["nobody's"].error
+
+
+def test_ranks_that_are_not_there(cells: dict[str, Cell]) -> None:
+    for name in ("no such rank", "endless"):
+        assert re.match(r"ClusterError: there is no rank \d+: this cluster has ranks 0 to 2\.",
+                        cells[name].error)  # fmt: skip
+    for name in ("negative", "no number", "half a span", "backwards", "others"):
+        said = CELLS[name].splitlines()[0]
+        assert cells[name].usage == f"UsageError: {said}: name ranks from 0 to 2, as 0,2 or 1-3"
+
+
+def test_a_syntax_error_is_one_of_the_cell(cells: dict[str, Cell]) -> None:
+    end = cells["syntax"].error.strip().splitlines()[-4:]
+    assert f"In[{cells['syntax'].number}]:2" in end[0]
+    assert end[1].strip() == "if rank"
+    assert end[3] == "SyntaxError: expected ':'"
+
+
+def test_no_cluster(cells: dict[str, Cell]) -> None:
+    for name in ("too early", "too late"):
+        assert cells[name].usage == (
+            "UsageError: there is no cluster. Make one first: cluster = dk.Cluster(4)"
+        )
+
+
+def test_the_latest_cluster_is_meant(cells: dict[str, Cell]) -> None:
+    assert cells["the latest"].printed == ["[rank 0] 2", "[rank 1] 2"]
+    assert cells["the one before"].printed == ["[rank 0] 3"]
+
+
+def test_stepping_through_a_cell(cells: dict[str, Cell]) -> None:
+    shown = cells["step"].result
+    assert "image/svg+xml" in shown and "application/vnd.jupyter.widget-view+json" in shown
+    paused = f"paused before all_reduce(max) at {cells['step'].line(3)}"
+    standings = cells["stepper"].result["text/plain"]
+    assert [f"rank {r}: {paused}" in standings for r in range(3)] == [True] * 3
+    assert cells["finish"].printed == [f"[rank {r}] 1.0" for r in range(3)]
+    assert cells["finish"].result["text/plain"] == "[1.0, 1.0, 1.0]"
+    assert cells["step some"].printed == ["[rank 1] 1"]
+
+
+def test_the_same_without_the_magic(cells: dict[str, Cell]) -> None:
+    assert cells["execute"].result["text/plain"] == "[None, None, 3]"
+    assert f"ZeroDivisionError: division by zero at {cells['execute wrong'].line(2)}" in (
+        cells["execute wrong"].error
+    )

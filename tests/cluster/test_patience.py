@@ -1,0 +1,165 @@
+"""Who may still go on is left alone; what cannot be interrupted ends quickly all the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.trace.findings import Kind
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(3) as made:
+        yield made
+
+
+@pytest.fixture
+def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
+    """A cluster that must still work when the test is over."""
+    yield cluster
+    assert cluster.run(total).results == [3.0] * 3
+
+
+def total() -> float:
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x)
+    return x.item()
+
+
+def sent_by_a_timer() -> float:
+    x = torch.zeros(1)
+    if dist.get_rank() == 1:
+        threading.Timer(0.6, lambda: dist.send(torch.ones(1), dst=0)).start()
+    elif dist.get_rank() == 0:
+        dist.recv(x, src=1)
+    dist.barrier()
+    return x.item()
+
+
+def test_a_thread_that_sends_later_is_waited_for(usable: dk.Cluster) -> None:
+    assert usable.run(sent_by_a_timer).results == [1.0, 0.0, 0.0]
+
+
+SECOND = timedelta(seconds=0.6)
+
+
+def receive_in_time() -> None:
+    work = dist.irecv(torch.zeros(1), src=1)
+    assert work is not None
+    work.wait(SECOND)
+
+
+def group_in_time() -> None:
+    dist.new_group([0, 1], timeout=SECOND)
+
+
+def barrier_in_time() -> None:
+    dist.monitored_barrier(timeout=SECOND)
+
+
+@pytest.mark.parametrize("call", [receive_in_time, group_in_time, barrier_in_time])
+@pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
+def test_a_programs_own_time_limit_is_respected(
+    usable: dk.Cluster, call: Callable[[], None]
+) -> None:
+    def program() -> str:
+        try:
+            if dist.get_rank() == 0:
+                call()
+        except (RuntimeError, dist.DistStoreError):
+            return "handled"
+        return ""
+
+    assert usable.run(program).results == ["handled", "", ""]
+
+
+def test_a_thread_that_outlives_a_release_does_not_get_into_the_next_run(
+    usable: dk.Cluster,
+) -> None:
+    def haunt() -> None:
+        if dist.get_rank() == 1:
+            threading.Timer(0.5, lambda: dist.send(torch.ones(1), dst=0)).start()
+        dist.recv(torch.zeros(1), src=2)
+
+    run = usable.submit(haunt)
+    time.sleep(0.2)
+    usable.interrupt()
+    with pytest.raises(dk.RunInterrupted):
+        run.wait(10)
+    later = usable.run(time.sleep, 0.7)
+    assert len(later.trace) == 0
+
+
+def three_from_anybody() -> None:
+    x = torch.zeros(1)
+    if dist.get_rank() == 0:
+        for _ in range(3):
+            dist.recv(x)
+    else:
+        dist.send(x, dst=0)
+
+
+def test_a_receive_from_anybody_is_explained_and_ended_quickly(usable: dk.Cluster) -> None:
+    start = time.monotonic()
+    with pytest.raises(dk.DeadlockError, match=r"after sending 2 messages.*one of ranks 1 and 2"):
+        usable.run(three_from_anybody)
+    assert time.monotonic() - start < 2.5
+
+
+def test_a_rank_that_is_not_there(usable: dk.Cluster) -> None:
+    with pytest.raises(dk.RankError, match="there is no rank 7; the group has ranks 0 to 2"):
+        usable.run(lambda: dist.send(torch.ones(1), dst=7))
+
+
+def test_collectives_of_objects_have_their_own_name(usable: dk.Cluster) -> None:
+    def program() -> None:
+        if dist.get_rank() != 0:
+            dist.all_gather_object([None] * 3, "x")
+
+    with pytest.raises(dk.DeadlockError, match=r"wait in all_gather_object\(\)") as caught:
+        usable.run(program)
+    assert [f.kind for f in caught.value.findings] == [Kind.SKIPPED]
+
+
+def test_a_cell_that_not_every_rank_ran(usable: dk.Cluster) -> None:
+    with pytest.raises(dk.DeadlockError, match="the cell was not run on it"):
+        usable.execute("dist.barrier()", [0])
+
+
+def test_stop_while_paused() -> None:
+    with dk.Cluster(2) as cluster:
+        stepper = cluster.step(total)
+        cluster.stop()
+        start = time.monotonic()
+        with pytest.raises(dk.RunInterrupted, match="the cluster was stopped"):
+            stepper.finish()
+        assert time.monotonic() - start < 2
+        with pytest.raises(dk.StoppedError, match=r"dk.Cluster\(2\)"):
+            cluster.step(total)
+
+
+def test_play_while_looking_back_shows_the_past_again(usable: dk.Cluster) -> None:
+    def often() -> None:
+        for _ in range(6):
+            dist.barrier()
+
+    with usable.step(often) as stepper:
+        for _ in range(3):
+            stepper.next()
+        stepper.seek(0).play(speed=100)
+        assert (stepper.position, len(stepper.moments)) == (3, 4)
+
+
+def test_a_line_that_is_not_there(usable: dk.Cluster) -> None:
+    with usable.step(total) as stepper:
+        with pytest.raises(dk.StepError, match="there is no line 99999"):
+            stepper.run_to(line=99999)
+        assert not stepper.finished

@@ -1,0 +1,111 @@
+"""After a hang: the run ends at once on every rank, and the same cluster runs the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.hangs import ALL
+from distkit.trace.findings import Kind
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[dk.Cluster]:
+    with dk.Cluster(3) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(shared: dk.Cluster) -> Iterator[dk.Cluster]:
+    """A cluster that must still work when the test is over, with the same processes."""
+    pids = [row[2] for row in shared.wait().status().rows]
+    yield shared
+    assert shared.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
+    assert [row[2] for row in shared.status().rows] == pids
+
+
+def sum_of_ranks() -> float:
+    x = torch.full((3,), float(dist.get_rank()))
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def hung(cluster: dk.Cluster) -> bool:
+    return any(f.hang for f in cluster.diagnose())
+
+
+HANGS = ["ring_of_recvs", "no_receiver", "skipped", "new_group_skipped", "wrong_group",
+         "unused_parameter", "different_root", "missing_barrier"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_is_interrupted_within_a_second(cluster: dk.Cluster, name: str) -> None:
+    case = ALL[name]
+    run = cluster.submit(case.program, wait_forever=True)
+    until(lambda: hung(cluster))
+    assert not run.finished
+    start = time.monotonic()
+    cluster.interrupt()
+    with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
+        run.wait(10)
+    assert cluster.run(dist.get_rank).results == [0, 1, 2]
+    assert time.monotonic() - start < 1
+    assert [(f.kind, f.culprits) for f in run.findings if f.hang] == [(case.kind, case.culprits)]
+
+
+def test_a_hang_that_nobody_waits_for_is_released(cluster: dk.Cluster) -> None:
+    for _ in range(3):
+        with pytest.raises(dk.DeadlockError, match=r"in a circle(?s:.*)ready for the next run"):
+            cluster.run(ALL["ring_of_recvs"].program)
+        (finding,) = cluster.diagnose()
+        assert finding.kind is Kind.CYCLE
+
+
+def test_groups_can_be_made_after_a_group_was_not(cluster: dk.Cluster) -> None:
+    with pytest.raises(dk.DeadlockError, match="Call new_group on every rank of the world"):
+        cluster.run(ALL["new_group_skipped"].program)
+
+    def program() -> float:
+        pair = dist.new_group([0, 1])
+        x = torch.ones(2)
+        if dist.get_rank() < 2:
+            dist.all_reduce(x, group=pair)
+        return x[0].item()
+
+    assert cluster.run(program).results == [2.0, 2.0, 1.0]
+
+
+def test_ranks_in_a_deadlock_while_another_computes(cluster: dk.Cluster) -> None:
+    def program() -> None:
+        me = dist.get_rank()
+        if me == 2:
+            time.sleep(60)
+        dist.recv(torch.zeros(1), src=1 - me)
+
+    start = time.monotonic()
+    with pytest.raises(dk.DeadlockError, match="each waits for the other"):
+        cluster.run(program)
+    assert time.monotonic() - start < 5
+
+
+def test_a_long_computation_is_no_hang(cluster: dk.Cluster) -> None:
+    def program() -> float:
+        if dist.get_rank() == 0:
+            time.sleep(1.5)  # longer than the watcher's patience
+        return sum_of_ranks()
+
+    run = cluster.run(program)
+    assert run.results == [3.0, 3.0, 3.0]
+    assert {f.kind for f in run.findings} <= {Kind.STRAGGLER}

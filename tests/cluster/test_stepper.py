@@ -1,0 +1,321 @@
+"""Stepping through real programs: who is paused, who is blocked, and that nothing stays stuck."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+from distkit.standing import Doing
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(3) as made:
+        yield made
+
+
+@pytest.fixture
+def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
+    """A cluster that must still work when the test is over."""
+    yield cluster
+    assert cluster.run(dist.get_rank).results == [0, 1, 2]
+
+
+def pass_on() -> float:
+    """0 → 1 → 2, then a sum."""
+    me, x = dist.get_rank(), torch.zeros(3)
+    if me > 0:
+        dist.recv(x, src=me - 1)
+    x += 1
+    if me < 2:
+        dist.send(x, dst=me + 1)
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def doing(stepper: dk.Stepper) -> list[str]:
+    return [str(s.doing) for s in stepper.moment.standings]
+
+
+def calls(stepper: dk.Stepper) -> list[str]:
+    return [s.call() for s in stepper.moment.standings]
+
+
+def test_it_begins_paused_before_the_first_communication(usable: dk.Cluster) -> None:
+    with usable.step(pass_on) as stepper:
+        assert doing(stepper) == ["paused"] * 3
+        assert calls(stepper) == ["send(dst=1)", "recv(src=0)", "recv(src=1)"]
+        assert all("test_stepper.py:" in s.where for s in stepper.moment.standings)
+        assert not [e for e in stepper.trace if e.state is not State.SCHEDULED]
+
+
+def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on).next()
+    assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
+    assert stepper.moment.standings[2].reason == "rank 1 is paused before send(dst=2) at " + (
+        stepper.moment.standings[1].where
+    )
+    stepper.next()
+    assert stepper.moment.standings[0].doing is Doing.BLOCKED
+    assert stepper.next().finished
+    assert stepper.finish().results == [6.0] * 3
+
+
+def test_one_rank_alone_blocks_until_its_partner_goes(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    stepper.next(rank=1)
+    assert doing(stepper) == ["paused", "blocked", "paused"]
+    assert stepper.moment.standings[1].waits_for == (0,)
+    stepper.next(rank=0)
+    assert doing(stepper) == ["paused"] * 3
+    assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
+    assert stepper.choices == [(1,), (0,)]
+    stepper.finish()
+
+
+def two_messages() -> list[float]:
+    """Tags let a receiver take the second message first."""
+    me, x, y = dist.get_rank(), torch.ones(1), torch.full((1,), 2.0)
+    if me == 0:
+        works = [dist.isend(x, dst=1, tag=1), dist.isend(y, dst=1, tag=2)]
+        for work in works:
+            work.wait()  # type: ignore[union-attr]
+    elif me == 1:
+        dist.recv(x, src=0, tag=2)
+        dist.recv(y, src=0, tag=1)
+    return [x.item(), y.item()]
+
+
+def test_isend_goes_on_and_tags_overtake(usable: dk.Cluster) -> None:
+    stepper = usable.step(two_messages)
+    stepper.next(rank=0).next(rank=0)  # both sends are on their way, and rank 0 waits for the first
+    assert doing(stepper) == ["blocked", "paused", "finished"]
+    stepper.next(rank=1)
+    assert calls(stepper)[:2] == ["send(dst=1, tag=1)", "recv(src=0, tag=1)"]
+    assert stepper.finish().results[1] == [2.0, 1.0]
+
+
+def first_come() -> list[int]:
+    """Rank 0 takes whoever comes."""
+    me, seen = dist.get_rank(), torch.zeros(1)
+    if me == 0:
+        return [dist.recv(seen) or 0 for _ in range(2)]  # type: ignore[func-returns-value]
+    dist.send(seen, dst=0)
+    return []
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_an_interleaving_is_saved_and_replayed(
+    usable: dk.Cluster, order: tuple[int, int], tmp_path: Path
+) -> None:
+    stepper = usable.step(first_come)
+    for rank in (order[0], 0, order[1], 0):
+        stepper.next(rank)
+    assert stepper.finish().results[0] == list(order)
+    again = usable.step(first_come).replay(stepper.save(tmp_path / "choices.json"))
+    assert again.choices == stepper.choices == [(order[0],), (0,), (order[1],), (0,)]
+    assert again.finish().results == stepper.run.results
+    states = [[m.standings for m in s.moments] for s in (stepper, again)]
+    assert states[0] == states[1]
+
+
+def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    while not stepper.finished:
+        stepper.next()
+    last = len(stepper.moments) - 1
+    assert not stepper.back(last).shown.messages[0].received
+    held = {e.rank: e.summary for e in stepper.shown if e.summary is not None}
+    assert held[0] is not None and held[0].values == (1.0, 1.0, 1.0)
+    assert stepper.next().position == 1  # forward in the past: nobody moves
+    assert stepper.seek(-1).position == last
+    reduced = [e for e in stepper.shown if e.op is Op.ALL_REDUCE and e.state is State.COMPLETED]
+    assert {e.summary.values for e in reduced if e.summary} == {(6.0, 6.0, 6.0)}
+    with pytest.raises(dk.StepError, match="there are moments 0 to"):
+        stepper.seek(99)
+
+
+def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    threading.Event().wait(0.3)
+    while not stepper.finished:
+        stepper.next()
+    assert stepper.trace.seconds < 0.25
+    times = [e.time for e in stepper.trace]
+    assert times == sorted(times)
+    assert all(a.time <= b.time for a, b in zip(stepper.moments, stepper.moments[1:], strict=False))
+
+
+def test_run_to(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on).run_to(op="all_reduce")
+    assert calls(stepper) == ["all_reduce()"] * 3
+    with pytest.raises(dk.StepError, match="no rank came to line 1 "):
+        stepper.run_to(line=1)
+    assert stepper.finished
+    with pytest.raises(dk.StepError, match="no operation 'sum'"):
+        stepper.run_to(op="sum")
+    with pytest.raises(dk.StepError, match="name the place"):
+        stepper.run_to()
+
+
+def test_play_to_the_end(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on).play(speed=200)
+    assert stepper.finished and not stepper.playing
+    with pytest.raises(dk.StepError, match="more than 0"):
+        stepper.play(speed=0)
+
+
+def test_pause_what_plays(usable: dk.Cluster) -> None:
+    def endless() -> None:
+        while True:
+            dist.barrier()
+
+    stepper = usable.step(endless)
+    player = threading.Thread(target=stepper.play, args=(100,))
+    player.start()
+    while len(stepper.moments) < 5:
+        time.sleep(0.01)
+    assert stepper.playing
+    stepper.pause()
+    player.join(5)
+    assert doing(stepper) == ["paused"] * 3
+    stepper.stop()
+
+
+def test_ddp_can_be_stepped_through(usable: dk.Cluster) -> None:
+    stepper = usable.step(SCRIPTS / "train_ddp.py")
+    ops = {s.op for s in stepper.moment.standings}
+    while not stepper.finished:
+        stepper.next()
+        ops |= {s.op for s in stepper.moment.standings}
+    assert Op.ALL_REDUCE in ops
+    labels = {s.label for m in stepper.moments for s in m.standings}
+    assert "gradients" in labels
+
+
+def late_trouble() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("after the barrier")
+    dist.barrier()
+
+
+def test_an_exception_ends_it_with_its_error(usable: dk.Cluster) -> None:
+    stepper = usable.step(late_trouble)
+    with pytest.raises(dk.RankError, match="after the barrier"):
+        stepper.next()
+    assert "after the barrier" in stepper.error
+    with pytest.raises(dk.StepError, match="has ended with RankError"):
+        stepper.next()
+
+
+def cross() -> None:
+    other = {0: 1, 1: 0}.get(dist.get_rank())
+    if other is not None:
+        dist.recv(torch.zeros(1), src=other)
+
+
+def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
+    stepper = usable.step(cross)
+    stepper.next(rank=0)
+    with pytest.raises(dk.DeadlockError, match="each waits for the other") as caught:
+        stepper.next(rank=1)
+    assert [f.culprits for f in caught.value.findings] == [(0, 1)]
+    assert stepper.findings == caught.value.findings
+
+
+def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
+    stepper = usable.step(cross, wait_forever=True).next()
+    assert doing(stepper) == ["blocked", "blocked", "finished"]
+    assert [str(f.kind) for f in stepper.findings] == ["recv_cycle"]
+    with pytest.raises(dk.StepError, match="nobody can go on: rank 0: blocked in recv"):
+        stepper.next()
+    stepper.stop()
+    assert stepper.finished
+
+
+def test_wrong_ranks(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    for unknown in (7, -1, "one"):
+        with pytest.raises(dk.StepError, match="there are ranks 0 to 2"):
+            stepper.next(rank=unknown)  # type: ignore[arg-type]
+    stepper.next(rank=2)
+    with pytest.raises(dk.StepError, match=r"rank 2 is not paused.*Ranks that can: 0, 1"):
+        stepper.next(rank=2)
+    stepper.back()
+    with pytest.raises(dk.StepError, match="this is the past"):
+        stepper.next(rank=0)
+    stepper.stop()
+
+
+def test_a_replay_that_does_not_fit(usable: dk.Cluster, tmp_path: Path) -> None:
+    with usable.step(pass_on) as stepper:
+        with pytest.raises(dk.StepError, match="step 2 of the replay: rank 2 is not paused"):
+            stepper.replay([(2,), (2,)])
+        (tmp_path / "x.json").write_text("{}")
+        for nonsense in (tmp_path / "x.json", tmp_path / "none.json"):
+            with pytest.raises(dk.StepError, match=r"is no file that stepper.save\(\) wrote"):
+                stepper.replay(nonsense)
+
+
+def test_one_stepper_at_a_time(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    for start in (usable.step, usable.run):
+        with pytest.raises(dk.ClusterError, match=r"stepping through pass_on.*stepper.finish\(\)"):
+            start(pass_on)
+    assert stepper.finish().results == [6.0] * 3
+
+
+def test_the_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
+    def slow() -> None:
+        dist.barrier()
+        time.sleep(60)
+
+    stepper = usable.step(slow)
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        stepper.next()
+    assert doing(stepper) == ["paused"] * 3  # the last moment; the ranks run
+    assert not stepper.finished
+    stepper.stop()
+
+
+def test_interrupt_while_paused(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on).next(rank=0)
+    usable.interrupt()
+    with pytest.raises(dk.RunInterrupted):
+        stepper.finish()
+
+
+def test_a_rank_killed_while_paused(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    os.kill(usable.status().rows[1][2], signal.SIGKILL)
+    with pytest.raises(dk.RankDied, match="process of rank 1"):
+        stepper.finish()
+
+
+def test_prints_of_a_step_appear(
+    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speak() -> None:
+        dist.barrier()
+        print("past the barrier")
+        dist.barrier()
+
+    with usable.step(speak) as stepper:
+        assert "past" not in capsys.readouterr().out
+        stepper.next()
+        assert capsys.readouterr().out.count("past the barrier") == 3
+        assert "step 1 of 1, now" in repr(stepper) and "rank 2: paused before" in repr(stepper)

@@ -1,0 +1,115 @@
+"""The tensors in a real browser: the slider, the cards, who differs, live updates."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import traces
+from sheets import Sheet
+
+import distkit as dk
+from distkit.events import Trace
+from distkit.views.tensor_projection import project
+
+
+def said() -> None:
+    """A sum with odd values, a broadcast, a ring."""
+    x = torch.arange(12.0).reshape(3, 4) * (dist.get_rank() + 1) - 6
+    if dist.get_rank() == 1:
+        x[1, 2] = math.nan
+    dist.all_reduce(x)
+    dist.broadcast(torch.ones(4) * dist.get_rank(), src=1)
+    dk.ring_all_reduce(torch.randn(64))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return dk.run_ranks(said, 4).trace
+
+
+def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
+    assert sheet.text(".dkv-what strong") == "all_reduce"
+    assert sheet.texts(".dkv-verdicts li span:last-child")[1] == "the same on all 4 ranks"
+    assert sheet.root.locator(".dkv-card").count() == 4
+    assert sheet.root.locator(".dkv-card .dkv-heat").count() == 8
+    assert sheet.painted(".dkv-heat") and sheet.painted(".dkv-bar")
+    assert "1 × NaN" in sheet.text(".dkv-card[data-rank='0']")
+    assert "NaN" in sheet.root.locator(".dkv-card[data-rank='0'] .dkv-heat >> nth=1").get_attribute(
+        "aria-label")  # fmt: skip
+
+    sheet.page.focus(".dkv-slider")
+    sheet.press("ArrowRight")
+    assert sheet.text(".dkv-what strong") == "broadcast"
+    sheet.press("ArrowRight")
+    assert "→" in sheet.text(".dkv-what strong")
+    assert sheet.text(".dkv-verdicts").endswith("sent")
+    assert "operation 3 of 26" in sheet.root.locator("> .dk-spoken").text_content()
+    sheet.press("End", "ArrowRight", "Home", "ArrowLeft")
+    assert sheet.text(".dkv-what strong") == "all_reduce"
+    assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
+    sheet.drawn(lambda: sheet.root.get_by_role("button", name="next operation").click())
+    assert sheet.text(".dkv-what strong") == "broadcast"
+    sheet.drawn(lambda: sheet.root.locator("select").select_option("3"))
+    sheet.press("End")
+    assert "rank 3" in sheet.text(".dkv-what strong")
+    sheet.fine()
+
+
+def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) -> None:
+    trace = traces.Script()
+    for rank in range(3):
+        x = [1.0, 2.0, 3.0 + (rank == 2), 4.0]
+        trace.op(rank, dk.Op.ALL_REDUCE, 0, 1e-3, shape=(4,), dtype="float32", nbytes=16,
+                 before=traces.summary([0.0] * 4), after=traces.summary(x))  # fmt: skip
+    view = dk.Tensors(trace.trace(world_size=3))
+    sheet = Sheet(tab, view, tmp_path / "tensors.html")
+    assert "rank 2 differs from the others, by up to 1" in sheet.text(".dkv-wrong")
+    assert sheet.root.locator(".dkv-off").get_attribute("data-rank") == "2"
+    assert sheet.root.locator(".dkv-sliding").is_hidden()
+    sheet.fine()
+
+
+def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    first = Trace(trace[: len(trace) // 3], trace.meta)
+    view = dk.Tensors(first)
+    view._data = project(first, live=True)
+    sheet = Sheet(tab, view, tmp_path / "tensors.html")
+    assert sheet.text(".dk-live") == "live"
+    known = len(view._data["ops"])
+    assert f"operation {known} of {known}" in sheet.text(".dkv-what")
+    patch = view._end(trace)
+    sheet.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
+    assert "operation 26 of 26" in sheet.text(".dkv-what")
+    assert sheet.root.locator(".dk-live").count() == 0
+    sheet.fine()
+
+
+@pytest.mark.parametrize("case", ["empty", "thousand"])
+def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
+    trace = Trace()
+    if case == "thousand":
+        s = traces.Script()
+        for rank in range(1000):
+            s.op(rank, dk.Op.ALL_REDUCE, 0, 1e-3, shape=(2,), dtype="float32", nbytes=8,
+                 before=traces.summary([0.0, rank]), after=traces.summary([math.nan, math.inf]))
+        trace = s.trace(world_size=1000)
+    sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
+    if case == "empty":
+        assert sheet.text(".dkv-empty") == "no values of tensors were recorded"
+    else:
+        assert sheet.root.locator(".dkv-card").count() == 16
+        assert "and 984 more ranks" in sheet.text(".dkv-cards")
+    sheet.fine()
+
+
+def test_pictures(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
+    light = sheet.root.evaluate("e => getComputedStyle(e).backgroundColor")
+    sheet.pictures("tensors")
+    assert sheet.root.evaluate("e => getComputedStyle(e).backgroundColor") != light
+    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+    sheet.fine()

@@ -1,0 +1,71 @@
+"""Tensors and gradients of real ranks, in a real JupyterLab, live and side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from distkit.bench.lab import IDLE, command
+from distkit.bench.step import notebook
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+START = """
+import torch, torch.distributed as dist, torch.nn.functional as F
+import distkit as dk
+
+cluster = dk.Cluster(4).wait()
+
+def train(steps=24):
+    images, labels = dk.shard(*dk.demos.digits())
+    net = dk.demos.model()
+    with dk.watch_gradients(net) as watch:
+        for rows in (steps * torch.arange(448).split(32))[:steps]:
+            loss = dk.sync_sgd_step(net, (images[rows], labels[rows]), F.cross_entropy, 0.2)
+            watch.step(loss=loss, lr=0.2, samples=len(rows))
+"""
+LIVE = "run = cluster.submit(train)\ndk.Gradients(run)"
+WAIT = "run.wait()\ncluster.stop()"
+TENSORS = "dk.Tensors(run)"
+
+
+def run_cell(page: Any, index: int) -> None:
+    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+    command(page, "notebook:run-cell")
+    page.wait_for_function(IDLE, timeout=60_000)
+
+
+def test_gradients_grow_and_tensors_are_walked_through(lab: Any, tab: Any) -> None:
+    (lab.root / "values.ipynb").write_text(notebook(START, LIVE, WAIT, TENSORS))
+    page = tab.page
+    page.goto(lab.address("values.ipynb"))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in (0, 1, 2):
+        run_cell(page, cell)
+    gradients = page.locator(".distkit-gradients")
+    gradients.locator(".dkv-same", has_text="the sum of all 4").wait_for()
+    page.wait_for_function("() => !document.querySelector('.distkit-gradients .dk-live')")
+    gradients.locator(".dkv-slider").focus()
+    page.keyboard.press("End")
+    page.wait_for_function(
+        "() => document.querySelector('.distkit-gradients .dkv-where').textContent === 'step 24'"
+    )
+    run_cell(page, 3)
+    tensors = page.locator(".distkit-tensors")
+    tensors.locator(".dkv-slider").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(
+        "() => document.querySelector('.distkit-tensors .dkv-what').textContent"
+        ".includes('operation 2 of')"
+    )
+    assert "the same on all 4 ranks" in tensors.locator(".dkv-verdicts").inner_text()
+    page.set_viewport_size({"width": 1280, "height": 3200})  # all of it, beside no toolbar
+    RESULTS.mkdir(exist_ok=True)
+    for theme in ("Light", "Dark"):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        body = f"body[data-jp-theme-name='JupyterLab {theme}']"
+        page.wait_for_selector(body, state="attached")
+        page.wait_for_timeout(400)  # the new colours arrive by a transition
+        for name, view in (("gradients", gradients), ("tensors", tensors)):
+            view.screenshot(path=RESULTS / f"lab-{name}-{theme.lower()}.png")
+    assert tab.errors == [] and tab.outside == []

@@ -1,0 +1,176 @@
+"""Runs programs of communications as gloo would, and writes the events that a recorder would.
+
+A program is a list of steps for each rank. A send meets its receive before either goes on; a
+collective waits for every member, and goes on only when all have called the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from distkit.events import COLLECTIVES, WORLD, Event, Op, State, Trace
+
+
+@dataclass
+class Step:
+    """One line: an operation, or (``wait``) waiting for the request of an earlier step."""
+
+    op: Op | None
+    peer: int | None = None
+    group: str = WORLD
+    tag: int | None = None
+    where: str = ""
+    label: str = ""
+    nbytes: int = 12
+    shape: tuple[int, ...] = (3,)
+    dtype: str = "float32"
+    later: bool = False  # isend, irecv: it does not wait
+    wait: Step | None = None
+
+    def event(self, rank: int, seq: int, state: State, time: float, peer: int | None) -> Event:
+        p2p = self.op in (Op.SEND, Op.RECV)
+        empty = self.op in (Op.BARRIER, Op.NEW_GROUP)
+        tensor = (0, (), "") if empty else (self.nbytes, self.shape, self.dtype)
+        return Event(rank, seq, self.op, state, time, peer, self.group, *tensor,
+                     (self.tag or 0) if p2p else None, self.where, self.label)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Posted:
+    """An operation under way."""
+
+    rank: int
+    seq: int
+    step: Step
+    peer: int | None
+    met: bool = False
+    done: bool = False
+    blocked: bool = False
+
+
+@dataclass
+class Simulation:
+    programs: list[list[Step]]
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    note: float = 0.5  # how likely a wait is noted before it is over
+
+    def __post_init__(self):
+        n = len(self.programs)
+        self.groups = {WORLD: list(range(n)), **self.groups}
+        self.events, self.clock = [], 0.0
+        self.at, self.seqs = [0] * n, [0] * n
+        self.waits = [None] * n
+        self.posted, self.by_step = [], {}
+        self.calls = defaultdict(lambda: defaultdict(list))
+
+    # -- one step ---------------------------------------------------------------
+
+    def put(self, p, state):
+        self.clock += 1e-5
+        peer = p.peer if state is State.COMPLETED else p.step.peer
+        self.events.append(p.step.event(p.rank, p.seq, state, self.clock, peer))
+
+    def post(self, rank, step):
+        p = Posted(rank, self.seqs[rank], step, step.peer)
+        self.seqs[rank] += 1
+        self.put(p, State.SCHEDULED)
+        self.put(p, State.STARTED)
+        self.by_step[rank, id(step)] = p
+        if step.op in COLLECTIVES:
+            self.calls[step.group][rank].append(p)
+            self.meet_all(step.group, len(self.calls[step.group][rank]) - 1)
+        else:
+            self.posted.append(p)
+            self.meet(p)
+        return p
+
+    def meet(self, p):
+        """First in, first out, per receiver, tag and group."""
+        for other in self.posted:
+            if other.met or other.step.op is p.step.op:
+                continue
+            send, recv = (p, other) if p.step.op is Op.SEND else (other, p)
+            fits = (send.step.group, send.step.tag) == (recv.step.group, recv.step.tag)
+            if fits and send.peer == recv.rank and recv.peer in (None, send.rank):
+                send.met = recv.met = True
+                recv.peer = send.rank
+                return
+
+    def meet_all(self, group, nth):
+        rows = [self.calls[group][r] for r in self.groups[group]]
+        if all(len(row) > nth for row in rows):
+            column = [row[nth] for row in rows]
+            if len({(p.step.op, p.step.peer) for p in column}) == 1:
+                for p in column:
+                    p.met = True
+
+    def ready(self, rank):
+        wait = self.waits[rank]
+        return wait.met if wait is not None else self.at[rank] < len(self.programs[rank])
+
+    def advance(self, rank):
+        wait = self.waits[rank]
+        if wait is not None:
+            self.put(wait, State.COMPLETED)
+            wait.done, self.waits[rank] = True, None
+            return
+        step = self.programs[rank][self.at[rank]]
+        self.at[rank] += 1
+        if step.wait is not None:
+            self.waits[rank] = self.by_step[rank, id(step.wait)]
+        else:
+            p = self.post(rank, step)
+            self.waits[rank] = None if step.later else p
+
+    def block(self, rank):
+        wait = self.waits[rank]
+        if wait is not None and not wait.met and not wait.blocked:
+            self.put(wait, State.BLOCKED)
+            wait.blocked = True
+
+    # -- a whole run --------------------------------------------------------------
+
+    def run(self, most=100_000):
+        """Go on until nothing moves, or for so many moves."""
+        for _ in range(most):
+            able = [r for r in range(len(self.programs)) if self.ready(r)]
+            if not able:
+                break
+            self.advance(self.random.choice(able))
+            if self.random.random() < self.note:
+                self.block(self.random.randrange(len(self.programs)))
+        return self
+
+    @property
+    def stuck(self):
+        return [r for r, w in enumerate(self.waits) if w is not None and not w.met]
+
+    @property
+    def meta(self):
+        return {"world_size": len(self.programs), "groups": self.groups}
+
+    def live(self):
+        """The trace now; who waits has said so, and who has come to its end, too."""
+        for r in range(len(self.programs)):
+            self.block(r)
+        return Trace(self.events, {**self.meta, "ends": self.ends("")})
+
+    def released(self):
+        """The trace after those who are stuck were released."""
+        for r in self.stuck:
+            self.block(r)
+            self.put(self.waits[r], State.FAILED)
+        return Trace(self.events, {**self.meta, "ends": self.ends("released")})
+
+    def ends(self, held):
+        over = {r: self.waits[r] is None and self.at[r] == len(p)
+                for r, p in enumerate(self.programs)}  # fmt: skip
+        how = {r: "returned" if over[r] else held for r in over}
+        return {str(r): {"how": h, "text": "", "where": ""} for r, h in how.items() if h}
+
+
+def line(n):
+    return f"a.py:{n}"

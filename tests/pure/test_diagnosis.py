@@ -1,0 +1,600 @@
+"""Each entry of the catalogue from the events it leaves; no false alarm in correct programs."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import Simulation, Step, line
+
+from distkit.events import Event, Op, State, Trace
+from distkit.trace.diagnosis import diagnose
+from distkit.trace.findings import Kind
+
+
+def send(dst, n, **fields):
+    return Step(Op.SEND, dst, where=line(n), **fields)
+
+
+def recv(src, n, **fields):
+    return Step(Op.RECV, src, where=line(n), **fields)
+
+
+def all_reduce(n, **fields):
+    return Step(Op.ALL_REDUCE, where=line(n), **fields)
+
+
+def barrier(n, **fields):
+    return Step(Op.BARRIER, where=line(n), **fields)
+
+
+def broadcast(src, n, **fields):
+    return Step(Op.BROADCAST, src, where=line(n), **fields)
+
+
+def wait(step):
+    return Step(None, wait=step)
+
+
+def hang(*programs, **groups):
+    """The one finding of a run that hangs: the same live, and after the ranks were released."""
+    sim = Simulation(list(programs), groups).run()
+    assert sim.stuck
+    (live,) = [f for f in diagnose(sim.live()) if f.kind is not Kind.STRAGGLER]
+    found = diagnose(sim.released())
+    assert found == [live]
+    assert live.hang and set(live.waiting) == set(sim.stuck)
+    return live
+
+
+def silent(*programs, **groups):
+    """The one finding of a run that comes to its end."""
+    sim = Simulation(list(programs), groups).run()
+    assert not sim.stuck
+    (finding,) = diagnose(sim.live())
+    assert not finding.hang and not finding.waiting
+    return finding
+
+
+# -- messages -------------------------------------------------------------------------
+
+
+def test_recv_cycle():
+    f = hang([recv(1, 4), send(1, 5)], [recv(0, 7), send(0, 8)])
+    assert f.kind is Kind.RECV_CYCLE and f.culprits == (0, 1)
+    assert f.lines == {0: "a.py:4", 1: "a.py:7"}
+    assert str(f) == (
+        "rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:7: "
+        "each waits for the other. Let one of them send first."
+    )
+
+
+def test_cycle_over_three_ranks_and_one_who_waits_for_them():
+    ring = [[recv((r - 1) % 3, 4), send((r + 1) % 3, 5)] for r in range(3)]
+    f = hang(*ring, [recv(2, 9)])
+    assert f.kind is Kind.CYCLE and f.culprits == (0, 1, 2) and f.waiting == (0, 1, 2, 3)
+    assert "rank 0 waits in recv(src=2) at a.py:4, rank 2 waits in recv(src=1)" in f.message
+    assert f.message.endswith("in a circle. Rank 3 waits in turn.")
+
+
+def test_cycle_of_sends():
+    f = hang([send(1, 4), recv(1, 5)], [send(0, 4), recv(0, 5)])
+    assert f.kind is Kind.CYCLE and "isend" in f.remedy
+
+
+def test_cycle_of_a_collective_and_a_receive():
+    f = hang([all_reduce(4), send(1, 5)], [recv(0, 7), all_reduce(8)])
+    assert f.kind is Kind.CYCLE and f.culprits == (0, 1)
+    assert "all_reduce() at a.py:4" in f.message and "recv(src=0) at a.py:7" in f.message
+
+
+def test_very_many_ranks_are_abbreviated():
+    f = hang(*([recv((r - 1) % 100, 4)] for r in range(100)))
+    assert f.culprits == tuple(range(100)) and len(f.lines) == 100
+    assert "(100 in all)" in f.message and len(f.message) < 400
+
+
+def test_send_with_no_receiver():
+    f = hang([send(1, 3), send(1, 4)], [recv(0, 7)])
+    assert (f.kind, f.culprits, f.missing_ranks) == (Kind.NO_RECEIVER, (1,), (1,))
+    assert "rank 0 waits in send(dst=1) at a.py:4" in f.message
+    assert "rank 1 has finished after receiving 1 message" in f.message
+
+
+def test_receive_with_no_sender():
+    f = hang([barrier(2)], [barrier(2), recv(0, 7)], [barrier(2), recv(1, 9)])
+    assert (f.kind, f.culprits, f.waiting) == (Kind.NO_SENDER, (0,), (1, 2))
+    assert "rank 0 has finished without sending anything" in f.message
+
+
+def test_receive_from_anybody_with_no_sender():
+    f = hang([recv(None, 3), recv(None, 3)], [send(0, 7)], [])
+    assert (f.kind, f.culprits) == (Kind.NO_SENDER, (1, 2))
+    assert "recv(src=any)" in f.message
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_wrong_tag(later):
+    f = hang([send(1, 3, tag=1, later=later)], [recv(0, 7, tag=2)])
+    assert (f.kind, f.culprits) == (Kind.WRONG_TAG, (0, 1))
+    assert "with tag 1 at a.py:3" in f.message and "waits for tag 2" in f.message
+
+
+def test_wrong_tag_with_a_barrier_behind():
+    f = hang([send(1, 3, tag=1, later=True), barrier(4)], [recv(0, 7), barrier(8)])
+    assert f.kind is Kind.WRONG_TAG
+
+
+def test_tags_out_of_order_are_no_mistake():
+    first, second = recv(0, 7, tag=2, later=True), recv(0, 8, tag=1)
+    programs = [[send(1, 3, tag=1), send(1, 4, tag=2)], [first, second, wait(first)]]
+    assert diagnose(Simulation(programs).run().live()) == []
+
+
+@pytest.mark.parametrize("behind", [[], [barrier(9)]])
+def test_wrong_source(behind):
+    f = hang([*behind], [send(2, 3), *behind], [recv(0, 7), *behind])
+    assert (f.kind, f.culprits) == (Kind.WRONG_SOURCE, (2,))
+    assert "rank 1 that sends to it, in send(dst=2) at a.py:3" in f.message
+
+
+def test_a_circle_is_not_a_wrong_source():
+    f = hang([recv(2, 3), send(2, 4)], [send(2, 5)], [recv(0, 7), recv(1, 8)])
+    assert (f.kind, f.culprits, f.waiting) == (Kind.RECV_CYCLE, (0, 2), (0, 1, 2))
+
+
+def test_wrong_shape_and_dtype():
+    f = silent([send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7, nbytes=800, shape=(200,))])
+    assert (f.kind, f.culprits) == (Kind.WRONG_TENSOR, (0, 1))
+    assert "float32[100]" in f.message and "float32[200] at a.py:7" in f.message
+    f = silent(*[[send(1, 3)] * 3, [recv(0, 7, dtype="int32")] * 3])
+    assert f.kind is Kind.WRONG_TENSOR and "2 more messages" in f.message
+
+
+def test_wrong_shape_that_ends_the_process():
+    sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]])
+    trace = died(sim.run(2).live(), 1, "signal SIGABRT")
+    (f,) = diagnose(trace)
+    assert f.kind is Kind.WRONG_TENSOR
+    assert "Rank 1 failed because of it (signal SIGABRT)." in f.message
+
+
+def test_same_elements_in_another_shape_are_no_mistake():
+    programs = [[send(1, 3, shape=(1, 3))], [recv(0, 7)]]
+    assert diagnose(Simulation(programs).run().live()) == []
+
+
+# -- collectives ----------------------------------------------------------------------
+
+
+def test_different_collective():
+    f = hang([broadcast(0, 3)], [all_reduce(5)], [all_reduce(5)])
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_COLLECTIVE, (0,))
+    assert "rank 0 calls broadcast(src=0) at a.py:3" in f.message
+    assert "ranks 1 and 2 call all_reduce() at a.py:5" in f.message
+
+
+def test_same_collectives_in_another_order():
+    f = hang([all_reduce(3), broadcast(0, 4)], [broadcast(0, 6), all_reduce(7)])
+    assert f.kind is Kind.DIFFERENT_COLLECTIVE  # what would follow has not happened
+    a, b = dict(nbytes=4, shape=(1,)), dict(nbytes=8, shape=(2,))
+    rows = [[all_reduce(3, **a), all_reduce(4, **b)]] * 3
+    f = silent(*rows, [all_reduce(6, **b), all_reduce(7, **a)])
+    assert (f.kind, f.culprits) == (Kind.ANOTHER_ORDER, (3,))
+    assert "all_reduce() of float32[2] at a.py:6 and then all_reduce() of float32[1]" in f.message
+
+
+def test_same_collectives_on_swapped_lines():
+    rows = [[all_reduce(3), all_reduce(4)]] * 2
+    f = silent(*rows, [all_reduce(4), all_reduce(3)])
+    assert (f.kind, f.culprits) == (Kind.ANOTHER_ORDER, (2,))
+
+
+def test_branches_of_an_if_are_no_mistake():
+    programs = [[all_reduce(2), all_reduce(4)], [all_reduce(4), all_reduce(2)]]
+    sim = Simulation(programs).run()
+    trace = sim.live()
+    source = "if rank == step:\n    all_reduce(x)\nelse:\n    all_reduce(zero)\n"
+    assert diagnose(trace)[0].kind is Kind.ANOTHER_ORDER
+    assert diagnose(Trace(trace, {**trace.meta, "sources": {"a.py": source}})) == []
+    programs = [[all_reduce(2), barrier(3)], [all_reduce(5), barrier(6)]] * 2
+    assert diagnose(Simulation(programs).run().live()) == []
+
+
+def test_different_reduction():
+    f = silent(*[[all_reduce(3)]] * 3, [all_reduce(3, label="max")])
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_REDUCTION, (3,))
+    assert "rank 3 calls all_reduce(max)" in f.message and "all_reduce(sum)" in f.message
+
+
+def test_different_root():
+    f = hang(*[[broadcast(0, 3)]] * 2, [broadcast(2, 3)])
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_ROOT, (2,))
+
+
+def test_different_shape_and_dtype():
+    f = silent(*[[all_reduce(3)]] * 2, [all_reduce(4, nbytes=20, shape=(5,))])
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_TENSOR, (2,))
+    assert "rank 2 calls all_reduce() of float32[5] at a.py:4" in f.message
+    f = silent([all_reduce(3)], [all_reduce(3, dtype="int32")])
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_TENSOR, (0, 1))
+
+
+def test_different_shape_with_some_who_wait_for_ever():
+    start = [Event(r, 0, Op.ALL_REDUCE, s, 0.1, nbytes=4 * (r + 1), shape=(r + 1,),
+                   dtype="float32", where=line(3))
+             for r in range(2) for s in (State.SCHEDULED, State.STARTED)]  # fmt: skip
+    ends = [replace(start[1], state=State.COMPLETED, time=0.2),
+            replace(start[3], state=State.BLOCKED, time=0.3)]  # fmt: skip
+    meta = {"world_size": 2, "ends": {"0": {"how": "returned", "text": "", "where": ""}}}
+    (f,) = diagnose(Trace([*start, *ends], meta))
+    assert f.kind is Kind.DIFFERENT_TENSOR and f.hang and f.waiting == (1,)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_rank_skips_a_collective(n):
+    f = hang([], *[[all_reduce(3)]] * (n - 1))
+    assert (f.kind, f.culprits, f.missing_ranks) == (Kind.SKIPPED, (0,), (0,))
+    f = hang([all_reduce(3)], *[[]] * 3)
+    assert (f.kind, f.culprits, f.missing_ranks) == (Kind.SKIPPED, (0,), (1, 2, 3))
+
+
+@pytest.mark.parametrize("behind", [[], [barrier(9)], [all_reduce(9, nbytes=4, shape=(1,))]])
+def test_one_iteration_more(behind):
+    def rank(n):
+        return [*[all_reduce(3)] * n, *behind]
+
+    f = hang(rank(3), rank(3), rank(4))
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (2,))
+    assert "rank 2" in f.message and "at a.py:3 for the 4th time" in f.message
+    f = hang(rank(2), rank(3), rank(3))
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (0,))
+
+
+def test_one_iteration_more_in_a_later_epoch():
+    def rank(*batches):
+        return [s for n in batches for s in [*[all_reduce(3), barrier(4)] * n, broadcast(0, 6)]]
+
+    f = hang(rank(3, 3), rank(3, 2), rank(3, 3))
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
+
+
+def test_missing_barrier():
+    f = hang([barrier(3)], [], [barrier(3)])
+    assert (f.kind, f.culprits) == (Kind.MISSING_BARRIER, (1,))
+    f = hang([barrier(3), all_reduce(4)], [all_reduce(4)], [barrier(3), all_reduce(4)])
+    assert (f.kind, f.culprits) == (Kind.MISSING_BARRIER, (1,))
+    loop = [all_reduce(3), barrier(4)]
+    f = hang(loop * 3, [*loop, all_reduce(3), *loop], loop * 3)
+    assert (f.kind, f.culprits) == (Kind.MISSING_BARRIER, (1,))
+
+
+# -- groups, training ------------------------------------------------------------------
+
+
+def test_wrong_group():
+    f = hang([all_reduce(3, group="1")], [all_reduce(5)], [all_reduce(5)], **{"1": [0, 1]})
+    assert (f.kind, f.culprits) == (Kind.WRONG_GROUP, (0,))
+    assert "all_reduce() of the group of ranks 0 and 1 at a.py:3" in f.message
+    f = hang([], [all_reduce(3, group="1")], [], **{"1": [0, 1]})
+    assert (f.kind, f.culprits) == (Kind.WRONG_GROUP, (0,))
+
+
+def test_a_message_in_the_wrong_group():
+    f = hang([send(1, 3, group="1")], [recv(0, 5)], [], **{"1": [0, 1]})
+    assert (f.kind, f.culprits) == (Kind.WRONG_GROUP, (0, 1))
+
+
+def test_a_rank_that_is_not_in_the_group():
+    sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
+    stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", label="not a member",
+                     where=line(3))  # fmt: skip
+    (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().meta))
+    assert (f.kind, f.culprits, f.hang) == (Kind.WRONG_GROUP, (2,), False)
+    assert "rank 2 calls all_reduce() at a.py:3 on a group without rank 2" in f.message
+
+
+@pytest.mark.parametrize("behind", [[], [barrier(9)]])
+def test_new_group_not_called_by_all(behind):
+    new = Step(Op.NEW_GROUP, where=line(3), label="0,1")
+    f = hang([new, *behind], [new, *behind], behind, behind)
+    assert (f.kind, f.culprits) == (Kind.NEW_GROUP, (2, 3))
+    assert "new_group([0, 1]) at a.py:3" in f.message
+
+
+def gradients(nbytes):
+    return all_reduce(8, label="gradients", nbytes=nbytes, shape=(nbytes // 4,), later=True)
+
+
+def backward(*sizes):
+    parts = [gradients(n) for n in sizes]
+    return [*parts, *map(wait, parts)]
+
+
+@pytest.mark.parametrize("behind", [[], [all_reduce(9)]])
+def test_unused_parameter(behind):
+    two = [[*backward(8, 400), *backward(8, 400), *behind] for _ in range(2)]
+    f = hang([*backward(8, 400), *backward(8), *behind], *two)
+    assert (f.kind, f.culprits) == (Kind.UNUSED_PARAMETER, (0,))
+    f = hang([*behind], *([*backward(8), *behind] for _ in range(2)))
+    assert (f.kind, f.culprits) == (Kind.UNUSED_PARAMETER, (0,))
+
+
+def test_ddp_with_one_iteration_more():
+    steps = [[s for _ in range(n) for s in backward(8, 400)] for n in (2, 2, 3)]
+    f = hang(*steps)
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (2,))
+
+
+# -- ranks that end ---------------------------------------------------------------------
+
+
+def ended(trace, rank, **end):
+    ends = {**trace.meta["ends"], str(rank): {"text": "", "where": "", **end}}
+    return Trace(trace, {**trace.meta, "ends": ends})
+
+
+def died(trace, rank, text):
+    return ended(trace, rank, how="died", text=text)
+
+
+def test_a_rank_that_raised():
+    sim = Simulation([[all_reduce(3), recv(1, 4)], [all_reduce(3)], [all_reduce(3), recv(0, 9)]])
+    trace = ended(sim.run().live(), 1, how="raised", text="ValueError: boom\nmore", where=line(7))
+    (f,) = diagnose(trace)
+    assert (f.kind, f.culprits, f.waiting, f.hang) == (Kind.RAISED, (1,), (0, 2), True)
+    assert f.message == (
+        "rank 1 raised ValueError: boom at a.py:7; rank 0 waits in recv(src=1) at a.py:4, "
+        "rank 2 waits in recv(src=0) at a.py:9."
+    )
+    assert f.lines == {0: "a.py:4", 1: "a.py:7", 2: "a.py:9"}
+
+
+def test_ranks_that_raised_the_same_and_one_that_broke_with_them():
+    sim = Simulation([[all_reduce(4)], [], [], []])
+    trace = sim.run().released()
+    for rank in (1, 2):
+        trace = ended(trace, rank, how="raised", text="ValueError: boom", where=line(7))
+    trace = ended(trace, 0, how="raised", text="RuntimeError: Connection closed by peer")
+    (f,) = diagnose(trace)
+    assert (f.culprits, f.waiting) == ((1, 2), (0,))
+    assert f.message.startswith("ranks 1 and 2 raised ValueError")
+
+
+def test_a_rank_that_was_killed():
+    sim = Simulation([[all_reduce(3)], []]).run()
+    (f,) = diagnose(died(sim.released(), 1, "signal SIGKILL"))
+    assert (f.kind, f.culprits, f.waiting) == (Kind.DIED, (1,), (0,))
+    assert "the process of rank 1 ended (signal SIGKILL); rank 0 waits" in f.message
+
+
+def test_ddp_that_complains_of_missing_gradients():
+    text = "RuntimeError: Expected to have finished reduction in the prior iteration before …"
+    sim = Simulation([backward(8), []]).run()
+    (f,) = diagnose(ended(sim.released(), 1, how="raised", text=text, where=line(5)))
+    assert (f.kind, f.culprits, f.waiting) == (Kind.UNUSED_PARAMETER, (1,), (0,))
+
+
+def test_two_causes_are_two_findings():
+    sim = Simulation([[recv(1, 3)], [recv(0, 4)], [], [recv(2, 9)]]).run()
+    trace = ended(sim.released(), 2, how="raised", text="ValueError: boom", where=line(7))
+    assert [(f.kind, f.waiting) for f in diagnose(trace)] == [
+        (Kind.RAISED, (3,)), (Kind.RECV_CYCLE, (0, 1))
+    ]  # fmt: skip
+
+
+# -- no hang ------------------------------------------------------------------------------
+
+
+def test_a_rank_that_still_computes_is_no_hang():
+    trace = Simulation([[all_reduce(3)], [barrier(4, group="1")]], {"1": [1]}).run().live()
+    running = Trace(trace, {**trace.meta, "ends": {}})
+    (f,) = diagnose(running)
+    assert (f.kind, f.culprits, f.waiting, f.hang) == (Kind.STRAGGLER, (1,), (0,), False)
+    assert "for rank 1, which is in no communication" in f.message
+    released = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
+    (f,) = diagnose(Trace(trace, {**trace.meta, "ends": released}))
+    assert f.kind is Kind.STRAGGLER and not f.hang
+
+
+def test_a_paused_rank_is_no_hang():
+    trace = Simulation([[recv(1, 3)], []]).run().live()
+    paused = Event(1, 0, Op.SEND, State.SCHEDULED, 1.0, peer=0, where=line(5))
+    assert diagnose(Trace([*trace, paused], {**trace.meta, "ends": {}})) == []
+
+
+def test_straggler_of_a_finished_run():
+    late = [Event(r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + 0.6 * (s is State.COMPLETED),
+                  where=line(3))
+            for r in range(3) for i in range(5) for s in (State.STARTED, State.COMPLETED)
+            ]  # fmt: skip
+    (f,) = diagnose(Trace(late, {"world_size": 3}))
+    assert (f.kind, f.culprits, f.hang) == (Kind.STRAGGLER, (2,), False)
+    assert "rank 2 came last to 5 of 5 collectives: the others waited 2.5 s" in f.message
+
+
+def test_buffer_used_before_wait():
+    request = recv(0, 7, later=True)
+    sim = Simulation([[send(1, 3)], [request, wait(request)]]).run()
+    touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
+    (f,) = diagnose(Trace([*sim.live(), touch], sim.live().meta))
+    assert (f.kind, f.culprits, f.hang) == (Kind.BUFFER_IN_USE, (1,), False)
+    assert "buffer of its irecv(src=0) at a.py:7 before wait() at a.py:8" in f.message
+
+
+def test_requests_that_were_forgotten():
+    f = silent([send(1, 3, later=True)], [recv(0, 7)])
+    assert (f.kind, f.culprits) == (Kind.NOT_WAITED, (0,))
+    f = silent([send(1, 3, later=True)], [])
+    assert (f.kind, f.missing_ranks) == (Kind.NO_RECEIVER, (1,))
+
+
+def test_a_trace_that_lost_events_accuses_nobody():
+    trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
+    lost = Trace(trace, {**trace.meta, "dropped": {"0": 3}})
+    assert diagnose(lost) == []
+    (f,) = diagnose(ended(lost, 1, how="raised", text="ValueError: boom"))
+    assert f.kind is Kind.RAISED
+
+
+def test_old_and_empty_traces():
+    assert diagnose(Trace()) == []
+    trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
+    assert diagnose(Trace(trace.events)) == []  # nobody knows that they were released
+
+
+def test_the_parameter_server_is_left_out():
+    import traces
+
+    assert not [f for f in traces.parameter_server().diagnose() if f.kind is not Kind.STRAGGLER]
+
+
+def test_twenty_thousand_events_take_less_than_a_second():
+    import traces
+
+    trace = traces.big(7_200)
+    assert len(trace) > 20_000
+    began = time.perf_counter()
+    assert diagnose(trace) == []
+    assert time.perf_counter() - began < 1
+
+
+# -- random programs ---------------------------------------------------------------------
+
+
+class Author:
+    """Writes correct programs: every message and collective in one global order."""
+
+    def __init__(self, seed, n):
+        self.random, self.n = random.Random(seed), n
+        self.programs = [[] for _ in range(n)]
+        self.open = []  # (rank, step) not yet waited for
+        pairs = [sorted(self.random.sample(range(n), k)) for k in range(2, n)]
+        self.groups = {str(i + 1): members for i, members in enumerate(pairs)}
+        self.line = 0
+
+    def write(self, rounds):
+        for _ in range(rounds):
+            self.line += 10
+            shape = (self.random.choice([1, 3, 8]),)
+            self.facts = dict(shape=shape, nbytes=4 * shape[0])
+            rule = self.random.choice(
+                [self.message, self.message, self.anybody, self.collective, self.loop]
+            )
+            rule()
+            for _ in range(self.random.randrange(3)):
+                self.settle()
+        while self.open:
+            self.settle()
+        return self
+
+    def add(self, rank, op, peer=None, **fields):
+        branch = fields.pop("branch", 0)
+        step = Step(op, peer, where=line(self.line + branch), **{**self.facts, **fields})
+        self.programs[rank].append(step)
+        if step.later:
+            self.open.append((rank, step))
+
+    def settle(self):
+        if self.open:
+            rank, step = self.open.pop(self.random.randrange(len(self.open)))
+            self.programs[rank].append(wait(step))
+
+    def message(self):
+        src, dst = self.random.sample(range(self.n), 2)
+        choice = self.random.choice
+        groups = ["world", *(g for g, m in self.groups.items() if {src, dst} <= set(m))]
+        common = dict(group=choice(groups), tag=choice([None, 1, 2]))
+        ends = [(src, Op.SEND, dst), (dst, Op.RECV, src)]
+        self.random.shuffle(ends)
+        for rank, op, peer in ends:
+            self.add(rank, op, peer, branch=op is Op.RECV, later=choice([False, True]), **common)
+
+    def anybody(self):
+        dst, *sources = self.random.sample(range(self.n), self.random.randint(2, self.n))
+        for src in sources:
+            self.add(src, Op.SEND, dst, tag=1000 + self.line)
+        for _ in sources:
+            self.add(dst, Op.RECV, None, tag=1000 + self.line, branch=1)
+
+    def collective(self, where=None):
+        op = self.random.choice([Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER, Op.REDUCE,
+                                 Op.ALL_GATHER, Op.ALL_TO_ALL])  # fmt: skip
+        group = self.random.choice(["world", *self.groups])
+        members = self.groups.get(group, range(self.n))
+        rooted = op in (Op.BROADCAST, Op.REDUCE)
+        peer = self.random.choice(list(members)) if rooted else None
+        label = self.random.choice(["", "max"]) if op is Op.ALL_REDUCE else ""
+        branches = self.random.choice([1, 2])  # if rank == …: … else: …
+        for r in members:
+            self.add(r, op, peer, group=group, label=label, branch=r % branches,
+                     later=op is Op.ALL_REDUCE and self.random.random() < 0.3)  # fmt: skip
+
+    def loop(self):
+        for _ in range(self.random.randint(2, 4)):
+            for r in range(self.n):
+                self.add(r, Op.ALL_REDUCE, branch=1)
+            for r in range(self.n):
+                self.add(r, Op.ALL_REDUCE, branch=2)
+
+
+programs = st.builds(
+    lambda seed, n, rounds: Author(seed, n).write(rounds),
+    st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 12),
+)  # fmt: skip
+
+
+def alarms(trace):
+    return [f for f in diagnose(trace) if f.kind is not Kind.STRAGGLER or f.hang]
+
+
+@settings(max_examples=200, deadline=None)
+@given(programs, st.integers(0, 10**6), st.integers(0, 80))
+def test_no_false_alarm_in_correct_programs(author, seed, cut):
+    sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
+    assert alarms(sim.live()) == []  # while it runs
+    sim.run()
+    assert not sim.stuck
+    assert alarms(sim.live()) == []
+    assert alarms(sim.released()) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(programs, st.integers(0, 10**6), st.data())
+def test_no_false_alarm_when_some_ranks_are_heard_late(author, seed, data):
+    sim = Simulation(author.programs, author.groups, random.Random(seed), note=0.9).run()
+    heard = [e for r in range(author.n)
+             for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]]  # fmt: skip
+    assert alarms(Trace(heard, sim.meta)) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs, st.integers(0, 10**6), st.data())
+def test_every_hang_of_a_spoiled_program_is_found(author, seed, data):
+    for _ in range(data.draw(st.integers(1, 3))):
+        spoil(author.programs, data)
+    sim = Simulation(author.programs, author.groups, random.Random(seed)).run()
+    for trace in (sim.live(), sim.released()):
+        found = diagnose(trace)
+        assert {r for f in found if f.hang for r in f.waiting} == set(sim.stuck)
+        told = [r for f in found for r in f.waiting if f.hang]
+        assert len(told) == len(set(told))
+        assert all(f.culprits for f in found)
+
+
+def spoil(programs, data):
+    """Leave out a step, or let two change places; waits of a request stay behind it."""
+    rank = data.draw(st.sampled_from([r for r, p in enumerate(programs)]))
+    fixed = [i for i, s in enumerate(programs[rank]) if not s.later and s.wait is None]
+    if not fixed:
+        return
+    i, j = (data.draw(st.sampled_from(fixed)) for _ in range(2))
+    if i == j:
+        del programs[rank][i]
+    else:
+        row = programs[rank]
+        row[i], row[j] = row[j], row[i]

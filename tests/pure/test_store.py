@@ -1,0 +1,72 @@
+"""The store: what torch asks of one, and waiting that ends when it should."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from distkit.cluster.store import PatientStore
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def store(file: str) -> PatientStore:
+    return PatientStore(file, 2)
+
+
+def test_it_keeps_what_it_is_given(store: PatientStore) -> None:
+    store.set("a", "one")
+    assert store.get("a") == b"one"
+    assert store.add("n", 2) == 2 and store.add("n", 3) == 5
+    assert store.compare_set("a", "one", "two") == b"two"
+    assert store.check(["a", "n"]) and not store.check(["a", "b"])
+    store.multi_set(["b", "c"], ["3", "4"])
+    assert store.multi_get(["b", "c"]) == [b"3", b"4"]
+    before = store.num_keys()
+    assert store.delete_key("b") and not store.check(["b"])
+    assert store.num_keys() == before - 1
+    assert not store.has_extended_api()
+
+
+def test_two_of_them_share_a_file(store: PatientStore, file: str) -> None:
+    other = PatientStore(file, 2)
+    threading.Timer(0.02, other.set, ["late", "come"]).start()
+    assert store.get("late") == b"come"
+
+
+def test_torch_uses_it_through_a_prefix(store: PatientStore, file: str) -> None:
+    other = PatientStore(file, 2)  # C++ does not keep it alive
+    one, two = dist.PrefixStore("p", store), dist.PrefixStore("p", other)
+    one.set("a", "one")
+    two.wait(["a"])
+    assert two.get("a") == b"one"
+    assert one.add("n", 1) == 1 and two.add("n", 1) == 2
+    assert two.check(["a"]) and not store.check(["a"])
+
+
+def test_a_wait_has_its_end(store: PatientStore) -> None:
+    with pytest.raises(dist.DistStoreError, match="did not come within"):
+        store.wait(["never"], timedelta(seconds=0.01))
+    store.set_timeout(timedelta(seconds=0.01))
+    with pytest.raises(dist.DistStoreError, match=r"\['never'\] did not come"):
+        store.get("never")
+
+
+@pytest.mark.parametrize("through", ["itself", "a prefix"])
+def test_a_signal_ends_a_wait(store: PatientStore, through: str) -> None:
+    used = store if through == "itself" else dist.PrefixStore("p", store)
+    threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        used.get("never")
+    assert time.monotonic() - start < 1

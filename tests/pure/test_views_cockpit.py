@@ -1,0 +1,453 @@
+"""The cockpit without a browser: what it sends, what it obeys, its static picture and table."""
+
+import json
+import threading
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+import steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from steps import FOUND, FakeStepper, Found
+
+from distkit.errors import RunError
+from distkit.events import Event, Op, State
+from distkit.standing import Doing, Standing
+from distkit.views import Cockpit
+from distkit.views.panel import to_svg, to_table
+from distkit.views.projection import project
+from distkit.views.stepping import Stepping, _completed, in_a_circle, remarks, sentence
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Browser:
+    """Holds what a browser would: the model's state after every message."""
+
+    def __init__(self, cockpit, monkeypatch):
+        self.state, self.told, self.changed = {}, [], threading.Condition()
+        self.patches: list[dict] = []
+        monkeypatch.setattr(cockpit, "_send", self.receive)
+        self.steps = cockpit.get_state("steps")["steps"]
+        self.next = self.steps.pop("next")
+        self.bars = {bar["id"]: bar for bar in cockpit.get_state("picture")["picture"]["bars"]}
+        self.cockpit = cockpit
+
+    def receive(self, message, buffers=None):
+        with self.changed:
+            if message["method"] == "custom":
+                self.told.append(message["content"])
+            for name, value in message.get("state", {}).items():
+                if name.startswith("patch"):
+                    self.bars |= {bar["id"]: bar for bar in value["bars"]}
+                else:
+                    self.merge(name, value)
+            self.changed.notify_all()
+
+    def merge(self, name, patch):
+        assert name == f"step{self.next}"
+        self.next += 1
+        self.patches.append(patch)
+        for i, moment in patch.get("moments", ()):
+            self.steps["moments"][i:] = [[i, moment]]
+            for rank in moment["ranks"]:  # what it points at has come before it, or with it
+                assert {rank.get("now"), rank.get("last")} <= {*self.bars, None}
+        self.steps["sources"].update(patch.get("sources", {}))
+        self.steps.update({k: v for k, v in patch.items() if k not in ("moments", "sources")})
+
+    def click(self, do, **more):
+        """What a button sends; it returns when the command was obeyed."""
+        self.cockpit._handle_custom_msg({"do": do, "id": len(self.told), **more}, [])
+        self.wait(lambda: {"did": len(self.told) - 2} in self.told)
+
+    def wait(self, condition):
+        with self.changed:
+            assert self.changed.wait_for(condition, 5)
+
+    def at(self, position, last):
+        self.wait(lambda: (self.steps["position"], len(self.steps["moments"]))
+                  == (position, last + 1))  # fmt: skip
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    made = []
+
+    def open_(stepper):
+        made.append(Cockpit(stepper))
+        return Browser(made[-1], monkeypatch)
+
+    yield open_
+    for cockpit in made:
+        cockpit.close()
+
+
+def snapshot(stepper):
+    stepping = Stepping()
+    stepping.changes(stepper, trouble="")
+    return stepping.snapshot()
+
+
+def ring(n=0):
+    stepper = steps.ring()
+    for _ in range(n):
+        stepper.next()
+    return stepper
+
+
+# -- the projection -------------------------------------------------------------------
+
+
+def test_a_moment_says_where_each_rank_is_and_what_it_touches():
+    stepper = ring(3)
+    stepper.next(0)
+    _, moment = snapshot(stepper)["moments"][-1]
+    first, second = moment["ranks"][:2]
+    assert moment["choice"] == [0]
+    assert first == {
+        "rank": 0, "doing": "blocked", "call": "recv(src=3)", "where": "collectives.py:18",
+        "reason": "rank 3 is paused before send(dst=0) at collectives.py:15", "waits": [3],
+        "words": "rank 0: blocked in recv(src=3) at collectives.py:18: "
+                 "rank 3 is paused before send(dst=0) at collectives.py:15",
+        "now": "0.3", "last": "0.2",
+    }  # fmt: skip
+    assert (second["doing"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
+
+
+def test_earlier_moments_keep_the_tensors_of_their_time():
+    moments = [m for _, m in snapshot(ring(7))["moments"]]
+    assert [m["ranks"][0].get("now") for m in moments] == [f"0.{i}" for i in range(7)] + [None]
+    # the barrier has no tensor: what was done last before it stays
+    assert [m["ranks"][0].get("last") for m in moments] == [
+        None, "0.0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.5"]  # fmt: skip
+
+
+def test_only_what_changed_is_told():
+    stepper, stepping = ring(), Stepping()
+    first = stepping.changes(stepper, trouble="")
+    assert set(first["sources"]) == {"In[5]", "collectives.py"} and len(first["moments"]) == 1
+    assert stepping.changes(stepper, trouble="") == {}
+    stepper.next()
+    patch = stepping.changes(stepper, trouble="")
+    assert set(patch) == {"position", "moments"} and [i for i, _ in patch["moments"]] == [1]
+    assert len(json.dumps(patch)) < 2_000
+    stepper.back()
+    assert stepping.changes(stepper, trouble="no") == {"position": 0, "trouble": "no"}
+
+
+def test_a_moment_that_was_replaced_is_told_again():
+    stepper, stepping = ring(2), Stepping()
+    stepping.changes(stepper)
+    last = stepper.moments[-1]
+    stepper.moments = [*stepper.moments[:-1], replace(last, choice=(1,))]
+    patch = stepping.changes(stepper)
+    assert [(i, m["choice"]) for i, m in patch["moments"]] == [(2, [1])]
+    assert snapshot(stepper)["moments"] == stepping.snapshot()["moments"]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=20), st.data())
+def test_any_schedule_told_in_pieces_is_the_whole(choices, data):
+    stepper, stepping, held = ring(), Stepping(), {}
+    for choice in choices:
+        standings = stepper.moments[-1].standings
+        if any(s.doing is Doing.PAUSED and choice in (None, s.rank) for s in standings):
+            stepper.next(choice)
+        if data.draw(st.booleans()):
+            held.update(dict(stepping.changes(stepper).get("moments", ())))
+    held.update(dict(stepping.changes(stepper).get("moments", ())))
+    whole = snapshot(stepper)
+    assert held == dict(whole["moments"])
+    assert json.loads(json.dumps(whole, allow_nan=False)) == whole
+
+
+def test_odd_characters_stay_out():
+    stepper = FakeStepper("\x1b\ud800", [[]], {"a\x00": "b\x01"})
+    told = snapshot(stepper)
+    assert told["name"] == "\ufffd\ufffd" and told["sources"] == {"a\ufffd": "b\ufffd"}
+
+
+# -- what went wrong ------------------------------------------------------------------
+
+RAISED = """rank 1 raised ValueError: too small at In[5]:7
+The others were released: rank 0 was in recv with rank 1 at In[5]:4.
+
+Traceback on rank 1:
+  File "In[5]", line 7, in fn
+    check(x)
+ValueError: too small"""
+
+
+def found(kind, message, remedy="Repair it."):
+    return Found(message, remedy, False, {1: "In[5]:7"}, kind)
+
+
+def test_an_error_and_what_only_repeats_it_are_one_remark():
+    repeats = found("raised", "rank 1 raised ValueError: too small at In[5]:7.")
+    (remark,) = remarks(RAISED, [repeats])
+    assert remark["message"] == "rank 1 raised ValueError: too small at In[5]:7"
+    assert remark["more"].startswith("The others were released: rank 0 was in recv")
+    assert remark["traceback"].splitlines() == RAISED.splitlines()[3:]
+    assert (remark["remedy"], remark["lines"]) == ("Repair it.", {"1": "In[5]:7"})
+
+
+@pytest.mark.parametrize(("error", "findings", "messages"), [
+    ("", [], []),
+    ("it was stopped", [], ["it was stopped"]),
+    ("", [FOUND] * 5, [FOUND.message] * 3),
+    (f"fn cannot go on: {FOUND.message} {FOUND.remedy}", [FOUND], [FOUND.message]),
+    ("rank 1 died; why", [found("died", "rank 1 ended"), found("skipped", "why")],
+     ["rank 1 died; why"]),
+    (RAISED, [found("raised", "so"), found("not_waited", "besides")],
+     ["rank 1 raised ValueError: too small at In[5]:7", "besides"]),
+])  # fmt: skip
+def test_remarks(error, findings, messages):
+    assert [remark["message"] for remark in remarks(error, findings)] == messages
+
+
+def test_ranks_that_ended_too_early_stay_where_they_were():
+    stepper = ring(1)
+    stepper.fail(RAISED, 1, "ValueError: too small", "In[5]:7")
+    zero, one = snapshot(stepper)["moments"][-1][1]["ranks"][:2]
+    assert (zero["doing"], zero["where"]) == ("released", "collectives.py:18")
+    assert (one["doing"], one["where"]) == ("failed", "In[5]:7")
+    assert one["reason"] == "ValueError: too small"
+    died = ring(1)
+    died.fail("rank 1 ended", 1, "signal SIGKILL", "", how="died")
+    assert snapshot(died)["moments"][-1][1]["ranks"][1]["where"] == "collectives.py:15"
+
+
+def test_what_was_received_counts_more_than_what_was_sent():
+    recv = dict(op=Op.RECV, shape=(1,), nbytes=4, dtype="float32", tag=0, where="a.py:1")
+    scripts = [[{**recv, "peer": 1 - r}, {**recv, "op": Op.SEND, "peer": 1 - r}] for r in (0, 1)]
+    scripts[1].reverse()
+    stepper = FakeStepper("f", scripts, {})
+    stepper.next(1)
+    stepper.next(0)  # 0 receives what 1 sends
+    told = [rank["last"] for rank in snapshot(stepper)["moments"][-1][1]["ranks"]]
+    assert told == ["0.0", "1.0"]
+    events = [Event(0, seq, op, State.COMPLETED, 0.0, peer=1, dtype="float32")
+              for seq, op in enumerate((Op.RECV, Op.SEND))]  # fmt: skip
+    assert dict(_completed(events)) == {0: "0.0"}
+    assert dict(_completed(events[1:])) == {0: "0.1"}
+
+
+# -- circles ----------------------------------------------------------------------------
+
+
+def blocked(rank, *waits_for, op=Op.RECV, peer=0):
+    return Standing(rank, Doing.BLOCKED, op, 0, peer, where=f"a.py:{rank}", waits_for=waits_for)
+
+
+def test_two_that_wait_for_each_other_are_named():
+    stepper = steps.cycle()
+    assert "circle" not in snapshot(stepper)["moments"][-1][1]
+    stepper.next()
+    circle = snapshot(stepper)["moments"][-1][1]["circle"]
+    assert circle["message"] == FOUND.message
+    assert circle["lines"] == {"0": "In[7]:4", "1": "In[7]:7"}
+
+
+@pytest.mark.parametrize(("standings", "found"), [
+    ([blocked(0, 1), blocked(1, 2), blocked(2, 0)], [0, 1, 2]),
+    ([blocked(0, 1), blocked(1, 2), blocked(2, 1)], [1, 2]),  # one waits at the circle's side
+    ([blocked(0, 1), blocked(1, 2), Standing(2, Doing.RUNNING)], []),
+    ([blocked(0, 1, 2, peer=None), blocked(1, 0)], []),  # from any source: 2 may still send
+    ([blocked(0, 1, 2, op=Op.ALL_REDUCE), Standing(1, Doing.PAUSED), blocked(2, 0)], [0, 2]),
+    ([], []),
+])  # fmt: skip
+def test_circles(standings, found):
+    assert [s.rank for s in in_a_circle(standings)] == found
+
+
+def test_more_than_two_wait_for_the_next():
+    told = sentence([blocked(0, 1), blocked(1, 2), blocked(2, 0)])
+    assert told.endswith("rank 2 waits in recv(src=0) at a.py:2: each waits for the next.")
+
+
+# -- the widget --------------------------------------------------------------------------
+
+
+def test_buttons_are_obeyed_and_the_browser_told(opened):
+    stepper = ring()
+    browser = opened(stepper)
+    browser.click("next")
+    browser.at(1, 1)
+    browser.click("next", rank=1)
+    browser.at(2, 2)
+    browser.click("back")
+    browser.at(1, 2)
+    browser.click("seek", position=0)
+    browser.at(0, 2)
+    assert stepper.calls == [("next", None), ("next", 1), ("seek", 1), ("seek", 0)]
+    assert browser.steps == snapshot(stepper)
+    assert not any("sources" in patch for patch in browser.patches)  # they were there already
+
+
+def test_play_shows_once_more_what_was_and_finish_goes_on_from_now(opened):
+    stepper = ring(2)
+    stepper.seek(0)
+    browser = opened(stepper)
+    browser.click("play", speed=4)
+    browser.at(2, 2)
+    assert stepper.calls[2:] == [("seek", 0), ("play", 4.0), ("seek", 1), ("seek", 2)]
+    browser.click("back")
+    browser.click("finish")
+    browser.at(7, 7)
+    browser.wait(lambda: browser.steps["finished"])
+    assert {rank["doing"] for rank in browser.steps["moments"][-1][1]["ranks"]} == {"finished"}
+
+
+def test_one_can_look_back_and_pause_while_the_ranks_move(opened, monkeypatch):
+    stepper, moving, let = ring(2), threading.Event(), threading.Event()
+    monkeypatch.setattr(stepper, "finish", lambda: (moving.set(), let.wait(5)))
+    browser = opened(stepper)
+    browser.cockpit._handle_custom_msg({"do": "finish", "id": "x"}, [])
+    assert moving.wait(5)
+    browser.cockpit._handle_custom_msg({"do": "seek", "position": 1, "id": "y"}, [])
+    browser.wait(lambda: {"did": "y"} in browser.told)
+    browser.at(1, 2)
+    assert {"heard": "x"} in browser.told and {"did": "x"} not in browser.told
+    let.set()
+    browser.wait(lambda: {"did": "x"} in browser.told)
+
+
+def test_what_cannot_be_done_is_said_in_a_sentence(opened):
+    stepper = steps.cycle()
+    stepper.next()
+    browser = opened(stepper)
+    browser.click("next", rank=1)
+    browser.wait(lambda: browser.steps["trouble"])
+    assert browser.steps["trouble"].startswith("rank 1: blocked in recv(src=0) at In[7]:7")
+    browser.click("back")
+    browser.wait(lambda: browser.steps["trouble"] == "")
+    browser.click("jump")
+    browser.wait(lambda: browser.steps["trouble"])
+    assert browser.steps["trouble"] == "ValueError: the cockpit has no button 'jump'"
+
+
+def test_the_error_of_the_run_is_told_once(opened, monkeypatch):
+    stepper = ring(1)
+    browser = opened(stepper)
+
+    def fails(rank=None):
+        stepper.fail(RAISED, 1, "ValueError: too small", "In[5]:7")
+        raise RunError(RAISED)
+
+    monkeypatch.setattr(stepper, "next", fails)
+    browser.click("next")
+    browser.wait(lambda: browser.steps["remarks"])
+    assert browser.steps["trouble"] == ""
+    assert [r["message"] for r in browser.steps["remarks"]] == [
+        "rank 1 raised ValueError: too small at In[5]:7"]  # fmt: skip
+
+
+def test_a_greeting_is_heard_and_changes_nothing(opened):
+    browser = opened(steps.cycle())
+    browser.click("next", rank=7)
+    browser.wait(lambda: browser.steps["trouble"])
+    browser.cockpit._handle_custom_msg({"do": "hello", "id": "x"}, [])
+    assert browser.told[-1] == {"heard": "x"}
+    assert browser.steps["trouble"]
+
+
+def test_closing_leaves_the_run_alone():
+    stepper = ring(1)
+    cockpit = Cockpit(stepper)
+    assert stepper._watchers and stepper._readers
+    cockpit.close()
+    cockpit.close()  # ipywidgets does, when it is collected
+    assert not stepper._watchers and not stepper._readers
+    stepper.next()
+    assert len(stepper.moments) == 3
+
+
+def test_a_finding_that_comes_later_is_told(opened):
+    stepper = steps.cycle()
+    browser = opened(stepper)
+    browser.click("next")
+    stepper.findings = [FOUND]
+    stepper._changed()
+    browser.wait(lambda: browser.steps["remarks"])
+    assert browser.steps["remarks"] == [
+        {"message": FOUND.message, "remedy": FOUND.remedy, "hang": True,
+         "lines": {"0": "In[7]:4", "1": "In[7]:7"}}]  # fmt: skip
+
+
+# -- elsewhere ---------------------------------------------------------------------------
+
+
+def texts(picture):
+    return [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]
+
+
+def test_a_notebook_stores_widget_picture_and_table(tmp_path):
+    stepper = ring(3)
+    stepper.next(0)
+    cockpit = Cockpit(stepper)
+    data, _ = cockpit._repr_mimebundle_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == cockpit.model_id
+    assert data["text/plain"].splitlines() == [
+        "fn: step 4 of 4",
+        "  rank    state    call         line               waits for",
+        "  rank 0  blocked  recv(src=3)  collectives.py:18  rank 3",
+        "  rank 1  paused   send(dst=2)  collectives.py:15",
+        "  rank 2  paused   recv(src=1)  collectives.py:18",
+        "  rank 3  paused   send(dst=0)  collectives.py:15",
+    ]
+    assert cockpit.save(tmp_path / "fn.svg").read_text("utf-8") == data["image/svg+xml"]
+    words = texts(data["image/svg+xml"])
+    assert "            dist.recv(buffer, src=left)" in words and "collectives.py" in words
+    assert "rank 3 is paused before send(dst=0) at…" in words
+    assert "paused before send" in words
+    cockpit.close()
+
+
+def test_the_static_picture_says_what_is_wrong_and_when_one_looks_back():
+    stepper = steps.cycle()
+    stepper.next()
+    for findings in ([], [FOUND]):
+        stepper.findings = findings
+        told = snapshot(stepper)
+        assert any(FOUND.message in words for words in texts(to_svg(told, project(stepper.trace))))
+        assert f"! {FOUND.message}" in to_table(told, project(stepper.trace))
+    stepper.error = "rank 1 died"
+    assert "! rank 1 died" in to_table(snapshot(stepper), project(stepper.trace))
+    stepper.seek(0)
+    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
+    assert "step 0 of 1, looking back" in words
+    assert not any(FOUND.message in word for word in words)
+
+
+def test_the_static_picture_of_a_run_that_failed():
+    stepper = ring(1)
+    stepper.fail(RAISED, 1, "ValueError: too small", "collectives.py:9")
+    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
+    assert sum("rank 1 raised ValueError" in word for word in words) == 1
+    assert not any("Traceback" in word for word in words)
+    assert {"3 released   1 failed", "released", "failed"} <= set(words)
+
+
+def test_the_static_picture_without_markers_opens_where_the_program_communicates():
+    script = [dict(op=Op.BARRIER, where="long.py:300")]
+    stepper = FakeStepper("long", [script] * 2, {"long.py": "x = 1\n" * 400})
+    stepper.next()
+    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
+    assert "300" in words and "1" not in words[:30]
+
+
+@pytest.mark.parametrize("n", [1, 3, 9, 20])
+def test_static_pictures_are_well_formed_and_small(n):
+    scripts = [[dict(op=Op.ALL_REDUCE, where="many.py:300", shape=(64,), nbytes=256,
+                     dtype="float32", before=[float(r)] * 64)] for r in range(n)]  # fmt: skip
+    stepper = FakeStepper("many", scripts, {"many.py": "x <= 1 & y\n" * 400})
+    picture = to_svg(snapshot(stepper), project(stepper.trace))
+    assert ET.fromstring(picture).tag == f"{SVG}svg" and len(picture.encode()) < 80_000
+    assert "300" in texts(picture)
+    assert ("… and 12 more ranks" in texts(picture)) == (n == 20)
+
+
+def test_a_program_whose_source_is_not_known_has_a_picture():
+    stepper = FakeStepper("f", [[dict(op=Op.BARRIER)]] * 2, {})
+    assert "rank 1" in texts(to_svg(snapshot(stepper), project(stepper.trace)))

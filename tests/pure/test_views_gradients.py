@@ -1,0 +1,244 @@
+"""Gradients of a training loop: reading its marks, comparing ranks, the static picture."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_views_tensors import events
+from traces import Script, summary
+
+from distkit.events import Op, Summary, Trace
+from distkit.trace import recorder
+from distkit.trace.gradients import looked_at, sketch, watch_gradients
+from distkit.trace.recorder import Recorder, to_event
+from distkit.views import Gradients
+from distkit.views.gradient_projection import agreement, project, reduced
+from distkit.views.gradient_static import to_svg
+from distkit.views.gradient_steps import read
+from distkit.views.summaries import cosine
+
+OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]
+SUM = [4.0, 1.0, 2.0, -2.0]
+MEAN = [2.0, 0.5, 1.0, -1.0]
+
+
+def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, befores=OWN) -> Trace:
+    """What watch_gradients leaves of a loop on two ranks with one layer."""
+    s = Script()
+    for rank, (own, after) in enumerate(zip(befores, afters, strict=True)):
+        s.op(rank, Op.MARK, 0, 0, label="weights 0000", after=summary([0.0] * 64, 10))
+        for n in range(steps):
+            at = 0.01 * (n + 1)
+            if alone:
+                s.op(rank, Op.MARK, at, at, label="alone w", after=summary(alone))
+            s.op(rank, Op.MARK, at, at + 0.002, label="gradient w", shape=(4,), dtype="float32",
+                 before=summary(own), after=summary(after))  # fmt: skip
+            s.op(rank, Op.MARK, at + 0.003, at + 0.003, label="step",
+                 after=summary([2.0 - n + rank, 0.1, samples]))  # fmt: skip
+            s.op(rank, Op.MARK, at + 0.004, at + 0.004, label=f"weights {crcs[rank]}",
+                 after=summary([float(rank * (crcs[0] != crcs[1]))] * 64, 10))  # fmt: skip
+    return s.trace(world_size=2)
+
+
+def texts(trace: Trace) -> list[tuple[str, str]]:
+    return [(v["word"], v["text"]) for v in project(trace)["verdicts"]]
+
+
+# -- what became of the gradients ------------------------------------------------------
+
+
+@pytest.mark.parametrize(("after", "kind"), [(SUM, "sum"), (MEAN, "mean")])
+def test_the_sum_and_the_mean_are_recognised_and_shown_as_an_average(after, kind) -> None:
+    trace = trained([after, after], alone=MEAN)
+    (cell,) = project(trace)["steps"][0]["layers"]
+    assert (cell["kind"], cell["same"], cell["apart"]) == (kind, True, 0)
+    assert cell["after"][0]["values"] == MEAN and len(cell["after"]) == 1
+    assert texts(trace) == [
+        ("same", f"after the all-reduce every rank has the same gradient: the {kind} of all 2"),
+        ("same", "one process computes exactly the same"),
+        ("same", "the replicas' weights are equal to the bit at every step"),
+    ]
+
+
+def test_what_was_not_averaged_is_said() -> None:
+    found = texts(trained(OWN, crcs=("aaaa", "bbbb"), alone=MEAN))
+    assert found[0] == ("different", "every rank keeps its own gradient: nothing was averaged")
+    assert found[1] == ("different", "one process computes another gradient: up to 1.0 apart")
+    assert found[2] == ("different", "the replicas' weights differ after step 1: "
+                        "rank 1 is now 8 from rank 0")  # fmt: skip
+
+
+def test_a_rank_that_got_something_else_is_found() -> None:
+    after = [SUM, [4.0, 1.0, 2.0, 0.0]]
+    assert texts(trained(after))[0] == (
+        "different", "the ranks' gradients still differ after step 1, w")  # fmt: skip
+    (cell,) = project(trained(after))["steps"][0]["layers"]
+    assert (cell["kind"], cell["same"], len(cell["after"])) == ("other", False, 2)
+
+
+def test_a_step_in_the_middle_of_the_all_reduce_is_open() -> None:
+    s = Script()
+    for rank, own in enumerate(OWN):
+        s.op(rank, Op.MARK, 0, None, label="gradient w", shape=(4,), before=summary(own))
+    picture = project(s.trace(world_size=2), live=True)
+    (cell,) = picture["steps"][0]["layers"]
+    assert (cell["kind"], cell["after"]) == ("", [])
+    assert [b["values"] for b in cell["before"]] == OWN
+    assert picture["verdicts"] == []
+
+
+def test_the_cosine_is_that_of_the_vectors_and_the_agreement_follows_from_the_norms() -> None:
+    (cell,) = project(trained([SUM, SUM]))["steps"][0]["layers"]
+    exact = cosine(summary(OWN[0]), summary(OWN[1]))
+    assert exact == pytest.approx(4 / math.sqrt(6 * 11))
+    assert cell["cosines"] == [round(exact, 3)] and cell["agreement"] == round(exact, 3)
+
+
+@given(st.lists(st.lists(st.floats(-9, 9), min_size=5, max_size=5), min_size=2, max_size=5))
+def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) -> None:
+    before = {r: summary(row) for r, row in enumerate(rows)}
+    total = [math.fsum(column) for column in zip(*rows, strict=True)]
+    after = {r: summary(total) for r in before}
+    found = reduced(before, after, len(rows))
+    got = agreement(before, after, found)
+    pairs = [(a, b) for a in before.values() for b in before.values() if a is not b]
+    weights = sum(a.norm * b.norm for a, b in pairs)
+    if math.isnan(got) or weights < 1e-6:
+        return
+    dots = sum(sum(x * y for x, y in zip(a.values, b.values, strict=True)) for a, b in pairs)
+    assert got == pytest.approx(dots / weights, abs=1e-3)
+
+
+# -- the curves ------------------------------------------------------------------------------
+
+
+def test_curves() -> None:
+    curves = project(trained([SUM, SUM], steps=3, crcs=("a", "b")))["curves"]
+    assert [line["rank"] for line in curves["loss"]] == [0, 1, None]
+    assert curves["loss"][2]["points"] == [[1, 2.5], [2, 1.5], [3, 0.5]]
+    assert curves["lr"][0]["points"] == [[1, 0.1], [2, 0.1], [3, 0.1]]
+    assert curves["rate"][0]["points"] == [[2, 6400.0], [3, 6400.0]]  # 2 x 32 in 10 ms
+    assert [line["points"] for line in curves["drift"]] == [
+        [[0, 0], [1, 0], [2, 0], [3, 0]], [[0, 0], [1, 8], [2, 8], [3, 8]]]  # fmt: skip
+    assert [p[0] for p in curves["norms"][0][1]["points"]] == [1, 2, 3]
+
+
+def test_a_long_loop_with_nan_stays_small() -> None:
+    nan = [math.nan, math.inf, 0.0, 1.0]
+    trace = trained([nan, nan], steps=1500, samples=math.nan, befores=[nan, nan])
+    picture = project(trace)
+    text = json.dumps(picture, allow_nan=False)
+    assert len(text) < 1_000_000 and len(picture["steps"]) < 1500 == picture["total"]
+    ET.fromstring(to_svg(picture))
+
+
+def test_a_thousand_ranks() -> None:
+    after = [[500.0] * 4] * 1000
+    trace = trained(after, steps=1, crcs=["a"] * 1000, befores=[[0.5] * 4] * 1000)
+    picture = project(Trace(trace.events, {"world_size": 1000}))
+    assert len(picture["ranks"]) == 16 and "all of them are compared" in picture["notices"][0]
+    assert picture["verdicts"][0]["text"].endswith("the sum of all 1000")
+
+
+LABELS = ["step", "gradient w", "gradient ", "alone w", "weights 1", "weights "]
+
+
+@settings(max_examples=60)
+@given(st.lists(events, max_size=30), st.lists(st.sampled_from(LABELS), max_size=30))
+def test_any_marks_are_drawn(found, labels) -> None:
+    marks = [replace(e, op=Op.MARK, label=label, summary=e.summary and _safe(e.summary))
+             for e, label in zip(found, labels, strict=False)]  # fmt: skip
+    picture = project(Trace(marks))
+    json.dumps(picture, allow_nan=False)
+    ET.fromstring(to_svg(picture))
+    repr(Gradients(Trace(marks)))
+
+
+def _safe(s: Summary) -> Summary | None:
+    return s if s.values else None
+
+
+def test_an_unwatched_run_says_what_to_do() -> None:
+    assert "dk.watch_gradients(model)" in repr(Gradients(Trace()))
+    assert "dk.watch_gradients(model)" in to_svg(project(Trace()))
+
+
+# -- the rank's side ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recording():
+    """Record this process as rank 0; a function that ends it and gives the trace."""
+    rec = Recorder(0)
+    recorder.set_current(rec)
+    yield lambda: Trace([to_event(0, row) for row in rec.drain()], {"world_size": 1})
+    recorder.set_current(None)
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+
+
+def test_a_loop_leaves_its_gradients_before_and_after(recording) -> None:
+    model, x = net(), torch.ones(4, 3)
+    with watch_gradients(model) as watch:
+        for _ in range(2):
+            model.zero_grad()
+            loss = model(x).square().mean()
+            watch.alone(model(x).square().mean())
+            loss.backward()
+            own = model[0].weight.grad.clone()
+            model[0].weight.grad *= 2  # an all-reduce
+            watch.step(loss=loss, lr=0.5, samples=4)
+    training = read(recording())
+    assert list(training.layers) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    step = training.steps[1]
+    assert step.before["0.weight"][0].values == tuple(own.flatten().tolist())
+    assert step.after["0.weight"][0].values == tuple((2 * own).flatten().tolist())
+    assert step.alone["0.weight"][0].values == pytest.approx(own.flatten().tolist())
+    assert step.told[0].loss == pytest.approx(loss.item()) and step.told[0].samples == 4
+    assert sorted(training.weights) == [0, 1, 2]
+    assert not model[0].weight._post_accumulate_grad_hooks
+
+
+def test_without_a_recorder_nothing_happens() -> None:
+    model = net()
+    with watch_gradients(model) as watch:
+        watch.alone(model(torch.ones(1, 3)).sum())
+        watch.step(loss=1.0)
+    assert all(w.grad is None for w in model.parameters())
+
+
+def test_of_a_large_model_the_largest_parameters_are_watched(recording) -> None:
+    model = net()
+    with watch_gradients(model, most=1) as watch:
+        model(torch.ones(1, 3)).sum().backward()
+        watch.step()
+    training = read(recording())
+    assert list(training.layers) == ["0.weight"]
+    assert math.isnan(training.steps[0].told[0].loss)
+
+
+def test_steps_are_looked_at_ever_more_rarely() -> None:
+    looked = [n for n in range(100_000) if looked_at(n)]
+    assert looked[:64] == list(range(64)) and len(looked) < 64 + 32 * 12
+
+
+def test_a_sketch_knows_how_far_apart_two_models_are() -> None:
+    torch.manual_seed(1)
+    a = [torch.randn(300, 40), torch.randn(40)]
+    b = [t.clone() for t in a]
+    assert sketch(a) == sketch(b)
+    b[1][3] += 2.0  # one number among 12,040
+    (crc, left), (other, right) = sketch(a), sketch(b)
+    assert crc != other
+    assert math.dist(left[0], right[0]) == pytest.approx(2.0, rel=1e-6)
+    c = [t + 0.1 * torch.randn_like(t) for t in a]
+    true = math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(a, c, strict=True)))
+    assert math.dist(left[0], sketch(c)[1][0]) == pytest.approx(true, rel=0.4)

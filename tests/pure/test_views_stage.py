@@ -1,0 +1,387 @@
+"""The stage: who stands where, who contributed to what, and the pictures of it."""
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_server, ring, summary
+
+from distkit.algorithms import schedules
+from distkit.events import Event, Op, State, Trace
+from distkit.views.contributions import follow
+from distkit.views.rings import find_rings
+from distkit.views.stage import Stage, table
+from distkit.views.stage_layout import KINDS, arrange, pattern, root_of
+from distkit.views.stage_projection import held_at, moments, sentence
+from distkit.views.stage_projection import project as stage
+from distkit.views.storyboard import to_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def values(rank, chunk=0):
+    return [float(7 * rank + chunk), 2.0 * rank**2 + 0.5]
+
+
+def send(s, src, dst, at, payload, size=8):
+    """A message that takes a millisecond."""
+    before = summary(payload) if payload is not None else None
+    s.op(src, Op.SEND, at * MS, (at + 1) * MS, peer=dst, nbytes=size, before=before)
+    s.op(dst, Op.RECV, at * MS, (at + 1) * MS, peer=src, nbytes=size, after=before)
+
+
+def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, calls=1):
+    """Ring all-reduces as ``dk.ring_all_reduce`` makes them, with their real values."""
+    s, members, at = Script(), members or list(range(n)), 0
+    for _ in range(calls):
+        have = [[values(r, c) for c in range(n)] for r in range(n)]
+        for round_ in schedules.ring(n):
+            moving = [have[a][c] for a, c in zip(round_.src, round_.chunk, strict=True)]
+            moves = zip(round_.src, round_.dst, round_.chunk, moving, strict=True)
+            for a, b, c, payload in moves:
+                a, b, c = int(a), int(b), int(c)
+                kept = summary(payload) if recorded else None
+                s.op(members[a], Op.SEND, at * MS, (at + 0.9) * MS, peer=members[b], nbytes=8 + c,
+                     before=kept, group=group)  # fmt: skip
+                s.op(members[b], Op.RECV, (at + 0.1) * MS, (at + 0.8) * MS, peer=members[a],
+                     nbytes=8 + c, after=kept, group=group)  # fmt: skip
+                added = [x + y for x, y in zip(have[b][c], payload, strict=True)]
+                have[b][c] = added if round_.reduce and adds else payload
+            at += 1
+    return s.trace(world_size=max(members) + 1, groups={group: members})
+
+
+def finally_held(trace):
+    return held_at(stage(trace), float("inf"))
+
+
+# -- who stands where ------------------------------------------------------------------
+
+CUBE = [(a, a ^ 1 << k) for a in range(8) for k in range(3)]
+PATTERNS = {
+    "ring": (6, [(r, (r + 1) % 6) for r in range(6)]),
+    "star": (5, [(2, r) for r in (0, 1, 3, 4)]),
+    "tree": (7, [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]),
+    "hypercube": (8, CUBE),
+    "grid": (6, [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5), (2, 0)]),
+}
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_the_messages_decide_where_ranks_stand(kind):
+    n, sent = PATTERNS[kind]
+    assert pattern(range(n), sent) == kind
+    assert pattern(range(n), [(b, a) for a, b in sent]) == kind
+
+
+def test_roles_hosts_and_no_pattern_at_all():
+    roles = {0: "worker", 1: "worker", 2: "server"}
+    assert pattern(range(3), [(0, 2), (1, 2)], roles) == "roles"
+    assert pattern(range(4), [], {}, {0: "a", 1: "a", 2: "b", 3: "b"}) == "hosts"
+    everybody = [(a, b) for a in range(6) for b in range(6) if a != b]
+    assert pattern(range(6), everybody) == "ring"
+    assert pattern([], []) == "ring"
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 40), st.data())
+def test_everybody_has_a_place_of_its_own(kind, n, data):
+    ranks = list(range(n))
+    rank = st.integers(0, max(n - 1, 0))
+    sent = data.draw(st.lists(st.tuples(rank, rank), max_size=60)) if n else []
+    places = arrange(kind, ranks, sent, {r: "server" if r % 3 == 0 else "worker" for r in ranks},
+                     {r: f"host {r // 4}" for r in ranks})  # fmt: skip
+    assert places.keys() == set(ranks)
+    assert all(-1e-6 <= v <= 1 + 1e-6 for p in places.values() for v in (p.x, p.y))
+    assert len({(p.x, p.y) for p in places.values()}) == n
+    assert pattern(ranks, sent) in KINDS
+
+
+def test_a_tree_hangs_where_it_begins_or_ends():
+    down = [(3, 1), (3, 4), (1, 0), (1, 2)]
+    assert root_of(range(5), down) == 3
+    assert root_of(range(5), [(b, a) for a, b in reversed(down)]) == 3
+    both = [(b, a) for a, b in reversed(down)] + down
+    assert root_of(range(5), both) == 3
+    places = arrange("tree", range(5), both)
+    assert places[3].y == 0 and places[0].y == places[2].y == 1
+
+
+def test_servers_stand_in_a_row_of_their_own():
+    rows = {node["role"]: node["y"] for node in stage(parameter_server())["nodes"]}
+    assert rows["worker"] == 0 and rows["server"] == 1
+
+
+# -- the ring ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 8])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
+    trace = all_reduce_ring(n, recorded=recorded)
+    (found,) = find_rings(trace)
+    assert len(found.rounds) == 2 * (n - 1)
+    for rank, pieces in finally_held(trace).items():
+        assert [piece["sure"] for piece in pieces] == [list(range(n))] * n, rank
+
+
+def test_the_stage_holds_what_the_schedule_says_after_every_round():
+    n, rounds = 4, list(schedules.ring(4))
+    picture = stage(all_reduce_ring(n))
+    for k in range(1, len(rounds) + 1):
+        held = held_at(picture, picture["start"] + (k - 0.1) * MS)
+        wanted = schedules.held(rounds[:k], n)
+        got = [[[int(c in piece["sure"]) for c in range(n)] for piece in held[r]] for r in range(n)]
+        assert got == (wanted > 0).astype(int).tolist()
+
+
+def test_on_the_clock_of_rounds_nobody_is_ahead():
+    """However late a rank was: after k rounds everybody holds what the schedule says."""
+    rounds, trace = list(schedules.ring(4)), all_reduce_ring(4)
+    late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
+    picture = stage(Trace(late, trace.meta), clock="rounds")
+    for k in range(1, len(rounds) + 1):
+        held = held_at(picture, k - 0.1, "rounds")
+        wanted = schedules.held(rounds[:k], 4) > 0
+        got = [[[c in piece["sure"] for c in range(4)] for piece in held[r]] for r in range(4)]
+        assert got == wanted.tolist()
+
+
+def test_a_rank_s_own_part_is_what_it_sent_less_what_it_got():
+    trace = all_reduce_ring(4)
+    first = held_at(stage(trace), trace.start + 0.5 * MS)
+    for rank in range(4):
+        assert [piece["values"] for piece in first[rank]] == [values(rank, c) for c in range(4)]
+
+
+def test_a_ring_is_recognised_when_some_values_were_too_costly_to_look_at():
+    whole = all_reduce_ring(4)
+    part = [replace(e, summary=None) if i % 3 else e for i, e in enumerate(whole.events)]
+    trace = Trace(part, whole.meta)
+    assert len(find_rings(trace)) == 1
+    assert [piece["sure"] for piece in finally_held(trace)[0]] == [[0, 1, 2, 3]] * 4
+
+
+def test_several_rings_and_rings_of_a_part():
+    assert len(find_rings(all_reduce_ring(4, calls=3))) == 3
+    part = all_reduce_ring(3, group="odd", members=[1, 3, 5])
+    (found,) = find_rings(part)
+    assert found.members == (1, 3, 5)
+    assert [piece["sure"] for piece in finally_held(part)[3]] == [[1, 3, 5]] * 3
+
+
+def test_a_ring_that_forgets_to_add_is_not_drawn_as_if_it_did():
+    pieces = [piece for strip in finally_held(all_reduce_ring(4, adds=False)).values()
+              for piece in strip]  # fmt: skip
+    assert all(len(piece["sure"]) <= 1 for piece in pieces)
+
+
+def test_what_only_looks_like_a_ring_is_none():
+    assert find_rings(ring()) == []  # its values are arbitrary
+    assert find_rings(all_reduce_ring(2)) == []  # two ranks may as well exchange tensors
+    whole = all_reduce_ring(4)
+    assert find_rings(Trace(whole.events[:-40], whole.meta)) == []
+    assert "schedule" not in stage(ring())["said"]
+
+
+# -- everything else -------------------------------------------------------------------------
+
+
+def test_what_is_passed_on_keeps_its_contributor():
+    s = Script()
+    send(s, 0, 1, 0, values(0))
+    send(s, 1, 2, 2, values(0))
+    held = finally_held(s.trace(world_size=3))
+    assert [held[r][0]["sure"] for r in range(3)] == [[0], [0], [0]]
+
+
+def test_a_sum_of_known_tensors_holds_both():
+    s = Script()
+    for a, b in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        send(s, a, b, 0, values(a))
+    pair = [[x + y for x, y in zip(values(a), values(a ^ 1), strict=True)] for a in range(4)]
+    for a in range(4):
+        send(s, a, a ^ 2, 2, pair[a])
+    found = follow(s.trace(world_size=4))
+    assert not found.doubtful
+    assert found.cargo[0, 2].piece.sure == {0, 1} and found.cargo[3, 3].piece.sure == {2, 3}
+    early = held_at(stage(s.trace(world_size=4)), 4711.25 + 1.5 * MS)
+    assert early[0][0]["sure"] == [0, 1]  # added as soon as it came
+
+
+def test_what_is_computed_otherwise_is_bounded_not_guessed():
+    s = Script()
+    send(s, 1, 0, 0, values(1))
+    send(s, 2, 0, 2, values(2))
+    send(s, 0, 1, 4, [7.0, 7.5])
+    picture = stage(s.trace(world_size=4))
+    held = held_at(picture, float("inf"))
+    assert held[1][0]["sure"] == [] and held[1][0]["maybe"] == [0, 1, 2]
+    assert "at most" in picture["said"]
+
+
+def test_zeros_are_no_evidence():
+    s = Script()
+    send(s, 0, 1, 0, [0.0, 0.0])
+    send(s, 1, 2, 2, [0.0, 0.0])
+    assert finally_held(s.trace(world_size=3))[2][0]["sure"] == []
+
+
+def collective(op, root=None, n=3):
+    s = Script()
+    for r in range(n):
+        s.op(r, op, r * MS, (5 + r) * MS, peer=root, nbytes=8, before=summary(values(r)))
+    held = finally_held(s.trace(world_size=n))
+    return [[piece["sure"] for piece in held.get(r, [])] for r in range(n)]
+
+
+@pytest.mark.parametrize(("op", "root", "wanted"), [
+    (Op.ALL_REDUCE, None, [[[0, 1, 2]]] * 3),
+    (Op.REDUCE, 1, [[[0]], [[0, 1, 2]], [[2]]]),
+    (Op.BROADCAST, 1, [[[1]]] * 3),
+    (Op.ALL_GATHER, None, [[[0], [1], [2]]] * 3),
+    (Op.GATHER, 0, [[[0], [1], [2]], [[], [1], []], [[], [], [2]]]),
+    (Op.SCATTER, 0, [[[0], [0], [0]], [[], [0], []], [[], [], [0]]]),
+    (Op.REDUCE_SCATTER, None, [[[0, 1, 2], [0], [0]], [[1], [0, 1, 2], [1]],
+                               [[2], [2], [0, 1, 2]]]),
+    (Op.ALL_TO_ALL, None, [[[0], [1], [2]]] * 3),
+    (Op.BARRIER, None, [[], [], []]),
+])  # fmt: skip
+def test_collectives_by_their_meaning(op, root, wanted):
+    assert collective(op, root) == wanted
+
+
+def test_a_tensor_that_goes_on_keeps_its_contributions():
+    s, total = Script(), [3.0, 4.0]
+    for r in range(2):
+        s.op(r, Op.ALL_REDUCE, 0, MS, nbytes=8, before=summary(values(r)), after=summary(total))
+    send(s, 0, 2, 2, total)
+    assert finally_held(s.trace(world_size=3, groups={"world": [0, 1]}))[2][0]["sure"] == [0, 1]
+
+
+def test_servers_are_not_guessed_at():
+    picture = stage(parameter_server())
+    assert not picture["known"] and "only values" in picture["said"]
+
+
+# -- the picture -------------------------------------------------------------------------------
+
+
+def thousand():
+    s = Script()
+    for r in range(1000):
+        send(s, r, (r + 1) % 1000, 0, None)
+    return s.trace(world_size=1000)
+
+
+TRACES = {**DEMOS, "odd": odd_values, "hang": hang, "empty": Trace, "thousand": thousand,
+          "big": lambda: big(4000), "one": lambda: Trace([], {"world_size": 1}),
+          "real ring": lambda: all_reduce_ring(8)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
+    picture = stage(TRACES[name]())
+    assert json.dumps(picture, allow_nan=False)
+    drawn = to_svg(picture)
+    assert ET.fromstring(drawn).tag == f"{SVG}svg" and len(drawn.encode()) <= 60_000
+    assert "<script" not in drawn and " id=" not in drawn
+    assert len(table(picture).splitlines()) <= 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layout_can_be_asked_for(kind):
+    assert stage(ring(), kind)["kind"] == kind
+
+
+def test_beats_come_in_the_order_of_their_ends_and_know_their_rounds():
+    picture = stage(all_reduce_ring(4))
+    ends = [beat["end"] for beat in picture["beats"]]
+    assert ends == sorted(ends) and len(ends) == 24
+    assert [beat["round"] for beat in picture["beats"]] == [k for k in range(6) for _ in range(4)]
+    assert sentence(picture["beats"][0], {}) == "rank 0 → rank 1, chunk 0, added, 8 B"
+    assert "replaces" in sentence(picture["beats"][-1], {})
+    assert [len(beats) for _, beats in moments(picture)] == [4] * 6
+
+
+def test_a_hang_is_announced():
+    notices = " ".join(stage(hang())["notices"])
+    assert "2 messages not received" in notices and "1 collective not finished" in notices
+    assert "dropped" in notices
+    assert stage(hang(), live=True)["notices"] == []
+
+
+def test_what_is_left_out_is_announced():
+    (notice,) = stage(big(8400, n=4))["notices"]
+    assert notice == "the first 2,000 of 2,100 messages and collectives are drawn"
+    assert "at most 64 ranks" in stage(thousand())["said"]
+
+
+def test_an_empty_trace_says_so():
+    texts = [element.text for element in ET.fromstring(to_svg(stage(Trace()))).iter(f"{SVG}text")]
+    assert "nothing was said" in texts
+    assert table(stage(Trace())) == "Stage: nothing was said"
+
+
+OPS = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.PUSH, Op.MARK, Op.REDUCE,
+       Op.SCATTER, Op.REDUCE_SCATTER, Op.BARRIER]  # fmt: skip
+EVENTS = st.builds(
+    Event, st.integers(0, 4), st.integers(0, 6), st.sampled_from(OPS), st.sampled_from(State),
+    st.floats(0, 1), peer=st.none() | st.integers(0, 5), nbytes=st.integers(0, 9),
+    label=st.text(max_size=3),
+    summary=st.none() | st.lists(st.floats(width=32), max_size=4).map(summary),
+)  # fmt: skip
+
+
+@given(st.lists(EVENTS, max_size=40), st.booleans())
+def test_any_trace_can_be_staged(events, live):
+    picture = stage(Trace(events, {"ranks": names("worker", "server")}), live=live)
+    assert json.dumps(picture, allow_nan=False)
+    assert ET.fromstring(to_svg(picture)).tag == f"{SVG}svg"
+    table(picture)
+
+
+# -- the notebook --------------------------------------------------------------------------------
+
+
+def test_a_notebook_stores_widget_picture_and_table():
+    view = Stage(all_reduce_ring(4))
+    data, _ = view._repr_mimebundle_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == view.model_id
+    assert ET.fromstring(data["image/svg+xml"]).tag == f"{SVG}svg"
+    assert "rank 3 → rank 0, chunk 3, added, 11 B" in data["text/plain"]
+
+
+def test_what_cannot_be_staged_is_refused_with_a_remedy():
+    with pytest.raises(ValueError, match=r"there is no layout 'circle'\. Choose one of ring, star"):
+        Stage(ring(), layout="circle")
+    with pytest.raises(ValueError, match="there is no clock 'wall'"):
+        Stage(ring(), clock="wall")
+    with pytest.raises(TypeError, match=r"Stage draws a distkit\.Trace"):
+        Stage([1, 2])
+
+
+class Run:
+    """A run that goes on, by hand."""
+
+    def __init__(self, trace):
+        self.whole, self.trace, self.finished = trace, Trace([], trace.meta), False
+
+    def subscribe(self, callback):
+        self.callback = callback
+        return lambda: None
+
+
+def test_a_live_stage_grows_until_the_run_ends():
+    whole = all_reduce_ring(4)
+    run = Run(whole)
+    view = Stage(run)
+    view._feed(list(whole.events[:60]))
+    early = view._picture()
+    assert early["live"] and 0 < len(early["beats"]) < 24 and early["notices"] == []
+    run.trace, run.finished = whole, True
+    run.callback([])
+    assert not view._picture()["live"] and len(view._picture()["beats"]) == 24
+    view.close()

@@ -1,0 +1,195 @@
+"""Tensors before and after: the projection, the static picture, the table, live updates."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+import traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import MS, Script, summary
+
+from distkit.events import Event, Op, State, Summary, Trace
+from distkit.views import Tensors
+from distkit.views.summaries import columns, cosine, plain
+from distkit.views.tensor_projection import MAX_RANKS, project
+from distkit.views.tensor_static import to_svg
+
+FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
+
+
+def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
+    s = Script()
+    for rank, (before, after) in enumerate(zip(befores, afters, strict=True)):
+        s.op(rank, op, 0, MS, **FOUR, where="sgd.py:3", before=before and summary(before),
+             after=after and summary(after))  # fmt: skip
+    return s.trace(world_size=len(befores))
+
+
+def only(trace: Trace):
+    (op,) = project(trace)["ops"]
+    return op
+
+
+def test_an_all_reduce_says_who_had_what_and_that_all_are_equal() -> None:
+    op = only(reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2))
+    assert (op["title"], op["tensor"], op["where"]) == ("all_reduce", "float32 [2, 2]", "sgd.py:3")
+    assert op["before"]["text"] == "rank 1 differs from the others, by up to 9"
+    assert (op["after"]["word"], op["after"]["text"]) == ("same", "the same on all 2 ranks")
+    assert [r["changed"] for r in op["ranks"]] == [[0, 1, 2, 3]] * 2
+    assert [r["before"]["columns"] for r in op["ranks"]] == [2, 2]  # the tensor's own shape
+    assert op["most"] == 11
+
+
+def test_who_differs_after_a_collective_is_named_with_the_cells_and_the_amount() -> None:
+    op = only(reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]]))
+    assert op["after"]["text"] == "rank 2 differs from the others, by up to 0.5"
+    assert op["after"]["expected"] and op["after"]["differ"] == [2]
+    assert [r["off"] for r in op["ranks"]] == [[], [], [3], []]
+
+
+def test_a_gather_may_leave_the_ranks_different() -> None:
+    op = only(reduced([[0, 0, 0, 0]] * 2, [[1, 2, 3, 4], [0, 0, 0, 0]], op=Op.GATHER))
+    assert (op["after"]["word"], op["after"]["expected"]) == ("different", False)
+
+
+def test_nan_equals_nan_and_is_counted_in_words() -> None:
+    nan = [math.nan, 1, math.inf, -math.inf]
+    trace = reduced([nan, nan], [nan, nan])
+    op = only(trace)
+    assert (op["before"]["word"], op["after"]["word"]) == ("same", "same")
+    assert op["ranks"][0]["changed"] == []
+    assert op["ranks"][0]["after"]["values"] == ["nan", 1.0, "inf", "-inf"]
+    assert "1 × NaN, 1 × ∞, 1 × −∞" in repr(Tensors(trace))
+
+
+def test_a_message_compares_what_was_sent_with_what_arrived() -> None:
+    trace = traces.ping_pong()
+    for op in project(trace)["ops"]:
+        assert op["message"] and op["before"]["word"] == ""
+        assert op["after"]["text"].endswith("sent") and op["after"]["word"] == "same"
+        assert [r["role"].split()[0] for r in op["ranks"]] == ["sends", "receives"]
+
+
+def test_a_message_that_was_never_sent_is_a_card_alone() -> None:
+    s = Script().op(1, Op.RECV, 0, None, peer=0, before=summary([0.0] * 4), **FOUR)
+    op = only(s.trace(world_size=2))
+    assert (op["title"], op["after"]["word"]) == ("rank 0 → rank 1", "")
+    assert [(r["rank"], r["state"]) for r in op["ranks"]] == [(1, "started")]
+
+
+def test_operations_without_values_are_named_and_barriers_are_none() -> None:
+    s = Script()
+    for rank in (0, 1):
+        s.op(rank, Op.BARRIER, 0, MS).op(rank, Op.ALL_REDUCE, 2 * MS, 3 * MS, **FOUR)
+    picture = project(s.trace(world_size=2))
+    assert picture["ops"] == []
+    assert picture["notices"][0].startswith("1 operation not shown")
+
+
+def test_a_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
+    values = [[1.0, 1, 1, 1]] * 999 + [[2.0, 1, 1, 1]]
+    picture = project(reduced(values, values))
+    (op,) = picture["ops"]
+    assert op["after"]["text"] == "rank 999 differs from the others, by up to 1"
+    assert (len(op["ranks"]), op["more"]) == (MAX_RANKS, 1000 - MAX_RANKS)
+    assert len(to_svg(picture).encode()) < 60_000
+
+
+def test_a_long_run_stays_small_and_says_so() -> None:
+    s = Script()
+    for i in range(2000):
+        for rank in (0, 1):
+            s.op(rank, Op.ALL_REDUCE, i * MS, i * MS + 1e-4, **FOUR,
+                 before=summary([float(i)] * 64, 999), after=summary([2.0 * i] * 64, 999))
+    picture = project(s.trace(world_size=2))
+    assert len(json.dumps(picture)) < 2_000_000
+    assert any("of 2,000 operations" in notice for notice in picture["notices"])
+
+
+@pytest.mark.parametrize(("n", "shape", "expected"), [
+    (12, (3, 4), 4), (12, (12,), 12), (64, (8, 8), 8), (64, (64,), 8), (16, (16,), 16), (1, (), 1),
+])  # fmt: skip
+def test_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
+    assert columns(summary([1.0] * n), shape) == expected
+
+
+def test_a_sample_of_a_matrix_is_not_drawn_in_its_shape() -> None:
+    assert plain(summary([1.0] * 60, 600), (60, 10))["columns"] == 8
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=64))
+def test_the_cosine_of_a_tensor_with_itself_is_one(values: list[float]) -> None:
+    s = summary(values)
+    c = cosine(s, s)
+    assert math.isnan(c) or c == pytest.approx(1)
+    assert math.isnan(c) == (not any(values))
+
+
+numbers = st.floats(width=32)
+tensor = st.builds(
+    lambda v, more, low, high: Summary(tuple(v), math.nan, low, high, len(v) + more, more > 5),
+    st.lists(numbers, max_size=64), st.integers(0, 9), numbers, numbers,
+)  # fmt: skip
+events = st.builds(
+    Event, rank=st.integers(0, 3), seq=st.integers(0, 5), op=st.sampled_from(Op),
+    state=st.sampled_from(State), time=st.floats(0, 1), peer=st.none() | st.integers(0, 3),
+    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple), dtype=st.just("float32"),
+    label=st.text(max_size=5), summary=st.none() | tensor,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(events, max_size=30))
+def test_any_trace_is_drawn(found: list[Event]) -> None:
+    picture = project(Trace(found))
+    json.dumps(picture, allow_nan=False)
+    drawn = to_svg(picture)
+    ET.fromstring(drawn)
+    assert len(drawn.encode()) <= 60_000
+
+
+class Run:
+    """A run that goes on: the events so far, and those that come."""
+
+    def __init__(self, trace: Trace, first: int) -> None:
+        self.whole, self.finished, self.first = trace, False, first
+
+    @property
+    def trace(self) -> Trace:
+        return self.whole if self.finished else Trace(self.whole[: self.first], self.whole.meta)
+
+    def subscribe(self, callback):
+        self.tell = callback
+        callback(list(self.whole[: self.first]))
+        return lambda: None
+
+    def finish(self) -> None:
+        self.tell(list(self.whole[self.first :]))
+        self.finished = True
+        self.tell([])
+
+
+def test_live_updates_bring_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traces.ping_pong(rounds=6)
+    run = Run(trace, len(trace) // 2)
+    view, sent = Tensors(run), []
+    monkeypatch.setattr(view, "_send", lambda message, buffers=None: sent.append(message))
+    ops = {op["id"]: op for op in view.get_state("picture")["picture"]["ops"]}
+    run.finish()
+    patches = [p for m in sent for k, p in m["state"].items() if k.startswith("patch")]
+    assert patches and not patches[-1]["live"]
+    for patch in patches:
+        ops |= {op["id"]: op for op in patch["ops"]}
+    whole = {op["id"]: op for op in project(trace)["ops"]}
+    assert ops == whole
+    assert all(len(p["ops"]) <= len(whole) for p in patches)
+    view.close()
+
+
+def test_an_empty_trace_is_a_sentence() -> None:
+    assert repr(Tensors(Trace())) == "Tensors: 0 operations"
+    assert "no values of tensors were recorded" in to_svg(project(Trace()))
+    with pytest.raises(TypeError, match=r"Tensors draws a distkit.Trace"):
+        Tensors(3)

@@ -1,0 +1,84 @@
+"""What a rank did just before its process ended is in the trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+from distkit.trace import blackbox
+from distkit.trace.blackbox import SLOTS, BlackBox
+
+
+def row(seq: int, where: str = "train.py:3") -> tuple[object, ...]:
+    fields = None, "world", 12, (3,), "float32", None, where, "", None
+    return seq, Op.ALL_REDUCE, State.STARTED, 0.5, *fields, None
+
+
+def lost(run: object) -> dk.Trace:
+    """The trace of a run that a rank has not survived."""
+    assert isinstance(run, dk.Run)
+    return run.trace
+
+
+@pytest.mark.parametrize("calls", [1, 7, 2 * SLOTS])
+def test_the_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
+    def program(calls: int) -> None:
+        for _ in range(calls):
+            dist.all_reduce(torch.ones(3))
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(dk.RankDied) as caught:
+        dk.run_ranks(program, 2, calls)
+    trace = lost(caught.value.run)
+    mine = [s for s in trace.spans if s.rank == 1 and s.op is Op.ALL_REDUCE]
+    assert [s.state for s in mine[-5:]] == [State.COMPLETED] * min(calls, 5)
+    theirs = [s for s in trace.spans if s.rank == 0 and s.op is Op.ALL_REDUCE]
+    assert mine[-1].seq == theirs[-1].seq
+    assert len(set(trace.events)) == len(trace), "nothing is there twice"
+
+
+def test_the_call_that_a_rank_dies_in_is_the_line_of_its_death() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(100), dst=1)
+        else:
+            dist.recv(torch.zeros(2), src=0)  # aborts
+
+    with pytest.raises(dk.RankDied, match="SIGABRT") as caught:
+        dk.run_ranks(program, 2)
+    last = lost(caught.value.run).by_rank[1][-1]
+    assert (last.op, last.state, last.peer, last.shape) == (Op.RECV, State.STARTED, 0, (2,))
+    file, _, line = caught.value.line.rpartition(":")
+    assert caught.value.line == last.where
+    assert "# aborts" in Path(file).read_text().splitlines()[int(line) - 1]
+
+
+def test_the_box_keeps_the_latest_of_each_run(tmp_path: Path) -> None:
+    path = tmp_path / "box"
+    box = BlackBox(path)
+    assert blackbox.read(path, 1, 0) == []
+    for number in range(1, SLOTS + 11):
+        box.note(1, number, row(number))
+    kept = blackbox.read(path, 1, 0)
+    assert [seq for seq, *_ in kept] == list(range(11, SLOTS + 11))
+    assert kept[-1] == row(SLOTS + 10)
+    assert [seq for seq, *_ in blackbox.read(path, 1, SLOTS + 7)] == [SLOTS + n for n in (8, 9, 10)]
+    box.note(2, 1, row(0))
+    assert blackbox.read(path, 2, 0) == [row(0)]
+
+
+def test_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "box"
+    box = BlackBox(path)
+    box.note(1, 1, row(0, where="x" * 2000))
+    box.note(1, 2, row(1))
+    assert blackbox.read(path, 1, 0) == [row(1)]

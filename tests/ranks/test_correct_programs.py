@@ -1,0 +1,75 @@
+"""Random correct programs on real ranks: nobody is ever accused."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distkit.bench import random_programs
+from distkit.bench.random_programs import Collective, Message, Program, Round, alarm, play, program
+from distkit.cluster import watch
+from distkit.trace import recorder
+
+SEEDS = st.randoms(use_true_random=False)
+
+
+@settings(max_examples=13, deadline=None)
+@given(SEEDS)
+def test_a_correct_program_is_never_accused(chance: Random) -> None:
+    assert alarm(program(chance)) == ""
+
+
+def eagerly(rounds: Program) -> None:
+    """On each rank: call every wait of a millisecond a wait."""
+    recorder.PATIENCE, recorder.SLOWEST = 0.001, 0.002
+    play(rounds)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(chance=SEEDS)
+def test_nor_by_a_watcher_without_patience(chance: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PATIENCE", 0.002)
+    assert alarm(program(chance), play=eagerly) == ""
+
+
+def test_the_programs_are_varied() -> None:
+    steps = [s for n in range(50) for round in program(Random(n)) for s in round.steps]
+    messages = [s for s in steps if isinstance(s, Message)]
+    collectives = [s for s in steps if isinstance(s, Collective)]
+    assert {c.name for c in collectives} == set(random_programs.CALLS)
+    ways = {(m.anyone, m.sends_later, m.receives_later) for m in messages}
+    assert len(ways) == 8
+    assert {len(s.group) for s in steps} == {0, 2}
+    for s in steps:
+        assert all(0 <= r < random_programs.RANKS for r in s.group)
+    assert all({m.src, m.dst} == set(m.group) for m in messages if m.group)
+
+
+def test_an_incorrect_program_is_accused() -> None:
+    still = (0.0,) * random_programs.RANKS
+    one, two = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
+
+    def crossed(rounds: Program) -> None:
+        mine = [Round(still, (two, one))] if dist.get_rank() == 1 else rounds
+        play(mine)
+
+    assert "rank 1 waits for tag 7" in alarm([Round(still, (one, two))], play=crossed)
+
+    def halved(rounds: Program) -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1, dtype=torch.float64), dst=1)
+        elif dist.get_rank() == 1:
+            dist.recv(torch.ones(2), src=0)
+
+    assert "float64[1]" in alarm([], play=halved)
+
+
+def test_alarms_are_counted() -> None:
+    assert random_programs.false_alarms(2, seed=7) == []

@@ -1,0 +1,106 @@
+"""The tap: taken away it leaves torch as it was, and in place it changes no program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import distkit as dk
+from distkit.events import Op, State
+
+
+def hooks() -> list[bool]:
+    """On a rank: which of torch's functions are not torch's own."""
+    places = c10d._new_group_with_tag, c10d._warn_not_in_group, dist.Work.wait
+    hooked = [getattr(place, "__module__", None) == "distkit.trace.tap" for place in places]
+    return [*hooked, "distkit" in torch._C._dispatch_dump("c10d::allreduce_")]
+
+
+def everything() -> list[Any]:
+    """On a rank: what the tap replaces, used as usual."""
+    pair = dist.new_group([0, 1])
+    x = torch.full((2,), float(dist.get_rank()))
+    if dist.get_rank() < 2:
+        dist.all_reduce(x, group=pair)
+    work = dist.all_reduce(x, async_op=True)
+    assert isinstance(work, dist.Work)
+    work.wait()
+    dist.barrier()
+    return [x.tolist(), hooks()]
+
+
+def calls(run: dk.Run) -> list[tuple[int, Op]]:
+    return [(s.rank, s.op) for s in sorted(run.trace.spans, key=lambda s: (s.rank, s.seq))]
+
+
+def test_removed_it_leaves_stock_torch() -> None:
+    with dk.Cluster(3) as cluster:
+        recorded = cluster.run(everything)
+        stock = cluster._submit(everything, (), {}, record=False).wait()
+        again = cluster.run(everything)
+    hooked = [True, True, True, True]
+    assert recorded.results == again.results == [[[4.0, 4.0], hooked]] * 3
+    assert stock.results == [[[4.0, 4.0], [False] * 4]] * 3
+    assert len(stock.trace) == 0
+    assert calls(recorded) == calls(again)
+
+
+def test_outside_of_runs_nothing_is_hooked() -> None:
+    assert hooks() == [False] * 4
+
+
+N = 2
+GIVEN: dict[str, Any] = {
+    "broadcast": lambda x: dist.broadcast(x, 0, async_op=True),
+    "reduce": lambda x: dist.reduce(x, 0, async_op=True),
+    "all_reduce": lambda x: dist.all_reduce(x, async_op=True),
+    "gather": lambda x: dist.gather(
+        x, None if dist.get_rank() else [torch.empty(4) for _ in range(N)], async_op=True),
+    "all_gather": lambda x: dist.all_gather(
+        [torch.empty(4) for _ in range(N)], x, async_op=True),
+    "scatter": lambda x: dist.scatter(
+        x, None if dist.get_rank() else [torch.ones(4) for _ in range(N)], async_op=True),
+    "reduce_scatter": lambda x: dist.reduce_scatter(
+        x, [torch.ones(4) for _ in range(N)], async_op=True),
+    "all_to_all": lambda x: dist.all_to_all_single(torch.empty(4), x, async_op=True),
+    "barrier": lambda x: dist.barrier(async_op=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_collective_that_is_waited_for_later(name: str) -> None:
+    call = GIVEN[name]
+
+    def program() -> list[float]:
+        x = torch.ones(4)
+        work = call(x)
+        with dk.mark("meanwhile"):
+            pass
+        work.wait()
+        return x.tolist()
+
+    run = dk.run_ranks(program, N)
+    spans = [s for s in run.trace.spans if s.op is not Op.MARK]
+    assert [(s.rank, s.op, s.state) for s in sorted(spans, key=lambda s: s.rank)] == [
+        (r, Op(name), State.COMPLETED) for r in range(N)
+    ]
+    assert run.results == dk.run_ranks(program, N, record=False).results
+
+
+def test_new_group_is_a_collective_of_all() -> None:
+    def program() -> list[Any]:
+        some, every = dist.new_group([0, 1]), dist.new_group()
+        dist.new_group([0, 1], use_local_synchronization=True)
+        return [dist.get_world_size(g) for g in (some, every)]
+
+    run = dk.run_ranks(program, 3)
+    assert run.results == [[2, 3], [2, 3], [-1, 3]]
+    made = [s for s in run.trace.spans if s.op is Op.NEW_GROUP]
+    labels = [s.label for s in made if s.rank == 2]
+    assert labels == ["0,1", "all"], "what only its members call is no collective of all"
+    assert {s.state for s in made} == {State.COMPLETED}
+    assert {s.group for s in made} == {"world"}

@@ -1,0 +1,152 @@
+"""Trouble on demand: what was ordered happens, on the ranks that were named, and only there."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+from distkit.trace import trouble
+from distkit.trace.findings import Kind
+
+
+def steps(n: int) -> list[float]:
+    """On a rank: seconds of each of n collectives."""
+    dist.barrier()
+    times = []
+    for _ in range(n):
+        start = time.monotonic()
+        dist.all_reduce(torch.ones(250))
+        times.append(time.monotonic() - start)
+    return times
+
+
+def reduced(run: dk.Run, rank: int) -> int:
+    """How many all-reduces a rank has completed."""
+    return sum(s.rank == rank and s.op is Op.ALL_REDUCE and s.state is State.COMPLETED
+               for s in run.trace.spans)  # fmt: skip
+
+
+def test_a_delay_makes_a_straggler() -> None:
+    with dk.trouble(delay={1: 0.15}):
+        run = dk.run_ranks(steps, 3, 3)
+    assert all(min(times) > 0.1 for times in run.results)
+    (finding,) = run.findings
+    assert (finding.kind, finding.culprits) == (Kind.STRAGGLER, (1,))
+    assert not finding.hang
+
+
+def test_the_sender_pays_for_a_slow_link() -> None:
+    def message() -> float:
+        x = torch.ones(25_000)  # 100 kB
+        dist.barrier()
+        start = time.monotonic()
+        if dist.get_rank() == 0:
+            dist.send(x, dst=1)
+        elif dist.get_rank() == 1:
+            dist.recv(x, src=0)
+        return time.monotonic() - start
+
+    with dk.trouble(latency=0.05, bandwidth=1e6):
+        run = dk.run_ranks(message, 3)
+    took = run.results
+    assert 0.15 < took[0] < 1 and 0.1 < took[1] < 1  # latency + nbytes / bandwidth
+    assert took[2] < 0.05, "who sends nothing pays nothing"
+    (sent,) = (s for s in run.trace.spans if s.op is Op.SEND)
+    assert sent.seconds is not None and sent.seconds < 0.1, "the waste lies before the operation"
+
+
+def test_a_dropped_rank_leaves_without_a_word() -> None:
+    with dk.trouble(drop_rank={2: 3}), pytest.raises(dk.DeadlockError) as caught:
+        dk.run_ranks(steps, 3, 5)
+    (finding,) = caught.value.findings
+    assert finding.kind in (Kind.UNEVEN, Kind.SKIPPED)
+    assert finding.missing_ranks == (2,) and finding.waiting == (0, 1)
+    run = caught.value.run
+    assert isinstance(run, dk.Run)
+    assert reduced(run, 2) == 2  # its third communication, after the barrier
+    assert run.trace.meta["ends"]["2"]["how"] == "returned"
+
+
+def test_a_rank_may_be_dropped_at_once() -> None:
+    with dk.trouble(drop_rank=0), pytest.raises(dk.DeadlockError) as caught:
+        dk.run_ranks(steps, 2, 1)
+    (finding,) = caught.value.findings
+    assert (finding.kind, finding.culprits) == (Kind.MISSING_BARRIER, (0,))
+
+
+def test_a_rank_is_killed_after_its_nth_communication() -> None:
+    asked = r"rank 1 .*dk.trouble killed it, as asked"
+    with dk.trouble(kill={1: 4}), pytest.raises(dk.RankDied, match=asked) as caught:
+        dk.run_ranks(steps, 3, 5)
+    run = caught.value.run
+    assert isinstance(run, dk.Run)
+    assert reduced(run, 1) == 3
+    assert [f.kind for f in run.findings if f.hang] == [Kind.DIED]
+
+
+def test_ddp_gets_into_trouble_as_well() -> None:
+    def train() -> None:
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        for _ in range(2):
+            net(torch.ones(1, 3)).sum().backward()
+
+    def sent(run: dk.Run, rank: int) -> int:
+        return sum(s.rank == rank and s.state is State.COMPLETED for s in run.trace.spans)
+
+    before = sent(dk.run_ranks(train, 2), 0) - 2  # what DDP sends before the first gradient
+    with dk.trouble(drop_rank={1: before + 1}), pytest.raises(dk.DeadlockError) as caught:
+        dk.run_ranks(train, 2)
+    (finding,) = caught.value.findings
+    assert finding.missing_ranks == (1,)
+    assert isinstance(caught.value.run, dk.Run) and sent(caught.value.run, 1) == before + 1
+
+
+def test_it_ends_with_its_block() -> None:
+    with pytest.raises(ZeroDivisionError), dk.trouble(delay={0: 1.0}):
+        raise ZeroDivisionError
+    assert trouble.current() is None
+    with dk.trouble(latency=1.0), dk.trouble(latency=2.0):
+        made = trouble.current()
+        assert made is not None and made.latency == 2.0
+    assert max(max(times) for times in dk.run_ranks(steps, 2, 1).results) < 0.5
+
+
+def test_a_run_keeps_the_trouble_it_began_with() -> None:
+    with dk.Cluster(2) as cluster:
+        with dk.trouble(delay={1: 0.2}):
+            run = cluster.submit(steps, 2)
+        assert min(map(min, run.results)) > 0.15
+        assert max(map(max, cluster.run(steps, 2).results)) < 0.15
+        with dk.trouble(kill={1: 1}), pytest.raises(dk.RankDied):
+            cluster.run(steps, 2)
+        assert len(cluster.run(steps, 2).results) == 2, "a new rank has taken its place"
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"delay": {3: 0.1}}, r"names rank 3, and there are ranks 0 to 1"),
+    ({"kill": {-1: 0}}, r"names rank -1"),
+    ({"drop_rank": 2}, r"names rank 2"),
+])  # fmt: skip
+def test_ranks_that_are_not_there(asked: dict[str, Any], says: str) -> None:
+    with dk.trouble(**asked), pytest.raises(ValueError, match=says):
+        dk.run_ranks(steps, 2, 1)
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"delay": {0: -1}}, "seconds must be"), ({"delay": {0: "long"}}, "seconds must be"),
+    ({"latency": math.nan}, "seconds must be"), ({"latency": math.inf}, "seconds must be"),
+    ({"bandwidth": 0}, "bytes per second"), ({"bandwidth": -1.0}, "bytes per second"),
+    ({"bandwidth": math.nan}, "bytes per second"), ({"kill": {0: -1}}, "counts communications"),
+    ({"drop_rank": {0: 1.5}}, "counts communications"), ({"bandwidth": "slow"}, "bytes per second"),
+    ({"delay": {"0": 1, 7: 1}}, "names rank"), ({"drop_rank": "all"}, "names rank"),
+])  # fmt: skip
+def test_what_cannot_be_ordered(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says), dk.trouble(**asked):
+        trouble.current().check(2)  # type: ignore[union-attr]
