@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -27,6 +28,9 @@ ROOT = Path(__file__).parents[1]
 
 hypothesis.settings.register_profile("distkit", deadline=None)  # a slow machine fails nothing
 hypothesis.settings.load_profile("distkit")
+
+# a shell's background job ignores the interrupt, and so would all that it starts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """The figures: an algorithm as rounds of transfers, for all ranks at once.
 
-A schedule is data, so that it can be proved right (:func:`held`), drawn, timed and compared
-with what was recorded.
+A schedule is data, so that it can be proved right (:func:`held`), drawn, timed, simulated and
+compared with what was recorded.
 """
 
 from __future__ import annotations
@@ -13,24 +13,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int_]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One exchange, in which transfers happen at the same time.
+    """One exchange: transfers that happen at the same time, each of them one message.
 
-    Transfer ``i`` carries chunk ``chunk[i]`` from rank ``src[i]`` to rank ``dst[i]``, which
-    adds it to its own (``reduce``) or replaces its own by it.
+    Transfer ``i`` carries the chunks ``chunk[i]`` … ``chunk[i] + count[i] - 1`` from rank
+    ``src[i]`` to rank ``dst[i]``, which combines them with its own (``reduce``) or replaces its
+    own by them. Every message carries what its sender held when the round began.
+
+    Args:
+        src: sending rank of each transfer.
+        dst: receiving rank of each transfer.
+        chunk: the first chunk of each transfer.
+        reduce: whether the receiver combines; one for all, or one per transfer.
+        count: how many chunks in a row; one for all, or one per transfer.
     """
 
     src: Ints
     dst: Ints
     chunk: Ints
-    reduce: bool
+    reduce: bool | Bools
+    count: int | Ints = 1
+
+    def pieces(self) -> tuple[Ints, Ints, Ints, Bools]:
+        """The same, one row per chunk: ``src, dst, chunk, reduce``.
+
+        >>> Round(np.array([0]), np.array([1]), np.array([4]), True, 2).pieces()[2]
+        array([4, 5])
+        """
+        count = np.broadcast_to(self.count, self.src.shape)
+        row = np.repeat(np.arange(len(self.src)), count)
+        nth = np.arange(len(row)) - (np.cumsum(count) - count)[row]
+        reduce = np.broadcast_to(self.reduce, self.src.shape)[row]
+        return self.src[row], self.dst[row], self.chunk[row] + nth, reduce
 
 
 def ring(n: int) -> Iterator[Round]:
-    """Bandwidth-optimal all-reduce: 2(n-1) rounds of K/n bytes per rank, K bytes in all.
+    """Bandwidth-optimal all-reduce: 2(n-1) rounds of K/n bytes per rank.
 
     Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", 2009.
@@ -50,25 +72,72 @@ def ring(n: int) -> Iterator[Round]:
         yield Round(src=r, dst=(r + 1) % n, chunk=(r + 1 - s) % n, reduce=False)
 
 
-def held(schedule: Iterable[Round], n: int) -> Ints:
+def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
     """Whose contributions each rank holds in the end: ``have[rank, chunk, contributor]``.
 
     An all-reduce is right when every entry is 1: everybody's contribution, and none twice.
 
     Args:
-        schedule: rounds over ``n`` ranks and ``n`` chunks.
+        schedule: rounds over ``n`` ranks.
         n: number of ranks.
+        chunks: in how many chunks the tensor is split; as many as ranks by default.
 
     Returns:
-        Counts of shape (n, n, n).
+        Counts of shape (n, chunks, n).
+
+    Raises:
+        ValueError: A chunk of a rank is replaced twice in one round, or replaced and reduced.
 
     Example:
         >>> bool((held(ring(5), 5) == 1).all())
         True
     """
-    have = np.zeros((n, n, n), dtype=int)
+    chunks = n if chunks is None else chunks
+    have = np.zeros((n, chunks, n), dtype=int)
     have[np.arange(n), :, np.arange(n)] = 1
-    for t in schedule:
-        moving = have[t.src, t.chunk]
-        have[t.dst, t.chunk] = moving + have[t.dst, t.chunk] * t.reduce
+    for number, t in enumerate(schedule):
+        src, dst, chunk, reduce = t.pieces()
+        moving = have[src, chunk]
+        into = dst * chunks + chunk
+        if np.isin(into[~reduce], into[reduce]).any() or len(set(into[~reduce])) < sum(~reduce):
+            raise ValueError(f"round {number} replaces a chunk of a rank that it also writes")
+        have[dst[~reduce], chunk[~reduce]] = 0
+        np.add.at(have, (dst, chunk), moving)
     return have
+
+
+def chunk_sizes(length: int, chunks: int) -> Ints:
+    """How many elements each chunk has: those of ``torch.tensor_split``.
+
+    >>> chunk_sizes(5, 3)
+    array([2, 2, 1])
+    """
+    return length // chunks + (np.arange(chunks) < length % chunks)
+
+
+def traffic(
+    schedule: Iterable[Round], n: int, nbytes: int, chunks: int | None = None, itemsize: int = 1
+) -> tuple[Ints, Ints]:
+    """How many messages and bytes each rank sends.
+
+    Args:
+        schedule: rounds over ``n`` ranks.
+        n: number of ranks.
+        nbytes: size of all chunks together [bytes].
+        chunks: in how many chunks the tensor is split; as many as ranks by default.
+        itemsize: size of an element, which is never cut [bytes].
+
+    Returns:
+        Messages and bytes sent, two arrays of shape (n,).
+
+    Example:
+        >>> traffic(ring(4), 4, nbytes=1000)
+        (array([6, 6, 6, 6]), array([1500, 1500, 1500, 1500]))
+    """
+    size = chunk_sizes(nbytes // itemsize, n if chunks is None else chunks) * itemsize
+    messages, sent = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
+    for t in schedule:
+        src, _, chunk, _ = t.pieces()
+        np.add.at(messages, t.src, 1)
+        np.add.at(sent, src, size[chunk])
+    return messages, sent

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 VALUES, EXACT = 64, 65_536
 _SAMPLE = 4096
 
-#: Looking at values may take this long at first [s], then this share of the time: beyond, events
-#: come without values, so that recording stays cheap in a training loop of any length.
-ALLOWANCE, SHARE = 0.005, 0.005
+#: Looking at values may take this much processor time [s], and then this share of the time: beyond,
+#: events come without values, so that recording stays cheap in a training loop of any length.
+ALLOWANCE, SHARE = 0.02, 0.005
 
 #: In a long run, collected events leave this often [s].
 SLOWEST = 0.2
@@ -126,11 +126,11 @@ class Recorder:
 
     def look(self, *tensors: Tensor) -> tuple[Any, ...] | None:
         """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
-        began = time.monotonic()
+        began = time.thread_time()  # on a busy machine the others' time does not count
         try:
             return summarize(*tensors)
         finally:
-            self._looked += time.monotonic() - began
+            self._looked += time.thread_time() - began
 
     # -- waiting ------------------------------------------------------------------
 

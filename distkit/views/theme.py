@@ -14,6 +14,13 @@ RANKS_LIGHT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7",
 RANKS_DARK = ("#3D95E0", "#F2B233", "#25C296", "#E095C0",
               "#8AD2F7", "#F58A4B", "#DCCB45", "#AAB5C2")  # fmt: skip
 
+#: One colour per trace where several are compared, far from those of the ranks; in curves with a
+#: dash of its own as well.
+TRACES_LIGHT = ("#3B4754", "#8250C4", "#00838F", "#B3541E",
+                "#5C7F00", "#AD1F73", "#1F5FBF", "#7A6A55")  # fmt: skip
+TRACES_DARK = ("#C9D3DD", "#B793F0", "#4CC5CF", "#F0965F",
+               "#A8CC4A", "#EF7FB8", "#7FB0FF", "#C8B8A0")  # fmt: skip
+
 #: Failures: always with a hatch and a cross as well, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
@@ -44,7 +51,7 @@ def rank_color(lane: int, *, dark: bool = False) -> str:
 def theme() -> dict[str, Any]:
     """Everything above as plain data, for JavaScript."""
     return {
-        "light": {"ranks": RANKS_LIGHT, "warning": WARNING_LIGHT},
-        "dark": {"ranks": RANKS_DARK, "warning": WARNING_DARK},
+        "light": {"ranks": RANKS_LIGHT, "traces": TRACES_LIGHT, "warning": WARNING_LIGHT},
+        "dark": {"ranks": RANKS_DARK, "traces": TRACES_DARK, "warning": WARNING_DARK},
         "sizes": SIZES,
     }

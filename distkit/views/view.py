@@ -35,18 +35,22 @@ class View(anywidget.AnyWidget):
 
     #: Seconds between two updates while a run goes on.
     period = PERIOD
-    _unsubscribe: Callable[[], None] | None = None
+    _unsubscribes: tuple[Callable[[], None], ...] = ()
     #: Made when the browser asks, so that a page opened late gets everything so far.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
     def __init__(self, source: Trace | Live) -> None:
         trace, live = trace_of(source, type(self).__name__)
+        self._begin(trace, live is not None)
+        self._open()
+        if live is not None:
+            self._follow(live, self._take, self._end)
+
+    def _open(self) -> None:
+        """Become a widget; what there is to draw is known by now."""
         self._lock = threading.RLock()
         self._patches = 0
-        self._begin(trace, live is not None)
         super().__init__()
-        if live is not None:
-            self._follow(live)
 
     # -- what each view defines -----------------------------------------------------
 
@@ -75,8 +79,11 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(self, run: Live) -> None:
-        throttle = Throttle(self._feed, period=self.period)
+    def _follow(
+        self, run: Live, take: Callable[[list[Event]], Json | None], end: Callable[[Trace], Json]
+    ) -> None:
+        """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
+        throttle = Throttle(lambda events: self._feed(take, events), period=self.period)
         ended = threading.Event()
 
         def receive(events: list[Event]) -> None:
@@ -86,15 +93,15 @@ class View(anywidget.AnyWidget):
                 ended.set()
                 throttle.flush()
                 with self._lock:
-                    self._publish(self._end(run.trace))
+                    self._publish(end(run.trace))
 
-        self._unsubscribe = run.subscribe(receive)
+        self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
         if run.finished:
             receive([])
 
-    def _feed(self, events: list[Event]) -> None:
+    def _feed(self, take: Callable[[list[Event]], Json | None], events: list[Event]) -> None:
         with self._lock:
-            patch = self._take(events)
+            patch = take(events)
             if patch is not None:
                 self._publish(patch)
 
@@ -110,8 +117,8 @@ class View(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Stop following the run, and take the widget off the page."""
-        unsubscribe, self._unsubscribe = self._unsubscribe, None
-        if unsubscribe is not None:
+        unsubscribes, self._unsubscribes = self._unsubscribes, ()
+        for unsubscribe in unsubscribes:
             unsubscribe()
         super().close()
 
