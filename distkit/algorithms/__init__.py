@@ -2,8 +2,30 @@
 
 An algorithm has two faces. A *schedule* (:mod:`~distkit.algorithms.schedules`) is the figure: who
 sends which chunk to whom in each round, for all ranks at once. A *page*
-(:mod:`~distkit.algorithms.collectives`) is one rank's program in ``torch.distributed``
-words. A test asserts that the recorded run of the page is the schedule.
+(:mod:`~distkit.algorithms.collectives` and its neighbours) is one rank's program in
+``torch.distributed`` words. A test asserts that the recorded run of the page is the schedule.
+The :mod:`~distkit.algorithms.catalogue` lists them all::
+
+    dk.algorithms.ALL_REDUCES                       # a table
+    dk.algorithms.ALL_REDUCES["ring"].schedule(4)   # its rounds on four ranks
+    dk.algorithms.ALL_REDUCES["ring"].page(x)       # on a rank: reduces x in place
+    dk.algorithms.COLLECTIVES["scatter"].page       # the other collectives
 
 Nothing here prints, traces or calls back: an algorithm never learns that it is watched.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
+
+__all__ = ["ALL_REDUCES", "COLLECTIVES", "Algorithm"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("distkit.algorithms.catalogue"), name)
+    raise AttributeError(f"module 'distkit.algorithms' has no attribute {name!r}")

@@ -1,54 +1,38 @@
 """The figures: an algorithm as rounds of transfers, for all ranks at once.
 
 A schedule is data, so that it can be proved right (:func:`held`), drawn, timed, simulated and
-compared with what was recorded.
+compared with what was recorded. ``r`` is the vector of all ranks, ``n`` their number; sources and
+costs stand on the pages and in the :mod:`~distkit.algorithms.catalogue`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int_]
-Bools = NDArray[np.bool_]
+from distkit.algorithms.rounds import (
+    Ints,
+    Round,
+    bits,
+    chunk_sizes,
+    held,
+    highest_bit,
+    traffic,
+)
+from distkit.algorithms.trees import depth, parents
+
+__all__ = [
+    "Ints", "Round", "all_gather", "all_to_all", "barrier", "broadcast", "chunk_sizes",
+    "double_tree", "flat", "gather", "gossip", "halving_doubling", "held", "hierarchical",
+    "pipelined_ring", "recursive_doubling", "reduce", "reduce_broadcast", "reduce_scatter", "ring",
+    "scatter", "torus", "traffic", "tree",
+]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One exchange: transfers that happen at the same time, each of them one message.
-
-    Transfer ``i`` carries the chunks ``chunk[i]`` … ``chunk[i] + count[i] - 1`` from rank
-    ``src[i]`` to rank ``dst[i]``, which combines them with its own (``reduce``) or replaces its
-    own by them. Every message carries what its sender held when the round began.
-
-    Args:
-        src: sending rank of each transfer.
-        dst: receiving rank of each transfer.
-        chunk: the first chunk of each transfer.
-        reduce: whether the receiver combines; one for all, or one per transfer.
-        count: how many chunks in a row; one for all, or one per transfer.
-    """
-
-    src: Ints
-    dst: Ints
-    chunk: Ints
-    reduce: bool | Bools
-    count: int | Ints = 1
-
-    def pieces(self) -> tuple[Ints, Ints, Ints, Bools]:
-        """The same, one row per chunk: ``src, dst, chunk, reduce``.
-
-        >>> Round(np.array([0]), np.array([1]), np.array([4]), True, 2).pieces()[2]
-        array([4, 5])
-        """
-        count = np.broadcast_to(self.count, self.src.shape)
-        row = np.repeat(np.arange(len(self.src)), count)
-        nth = np.arange(len(row)) - (np.cumsum(count) - count)[row]
-        reduce = np.broadcast_to(self.reduce, self.src.shape)[row]
-        return self.src[row], self.dst[row], self.chunk[row] + nth, reduce
+# -- all-reduce: rings -------------------------------------------------------------------
 
 
 def ring(n: int) -> Iterator[Round]:
@@ -72,72 +56,257 @@ def ring(n: int) -> Iterator[Round]:
         yield Round(src=r, dst=(r + 1) % n, chunk=(r + 1 - s) % n, reduce=False)
 
 
-def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
-    """Whose contributions each rank holds in the end: ``have[rank, chunk, contributor]``.
-
-    An all-reduce is right when every entry is 1: everybody's contribution, and none twice.
+def pipelined_ring(n: int, segments: int = 2) -> Iterator[Round]:
+    """The ring with each chunk cut in segments: one is reduced while the next is on its way.
 
     Args:
-        schedule: rounds over ``n`` ranks.
         n: number of ranks.
-        chunks: in how many chunks the tensor is split; as many as ranks by default.
-
-    Returns:
-        Counts of shape (n, chunks, n).
-
-    Raises:
-        ValueError: A chunk of a rank is replaced twice in one round, or replaced and reduced.
-
-    Example:
-        >>> bool((held(ring(5), 5) == 1).all())
-        True
+        segments: pieces per chunk.
     """
-    chunks = n if chunks is None else chunks
-    have = np.zeros((n, chunks, n), dtype=int)
-    have[np.arange(n), :, np.arange(n)] = 1
-    for number, t in enumerate(schedule):
-        src, dst, chunk, reduce = t.pieces()
-        moving = have[src, chunk]
-        into = dst * chunks + chunk
-        if np.isin(into[~reduce], into[reduce]).any() or len(set(into[~reduce])) < sum(~reduce):
-            raise ValueError(f"round {number} replaces a chunk of a rank that it also writes")
-        have[dst[~reduce], chunk[~reduce]] = 0
-        np.add.at(have, (dst, chunk), moving)
-    return have
+    for t in ring(n):
+        for segment in range(segments):
+            yield Round(t.src, t.dst, t.chunk * segments + segment, t.reduce)
 
 
-def chunk_sizes(length: int, chunks: int) -> Ints:
-    """How many elements each chunk has: those of ``torch.tensor_split``.
-
-    >>> chunk_sizes(5, 3)
-    array([2, 2, 1])
-    """
-    return length // chunks + (np.arange(chunks) < length % chunks)
-
-
-def traffic(
-    schedule: Iterable[Round], n: int, nbytes: int, chunks: int | None = None, itemsize: int = 1
-) -> tuple[Ints, Ints]:
-    """How many messages and bytes each rank sends.
+def hierarchical(n: int, devices_per_host: int = 2) -> Iterator[Round]:
+    """Devices to their host's leader, a ring of the leaders, leaders to their devices.
 
     Args:
-        schedule: rounds over ``n`` ranks.
-        n: number of ranks.
-        nbytes: size of all chunks together [bytes].
-        chunks: in how many chunks the tensor is split; as many as ranks by default.
-        itemsize: size of an element, which is never cut [bytes].
-
-    Returns:
-        Messages and bytes sent, two arrays of shape (n,).
+        n: number of ranks; those of a host are neighbours, the last host may have fewer.
+        devices_per_host: ranks of a host.
 
     Example:
-        >>> traffic(ring(4), 4, nbytes=1000)
-        (array([6, 6, 6, 6]), array([1500, 1500, 1500, 1500]))
+        >>> [t.src.tolist() for t in hierarchical(4)]
+        [[1, 3], [0, 2], [0, 2], [0, 2]]
     """
-    size = chunk_sizes(nbytes // itemsize, n if chunks is None else chunks) * itemsize
-    messages, sent = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
-    for t in schedule:
-        src, _, chunk, _ = t.pieces()
-        np.add.at(messages, t.src, 1)
-        np.add.at(sent, src, size[chunk])
-    return messages, sent
+    r = np.arange(n)
+    leader = r - r % devices_per_host
+    leaders, devices = r[r == leader], r[r != leader]
+    hosts, start = len(leaders), np.zeros(len(devices), dtype=int)
+
+    if len(devices):
+        yield Round(devices, leader[devices], start, reduce=True, count=hosts)
+    for t in ring(hosts):
+        yield Round(leaders[t.src], leaders[t.dst], t.chunk, t.reduce)
+    if len(devices):
+        yield Round(leader[devices], devices, start, reduce=False, count=hosts)
+
+
+def torus(n: int, devices_per_host: int | None = None) -> Iterator[Round]:
+    """Reduce-scatter along the rows of a grid, all-reduce along its columns, all-gather along rows.
+
+    Args:
+        n: number of ranks, row by row.
+        devices_per_host: the length of a row, which divides n; as square as can be by default.
+    """
+    g = columns(n, devices_per_host)
+    m = n // g
+    row, column = np.divmod(np.arange(n), g)
+    right, down = row * g + (column + 1) % g, (row + 1) % m * g + column
+    r, shard = np.arange(n), (column + 1) % g  # shard: what is complete in a row, m chunks
+
+    for s in range(g - 1):
+        yield Round(r, right, (column - s) % g * m, reduce=True, count=m)
+    for s in range(m - 1):
+        yield Round(r, down, shard * m + (row - s) % m, reduce=True)
+    for s in range(m - 1):
+        yield Round(r, down, shard * m + (row + 1 - s) % m, reduce=False)
+    for s in range(g - 1):
+        yield Round(r, right, (column + 1 - s) % g * m, reduce=False, count=m)
+
+
+def columns(n: int, devices_per_host: int | None = None) -> int:
+    """How long a row of the :func:`torus` is.
+
+    >>> columns(12), columns(7)
+    (3, 1)
+    """
+    if devices_per_host is None:
+        return max(g for g in range(1, math.isqrt(n) + 1) if n % g == 0)
+    if n % devices_per_host:
+        raise ValueError(f"{n} ranks do not fill hosts of {devices_per_host}: a torus has no gaps.")
+    return devices_per_host
+
+
+# -- all-reduce: stars and trees ---------------------------------------------------------
+
+
+def reduce_broadcast(n: int) -> Iterator[Round]:
+    """Everybody sends everything to rank 0, which sends the result to everybody."""
+    others, root = np.arange(1, n), np.zeros(max(n - 1, 0), dtype=int)
+    if n > 1:
+        yield Round(others, root, root, reduce=True)
+        yield Round(root, others, root, reduce=False)
+
+
+def flat(n: int) -> Iterator[Round]:
+    """Everybody sends everything to everybody: one round, n(n-1) messages."""
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    if n > 1:
+        yield Round(src, dst, np.zeros_like(src), reduce=True)
+
+
+def tree(n: int) -> Iterator[Round]:
+    """Up a binomial tree and down again."""
+    yield from reduce(n)
+    yield from broadcast(n)
+
+
+def double_tree(n: int, segments: int = 4) -> Iterator[Round]:
+    """Two trees, each for half of the data; who is a leaf in one works in the other.
+
+    The halves go up and down in segments. In round t a rank of depth d passes segment t - (D-d)
+    up and segment t - (D+d) down, D being the depth of the tree.
+
+    Args:
+        n: number of ranks.
+        segments: pieces per half.
+    """
+    trees = [parents(n), parents(n, other=True)]
+    depths = [depth(up) for up in trees]
+    deepest = int(depths[0].max())
+    for t in range(segments + 2 * deepest - 1 if n > 1 else 0):
+        moves = []
+        for half, (up, d) in enumerate(zip(trees, depths, strict=True)):
+            child = np.flatnonzero(up >= 0)
+            rising, sinking = t - deepest + d[child], t - deepest - d[child] + 1
+            for src, dst, k, adds in [(child, up[child], rising, True),
+                                      (up[child], child, sinking, False)]:  # fmt: skip
+                now = (k >= 0) & (k < segments)
+                moves.append((src[now], dst[now], half * segments + k[now],
+                              np.full(now.sum(), adds)))  # fmt: skip
+        yield Round(*(np.concatenate(column) for column in zip(*moves, strict=True)))
+
+
+# -- all-reduce: doubling ------------------------------------------------------------------
+
+
+def recursive_doubling(n: int) -> Iterator[Round]:
+    """Partners at distance 1, 2, 4, … exchange everything they have.
+
+    Ranks beyond a power of two are folded in: the first 2(n-p) pair up, and the even one of a pair
+    waits outside.
+    """
+    yield from folded(n, chunks=1, inner=_doubling)
+
+
+def halving_doubling(n: int) -> Iterator[Round]:
+    """Reduce-scatter by halving what is exchanged, all-gather by doubling it.
+
+    Example:
+        >>> [(t.chunk.tolist(), t.count) for t in halving_doubling(4)][:2]
+        [([2, 2, 0, 0], 2), ([1, 0, 3, 2], 1)]
+    """
+    yield from folded(n, chunks=highest_bit(n), inner=_halving_doubling)
+
+
+def folded(n: int, chunks: int, inner: Callable[[int], Iterator[Round]]) -> Iterator[Round]:
+    """Fold n ranks to p, a power of two, run ``inner(p)`` and unfold."""
+    p = highest_bit(n)
+    outside = np.arange(0, 2 * (n - p), 2)
+    inside = np.setdiff1d(np.arange(n), outside)
+    start = np.zeros_like(outside)
+
+    if n > p:
+        yield Round(outside, outside + 1, start, reduce=True, count=chunks)
+    for t in inner(p):
+        yield Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count)
+    if n > p:
+        yield Round(outside + 1, outside, start, reduce=False, count=chunks)
+
+
+def _doubling(p: int) -> Iterator[Round]:
+    r = np.arange(p)
+    for bit in bits(p):
+        yield Round(r, r ^ bit, np.zeros_like(r), reduce=True)
+
+
+def _halving_doubling(p: int) -> Iterator[Round]:
+    r = np.arange(p)
+    for bit in reversed(bits(p)):  # give away the partner's half
+        yield Round(r, r ^ bit, (r ^ bit) & -bit, reduce=True, count=bit)
+    for bit in bits(p):
+        yield Round(r, r ^ bit, r & -bit, reduce=False, count=bit)
+
+
+# -- one to all, all to one ----------------------------------------------------------------
+
+
+def broadcast(n: int, root: int = 0) -> Iterator[Round]:
+    """Whoever has it sends it on: twice as many have it after each round."""
+    for bit in reversed(bits(n)):
+        have = np.arange(0, n - bit, 2 * bit)
+        yield _from(root, n, have, have + bit, np.zeros_like(have), reduce=False)
+
+
+def reduce(n: int, root: int = 0) -> Iterator[Round]:
+    """The tree of :func:`broadcast`, upwards."""
+    for bit in bits(n):
+        to = np.arange(0, n - bit, 2 * bit)
+        yield _from(root, n, to + bit, to, np.zeros_like(to), reduce=True)
+
+
+def scatter(n: int, root: int = 0) -> Iterator[Round]:
+    """Each message carries the chunks of a whole subtree; chunk i is for the i-th from the root."""
+    for bit in reversed(bits(n)):
+        have = np.arange(0, n - bit, 2 * bit)
+        count = np.minimum(bit, n - have - bit)
+        yield _from(root, n, have, have + bit, have + bit, reduce=False, count=count)
+
+
+def gather(n: int, root: int = 0) -> Iterator[Round]:
+    """The tree of :func:`scatter`, upwards; chunk i is of the i-th from the root."""
+    for bit in bits(n):
+        to = np.arange(0, n - bit, 2 * bit)
+        count = np.minimum(bit, n - to - bit)
+        yield _from(root, n, to + bit, to, to + bit, reduce=False, count=count)
+
+
+def _from(root: int, n: int, src: Ints, dst: Ints, chunk: Ints, **how: Any) -> Round:
+    """A round among places that are counted from the root."""
+    return Round((src + root) % n, (dst + root) % n, chunk, **how)
+
+
+# -- all to all ----------------------------------------------------------------------------
+
+
+def all_gather(n: int) -> Iterator[Round]:
+    """Everybody's chunk goes round the ring."""
+    r = np.arange(n)
+    for s in range(n - 1):
+        yield Round(r, (r + 1) % n, (r - s) % n, reduce=False)
+
+
+def reduce_scatter(n: int) -> Iterator[Round]:
+    """Chunks are summed on their way round the ring; chunk r arrives at rank r."""
+    r = np.arange(n)
+    for s in range(n - 1):
+        yield Round(r, (r + 1) % n, (r - s - 1) % n, reduce=True)
+
+
+def all_to_all(n: int) -> Iterator[Round]:
+    """Pairwise exchange; chunk n·i + j, of n², is what rank i has for rank j."""
+    r = np.arange(n)
+    for s in range(1, n):
+        to = (r + s) % n
+        yield Round(r, to, n * r + to, reduce=False)
+
+
+def barrier(n: int) -> Iterator[Round]:
+    """Dissemination: everybody has heard of 2^k ranks after k rounds, of some more than once."""
+    r = np.arange(n)
+    for bit in bits(n):
+        yield Round(r, (r + bit) % n, np.zeros_like(r), reduce=True)
+
+
+def gossip(n: int, rounds: int = 1) -> Iterator[Round]:
+    """Neighbours on a ring tell each other what they have; nobody waits for the whole.
+
+    Args:
+        n: number of ranks.
+        rounds: how often.
+    """
+    r = np.arange(n)
+    src, dst = np.tile(r, 2), np.concatenate([(r + 1) % n, (r - 1) % n])
+    for _ in range(rounds if n > 1 else 0):
+        yield Round(src, dst, np.zeros_like(src), reduce=True)

@@ -35,9 +35,7 @@ class BlackBox:
         if len(body) > SIZE - _HEAD.size:
             return
         at = number % SLOTS * SIZE
-        self._memory[at : at + _HEAD.size + len(body)] = (
-            _HEAD.pack(run, number, len(body)) + body
-        )
+        self._memory[at : at + _HEAD.size + len(body)] = _HEAD.pack(run, number, len(body)) + body
 
 
 def read(path: Path, run: int, after: int) -> list[tuple[Any, ...]]:

@@ -218,9 +218,7 @@ def _key(span: Span, where: bool) -> tuple[object, ...]:
     return (*what, span.where) if where else what
 
 
-def _changed_places(
-    calls: dict[int, list[Span]], nth: int, column: Column, where: bool
-) -> int:
+def _changed_places(calls: dict[int, list[Span]], nth: int, column: Column, where: bool) -> int:
     """How many of the next calls are the same on all ranks but for their order; 0 if they differ.
 
     With ``where``, lines tell the calls apart, each of them once.
@@ -293,9 +291,7 @@ def messages(facts: Evidence) -> Iterator[Mismatch]:
         yield _wrong_tensor(send, recv, tuple(sorted({s.rank for s in spans})), spans), spans
 
 
-def _wrong_tensor(
-    send: Span, recv: Span, ranks: tuple[int, ...], spans: list[Span]
-) -> Finding:
+def _wrong_tensor(send: Span, recv: Span, ranks: tuple[int, ...], spans: list[Span]) -> Finding:
     others = f" (and in {len(spans) // 2 - 1} more messages)" if len(spans) > 2 else ""
     return Finding(
         Kind.WRONG_TENSOR,

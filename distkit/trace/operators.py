@@ -26,7 +26,8 @@ class Call:
     tag: int | None = None
     waits: int | None = None  # position of async_op
     reduces: bool = False
-    blocks: bool = False  # until it is over: it returns nothing to wait for
+    limit: int | None = None  # position of a time limit that it keeps by itself
+    blocks: bool = False  # perhaps until it is over, as under dk.use_algorithm
 
 
 #: Every operator that communicates.
@@ -36,7 +37,7 @@ CALLS = {
     "recv_any_source_": Call(Op.RECV, 0, 0, 1, tag=2),
     "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
     "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5, reduces=True),
-    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True),
+    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True, blocks=True),
     "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3, reduces=True),
     "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
     "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
@@ -50,7 +51,7 @@ CALLS = {
     "alltoall_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=3),
     "alltoall_base_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=5),
     "barrier": Call(Op.BARRIER, None, None, 1, waits=3),
-    "monitored_barrier_": Call(Op.BARRIER, None, None, 1, blocks=True),
+    "monitored_barrier_": Call(Op.BARRIER, None, None, 1, blocks=True, limit=3),
 }
 
 

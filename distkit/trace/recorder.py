@@ -296,8 +296,9 @@ def _numpy_floats() -> tuple[Any, ...]:
 # -- places ---------------------------------------------------------------------
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
-#: Frames of these folders are machinery; those of algorithms/ and demos.py are pages to read.
-MACHINERY = tuple(f"{PACKAGE}/{name}/" for name in ("trace", "cluster", "kvstore"))
+#: Frames of these are machinery; those of other files of algorithms/ and of demos.py are pages.
+MACHINERY = tuple(f"{PACKAGE}/{name}" for name in ("trace/", "cluster/", "kvstore/",
+                  "algorithms/p2p.py", "algorithms/contract.py", "algorithms/use.py"))  # fmt: skip
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
 _is_user: dict[str, bool] = {}
 _lines: dict[tuple[str, int], str] = {}

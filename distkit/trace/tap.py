@@ -116,7 +116,8 @@ class Tap:
                 return forward(*args)
             pending = self._start(recorder, call, args)
             if call.blocks:
-                recorder.wait_begins(pending, limited=_is_limit(args[3]))
+                limit = None if call.limit is None else args[call.limit]
+                recorder.wait_begins(pending, limited=_is_limit(limit))
             try:
                 result = forward(*args)
             except BaseException:

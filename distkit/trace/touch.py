@@ -20,12 +20,14 @@ from distkit.trace.pending import Pending
 from distkit.trace.recorder import user_line
 
 #: What neither reads nor writes the values.
-_HARMLESS = frozenset("""
+_HARMLESS = frozenset(
+    """
     __get__ __getitem__ __len__ __hash__ size dim ndimension numel nelement stride storage_offset
     data_ptr element_size is_contiguous untyped_storage is_floating_point is_complex requires_grad_
     view view_as reshape flatten narrow select chunk split tensor_split unbind unsqueeze squeeze
     t transpose permute expand detach
-""".split())
+""".split()
+)
 
 
 class OpenBuffers(TorchFunctionMode):

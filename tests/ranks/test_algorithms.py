@@ -2,55 +2,253 @@
 
 from __future__ import annotations
 
+import random
+import warnings
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import drawn, in_turn, said, telling
 
 import distkit as dk
 from distkit import demos
-from distkit.algorithms.schedules import ring
-from distkit.events import Op
+from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES
+
+each = pytest.mark.parametrize("name", ALL_REDUCES)
+OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+WHOLE = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_ring_all_reduce_equals_torchs_own(n: int) -> None:
-    def program() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        pairs = []
-        for size in (12, 13, 1, 0):
-            torch.manual_seed(dist.get_rank())
-            ours = torch.randint(-99, 99, (size,)).float()  # whole numbers: sums are exact
-            theirs = ours.clone()
-            dk.ring_all_reduce(ours)
-            dist.all_reduce(theirs)
-            pairs.append((ours, theirs))
-        return pairs
+# -- equal to torch's own ------------------------------------------------------------------
 
-    for pairs in dk.run_ranks(program, n).results:
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+cases = st.tuples(
+    st.sampled_from([*ALL_REDUCES]),
+    st.integers(0, 70),
+    st.one_of(
+        st.tuples(st.sampled_from(FLOATS), st.sampled_from(OPS)),
+        st.tuples(st.sampled_from(WHOLE), st.sampled_from([op for op in OPS if op != "AVG"])),
+    ),
+    st.sampled_from([(), (2,), (3, 2)]),  # more dimensions
+    st.booleans(),
+)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_the_recorded_ring_is_its_schedule(n: int) -> None:
-    """The k-th message of each rank goes where the figure says, and carries that chunk."""
+def numbers(length: int, dtype: torch.dtype, more: tuple[int, ...], turned: bool) -> torch.Tensor:
+    """Powers of two and little sums of them: exact in every dtype, in whatever order."""
+    x = torch.tensor(random.choices([1, 2], k=length * 2 ** len(more) * 3 ** (len(more) > 1)))
+    x = x[: length * torch.Size(more).numel()].to(dtype).view(length, *more)
+    return x.transpose(0, -1) if turned else x
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 8), st.lists(cases, min_size=8, max_size=16))
+def test_every_all_reduce_equals_torchs_own(n: int, cases: list[Any]) -> None:
+    """Any length, dtype, operation, shape and layout; all ranks agree to the bit."""
+
+    def program() -> list[Any]:
+        results = []
+        for name, length, (dtype, op), more, turned in cases:
+            random.seed(dist.get_rank() + length)
+            ours = numbers(length, dtype, more, turned)
+            theirs = ours.clone(memory_format=torch.contiguous_format)
+            ALL_REDUCES[name].page(ours, getattr(dist.ReduceOp, op))
+            dist.all_reduce(theirs, getattr(dist.ReduceOp, op))
+            results.append((ours, theirs))
+        return results
+
+    for i, pairs in enumerate(zip(*dk.run_ranks(program, n).results, strict=True)):
+        for ours, theirs in pairs:
+            assert torch.equal(ours, theirs), cases[i]
+            assert torch.equal(ours, pairs[0][0])
+
+
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_all_ranks_round_alike(n: int) -> None:
+    """Sums of any numbers: near torch's, and the same to the bit everywhere."""
+
+    def program() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        torch.manual_seed(dist.get_rank())
+        x = torch.randn(1000)
+        theirs = x.clone()
+        dist.all_reduce(theirs)
+        found = {}
+        for name, algorithm in ALL_REDUCES.items():
+            found[name] = x.clone(), theirs
+            algorithm.page(found[name][0])
+        return found
+
+    results = dk.run_ranks(program, n).results
+    for name in ALL_REDUCES:
+        first, theirs = results[0][name]
+        assert torch.allclose(first, theirs, atol=1e-5), name
+        assert all(torch.equal(found[name][0], first) for found in results), name
+
+
+def test_a_group_counts_by_itself() -> None:
+    """Ranks 1, 2 and 3 of four; rank 0 is told that it does not belong."""
+
+    def program() -> tuple[dict[str, list[float]], list[str]]:
+        group = dist.new_group([1, 2, 3])
+        found = {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for name, algorithm in ALL_REDUCES.items():
+                x = torch.full((5,), float(dist.get_rank()))
+                algorithm.page(x, group=group)
+                found[name] = x.tolist()
+        return found, [str(w.message) for w in caught]
+
+    with pytest.warns(dk.CommunicationWarning, match="on a group without rank 0: nothing happens"):
+        outside, *inside = dk.run_ranks(program, 4).results
+    assert all(x == [0.0] * 5 for x in outside[0].values())
+    assert len(outside[1]) == len(ALL_REDUCES)
+    assert "Running ring_all_reduce on global rank 0 which does not belong" in "".join(outside[1])
+    for found, caught in inside:
+        assert all(x == [6.0] * 5 for x in found.values()) and not caught
+
+
+# -- equal to their schedule ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_the_recorded_pages_are_their_schedules(n: int) -> None:
+    """Who sends to whom, how much and in which order; lengths tell which chunk it was."""
+    algorithms = [*ALL_REDUCES.values(), COLLECTIVES["gossip"]]
+    turns = [(a, length) for a in algorithms for length in telling(a.chunks(n))]
 
     def program() -> None:
-        # chunk c of every rank holds c+1 numbers, so that its size tells which one moves
-        sizes = torch.arange(1, dist.get_world_size() + 1).tolist()
-        x = torch.ones(sum(sizes))
-        x.tensor_split = lambda n: torch.Tensor.split(x, sizes)  # type: ignore[method-assign]
-        x.view = lambda *shape: x  # type: ignore[method-assign, assignment]
-        dk.ring_all_reduce(x)
+        for algorithm, length in turns:
+            algorithm.page(torch.ones(length, dtype=torch.float64))
 
-    trace = dk.run_ranks(program, n).trace
-    for rank in range(n):
-        sends = [s for s in trace.spans if s.rank == rank and s.op is Op.SEND]
-        recorded = [(s.peer, s.nbytes // 4 - 1) for s in sorted(sends, key=lambda s: s.seq)]
-        drawn = [(int(t.dst[rank]), int(t.chunk[rank])) for t in ring(n)]
-        assert recorded == drawn
+    recorded = said(dk.run_ranks(program, n).trace)
+    figure = in_turn(drawn(a.schedule(n), length, a.chunks(n)) for a, length in turns)
+    assert recorded == {link: [8 * k for k in sizes] for link, sizes in figure.items()}
 
 
-@pytest.mark.parametrize("all_reduce", [None, dk.ring_all_reduce], ids=["native", "ring"])
-def test_synchronous_sgd_equals_one_process(all_reduce: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("pipelined_ring", {"segments": 3}), ("double_tree", {"segments": 1}),
+     ("double_tree", {"segments": 3}), ("hierarchical", {"devices_per_host": 4}),
+     ("hierarchical", {"devices_per_host": 1}), ("torus", {"devices_per_host": 3})],
+)  # fmt: skip
+def test_options_are_those_of_the_schedule(name: str, options: dict[str, int]) -> None:
+    n, algorithm = 6, ALL_REDUCES[name]
+    chunks = algorithm.chunks(n, **options)
+
+    def program() -> list[bool]:
+        right = []
+        for length in telling(chunks):
+            x = torch.arange(float(length))
+            algorithm.page(x, **options)
+            right.append(torch.equal(x, n * torch.arange(float(length))))
+        return right
+
+    run = dk.run_ranks(program, n)
+    assert all(all(right) for right in run.results)
+    figure = in_turn(
+        drawn(algorithm.schedule(n, **options), length, chunks) for length in telling(chunks)
+    )
+    assert said(run.trace) == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
+
+
+# -- gossip ----------------------------------------------------------------------------------
+
+
+def test_gossip_comes_near_the_average() -> None:
+    def program(rounds: int) -> float:
+        x = torch.tensor(float(dist.get_rank()))
+        dk.algorithms.COLLECTIVES["gossip"].page(x, rounds=rounds)
+        return x.item()
+
+    assert dk.run_ranks(program, 6, 1).results == pytest.approx([2, 1, 2, 3, 4, 3])
+    assert dk.run_ranks(program, 6, 40).results == pytest.approx([2.5] * 6, abs=1e-3)
+    assert dk.run_ranks(program, 1, 3).results == [0.0]
+
+
+# -- bad input -------------------------------------------------------------------------------
+
+WRONG = {
+    "an integer average": (lambda: (torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG), TypeError,
+                           "the average of int32 numbers is no such number. Use SUM, or"),
+    "an unknown operation": (lambda: (torch.ones(3), dist.ReduceOp.BXOR), ValueError,
+                             "op is .*BXOR; pages know AVG, MAX, MIN, PRODUCT, SUM"),
+    "no order": (lambda: (torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MIN), TypeError,
+                 "torch has no MIN of complex64 on 'cpu'. Convert"),
+    "an unsupported dtype": (lambda: (torch.ones(3).to(torch.float8_e4m3fn),), TypeError,
+                             "torch has no SUM of float8_e4m3fn on 'cpu'. Convert"),
+    "shared memory inside": (lambda: (torch.ones(1, 2).expand(3, 2),), ValueError,
+                             r"shape \(3, 2\) share their memory"),
+    "no tensor": (lambda: ([1.0, 2.0],), TypeError, "needs dense tensors, not a float"),
+    "a sparse tensor": (lambda: (torch.eye(3).to_sparse(),), TypeError,
+                        "needs dense tensors, not a torch.sparse_coo tensor"),
+    "a device without a backend": (lambda: (torch.ones(3, device="meta"),), ValueError,
+                                   "cannot send tensors on 'meta': its backends are cpu:gloo"),
+}  # fmt: skip
+
+
+def test_bad_input_is_refused_before_anything_is_sent() -> None:
+    """By every page, on every rank; then the ranks go on."""
+
+    def program() -> list[tuple[str, str, str, str]]:
+        heard = []
+        for name, algorithm in ALL_REDUCES.items():
+            for mistake, (make, _, _) in WRONG.items():
+                try:
+                    algorithm.page(*make())
+                except Exception as error:
+                    heard.append((name, mistake, type(error).__name__, str(error)))
+        return heard
+
+    run = dk.run_ranks(program, 2)
+    assert not run.trace.messages
+    for heard in run.results:
+        assert len(heard) == len(ALL_REDUCES) * len(WRONG)
+        for name, mistake, kind, message in heard:
+            _, error, words = WRONG[mistake]
+            assert kind == error.__name__, (name, mistake, message)
+            assert message.startswith(f"{name}_all_reduce")
+            with pytest.raises(error, match=words):
+                raise error(message)
+
+
+@each
+def test_different_lengths_are_named_and_do_not_hang(name: str) -> None:
+    """Gloo ends a rank that receives more than it expects; the run says who sent what to whom."""
+    page = ALL_REDUCES[name].page
+
+    def program() -> None:
+        page(torch.ones(24 if dist.get_rank() == 1 else 12))
+
+    with pytest.raises(dk.RankError, match=r"sends float32\[\d+\].* receives it into float32\[\d+"):
+        dk.run_ranks(program, 3)
+
+
+def test_leaves_and_gradients_are_reduced_in_place() -> None:
+    """A parameter, a 0-dimensional tensor, a slice, and one without elements."""
+
+    def program() -> list[Any]:
+        w = torch.nn.Parameter(torch.ones(2))
+        table = torch.zeros(3, 4)
+        scalar, nothing = torch.tensor(2.0), torch.empty(0, 3)
+        for x in (w, table[:, 1::2].add_(1), scalar, nothing):
+            dk.halving_doubling_all_reduce(x)
+        dk.tree_all_reduce(table[:, 1])
+        return [w.tolist(), w.requires_grad, table.tolist(), scalar.item(), nothing.shape]
+
+    for result in dk.run_ranks(program, 3).results:
+        assert result == [[3.0, 3.0], True, [[0, 9, 0, 3]] * 3, 6.0, (0, 3)]
+
+
+# -- synchronous SGD ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [None, "ring", "halving_doubling"])
+def test_synchronous_sgd_equals_one_process(name: str | None) -> None:
+    all_reduce = ALL_REDUCES[name].page if name else None
     results = dk.run_ranks(demos.train_in_step, 3, 1, all_reduce).results
     weights = [r["weights"] for r in results]
     assert all(torch.equal(w, weights[0]) for w in weights)

@@ -138,10 +138,12 @@ def test_batches_of_messages_are_recorded() -> None:
     def program() -> float:
         rank, n = dist.get_rank(), dist.get_world_size()
         out, into = torch.full((2,), float(rank)), torch.empty(2)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, out, (rank + 1) % n),
-            dist.P2POp(dist.irecv, into, (rank - 1) % n),
-        ])
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, out, (rank + 1) % n),
+                dist.P2POp(dist.irecv, into, (rank - 1) % n),
+            ]
+        )
         for work in works:
             work.wait()
         return into[0].item()

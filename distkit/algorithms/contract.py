@@ -1,0 +1,202 @@
+"""What every page shares: the contract of ``torch.distributed``'s own calls.
+
+A page is written for the plain case: flat, contiguous tensors, one of four operations, a rank
+that belongs to the group. :func:`collective` makes every other case plain, or says what is
+wrong with it before anything is sent.
+
+Lengths that differ between ranks are not compared beforehand: that would cost a message
+that no paper counts. In an all-reduce some rank then receives more than it expects, which
+ends its process under gloo; distkit's runs name both ends of that message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from inspect import signature
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+ReduceOp = dist.ReduceOp.RedOpType
+Group = dist.ProcessGroup | None
+SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+
+Page = TypeVar("Page", bound=Callable[..., None])
+
+_COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
+    SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+}
+
+
+#: Arguments that are no tensors.
+_SETTINGS = {"src", "dst", "op", "group"}
+
+
+def combine(mine: Tensor, theirs: Tensor, op: ReduceOp) -> None:
+    """``mine ← mine op theirs``, element by element."""
+    _COMBINE[op](mine, theirs, out=mine)
+
+
+def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Page]:
+    """Give a page the contract of ``torch.distributed``'s own call.
+
+    The page gets contiguous, flat tensors without gradients, results are written back; AVG is a
+    SUM that is divided in the end; a rank outside the group is warned and does nothing.
+
+    Args:
+        reads: the argument that is only read, if there is one; the others are written to.
+        uneven: whether the tensors of one call may differ in length.
+
+    Raises:
+        TypeError: An argument is no dense tensor, tensors differ in dtype or device, or there is no
+            such reduction of this dtype.
+        ValueError: A list or tensor is missing or has the wrong length, a tensor overlaps itself,
+            the operation is none of the five, a root is outside the group, or the backend cannot
+            send from this device.
+    """
+
+    def decorate(page: Page) -> Page:
+        parameters, name = signature(page), page.__name__
+        options = {p.name for p in parameters.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        names = [p for p in parameters.parameters if p not in _SETTINGS | options]
+
+        @wraps(page)
+        def call(*args: Any, **kwargs: Any) -> None:
+            bound = parameters.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            group, op, root = given["group"], given.get("op"), given.get("src", given.get("dst"))
+            op = getattr(op, "op", op)  # a ReduceOp made from one of its kinds
+            if dist.get_rank(group) < 0:
+                c10d._warn_not_in_group(name)
+                return
+            theirs = {key: given[key] for key in names if given[key] is not None}
+            _check_root(name, root, set(names) - theirs.keys(), group)
+            _check(name, theirs, op, group, uneven)
+            _check_outputs(
+                name, [t for key in theirs.keys() - {reads} for t in listed(theirs[key])]
+            )
+            given.update({key: _plain(value, group) for key, value in theirs.items()})
+            given.update({} if op is None else {"op": SUM if op == AVG else op})
+            with torch.no_grad():
+                page(*bound.args, **bound.kwargs)
+                if given.get("dst", dist.get_rank()) == dist.get_rank():  # it gets a result
+                    for key in theirs.keys() - {reads}:
+                        _write_back(listed(theirs[key]), listed(given[key]), op, group)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """Several tensors, or one, as several."""
+    return value if isinstance(value, list | tuple) else [value]  # type: ignore[list-item]
+
+
+# -- before ----------------------------------------------------------------------------
+
+
+def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
+    """Say what is wrong with a call before anything is sent."""
+    n = dist.get_world_size(group)
+    for key, value in given.items():
+        if isinstance(value, list | tuple) and len(value) != n:
+            raise ValueError(f"{name}: {key} has {len(value)} tensors; {n} ranks need {n}.")
+    tensors = [t for value in given.values() for t in listed(value)]
+    for t in tensors:
+        if not isinstance(t, Tensor) or t.layout != torch.strided:
+            what = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
+            raise TypeError(f"{name} needs dense tensors, not {what}.")
+    for what in ("dtype", "device"):
+        if len({getattr(t, what) for t in tensors}) > 1:
+            raise TypeError(f"{name}: tensors differ in {what}: "
+                            f"{_several(getattr(t, what) for t in tensors)}.")  # fmt: skip
+    if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
+        raise ValueError(f"{name}: tensors differ in their number of elements: {_several(sizes)}.")
+    if tensors:
+        _check_device(name, tensors[0].device.type, group)
+        if op is not None:
+            _check_reduction(name, op, tensors[0].dtype, tensors[0].device.type)
+
+
+def _check_root(name: str, root: int | None, missing: set[str], group: Group) -> None:
+    members = dist.get_process_group_ranks(group)
+    if root is not None and root not in members:
+        there = ", ".join(map(str, members))
+        raise ValueError(f"{name}: rank {root} is not in the group; it has ranks {there}.")
+    if missing and dist.get_rank() == root:
+        raise ValueError(f"{name}: rank {root} must give {', '.join(missing)}.")
+
+
+def _check_outputs(name: str, tensors: Sequence[Tensor]) -> None:
+    for t in tensors:
+        if any(k > 1 and step == 0 for k, step in zip(t.shape, t.stride(), strict=True)):
+            raise ValueError(
+                f"{name}: elements of a tensor of shape {tuple(t.shape)} share their memory, as "
+                "after .expand(…), so that it cannot hold the result. Use .clone() first."
+            )
+
+
+def _several(values: Any) -> str:
+    return ", ".join(sorted({str(value).removeprefix("torch.") for value in values}))
+
+
+def _check_device(name: str, device: str, group: Group) -> None:
+    try:
+        (group or c10d._get_default_group())._get_backend(torch.device(device))
+    except RuntimeError:
+        here = _several(dist.get_backend_config(group).split(","))
+        raise ValueError(
+            f"{name}: this group cannot send tensors on {device!r}: its backends are {here}. "
+            f"Move the tensor with .to(…), or start ranks with a backend for {device!r}."
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -> None:
+    if op not in _COMBINE and op != AVG:
+        ours = _several(o.name for o in [*_COMBINE, AVG])
+        raise ValueError(f"{name}: op is {op}; pages know {ours} (dist.ReduceOp.SUM, …).")
+    if op == AVG and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(
+            f"{name}: the average of {_several([dtype])} numbers is no such number. "
+            "Use SUM, or convert with .float() first."
+        )
+    one = torch.ones(1, device=device).to(dtype)
+    try:
+        combine(one, one.clone(), SUM if op == AVG else op)
+    except (NotImplementedError, RuntimeError) as error:
+        raise TypeError(
+            f"{name}: torch has no {op.name} of {_several([dtype])} on {device!r}. "
+            "Convert the tensor first, for instance with .float()."
+        ) from error
+
+
+def _plain(value: Any, group: Group) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(t, group) for t in value]
+    if value.is_cuda and dist.get_backend(group) == "gloo":
+        value = value.cpu()  # gloo sends from the host's memory only
+    return value.detach().contiguous().view(-1)
+
+
+# -- after -----------------------------------------------------------------------------
+
+
+def _write_back(
+    given: Sequence[Tensor], plain: Sequence[Tensor], op: ReduceOp | None, group: Group
+) -> None:
+    """What the page computed becomes what the caller holds."""
+    for t, result in zip(given, plain, strict=True):
+        if op == AVG:
+            result.div_(dist.get_world_size(group))
+        if result.data_ptr() != t.data_ptr():
+            t.detach().copy_(result.view(t.shape))

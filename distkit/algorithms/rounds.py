@@ -1,0 +1,156 @@
+"""What schedules are made of, what they achieve (:func:`held`) and send (:func:`traffic`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int_]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One exchange: transfers that happen at the same time, each of them one message.
+
+    Transfer ``i`` carries the chunks ``chunk[i]`` … ``chunk[i] + count[i] - 1`` from rank
+    ``src[i]`` to rank ``dst[i]``, which combines them with its own (``reduce``) or replaces its
+    own by them. Every message carries what its sender held when the round began.
+
+    Args:
+        src: sending rank of each transfer.
+        dst: receiving rank of each transfer.
+        chunk: the first chunk of each transfer.
+        reduce: whether the receiver combines; one for all, or one per transfer.
+        count: how many chunks in a row; one for all, or one per transfer.
+    """
+
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    reduce: bool | Bools
+    count: int | Ints = 1
+
+    def pieces(self) -> tuple[Ints, Ints, Ints, Bools]:
+        """The same, one row per chunk: ``src, dst, chunk, reduce``.
+
+        >>> Round(np.array([0]), np.array([1]), np.array([4]), True, 2).pieces()[2]
+        array([4, 5])
+        """
+        count = np.broadcast_to(self.count, self.src.shape)
+        row = np.repeat(np.arange(len(self.src)), count)
+        nth = np.arange(len(row)) - (np.cumsum(count) - count)[row]
+        reduce = np.broadcast_to(self.reduce, self.src.shape)[row]
+        return self.src[row], self.dst[row], self.chunk[row] + nth, reduce
+
+
+def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
+    """Whose contributions each rank holds in the end: ``have[rank, chunk, contributor]``.
+
+    An all-reduce is right when every entry is 1: everybody's contribution, and none twice.
+
+    Args:
+        schedule: rounds over ``n`` ranks.
+        n: number of ranks.
+        chunks: in how many chunks the tensor is split; as many as ranks by default.
+
+    Returns:
+        Counts of shape (n, chunks, n).
+
+    Raises:
+        ValueError: A chunk of a rank is replaced twice in one round, or replaced and reduced.
+
+    Example:
+        >>> swap = Round(np.array([0, 1]), np.array([1, 0]), np.array([0, 0]), reduce=True)
+        >>> held([swap], 2, chunks=1).tolist()
+        [[[1, 1]], [[1, 1]]]
+    """
+    chunks = n if chunks is None else chunks
+    have = np.zeros((n, chunks, n), dtype=int)
+    have[np.arange(n), :, np.arange(n)] = 1
+    for number, t in enumerate(schedule):
+        src, dst, chunk, reduce = t.pieces()
+        moving = have[src, chunk]
+        into = dst * chunks + chunk
+        if np.isin(into[~reduce], into[reduce]).any() or len(set(into[~reduce])) < sum(~reduce):
+            raise ValueError(f"round {number} replaces a chunk of a rank that it also writes")
+        have[dst[~reduce], chunk[~reduce]] = 0
+        np.add.at(have, (dst, chunk), moving)
+    return have
+
+
+def chunk_sizes(length: int, chunks: int) -> Ints:
+    """How many elements each chunk has: those of ``torch.tensor_split``.
+
+    >>> chunk_sizes(5, 3)
+    array([2, 2, 1])
+    """
+    return length // chunks + (np.arange(chunks) < length % chunks)
+
+
+def offsets(length: int, chunks: int) -> list[int]:
+    """Where each chunk begins, and the last one ends.
+
+    >>> offsets(5, 3)
+    [0, 2, 4, 5]
+    """
+    return [0, *np.cumsum(chunk_sizes(length, chunks)).tolist()]
+
+
+def traffic(
+    schedule: Iterable[Round], n: int, nbytes: int, chunks: int | None = None, itemsize: int = 1
+) -> tuple[Ints, Ints]:
+    """How many messages and bytes each rank sends.
+
+    Args:
+        schedule: rounds over ``n`` ranks.
+        n: number of ranks.
+        nbytes: size of all chunks together [bytes].
+        chunks: in how many chunks the tensor is split; as many as ranks by default.
+        itemsize: size of an element, which is never cut [bytes].
+
+    Returns:
+        Messages and bytes sent, two arrays of shape (n,).
+
+    Example:
+        >>> pair = Round(np.array([0]), np.array([1]), np.array([0]), reduce=True, count=2)
+        >>> traffic([pair], 2, nbytes=1000)
+        (array([1, 0]), array([1000,    0]))
+    """
+    size = chunk_sizes(nbytes // itemsize, n if chunks is None else chunks) * itemsize
+    messages, sent = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
+    for t in schedule:
+        src, _, chunk, _ = t.pieces()
+        np.add.at(messages, t.src, 1)
+        np.add.at(sent, src, size[chunk])
+    return messages, sent
+
+
+def highest_bit(n: int) -> int:
+    """The largest power of two that is at most ``n``.
+
+    >>> highest_bit(12)
+    8
+    """
+    return 1 << (n.bit_length() - 1)
+
+
+def lowest_bit(n: int) -> int:
+    """The largest power of two that divides ``n``.
+
+    >>> lowest_bit(12)
+    4
+    """
+    return n & -n
+
+
+def bits(n: int) -> list[int]:
+    """The powers of two below ``n``: the distances in a tree or hypercube of n ranks.
+
+    >>> bits(8), bits(9)
+    ([1, 2, 4], [1, 2, 4, 8])
+    """
+    return [1 << k for k in range((n - 1).bit_length())]

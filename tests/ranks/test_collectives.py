@@ -1,0 +1,230 @@
+"""The other collectives: equal to torch's own, and to their schedules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import drawn, in_turn, said, telling
+
+import distkit as dk
+from distkit.algorithms import collectives as ours
+from distkit.algorithms.catalogue import COLLECTIVES
+
+OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
+
+#: A call: this rank, number of ranks, the root, the tensors' length, an operation -> what it wrote.
+Call = Callable[[Any, int, int, int, int, dist.ReduceOp], list[torch.Tensor]]
+
+
+def some(length: int, seed: int) -> torch.Tensor:
+    """Whole numbers that this rank alone has, in a tensor that is not contiguous."""
+    numbers = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randint(-4, 4, (2, length), generator=numbers).double().t()
+
+
+def each(n: int, length: int) -> list[torch.Tensor]:
+    return [some(length, i) for i in range(n)]
+
+
+def broadcast(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    x = some(length, 0)
+    on.broadcast(x, root)
+    return [x]
+
+
+def reduce(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    x = some(length, 0).contiguous()
+    on.reduce(x, root, op)
+    return [x] if r == root else []  # torch leaves anything on the others
+
+
+def scatter(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    x = some(length, 0).contiguous()
+    parts = [p.contiguous() for p in each(n, length)]
+    on.scatter(x, parts if r == root else None, root)
+    return [x]
+
+
+def gather(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    found = [p.contiguous() for p in each(n, length)]
+    on.gather(some(length, 99).contiguous(), found if r == root else None, root)
+    return found
+
+
+def all_gather(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    found = [p.contiguous() for p in each(n, length)]
+    on.all_gather(found, some(length, 99).contiguous())
+    return found
+
+
+def reduce_scatter(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    x = some(length, 0).contiguous()
+    on.reduce_scatter(x, [p.contiguous() for p in each(n, length)], op)
+    return [x]
+
+
+def all_to_all(on: Any, r: int, n: int, root: int, length: int, op: Any) -> list[torch.Tensor]:
+    found = [torch.zeros(2 * (length + (i + 2 * r) % 3)).double() for i in range(n)]
+    parts = [some(length + (r + 2 * i) % 3, i).reshape(-1) for i in range(n)]
+    if on is ours:
+        on.all_to_all(found, parts)
+        return found
+    out = torch.cat(found)  # gloo has lists of equal parts only
+    sizes, given = list(map(len, found)), list(map(len, parts))
+    on.all_to_all_single(out, torch.cat(parts), sizes, given)
+    return list(out.split(sizes))
+
+
+CALLS = [broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_to_all]
+
+
+@settings(max_examples=8)
+@given(
+    st.integers(1, 8),
+    st.lists(
+        st.tuples(st.sampled_from(CALLS), st.integers(0, 20), st.integers(0, 7),
+                  st.sampled_from(OPS)),
+        min_size=8, max_size=16,
+    ),
+)  # fmt: skip
+def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
+    """With any root, length and operation."""
+
+    def program() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        return [
+            tuple(call(on, dist.get_rank(), n, root % n, length, op) for on in (ours, dist))
+            for call, length, root, op in cases
+        ]
+
+    for pairs in dk.run_ranks(program, n).results:
+        for (call, *case), (mine, theirs) in zip(cases, pairs, strict=True):
+            assert len(mine) == len(theirs)
+            assert all(map(torch.equal, mine, theirs)), (call.__name__, case)
+
+
+def speak(name: str, n: int, length: int) -> None:
+    """Call a page so that all its chunks together have ``length`` elements."""
+    x, parts = torch.ones(length), [torch.ones(length // n) for _ in range(n)]
+    part, page, r = torch.ones(length // n), COLLECTIVES[name].page, dist.get_rank()
+    sizes = torch.ones(length).tensor_split(n * n)  # what i has for j
+    arguments: dict[str, tuple[Any, ...]] = {
+        "broadcast": (x,), "reduce": (x,), "barrier": (), "all_gather": (parts, part),
+        "scatter": (part, parts if r == 0 else None), "gather": (part, parts if r == 0 else None),
+        "reduce_scatter": (part, parts),
+        "all_to_all": ([sizes[i * n + r].clone() for i in range(n)], sizes[r * n : r * n + n]),
+    }  # fmt: skip
+    page(*arguments[name])
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_the_recorded_pages_are_their_schedules(n: int) -> None:
+    """Who sends to whom, how much and in which order."""
+    turns = []
+    for name, algorithm in COLLECTIVES.items():
+        chunks = algorithm.chunks(n)
+        even = name in {"scatter", "gather", "all_gather", "reduce_scatter"}  # parts are equal
+        lengths = [0] if name == "barrier" else [0, n, 3 * n] if even else telling(chunks)
+        turns += [(name, length) for length in lengths if name != "gossip"]
+
+    def program() -> None:
+        for name, length in turns:
+            speak(name, n, length)
+
+    recorded = said(dk.run_ranks(program, n).trace)
+    figure = in_turn(
+        drawn(COLLECTIVES[name].schedule(n), length, COLLECTIVES[name].chunks(n))
+        for name, length in turns
+    )
+    assert recorded == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
+
+
+def test_a_barrier_waits_for_the_last() -> None:
+    """Nobody passes before everybody has come."""
+
+    def program() -> tuple[float, float]:
+        import time
+
+        for late in range(dist.get_world_size()):
+            if dist.get_rank() == late:
+                x = sum(i * i for i in range(200_000))  # it comes late
+                assert x
+            came = time.monotonic()
+            ours.barrier()
+            passed = time.monotonic()
+        return came, passed
+
+    times = dk.run_ranks(program, 5).results
+    assert max(came for came, _ in times) <= min(passed for _, passed in times)
+
+
+def test_roots_and_groups() -> None:
+    """Roots are counted in the world; what others hold of a reduce stays as it was."""
+
+    def program() -> list[Any]:
+        group, r = dist.new_group([1, 3]), float(dist.get_rank())
+        x, y, z = torch.tensor([r]), torch.tensor([r]), torch.tensor([r])
+        parts = [torch.zeros(1), torch.zeros(1)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ours.broadcast(x, 3, group)
+            ours.reduce(y, 3, group=group)
+            ours.scatter(z, [torch.tensor([10.0]), torch.tensor([30.0])], 1, group=group)
+            ours.gather(z, parts, 3, group)
+            ours.barrier(group)
+        return [t.item() for t in (x, y, z, *parts)]
+
+    with pytest.warns(dk.CommunicationWarning, match="on a group without rank"):
+        results = dk.run_ranks(program, 4).results
+    assert results == [[0, 0, 0, 0, 0], [3, 1, 10, 0, 0], [2, 2, 2, 0, 0], [3, 4, 30, 10, 30]]
+
+
+WRONG = {
+    "too few parts": (
+        lambda: ours.all_gather([torch.ones(2)], torch.ones(2)),
+        "ValueError: all_gather: tensor_list has 1 tensors; 2 ranks need 2.",
+    ),
+    "parts of another length": (
+        lambda: ours.reduce_scatter(torch.ones(2), [torch.ones(3), torch.ones(2)]),
+        "ValueError: reduce_scatter: tensors differ in their number of elements: 2, 3.",
+    ),
+    "parts of another dtype": (
+        lambda: ours.all_gather([torch.ones(2), torch.ones(2)], torch.ones(2).int()),
+        "TypeError: all_gather: tensors differ in dtype: float32, int32.",
+    ),
+    "parts that are missing": (
+        lambda: dist.get_rank() == 0 and ours.scatter(torch.ones(2), None, 0),
+        "ValueError: scatter: rank 0 must give scatter_list.",
+    ),
+    "an integer average": (
+        lambda: ours.reduce(torch.ones(2).int(), 0, dist.ReduceOp.AVG),
+        "TypeError: reduce: the average of int32 numbers is no such number. "
+        "Use SUM, or convert with .float() first.",
+    ),
+    "a root that is not there": (
+        lambda: ours.broadcast(torch.ones(2), 7),
+        "ValueError: broadcast: rank 7 is not in the group; it has ranks 0, 1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_bad_input_is_refused_before_anything_is_sent(mistake: str) -> None:
+    call, wanted = WRONG[mistake]
+
+    def program() -> str:
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    run = dk.run_ranks(program, 2)
+    assert run.results[0] == wanted
+    assert not run.trace.messages

@@ -1,0 +1,134 @@
+"""Exercises: the library's pages solve them, stubs are not attempts, mistakes are named."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.exercises.tasks import TASKS
+
+
+def answer(name: str) -> Any:
+    """The solution's text, run as in a notebook's cell."""
+    text = getattr(dk.solution, name)()
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, "answer", "exec"), space)
+    return space[TASKS[name].algorithm.page.__name__]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_solution_is_one(name: str) -> None:
+    verdict = getattr(dk.check, name)(answer(name))
+    assert verdict, repr(verdict)
+    assert verdict.status == "solved" and all(p.good for p in verdict.points)
+    assert len(verdict.points) == 4
+
+
+def empty(*args: object) -> None: ...
+
+
+def stub(*args: object) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("nothing", [empty, stub])
+def test_a_stub_is_no_attempt(name: str, nothing: Any) -> None:
+    verdict = getattr(dk.check, name)(nothing)
+    assert not verdict and verdict.status == "not attempted"
+    assert TASKS[name].signature in repr(verdict)
+
+
+def flat(x: torch.Tensor) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    others = [r for r in range(n) if r != rank]
+    works = [dist.isend(x.clone(), r) for r in others]
+    inbox = [torch.empty_like(x) for _ in others]
+    for r, into in zip(others, inbox, strict=True):
+        dist.recv(into, r)
+    for work in works:
+        work.wait()
+    for part in inbox:
+        x += part
+
+
+def test_right_but_too_many_bytes() -> None:
+    verdict = dk.check.ring_all_reduce(flat)
+    assert verdict.status == "right, but not the best"
+    text = repr(verdict)
+    assert "✗ 12,288 bytes sent by the busiest rank; Ring needs 6,144" in text
+    assert "✓ 3 messages" in text and "dk.hint.ring_all_reduce()" in text
+    assert "not the best" in verdict._repr_html_()
+
+
+def chain(x: torch.Tensor, src: int) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    place = (rank - src) % n
+    if place:
+        dist.recv(x, (rank - 1) % n)
+    if place + 1 < n:
+        dist.send(x, (rank + 1) % n)
+
+
+def test_right_but_too_many_rounds() -> None:
+    verdict = dk.check.broadcast(chain)
+    assert "✗ 3 rounds; Broadcast needs 2" in repr(verdict)
+
+
+def borrowed(x: torch.Tensor) -> None:
+    dist.all_reduce(x)
+
+
+def test_torchs_own_is_not_ones_own() -> None:
+    verdict = dk.check.tree_all_reduce(borrowed)
+    assert not verdict and "it calls dist.all_reduce" in repr(verdict)
+
+
+def off_by_one(x: torch.Tensor) -> None:
+    flat(x)
+    x += 1.0
+
+
+def test_a_wrong_result_is_shown() -> None:
+    verdict = dk.check.ring_all_reduce(off_by_one)
+    assert verdict.status == "not right yet"
+    assert "on 2 ranks, with 1 elements, rank 0 ends with\n    [31]" in repr(verdict)
+    assert "where [30] would be right" in repr(verdict)
+
+
+def stuck(x: torch.Tensor) -> None:
+    if dist.get_world_size() > 1:
+        dist.recv(x, (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def test_a_hang_is_explained() -> None:
+    verdict = dk.check.ring_all_reduce(stuck)
+    assert verdict.status == "not right yet" and "waits in recv" in repr(verdict)
+
+
+def test_what_is_no_function() -> None:
+    with pytest.raises(TypeError, match="judges a function, not int"):
+        dk.check.broadcast(3)
+
+
+def test_hints_come_one_by_one() -> None:
+    hints = TASKS["ring_all_reduce"].hints
+    given = [repr(dk.hint.ring_all_reduce()) for _ in range(2 * len(hints))]
+    assert given[: len(hints)] == given[len(hints) :]
+    assert sorted(given[: len(hints)]) == [
+        f"Hint {i} of {len(hints)}: {h}" for i, h in zip(itertools.count(1), hints, strict=False)
+    ]
+
+
+def test_the_desks_list_what_there_is() -> None:
+    assert all(name in repr(dk.check) for name in TASKS)
+    assert "def ring_all_reduce(x)" in repr(dk.check.ring_all_reduce)
+    assert dir(dk.solution) == sorted(TASKS)
+    with pytest.raises(AttributeError, match=r"no exercise 'ring'. There are: broadcast"):
+        _ = dk.check.ring
+    assert dk.solution.broadcast()._repr_markdown_().startswith("```python\nimport")

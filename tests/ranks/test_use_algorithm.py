@@ -1,0 +1,174 @@
+"""Our all-reduce in the place of torch's own: dist.all_reduce, DDP, DDP's hooks, shared memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import distkit as dk
+from distkit.algorithms import shared_memory
+from distkit.algorithms.use import page
+
+OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
+LENGTHS = [0, 1, 5, 1000, shared_memory.SMALL // 4 + 1, shared_memory.SLOT // 2 + 3]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8]
+
+
+def expected(x: torch.Tensor, op: str) -> torch.Tensor:
+    """What gloo makes of it; it has no average."""
+    mean = op == "AVG"
+    dist.all_reduce(x, getattr(dist.ReduceOp, "SUM" if mean else op))
+    return x / dist.get_world_size() if mean else x
+
+
+def through_shared_memory() -> int:
+    rank, checked = dist.get_rank(), 0
+    for op in OPS:
+        for length in LENGTHS:
+            for dtype in DTYPES:
+                if op == "AVG" and not dtype.is_floating_point:
+                    continue
+                x = (torch.arange(length) % 3 + rank % 2).to(dtype)
+                right = expected(x.clone(), op)
+                dk.shared_memory_all_reduce(x, getattr(dist.ReduceOp, op))
+                torch.testing.assert_close(x, right)
+                checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_shared_memory_equals_gloo(n: int) -> None:
+    assert min(dk.run_ranks(through_shared_memory, n).results) > 100
+
+
+def in_halves() -> list[float]:
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    x = torch.full((3, 2), float(rank)).t()  # not contiguous
+    dk.shared_memory_all_reduce(x, group=groups[rank // 2])
+    dk.shared_memory_all_reduce(x)
+    return x.flatten().tolist()
+
+
+def test_groups_have_memory_of_their_own() -> None:
+    for result in dk.run_ranks(in_halves, 4).results:
+        assert result == [2 * (0 + 1) + 2 * (2 + 3)] * 6
+
+
+def files() -> int:
+    dk.shared_memory_all_reduce(torch.ones(5))
+    dist.barrier()
+    return len([*Path("/dev/shm").glob("distkit-*")])
+
+
+def test_no_file_is_left() -> None:
+    assert dk.run_ranks(files, 2).results == [0, 0]
+
+
+def of_different_lengths() -> None:
+    dk.shared_memory_all_reduce(torch.ones(3 + dist.get_rank()))
+
+
+def of_different_kinds() -> None:
+    op = dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM
+    dk.shared_memory_all_reduce(torch.ones(70_000), op)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(of_different_lengths, r"rank 0: SUM of float32\[3\]; rank 1: SUM of float32\[4\]"),
+     (of_different_kinds, r"rank 0: SUM of float32\[70,000\]; rank 1: MAX of float32\[70,000\]")],
+)  # fmt: skip
+def test_tensors_that_differ_are_named(program, said) -> None:
+    with pytest.raises(dk.RankError, match=said):
+        dk.run_ranks(program, 2)
+
+
+def one_is_missing() -> None:
+    with dk.use_algorithm("shared_memory"):
+        if dist.get_rank():
+            dist.all_reduce(torch.ones(2))
+
+
+def test_a_hang_in_shared_memory_is_explained() -> None:
+    with pytest.raises(dk.DeadlockError, match="rank 0 has finished without calling it"):
+        dk.run_ranks(one_is_missing, 3)
+
+
+def largest(name: str) -> tuple[list[float], list[float]]:
+    x = torch.tensor([1.0, 2.0]) * dist.get_rank()
+    with dk.use_algorithm(name):
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        work = dist.all_reduce(y := x.clone(), async_op=True)
+        work.wait()
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))  # torch's own again
+    return x.tolist(), y.tolist()
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "shared_memory", "auto"])
+def test_dist_all_reduce_uses_it(name: str) -> None:
+    run = dk.run_ranks(largest, 3, name)
+    assert run.results == [([2.0, 4.0], [6.0, 12.0])] * 3
+    ops = [str(s.op) for s in run.trace.spans if s.rank == 0]
+    assert ops.count("all_reduce") == 3 and ops[-1] == "all_reduce"
+    assert ("send" in ops) == (name not in ("shared_memory", "auto"))
+
+
+def mine(x: torch.Tensor, op: object, group: object) -> None:
+    gathered = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, x)
+    x.copy_(torch.stack(gathered).sum(0))
+
+
+def with_mine() -> float:
+    x = torch.ones(1)
+    with dk.use_algorithm(mine):
+        dist.all_reduce(x)
+    return x.item()
+
+
+def test_a_function_of_ones_own() -> None:
+    assert dk.run_ranks(with_mine, 3).results == [3.0] * 3
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(ValueError, match=r'no all-reduce "star".*"auto", .*"ring"'):
+        page("star")
+
+
+def train(algorithm: str, how: str) -> list[float]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if how == "hook":
+        ddp.register_comm_hook(None, dk.ddp_hook(algorithm))
+    (x,) = dk.shard(torch.randn(24, 4))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.mse_loss(ddp(x), x[:, :2]).backward()
+        optimizer.step()
+
+    for _ in range(3):
+        if how == "use":
+            with dk.use_algorithm(algorithm):
+                step()
+        else:
+            step()
+    return torch.cat([w.detach().flatten() for w in net.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("how", ["use", "hook"])
+@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+def test_ddp_trains_as_with_torchs_own(algorithm: str, how: str) -> None:
+    plain = dk.run_ranks(train, 2, "", "").results
+    ours = dk.run_ranks(train, 2, algorithm, how).results
+    assert ours[0] == ours[1]
+    torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(plain[0]))
