@@ -1,0 +1,330 @@
+"""What connects the ranks: how long messages take that set out at the same time. Pure.
+
+A network answers one question, for many transfers at once. What two transfers of a round share
+(a host's network card, a switch's uplink, a torus's cable) they share fairly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One way between two ranks: m bytes take alpha + beta·m seconds.
+
+    Args:
+        alpha: latency [s].
+        beta: seconds per byte, the inverse of the bandwidth.
+        gamma: seconds per byte that the receiver takes to add what came to its own.
+        switches: the transport's other protocols, as ``(nbytes, alpha, beta)``: larger messages
+            than ``nbytes`` take these.
+
+    Raises:
+        ValueError: something is negative or not finite.
+
+    Source:
+        Hockney, "The communication challenge for MPP", 1994.
+
+    Example:
+        >>> Link(alpha=1e-6, beta=1e-9).seconds(3000)
+        4e-06
+        >>> eager = Link(1e-6, 1e-9, switches=((4096, 5e-6, 1e-10),))
+        >>> eager.seconds(4096) > eager.seconds(8192)
+        False
+    """
+
+    alpha: float
+    beta: float
+    gamma: float = 0.0
+    switches: tuple[tuple[float, float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = {"alpha": self.alpha, "beta": self.beta, "gamma": self.gamma}
+        for i, (_, alpha, beta) in enumerate(self.switches):
+            numbers |= {f"alpha of switch {i}": alpha, f"beta of switch {i}": beta}
+        for name, value in numbers.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"a link's {name} is {value}: give seconds that are not negative")
+        starts = [s[0] for s in self.switches]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"switches at {starts} bytes: give them in rising order")
+
+    @classmethod
+    def of(cls, latency: float, bandwidth: float, gamma: float = 0.0) -> Link:
+        """A link of ``latency`` seconds and ``bandwidth`` bytes per second.
+
+        >>> Link.of(1e-6, 12.5e9)                  # 100 Gb/s
+        Link(alpha=1e-06, beta=8e-11, gamma=0.0, switches=())
+        """
+        if not bandwidth > 0:
+            raise ValueError(f"a bandwidth of {bandwidth} bytes/s: give a positive one")
+        return cls(latency, 1 / bandwidth, gamma)
+
+    def seconds(self, nbytes: ArrayLike) -> Any:
+        """Seconds that a message of ``nbytes`` takes; an array for an array."""
+        size = np.asarray(nbytes, float)
+        if not self.switches:
+            return plain(self.alpha + self.beta * size)
+        starts, alphas, betas = map(np.array, zip(*self.switches, strict=True))
+        at = np.searchsorted(starts, size, side="left")
+        return plain(np.r_[self.alpha, alphas][at] + np.r_[self.beta, betas][at] * size)
+
+
+def plain(numbers: ArrayLike) -> Any:
+    """An array as it is, an array of one number without dimensions as that number."""
+    array = np.asarray(numbers)
+    return array if array.ndim else array.item()
+
+
+class Network:
+    """Ranks that reach each other over equal links, all of them at once: a perfect switch.
+
+    A rank sends one message and receives one at a time. Other networks:
+    :meth:`hosts`, :meth:`tree`, :meth:`torus`; and :func:`distkit.calibrate` measures one.
+
+    Args:
+        link: between any two ranks.
+
+    Example:
+        >>> Network(Link(1e-6, 1e-9)).seconds([0, 1], [1, 0], [1000, 2000])
+        array([2.e-06, 3.e-06])
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.link})"
+
+    @classmethod
+    def flat(cls, link: Link) -> Network:
+        """Equal links between all ranks."""
+        return Network(link)
+
+    @staticmethod
+    def hosts(
+        hosts: int, devices: int, inside: Link, between: Link, *, nics: int = 1
+    ) -> Hosts:
+        """Hosts of several devices each, with quick links inside and slower ones between.
+
+        Args:
+            hosts: number of hosts.
+            devices: ranks on each; rank = host · devices + device.
+            inside: from device to device of one host.
+            between: of one network card; both directions at once.
+            nics: network cards of a host; device d uses card d mod nics.
+        """
+        return Hosts(hosts, devices, inside, between, nics)
+
+    @staticmethod
+    def tree(racks: int, hosts: int, link: Link, *, oversubscription: float = 1.0) -> Tree:
+        """Racks whose uplinks carry less than their hosts could send.
+
+        Args:
+            racks: number of racks.
+            hosts: ranks in each; rank = rack · hosts + host.
+            link: of each rank to its rack's switch.
+            oversubscription: the hosts' bandwidth together over that of the uplink.
+        """
+        return Tree(racks, hosts, link, oversubscription)
+
+    @staticmethod
+    def torus(shape: Sequence[int], link: Link) -> Torus:
+        """A grid whose rows close to rings: messages go dimension by dimension, the short way.
+
+        Args:
+            shape: ranks along each dimension; the last one varies fastest.
+            link: of one hop, each direction its own; ``alpha`` counts for every hop.
+        """
+        return Torus(tuple(shape), link)
+
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks it has, None when any number fits."""
+        return None
+
+    def check(self, n: int) -> None:
+        """See that ``n`` ranks are what this network has.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if n < 1:
+            raise ValueError(f"{n} ranks: there must be at least one")
+        if self.ranks not in (None, n):
+            raise ValueError(f"{n} ranks on {self!r} of {self.ranks}: give a network of {n}")
+
+    def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """Seconds of each of some transfers that set out together.
+
+        Args:
+            src: sending ranks, shape (m,).
+            dst: receiving ranks, shape (m,).
+            nbytes: bytes of each, shape (m,).
+        """
+        took: Floats = self.link.seconds(nbytes)
+        return took
+
+    def calling(self, nbytes: int) -> float:
+        """Seconds that a collective of so many bytes takes beside its messages and sums."""
+        return 0.0
+
+    def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """Seconds that ranks take to add so many bytes to their own, shape (m,)."""
+        return self.link.gamma * np.asarray(nbytes, float)
+
+
+@dataclass(frozen=True)
+class Hosts(Network):
+    """See :meth:`Network.hosts`."""
+
+    count: int
+    devices: int
+    inside: Link
+    between: Link
+    nics: int = 1
+    link: Link = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _positive(hosts=self.count, devices=self.devices, nics=self.nics)
+        object.__setattr__(self, "link", self.between)
+
+    @property
+    def ranks(self) -> int:
+        """Hosts times devices."""
+        return self.count * self.devices
+
+    def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """See :meth:`Network.seconds`."""
+        src, dst, size = _ends(src, dst, nbytes)
+        took: Floats = self.inside.seconds(size)
+        far = np.flatnonzero(src // self.devices != dst // self.devices)
+        m = size[far]
+        out, into = (self._card(rank[far]) for rank in (src, dst))
+        queued = np.maximum(shared(out, m), shared(into, m))
+        took[far] = _loaded(self.between, m, queued)
+        return took
+
+    def _card(self, rank: Ints) -> Ints:
+        return rank // self.devices * self.nics + rank % self.devices % self.nics
+
+
+@dataclass(frozen=True)
+class Tree(Network):
+    """See :meth:`Network.tree`."""
+
+    racks: int
+    per_rack: int
+    link: Link
+    oversubscription: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(racks=self.racks, hosts=self.per_rack, oversubscription=self.oversubscription)
+
+    @property
+    def ranks(self) -> int:
+        """Racks times hosts."""
+        return self.racks * self.per_rack
+
+    def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """See :meth:`Network.seconds`."""
+        src, dst, size = _ends(src, dst, nbytes)
+        took: Floats = self.link.seconds(size)
+        up, down = src // self.per_rack, dst // self.per_rack
+        far = np.flatnonzero(up != down)
+        m = size[far]
+        queued = np.maximum(shared(up[far], m), shared(down[far], m))
+        share = self.oversubscription / self.per_rack  # of a host's beta
+        took[far] = _loaded(self.link, m, np.maximum(m, queued * share))
+        return took
+
+
+@dataclass(frozen=True)
+class Torus(Network):
+    """See :meth:`Network.torus`."""
+
+    shape: tuple[int, ...]
+    link: Link
+
+    def __post_init__(self) -> None:
+        _positive(**{f"dimension {d}": size for d, size in enumerate(self.shape)})
+
+    @property
+    def ranks(self) -> int:
+        """The product of the shape."""
+        return math.prod(self.shape)
+
+    def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
+        """See :meth:`Network.seconds`."""
+        src, dst, size = _ends(src, dst, nbytes)
+        queued, hops = size.copy(), np.zeros(len(size))
+        cables = list(self._route(src, dst))
+        every = np.concatenate([cable for _, cable in cables]) if cables else np.zeros(0, int)
+        who = np.concatenate([mine for mine, _ in cables]) if cables else np.zeros(0, int)
+        np.maximum.at(queued, who, shared(every, size[who]))
+        np.add.at(hops, who, 1)
+        return _loaded(self.link, size, queued) + (np.maximum(hops, 1) - 1) * self.link.alpha
+
+    def _route(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Ints]]:
+        """Hop by hop: which transfers make one, and over which cable (a number)."""
+        at, to = (np.array(np.unravel_index(r, self.shape)) for r in (src, dst))
+        for d, size in enumerate(self.shape):
+            way = (to[d] - at[d]) % size
+            step = np.where(way * 2 > size, -1, 1)
+            left = np.minimum(way, size - way)
+            while (mine := np.flatnonzero(left)).size:
+                here = np.ravel_multi_index(tuple(at[:, mine]), self.shape)
+                yield mine, (here * len(self.shape) + d) * 2 + (step[mine] < 0)
+                at[d, mine] = (at[d, mine] + step[mine]) % size
+                left[mine] -= 1
+
+
+def shared(resource: Ints, nbytes: Floats) -> Floats:
+    """The bytes a resource has carried when each transfer is done, all starting at once.
+
+    Processor sharing: among transfers of sizes m_j the i-th is done when Σ_j min(m_i, m_j) bytes
+    have gone through.
+
+    >>> shared(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))
+    array([14.,  8.,  5.])
+    """
+    order = np.lexsort((nbytes, resource))
+    _, first, index, counts = np.unique(
+        resource[order], return_index=True, return_inverse=True, return_counts=True
+    )
+    m = nbytes[order]
+    before = np.cumsum(m) - m
+    smaller = before - before[first][index]  # bytes of the smaller ones on the same resource
+    larger = counts[index] - (np.arange(len(m)) - first[index])  # and of those, itself among them
+    done = np.empty(len(m))
+    done[order] = smaller + larger * m
+    return done
+
+
+def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
+    """Seconds of a message whose link is done with it after ``queued`` bytes."""
+    alone: Floats = link.seconds(nbytes)
+    alpha: Floats = link.seconds(np.zeros(1))
+    beta = np.where(nbytes > 0, (alone - alpha) / np.maximum(nbytes, 1e-300), 0.0)
+    return alone + beta * (queued - nbytes)
+
+
+def _ends(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> tuple[Ints, Ints, Floats]:
+    a, b = np.asarray(src, int), np.asarray(dst, int)
+    return a, b, np.broadcast_to(np.asarray(nbytes, float), a.shape)
+
+
+def _positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"a network with {name} = {value}: give a positive number")

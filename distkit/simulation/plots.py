@@ -1,0 +1,104 @@
+"""Pictures of the cost model: what was predicted, what was measured, and what nobody can beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkit.simulation import cost
+from distkit.simulation.calibration import Measured
+from distkit.simulation.network import Link, Network
+from distkit.simulation.simulator import finish_times
+from distkit.views.theme import GRAY, rank_color
+from distkit.views.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Predictions are drawn at so many sizes.
+POINTS = 60
+
+
+def predict(name: str, n: int, nbytes: int, network: Network) -> float:
+    """Seconds of an all-reduce: simulated on the network.
+
+    >>> predict("ring", 4, 4000, Network(Link(alpha=1.0, beta=0.001)))
+    12.0
+    """
+    return float(finish_times(name, n, nbytes, network).max())
+
+
+def compare(
+    n: int, network: Network, *, algorithms: Sequence[str] | None = None,
+    measured: Mapping[str, Mapping[int, float]] | None = None,
+    smallest: int = 1 << 8, largest: int = 1 << 24,
+) -> Figure:  # fmt: skip
+    """Time against size for each algorithm, on logarithmic axes, with the lower bound.
+
+    Args:
+        n: number of ranks.
+        network: what connects them; lines are simulated on it.
+        algorithms: names; those that were measured, or all, when None.
+        measured: algorithm -> bytes -> seconds, drawn as dots.
+        smallest: where the axis begins [bytes].
+        largest: where it ends [bytes].
+
+    Returns:
+        A figure of matplotlib; crossovers of the quickest algorithm are marked on top.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(algorithms or measured or cost.ALL_REDUCES)
+    sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)
+    times = {name: [predict(name, n, int(k), network) for k in sizes] for name in names}
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for i, name in enumerate(names):
+        color = rank_color(i)
+        axes.loglog(sizes, times[name], color=color, label=name.replace("_", " "),
+                    linestyle="-" if i < 8 else "-.")  # fmt: skip
+        dots = (measured or {}).get(name, {})
+        axes.loglog(list(dots), list(dots.values()), "o", color=color, markeredgecolor="white")
+    axes.loglog(sizes, cost.lower_bound(n, sizes, best_link(network)), ":", color=GRAY,
+                label="lower bound")  # fmt: skip
+    _mark_crossovers(axes, sizes, times)
+    _name_axes(axes, n, bool(measured))
+    return figure
+
+
+def best_link(network: Network) -> Link:
+    """The link that a lower bound may count on: the quickest way between two ranks."""
+    if isinstance(network, Measured):
+        return network.fit(1).link
+    link: Link = getattr(network, "inside", network.link)
+    return link
+
+
+def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]]) -> None:
+    """A line where another algorithm becomes the quickest, and its name."""
+    names = list(times)
+    best = np.argmin(np.array(list(times.values())), axis=0)
+    starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
+    top = axes.get_xaxis_transform()
+    widths = np.diff([*np.log(sizes[starts]), np.log(sizes[-1])]) / np.log(sizes[-1] / sizes[0])
+    for start, width in zip(starts, widths, strict=True):
+        if start:
+            axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
+        if width > 0.12:  # room for a name
+            axes.text(sizes[start], 1.01, names[best[start]].replace("_", " "), transform=top,
+                      fontsize=8, color=rank_color(int(best[start])))  # fmt: skip
+
+
+def _name_axes(axes: Axes, n: int, dots: bool) -> None:
+    what = "lines predicted, dots measured" if dots else "predicted"
+    axes.set(xlabel="size of the tensor", ylabel="time of an all-reduce")
+    axes.set_title(f"{n} ranks, {what}; quickest above the frame", fontsize=10, pad=18, loc="left")
+    axes.set_xscale("log", base=4)
+    axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))
+    axes.yaxis.set_major_formatter(lambda y, _: human_seconds(y))
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,74 @@
+"""All-reduce microbenchmarks: latency, bandwidth, and the protocols in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from distkit.simulation import cost
+from distkit.simulation.network import Link
+from distkit.simulation.published import tables
+from distkit.simulation.published.rows import Row, solve
+from distkit.simulation.published.tables import GB, KB, MB
+
+#: What a regime's line is made of: 1 and K, and √K where chunks are pipelined: with the best
+#: number of chunks, (√(latency) + √(K·beta))² has such a term.
+_TERMS: list[Callable[[float], float]] = [lambda k: 1.0, lambda k: k, math.sqrt]
+
+
+def rows() -> list[Row]:
+    """Every row of the tables of collectives."""
+    h200 = {k: 1e-3 * 2 * 7 / 8 * k / busbw for k, busbw in tables.H200.items()}  # µs
+    return [
+        *_regimes("8 A100, nccl-tests", tables.A100, [
+            [32 * KB, MB], [4 * MB, 8 * MB], [16 * MB, 64 * MB, 16 * GB]]),
+        *_regimes("8 H200, nccl-tests", h200, [[32 * KB, MB], [4 * MB, 64 * MB, 16 * GB]]),
+        *_latency(), *_infiniband(), *_roce(),
+    ]  # fmt: skip
+
+
+def _regimes(
+    table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]
+) -> list[Row]:
+    """One line for each protocol, through the sizes named; from its first size on."""
+    found = []
+    ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
+    for fit, end in zip(regimes, ends, strict=True):
+        terms = _TERMS[: len(fit)]
+        constants = solve([[f(k) for f in terms] for k in fit], [times[k] for k in fit])
+        for k in (k for k in times if fit[0] <= k < end):
+            predicted = sum(c * f(k) for c, f in zip(constants, terms, strict=True))
+            found.append(Row(table, f"{k:,} bytes", "µs", times[k], predicted, k in fit))
+    return found
+
+
+def _latency() -> list[Row]:
+    """A ring's latency: something, and 2(nodes - 1) hops over the network."""
+    nodes = list(tables.P3DN)
+    base, hop = solve([[1, 2 * (m - 1)] for m in nodes[:2]], [tables.P3DN[m] for m in nodes[:2]])
+    return [Row("p3dn, 8 bytes", f"{m} nodes", "µs", tables.P3DN[m],
+                base + float(cost.ring(m, 0, Link(hop, 0))), m in nodes[:2])
+            for m in nodes]  # fmt: skip
+
+
+def _infiniband() -> list[Row]:
+    """A ring over n workers, its alpha and beta from eight of them."""
+    a, b = tables.INFINIBAND[8]
+    link = Link(a / cost.ring(8, 0, Link(1, 0)), b / cost.ring(8, 1, Link(0, 1)))
+    found = []
+    for n, (alpha, beta) in tables.INFINIBAND.items():
+        start, large = cost.ring(n, 0, link), cost.ring(n, 1e9, link)
+        slope = (large - start) / 1e9
+        found += [
+            Row("56 Gb/s InfiniBand, lines", f"latency, {n} workers", "s", alpha, start, n == 8),
+            Row("56 Gb/s InfiniBand, lines", f"s/byte, {n} workers", "s", beta, slope, n == 8),
+        ]
+    return found
+
+
+def _roce() -> list[Row]:
+    """A ring fills the network cards; a tree is a tenth below, as NCCL itself assumes."""
+    cards = 4 * 400 / 8
+    predicted = {"ring": cards, "tree": tables.NCCL_TREE * cards}
+    return [Row("40 H100, RoCE", name, "GB/s", busbw, predicted[name])
+            for name, busbw in tables.ROCE.items()]  # fmt: skip

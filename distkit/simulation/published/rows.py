@@ -1,0 +1,83 @@
+"""One published number beside its prediction, and how good many of them are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a table; ``fitted`` rows fixed the constants and are not scored.
+
+    ``naive`` is what somebody without a model would say: n times the one-GPU row.
+    """
+
+    table: str
+    case: str
+    unit: str
+    published: float
+    predicted: float
+    fitted: bool = False
+    naive: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Relative to the published number; positive: too much was predicted.
+
+        >>> Row("a table", "a case", "s", 2.0, 2.5).error
+        0.25
+        """
+        return self.predicted / self.published - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "error": round(self.error, 4)}
+
+
+def scored(rows: Iterable[Row]) -> list[Row]:
+    """The rows that fixed nothing."""
+    return [row for row in rows if not row.fitted]
+
+
+def geomean(rows: Iterable[Row]) -> float:
+    """By which factor predictions are off in the geometric mean, less one.
+
+    Stricter than the geometric mean of errors, which one lucky row can pull to zero.
+
+    >>> rows = [Row("", "", "s", 1.0, 2.0), Row("", "", "s", 2.0, 1.0)]
+    >>> geomean(rows)
+    1.0
+    """
+    logs = [abs(math.log(row.predicted / row.published)) for row in scored(rows)]
+    return math.expm1(sum(logs) / len(logs))
+
+
+def median_error(rows: Iterable[Row]) -> float:
+    """The median of the absolute errors."""
+    return median(abs(row.error) for row in scored(rows))
+
+
+def naive_error(rows: Iterable[Row]) -> float:
+    """The median of the absolute errors of perfect scaling, on the rows that have it."""
+    return median(abs(row.naive / row.published - 1) for row in scored(rows) if row.naive)
+
+
+def worst(rows: Iterable[Row]) -> Row:
+    """The row that is furthest off."""
+    return max(scored(rows), key=lambda row: abs(row.error))
+
+
+def solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """As many constants as rows: Σ constant · term = value in each.
+
+    >>> solve([[1, 0], [1, 2]], [3, 7])
+    [3.0, 2.0]
+    """
+    found: list[float] = np.linalg.solve(np.array(terms, float), np.array(values, float)).tolist()
+    return found

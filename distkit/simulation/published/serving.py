@@ -1,0 +1,89 @@
+"""Training with parameter servers: null steps, and the collapse of whole tensors at 128 workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import NormalDist
+
+from distkit.simulation import cost
+from distkit.simulation.network import Link
+from distkit.simulation.published import tables
+from distkit.simulation.published.rows import Row
+from distkit.simulation.published.workloads import inception_v3
+from distkit.simulation.serving import place
+
+BATCH = 64
+
+
+def rows() -> list[Row]:
+    """Every row of the tables of parameter servers."""
+    return [*_null_steps(), *_piz_daint(), *_p2()]
+
+
+def _null_steps() -> list[Row]:
+    """A start, some time for each further worker, and the formula of the busiest machine.
+
+    Both times are fitted on the scalar rows, the bandwidth on one worker that moves 1 GB.
+    """
+    start = tables.NULL_STEPS[0, 1]
+    each = (tables.NULL_STEPS[0, 100] - start) / 99
+    beta = (tables.NULL_STEPS[1e9, 1] - start) / 2e9
+    fitted = {(0, 1), (0, 100), (1e9, 1)}
+    return [
+        Row("null steps, 16 servers", f"{nbytes / 1e6:g} MB, {workers} workers", "s", published,
+            start + each * (workers - 1)
+            + float(cost.parameter_server(workers, 16, nbytes, Link(0, beta))),
+            (nbytes, workers) in fitted)
+        for (nbytes, workers), published in tables.NULL_STEPS.items()
+    ]  # fmt: skip
+
+
+def slowest(workers: int) -> float:
+    """How many standard deviations the slowest of so many normal workers is late (Blom, 1958).
+
+    >>> round(slowest(1), 2), round(slowest(100), 2)
+    (0.0, 2.5)
+    """
+    return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))
+
+
+def step_seconds(
+    compute: float, sigma: float, beta: float, workers: int, servers: int
+) -> float:
+    """A synchronous step of Inception-v3 with whole tensors on their servers.
+
+    The fullest server sends its tensors to every worker during forward, a third of the time, and
+    takes their gradients during backward: what lasts longer counts. ``sigma`` is how much the
+    workers' steps differ [s].
+    """
+    busy = workers * float(place(inception_v3(), servers).max()) * beta
+    return max(compute / 3, busy) + max(compute * 2 / 3, busy) + sigma * slowest(workers)
+
+
+def _piz_daint() -> list[Row]:
+    """The step on the row of one worker, its spread on 16, the servers' bandwidth on 128."""
+    table = tables.PIZ_DAINT
+    fitted = [(1, 1), (16, 4), (128, 116)]
+    step = {key: BATCH * key[0] / x for key, x in table.items()}
+    compute, sigma, beta = step[1, 1], 0.0, 0.0
+    for _ in range(20):  # each given the other; they settle at once
+        sigma = (step[16, 4] - step_seconds(compute, 0, beta, 16, 4)) / slowest(16)
+        queued = (step[128, 116] - sigma * slowest(128)) / 2
+        beta = queued / (128 * float(place(inception_v3(), 116).max()))
+    return [
+        Row("Piz Daint, Inception-v3", f"{w} workers, {s} servers", "images/s", x,
+            BATCH * w / step_seconds(compute, sigma, beta, w, s), (w, s) in fitted, w * table[1, 1])
+        for (w, s), x in table.items()
+    ]  # fmt: skip
+
+
+def _p2() -> list[Row]:
+    """Few servers, few nodes: waiting for the slowest GPU is all there is, fitted on 128."""
+    table: Mapping[tuple[int, int], float] = tables.P2_SERVED
+    compute = BATCH / table[1, 1]
+    sigma = (BATCH * 128 / table[128, 16] - compute) / slowest(128)
+    return [
+        Row("p2.8xlarge, Inception-v3", f"{gpus} GPUs, {servers} servers", "images/s", x,
+            BATCH * gpus / (compute + sigma * slowest(gpus)), gpus in (1, 128), gpus * table[1, 1])
+        for (gpus, servers), x in table.items()
+    ]  # fmt: skip

@@ -1,0 +1,114 @@
+"""Throughput of synchronous training: one GPU's step, and what all-reduce adds to it.
+
+A series is fitted on its one-GPU row and one row of several nodes (MXNet's also on its largest
+single node); the constants hold what part of communication overlap could not hide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from distkit.simulation import cost
+from distkit.simulation.network import Link
+from distkit.simulation.published import tables
+from distkit.simulation.published.rows import Row, solve
+
+Term = Callable[[int], float]
+
+
+def rows() -> list[Row]:
+    """Every row of the tables of synchronous training."""
+    return [*_horovod(), *_dlperf(), *_mxnet(), *_dgx1(), *_p2(), *_facebook()]
+
+
+def _series(
+    table: str, name: str, batch: int, gpus: Sequence[int], throughput: Sequence[float],
+    terms: Sequence[Term], fit: Sequence[int],
+) -> list[Row]:  # fmt: skip
+    """Step time = one GPU's + Σ constant · term, the constants from the rows ``fit``."""
+    step = {n: batch * n / x for n, x in zip(gpus, throughput, strict=True)}
+    constants = solve([[f(n) for f in terms] for n in fit], [step[n] - step[1] for n in fit])
+    found = []
+    for n, x in zip(gpus, throughput, strict=True):
+        predicted = step[1] + sum(c * f(n) for c, f in zip(constants, terms, strict=True))
+        found.append(Row(table, f"{name}, {n} GPUs", "samples/s", x, batch * n / predicted,
+                         n in (1, *fit), n * throughput[0]))  # fmt: skip
+    return found
+
+
+def between(per_node: int) -> Term:
+    """What a hierarchical all-reduce sends through a node's card: 2(m-1)/m of the tensor.
+
+    >>> between(8)(8), between(8)(32)
+    (0.0, 1.5)
+    """
+    return lambda n: float(cost.ring(math.ceil(n / per_node), 1.0, Link(0, 1)))
+
+
+def bus(per_node: int) -> Term:
+    """What a bus that the GPUs of a node share carries: the tensors of all but one.
+
+    >>> bus(16)(4), bus(16)(64)
+    (3.0, 15.0)
+    """
+    return lambda n: float(min(n, per_node) - 1)
+
+
+def _dlperf() -> list[Row]:
+    """Inside the node NVLink is taken as free; the card between nodes is fitted on 32 GPUs."""
+    gpus = (1, 8, 16, 32)
+    return [row for name, (batch, *x) in tables.DLPERF.items()
+            for row in _series("DLPerf, V100, 100 Gb/s", name, batch, gpus, x, [between(8)], [32])
+            ]  # fmt: skip
+
+
+def _mxnet() -> list[Row]:
+    """A bus inside, fitted on one node; a card between, fitted on all sixteen."""
+    gpus = [2**i for i in range(9)]
+    return [row for name, (batch, *x) in tables.MXNET.items()
+            for row in _series("MXNet, K80", name, batch, gpus, x,
+                               [bus(16), between(16)], [16, 256])]  # fmt: skip
+
+
+def _dgx1() -> list[Row]:
+    """One node: a bus, fitted on all eight."""
+    return [row for name, (batch, *x) in tables.DGX1.items()
+            for row in _series("TensorFlow, DGX-1", name, batch, (1, 2, 4, 8), x, [bus(8)], [8])
+            ]  # fmt: skip
+
+
+def _p2() -> list[Row]:
+    """Eight nodes, fitted on all."""
+    return [row for name, (batch, *x) in tables.P2.items()
+            for row in _series("TensorFlow, p2.8xlarge", name, batch, (1, 8, 16, 32, 64), x,
+                               [between(8)], [64])]  # fmt: skip
+
+
+def _horovod() -> list[Row]:
+    """From 128 to 512 GPUs only latency grows: NCCL's constants, once for each fused buffer."""
+    found = []
+    for name, (nbytes, rate, few, many) in tables.HOROVOD.items():
+        step = 64 / rate
+        buffers = math.ceil(nbytes / tables.HOROVOD_FUSION)
+        more = buffers * (_latency(512) - _latency(128))
+        predicted = step / (step / few + more)
+        table = "Horovod, RoCE"
+        found += [Row(table, f"{name}, 128 GPUs", "efficiency", few, few, True),
+                  Row(table, f"{name}, 512 GPUs", "efficiency", many, predicted)]  # fmt: skip
+    return found
+
+
+def _latency(n: int) -> float:
+    """Of NCCL's ring over servers of four GPUs [s]."""
+    far = 2 * (n // 4 - 1)
+    near = 2 * (n - 1) - far
+    return 1e-6 * tables.NCCL_PLATEAU * (far * tables.NCCL_NET + near * tables.NCCL_PCIE)
+
+
+def _facebook() -> list[Row]:
+    """A hierarchical all-reduce at wire speed, hidden behind backward but for its last bucket."""
+    backward, step, nbytes = 0.120, 0.180, 100e6
+    sync = float(cost.ring(32, nbytes, Link.of(0, 50e9 / 8)))
+    predicted = step / (step + float(cost.exposed(sync, backward, buckets=nbytes / 25e6)))
+    return [Row("Goyal et al.", "8 to 256 GPUs", "efficiency", tables.FACEBOOK, predicted)]

@@ -1,0 +1,337 @@
+"""Plays a schedule on a network, and writes the trace that real ranks would have left. Pure.
+
+All transfers of a round are computed at once, so that a ring of thousands of ranks takes
+seconds. A transfer begins when both ends are there, as gloo's and MPI's large messages do. A rank
+sends one message and receives one at a time, and comes to the next round when its part of this one
+is over. What came is added up beside the next transfers, unless they move the same chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
+from distkit.algorithms.schedules import Round, chunk_sizes
+from distkit.events import Event, Op, State, Trace
+from distkit.simulation.network import Network
+from distkit.simulation.stragglers import Stragglers
+
+Ints = NDArray[np.int_]
+Floats = NDArray[np.float64]
+Schedule = str | Algorithm | Callable[..., Iterable[Round]]
+
+#: A trace with more events than this is no trace for people to look at.
+MOST_EVENTS = 2_000_000
+
+_DTYPES = {1: "uint8", 2: "float16", 4: "float32", 8: "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Some transfers of one round and their times [s], infinity for never; arrays of shape (m,).
+
+    ``sent`` and ``asked`` are when sender and receiver called, ``end`` when both were through.
+    """
+
+    src: Ints
+    dst: Ints
+    nbytes: Ints
+    sent: Floats
+    asked: Floats
+    end: Floats
+
+
+class Player:
+    """Ranks, their clocks, and what happens to both in a round.
+
+    Args:
+        n: number of ranks.
+        network: what connects them.
+        stragglers: what is wrong with them.
+        seed: of the jitter.
+    """
+
+    def __init__(
+        self, n: int, network: Network, *, stragglers: Stragglers | None = None, seed: int = 0
+    ) -> None:
+        network.check(n)
+        self.n, self.network = n, network
+        wrong = stragglers or Stragglers()
+        self._factors = wrong.factors(n) if wrong.slow else None
+        self.deaths = wrong.deaths(n) if wrong.fails else None
+        self._jitter, self._rng = wrong.jitter, np.random.default_rng(seed)
+        self._clock, self._adding = np.zeros(n), np.zeros(n)  # its messages and its sums are done
+
+    def begin(self, start: ArrayLike, nbytes: int) -> None:
+        """A new collective, which each rank calls at ``start`` or when it is through the last."""
+        begin = np.broadcast_to(np.asarray(start, float), (self.n,))
+        self._clock = np.maximum(self.finish, begin) + self.network.calling(nbytes)
+        self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # what it adds up
+
+    @property
+    def finish(self) -> Floats:
+        """When each rank is through with all that was played [s]."""
+        return np.maximum(self._clock, self._adding)
+
+    def play(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
+        """Play rounds whose chunks have these sizes [bytes]; the clocks move along."""
+        edges = np.r_[0, np.cumsum(sizes)]
+        for t in rounds:
+            last = t.chunk + t.count
+            nbytes = edges[last] - edges[t.chunk]
+            adds = np.broadcast_to(t.reduce, nbytes.shape)
+            out, into = self._clock, self._clock
+            for at in matchings(t.src, t.dst, self.n):
+                src, dst = t.src[at], t.dst[at]
+                sent = self._free(out, src, t.chunk[at], last[at])
+                asked = self._free(into, dst, t.chunk[at], last[at])
+                end = self._end(src, dst, nbytes[at], np.maximum(sent, asked))
+                out, into = out.copy(), into.copy()
+                out[src] = into[dst] = end
+                yield Transfers(src, dst, nbytes[at], sent, asked, end)
+                into[dst] = self._add(dst, nbytes[at] * adds[at], end, t.chunk[at], last[at])
+            self._clock = np.maximum(out, into)
+
+    def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
+        """When ranks can move these chunks: not while they add something to them."""
+        at = port[rank]
+        if self.network.link.gamma:
+            busy = (self._low[rank] < last) & (first < self._high[rank])
+            at = np.maximum(at, np.where(busy, self._adding[rank], 0.0))
+        return at
+
+    def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
+        """When transfers are through, infinity if one of the ends does not live so long."""
+        took = self.network.seconds(src, dst, nbytes)
+        if self._factors is not None:
+            took = took * np.maximum(self._factors[src], self._factors[dst])
+        if self._jitter is not None:
+            took = took + self._jitter(self._rng, src.shape)
+        end: Floats = begin + took
+        if self.deaths is None:
+            return end
+        return np.where(end <= np.minimum(self.deaths[src], self.deaths[dst]), end, math.inf)
+
+    def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
+        """Have ranks add what came; when they can take the next: one may wait beside it."""
+        if not self.network.link.gamma:
+            return end
+        free = np.where(nbytes > 0, np.maximum(end, self._adding[rank]), end)
+        took = self.network.adding(rank, nbytes)
+        if self._factors is not None:
+            took = took * self._factors[rank]
+        self._adding[rank] = np.where(nbytes > 0, free + took, self._adding[rank])
+        self._low[rank] = np.where(nbytes > 0, first, self._low[rank])
+        self._high[rank] = np.where(nbytes > 0, last, self._high[rank])
+        return free
+
+
+def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
+    """Split transfers so that in each part a rank sends one at most and receives one at most.
+
+    Ranks with most to do come first, and begin with the neighbour nearest to their right, so
+    that an exchange of all with all needs no more parts than partners.
+
+    >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
+    [[0, 2], [1]]
+    """
+    if _once(src, n) and _once(dst, n):
+        yield slice(None)
+        return
+    left = np.argsort((dst - src) % n, kind="stable")
+    while left.size:
+        load = np.bincount(src[left], minlength=n), np.bincount(dst[left], minlength=n)
+        urgent = -np.maximum(load[0][src[left]], load[1][dst[left]])
+        part = _matching(left[np.argsort(urgent, kind="stable")], src, dst, n)
+        yield part
+        left = left[~np.isin(left, part)]
+
+
+def _matching(left: Ints, src: Ints, dst: Ints, n: int) -> Ints:
+    """Transfers that can go at once, the first ones first; no other could join them."""
+    sends, takes = np.zeros(n, bool), np.zeros(n, bool)
+    found = []
+    while left.size:
+        _, first = np.unique(src[left], return_index=True)
+        one = left[np.sort(first)]
+        _, first = np.unique(dst[one], return_index=True)
+        found.append(one[first])
+        sends[src[found[-1]]], takes[dst[found[-1]]] = True, True
+        left = left[~(sends[src[left]] | takes[dst[left]])]
+    return np.sort(np.concatenate(found))
+
+
+def _once(ranks: Ints, n: int) -> bool:
+    return bool(np.bincount(ranks, minlength=n).max(initial=0) <= 1)
+
+
+def plan(
+    schedule: Schedule, n: int, nbytes: int, itemsize: int, chunks: int | None, **options: Any
+) -> tuple[str, Iterable[Round], Ints]:
+    """The name of a schedule, its rounds, and the sizes of its chunks [bytes].
+
+    Raises:
+        ValueError: there is no such algorithm, no rank, or the bytes are no whole elements.
+    """
+    if n < 1:
+        raise ValueError(f"{n} ranks: there must be at least one")
+    if itemsize not in _DTYPES:
+        raise ValueError(f"elements of {itemsize} bytes: give one of {sorted(_DTYPES)}")
+    if nbytes < 0 or nbytes % itemsize:
+        raise ValueError(f"{nbytes} bytes are not whole elements of {itemsize}: give a multiple")
+    if isinstance(schedule, str):
+        schedule = algorithm(schedule)
+    if isinstance(schedule, Algorithm):
+        chunks = schedule.chunks(n, **options) if chunks is None else chunks
+        name = schedule.name
+        make: Callable[..., Iterable[Round]] = schedule.schedule
+    else:
+        name, make = getattr(schedule, "__name__", "schedule"), schedule
+    rounds: Iterable[Round] = make(n, **options)
+    return name, rounds, chunk_sizes(nbytes // itemsize, n if chunks is None else chunks) * itemsize
+
+
+def algorithm(name: str) -> Algorithm:
+    """The algorithm of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known = {**COLLECTIVES, **ALL_REDUCES}
+    if name not in known:
+        raise ValueError(f"there is no algorithm {name!r}: choose from {', '.join(known)}")
+    return known[name]
+
+
+def finish_times(
+    schedule: Schedule, n: int, nbytes: int, network: Network, *, start: ArrayLike = 0.0,
+    stragglers: Stragglers | None = None, itemsize: int = 4, chunks: int | None = None,
+    seed: int = 0, **options: Any,
+) -> Floats:  # fmt: skip
+    """When each rank is done [s], shape (n,): :func:`simulate` without its trace, for many ranks.
+
+    >>> from distkit.simulation.network import Link
+    >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
+    array([1.2e-05, 1.2e-05, 1.2e-05, 1.2e-05])
+    """
+    player = Player(n, network, stragglers=stragglers, seed=seed)
+    player.begin(start, nbytes)
+    _, rounds, sizes = plan(schedule, n, nbytes, itemsize, chunks, **options)
+    for _ in player.play(rounds, sizes):
+        pass
+    return player.finish
+
+
+def simulate(
+    schedule: Schedule, n: int, nbytes: int, network: Network, *, start: ArrayLike = 0.0,
+    stragglers: Stragglers | None = None, itemsize: int = 4, chunks: int | None = None,
+    seed: int = 0, **options: Any,
+) -> Trace:  # fmt: skip
+    """Play a schedule on a network: the trace that ``n`` real ranks would have left.
+
+    Args:
+        schedule: the name of an algorithm, an entry of the catalogue, or a function of the
+            number of ranks that gives rounds.
+        n: number of ranks.
+        nbytes: size of the tensor [bytes].
+        network: what connects the ranks.
+        start: when each rank calls [s], one for all or shape (n,).
+        stragglers: slow ranks, jitter, failures.
+        itemsize: bytes of an element, which is never cut.
+        chunks: in how many chunks the tensor is split, if the schedule does not know.
+        seed: of the jitter; the same seed gives the same trace.
+        options: of the schedule, such as ``devices=`` of the hierarchical one.
+
+    Raises:
+        ValueError: an unknown algorithm, a network of another size, too many events …
+
+    Example:
+        >>> from distkit.simulation.network import Link
+        >>> trace = simulate("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
+        >>> len(trace.messages), round(1e6 * trace.seconds, 3)
+        (24, 12.0)
+    """
+    player = Player(n, network, stragglers=stragglers, seed=seed)
+    player.begin(start, nbytes)
+    _check_events(plan(schedule, n, nbytes, itemsize, chunks, **options)[1])
+    name, rounds, sizes = plan(schedule, n, nbytes, itemsize, chunks, **options)
+    writer = Writer(n, player.deaths, itemsize)
+    for moved in player.play(rounds, sizes):
+        writer.transfers(moved)
+    return writer.trace(f"{name}, simulated")
+
+
+def _check_events(rounds: Iterable[Round]) -> None:
+    """Two ends of each transfer, two events of each."""
+    if (events := 4 * sum(len(t.src) for t in rounds)) > MOST_EVENTS:
+        raise ValueError(
+            f"{events:,} events are more than {MOST_EVENTS:,}: simulate fewer ranks, or take "
+            "finish_times(), which makes none"
+        )
+
+
+class Writer:
+    """Turns transfers and computations into events, numbered as a recorder would."""
+
+    def __init__(self, n: int, deaths: Floats | None = None, itemsize: int = 4) -> None:
+        self.n, self._itemsize = n, itemsize
+        self._deaths = np.full(n, math.inf) if deaths is None else deaths
+        self._seq = np.zeros(n, int)
+        self.events: list[Event] = []
+
+    def transfers(self, moved: Transfers) -> None:
+        """The sends and the receives of one round."""
+        send = self._seq[moved.src]
+        self._seq[moved.src] += 1
+        recv = self._seq[moved.dst]
+        self._seq[moved.dst] += 1
+        columns = (moved.src, moved.dst, send, recv, moved.nbytes,
+                   moved.sent, moved.asked, moved.end)  # fmt: skip
+        for src, dst, s, r, nbytes, sent, asked, end in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            self._add(src, s, Op.SEND, sent, end, dst, nbytes)
+            self._add(dst, r, Op.RECV, asked, end, src, nbytes)
+
+    def operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
+        """One operation of one rank, of any kind."""
+        seq = int(self._seq[rank])
+        self._seq[rank] += 1
+        self._put(rank, seq, op, begin, end, fields)
+
+    def _add(
+        self, rank: int, seq: int, op: Op, begin: float, end: float, peer: int, nbytes: int
+    ) -> None:
+        shape = (nbytes // self._itemsize,)
+        fields = {"peer": peer, "nbytes": nbytes, "shape": shape, "tag": 0,
+                  "dtype": _DTYPES[self._itemsize]}  # fmt: skip
+        self._put(rank, seq, op, begin, end, fields)
+
+    def _put(
+        self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]
+    ) -> None:
+        """Events as far as the rank lives."""
+        if begin < self._deaths[rank]:  # infinity is not: it never came so far
+            self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
+            if end < math.inf and end <= self._deaths[rank]:
+                self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
+
+    def trace(self, name: str, **meta: Any) -> Trace:
+        """What was written, as a trace."""
+        ranks = {
+            str(r): {"name": f"rank {r}", "role": "rank", "host": "none", "device": "simulated"}
+            for r in range(self.n)
+        }
+        ends = {
+            str(r): {"how": "died", "text": f"it was to fail at {at:g} s", "where": ""}
+            for r, at in enumerate(self._deaths.tolist()) if at < math.inf
+        }  # fmt: skip
+        about = {"name": name, "simulated": True, "world_size": self.n, "backend": "simulated",
+                 "ranks": ranks, "ends": ends}  # fmt: skip
+        return Trace(self.events, about | meta)

@@ -1,0 +1,183 @@
+"""The closed forms: what the papers say, what the simulator finds, and what nobody can beat."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distkit.algorithms import schedules
+from distkit.algorithms.catalogue import ALL_REDUCES
+from distkit.simulation import Link, Network, Workload, cost, finish_times, place
+from distkit.simulation.fitting import fit, regimes
+from distkit.simulation.published.workloads import inception_v3
+from distkit.simulation.training import steps
+
+LINKS = st.builds(
+    Link, st.floats(0, 1e-3), st.floats(1e-11, 1e-7),
+    st.just(0.0) | st.floats(0, 1e-11),  # adding is not slower than sending
+)  # fmt: skip
+SWITCHED = st.builds(
+    Link, st.floats(0, 1e-3), st.floats(1e-11, 1e-7),
+    switches=st.just(((4096.0, 3e-4, 2e-10), (1e6, 1e-3, 1e-10))),
+)  # fmt: skip
+
+
+def whole(n: int) -> int:
+    """Bytes that divide into the chunks of every algorithm on n ranks."""
+    return 4 * n * -(-n // 2) * 2 ** n.bit_length() * 8
+
+
+@pytest.mark.parametrize("name", sorted(set(cost.ALL_REDUCES) - {"double_tree"}))
+@settings(max_examples=30)
+@given(n=st.integers(1, 33), link=LINKS | SWITCHED, times=st.integers(1, 1000))
+def test_a_form_is_what_the_simulator_finds(name: str, n: int, link: Link, times: int) -> None:
+    options = {"devices_per_host": schedules.columns(n)} if name == "torus" else {}
+    nbytes = whole(n) * times
+    simulated = finish_times(name, n, nbytes, Network(link)).max()
+    form = cost.all_reduce(name, n, nbytes, link, **options)
+    assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18)
+
+
+@settings(max_examples=30)
+@given(n=st.integers(2, 64), link=LINKS)
+def test_the_double_trees_form_is_near(n: int, link: Link) -> None:
+    simulated = finish_times("double_tree", n, whole(n), Network(link)).max()
+    assert 0.3 < simulated / cost.double_tree(n, whole(n), link) < 1.34
+
+
+def test_every_all_reduce_has_a_form() -> None:
+    assert set(cost.ALL_REDUCES) == {n for n, a in ALL_REDUCES.items() if a.schedule is not None}
+
+
+@pytest.mark.parametrize("name", cost.ALL_REDUCES)
+@settings(max_examples=20)
+@given(n=st.integers(1, 70), link=LINKS, units=st.integers(0, 50))
+def test_nobody_beats_the_lower_bound(name: str, n: int, link: Link, units: int) -> None:
+    nbytes = whole(n) * units
+    simulated = finish_times(name, n, nbytes, Network(link)).max()
+    assert simulated >= cost.lower_bound(n, nbytes, link) * (1 - 1e-9)
+
+
+def test_a_rings_latency_grows_by_twice_a_hop_for_each_rank() -> None:
+    """Eight bytes on p3dn took 163.4, 319.4 and 631.3 µs on 2, 4 and 8 nodes."""
+    hop = Link(alpha=78.0 / 2 * 1e-6, beta=0)
+    took = 85.4e-6 + cost.ring([2, 4, 8], 8, hop)
+    assert took * 1e6 == pytest.approx([163.4, 319.4, 631.4], abs=1e-6)
+
+
+def test_forms_take_arrays() -> None:
+    n, nbytes = np.array([[2], [4], [7]]), np.array([1e3, 1e6])
+    for name, times in cost.table(n, nbytes, Link(1e-6, 1e-9, 1e-10)).items():
+        assert times.shape == (3, 2)
+        assert times[2, 1] == cost.all_reduce(name, 7, 1e6, Link(1e-6, 1e-9, 1e-10))
+
+
+def test_crossovers_are_where_two_cost_the_same() -> None:
+    link = Link(1e-5, 1e-9, 1e-10)
+    found = cost.crossovers(16, link)
+    assert len(found) > 1
+    for (_, before), (nbytes, after) in pairwise(found):
+        times = [cost.all_reduce(name, 16, nbytes, link) for name in (before, after)]
+        assert times[0] == pytest.approx(times[1], rel=1e-3)
+
+
+@given(st.integers(2, 500), st.floats(1, 1e9))
+def test_byteps_has_all_reduce_and_the_parameter_server_at_its_ends(n: int, nbytes: float) -> None:
+    wire = Link(0, 1e-9)
+    assert cost.byteps(n, 0, nbytes, 1e-9) == pytest.approx(cost.ring(n, nbytes, wire))
+    assert cost.byteps(n, n, nbytes, 1e-9) == pytest.approx(nbytes * 1e-9)
+    between = cost.byteps(n, np.arange(n + 1), nbytes, 1e-9)
+    assert (np.diff(between) <= 1e-12).all()  # each CPU machine helps
+
+
+def test_a_tensor_that_is_not_split_bounds_the_parameter_server() -> None:
+    link, sizes = Link(0, 1e-9), inception_v3()
+    whole_model, largest = sum(sizes), max(sizes)
+    split = cost.parameter_server(128, [16, 116], whole_model, link)
+    kept = cost.parameter_server(128, [16, 116], whole_model, link, largest=largest)
+    assert split[1] < split[0] / 7  # more servers, less to do for each …
+    assert kept[1] == kept[0] * largest / max(whole_model / 16, largest)  # … but for the largest
+    assert place(sizes, 116).max() == largest
+
+
+@given(
+    sync=st.floats(0.001, 10), compute=st.floats(0.01, 10), buckets=st.integers(1, 16),
+    n=st.integers(2, 8),
+)  # fmt: skip
+def test_overlap_hides_what_the_form_says(
+    sync: float, compute: float, buckets: int, n: int
+) -> None:
+    """Steps that are simulated bucket by bucket: a ring that takes ``sync`` for all of them."""
+    nbytes = 4 * n * buckets * 1000
+    link = Link(0, sync / (2 * (n - 1) / n * nbytes))
+    work = Workload.even(compute, nbytes, buckets)
+    (step,) = steps(n, work, Network(link))
+    exposed = cost.exposed(sync, work.backward, buckets)
+    assert step.end.max() == pytest.approx(compute + exposed, rel=1e-9)
+
+
+def test_break_even_is_where_speedup_is_one() -> None:
+    n = cost.break_even(compute=2.0, sync=6.0)
+    assert (n, cost.speedup(n, 2.0, 6.0)) == (4.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: cost.ring(0, 8, Link(1, 1)), "0 ranks: give 1"),
+        (lambda: cost.ring(4, -8, Link(1, 1)), "-8 bytes: give 0"),
+        (lambda: cost.ring(math.nan, 8, Link(1, 1)), "nan ranks"),
+        (lambda: cost.all_reduce("circle", 4, 8, Link(1, 1)), "no form of 'circle': choose from"),
+        (lambda: cost.byteps(4, 5, 8, 1.0), "give as many at most"),
+        (lambda: cost.parameter_server(4, 0, 8, Link(1, 1)), "0 servers"),
+        (lambda: cost.exposed(1, 1, 0), "0 buckets"),
+        (lambda: Link(-1e-6, 1e-9), "alpha is -1e-06"),
+        (lambda: Link(0, math.inf), "beta is inf"),
+        (lambda: Link.of(1e-6, -1e9), "bandwidth of -1000000000.0"),
+        (lambda: Link.of(1e-6, 0), "bandwidth of 0"),
+        (lambda: Link(0, 0, switches=((2.0, 0, 0), (1.0, 0, 0))), "rising order"),
+        (lambda: Link(0, 0, switches=((2.0, 0, -1),)), "beta of switch 0"),
+        (lambda: fit({4: [1.0]}), "two sizes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()  # type: ignore[operator]
+
+
+# -- fitting --------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, derandomize=True)
+@given(st.floats(1e-6, 1e-3), st.floats(1e-10, 1e-8), st.integers(0, 2**32 - 1))
+def test_a_line_is_found_in_noise(alpha: float, beta: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [4, 2**10, 2**14, 2**17, 2**20, 2**23]
+    noisy = {m: ((alpha + beta * m) * rng.uniform(0.98, 1.02, 9)).tolist() for m in sizes}
+    found = fit(noisy, {m: [m * 1e-11] * 9 for m in sizes})
+    assert found.link.alpha == pytest.approx(alpha, rel=0.1)
+    assert found.last_beta == pytest.approx(beta, rel=0.25)
+    assert found.link.gamma == pytest.approx(1e-11)
+    assert found.alpha[0] <= found.link.alpha <= found.alpha[1]
+
+
+def test_protocols_are_told_apart() -> None:
+    sizes = np.array([8.0, 64, 512, 4096, 2**16, 2**18, 2**20, 2**22])
+    truth = Link(1e-6, 2e-9, switches=((4096.0, 4e-5, 1e-10),))
+    times = truth.seconds(sizes)
+    assert regimes(sizes, times) == [0, 4]
+    found = fit({int(m): [t] * 5 for m, t in zip(sizes, times, strict=True)})
+    assert found.link.switches[0] == pytest.approx((4096.0, 4e-5, 1e-10))
+    assert found.error == pytest.approx(0, abs=1e-6)
+
+
+def test_no_line_goes_below_zero() -> None:
+    falling = fit({4: [5e-5], 1000: [4e-5], 100_000: [3e-5]})
+    assert (falling.link.beta, falling.link.alpha > 0) == (0.0, True)
+    convex = fit({1000: [1e-9], 2000: [1e-8], 100_000: [1e-3]})
+    assert convex.link.alpha == 0.0

@@ -1,0 +1,71 @@
+"""Published tables: the scores, which rows count, and a model that is worth its constants."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, pairwise
+
+import pytest
+
+from distkit.bench import published as bench
+from distkit.simulation.published import collectives, rows, serving, tables, training
+from distkit.simulation.published.rows import Row
+
+ALL = {"collectives": collectives.rows(), "training": training.rows(), "serving": serving.rows()}
+
+
+def test_the_scores() -> None:
+    assert rows.geomean(ALL["collectives"]) < 0.08
+    assert rows.median_error(ALL["training"]) < 0.05
+    assert abs(rows.worst(ALL["training"]).error) < 0.12
+    assert rows.median_error(ALL["serving"]) < 0.10
+
+
+@pytest.mark.parametrize("name", ["training", "serving"])
+def test_perfect_scaling_is_a_worse_model(name: str) -> None:
+    assert rows.median_error(ALL[name]) < 0.5 * rows.naive_error(ALL[name])
+
+
+def test_most_rows_are_not_fitted() -> None:
+    every = list(chain.from_iterable(ALL.values()))
+    assert len(rows.scored(every)) > len(every) / 2
+    assert all(len(rows.scored(table)) > 5 for table in ALL.values())
+
+
+def test_fitted_rows_are_met() -> None:
+    for row in chain.from_iterable(ALL.values()):
+        if row.fitted:
+            assert row.error == pytest.approx(0, abs=1e-6), row
+
+
+def test_each_number_is_there_once() -> None:
+    every = [(row.table, row.case) for row in chain.from_iterable(ALL.values())]
+    assert len(every) == len(set(every))
+    assert len(tables.A100) + len(tables.H200) + len(tables.P3DN) + len(tables.ROCE) + 4 == len(
+        ALL["collectives"]
+    )
+
+
+def test_the_knee_of_whole_tensors_comes_after_64_workers() -> None:
+    predicted = [row for row in ALL["serving"] if row.table.startswith("Piz Daint")]
+    efficiency = [row.predicted / row.naive for row in predicted]
+    falls = [a - b for a, b in pairwise(efficiency)]
+    assert falls.index(max(falls)) == len(falls) - 1
+
+
+def test_only_scored_rows_count() -> None:
+    hit, miss = Row("", "", "s", 1.0, 1.1), Row("", "", "s", 1.0, 9.0, fitted=True)
+    assert rows.median_error([hit, miss]) == pytest.approx(0.1)
+    assert rows.geomean([hit, miss]) == pytest.approx(0.1)
+    assert rows.worst([hit, miss]) is hit
+
+
+def test_the_benchmark_says_it_all() -> None:
+    said: list[str] = []
+    figures, details = bench.measure(1, said.append)
+    assert [f.reached for f in figures] == ["aim"] * 3
+    assert sum("fitted" in line for line in said) == sum(
+        row["fitted"] for name in ("collectives", "training", "parameter server")
+        for row in details[name]
+    )  # fmt: skip
+    assert json.loads(json.dumps(details))["not predicted"]

@@ -1,0 +1,365 @@
+"""The simulator: networks by hand, late and dead ranks, traces like recorded ones, whole steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distkit as dk
+from distkit.algorithms.catalogue import ALL_REDUCES
+from distkit.algorithms.rounds import Round, traffic
+from distkit.events import Op, Trace
+from distkit.simulation import (
+    Link,
+    Network,
+    Stragglers,
+    Workload,
+    constant,
+    data_parallel,
+    exponential,
+    finish_times,
+    lognormal,
+    parameter_server,
+    pipeline,
+    simulate,
+)
+from distkit.simulation.network import shared
+from distkit.simulation.simulator import matchings
+from distkit.simulation.training import ORDERS, steps
+from distkit.views import Stage, Timeline
+
+NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))
+FREE = Link(0, 0)
+ONE = Link(alpha=0, beta=1)
+
+
+# -- a simulated trace is a trace -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL_REDUCES)
+def test_a_trace_has_the_schedules_messages(name: str) -> None:
+    n, nbytes = 6, 4 * 1000
+    algorithm = ALL_REDUCES[name]
+    trace = simulate(name, n, nbytes, NET)
+    messages, sent = traffic(algorithm.schedule(n), n, nbytes, algorithm.chunks(n), itemsize=4)
+    found = Counter(m.src for m in trace.messages)
+    assert [found[r] for r in range(n)] == messages.tolist()
+    assert [sum(m.nbytes for m in trace.messages if m.src == r) for r in range(n)] == sent.tolist()
+    assert all(m.send and m.recv and m.received > m.sent for m in trace.messages)
+    assert trace.meta["simulated"] is True
+    adding = NET.link.gamma * nbytes  # what comes after the last message leaves no event
+    last = finish_times(name, n, nbytes, NET).max()
+    assert last - adding * n <= trace.events[-1].time <= last
+    assert not trace.diagnose()
+
+
+def test_views_draw_a_simulated_trace_as_any_other() -> None:
+    trace = simulate("ring", 4, 4096, NET)
+    for view in (Timeline(trace), Stage(trace)):
+        bundle = view._repr_mimebundle_()
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        assert "<svg" in data["image/svg+xml"]
+
+
+def test_the_stage_recognises_a_simulated_ring() -> None:
+    from distkit.views.rings import find_rings
+
+    assert len(find_rings(simulate("ring", 5, 4 * 50, NET))) == 1
+
+
+def test_a_trace_can_be_saved_and_loaded(tmp_path) -> None:
+    trace = simulate("tree", 5, 400, NET)
+    again = Trace.load(trace.save(tmp_path / "tree.trace"))
+    assert (again.events, again.meta["simulated"]) == (trace.events, True)
+
+
+@given(n=st.integers(1, 20), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_the_quick_path_finds_the_same_times(n: int, seed: int) -> None:
+    late = Stragglers(slow={0: 3.0}, jitter=exponential(1e-5))
+    quick = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
+    again = finish_times("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
+    assert (quick == again).all()
+    trace = simulate("halving_doubling", n, 4096, NET, stragglers=late, seed=seed)
+    assert trace.seconds <= quick.max() + 1e-12
+    assert n == 1 or trace.seconds > 0
+
+
+# -- the rules ----------------------------------------------------------------------------------
+
+
+def test_a_rank_sends_one_message_and_receives_one_at_a_time() -> None:
+    def star(n: int) -> list[Round]:
+        others, root = np.arange(1, n), np.zeros(n - 1, int)
+        return [Round(others, root, root, reduce=False), Round(root, others, root, reduce=False)]
+
+    assert finish_times(star, 5, 4, Network(ONE), chunks=1).max() == 2 * 4 * 4
+
+
+def test_a_transfer_waits_for_both_ends() -> None:
+    def one(n: int) -> list[Round]:
+        zero = np.array([0])
+        return [Round(zero, zero + 1, zero, reduce=False)]
+
+    for start in ([5.0, 0.0, 0.0], [0.0, 5.0, 0.0]):
+        assert finish_times(one, 3, 4, Network(ONE), start=start, chunks=1).tolist() == [9, 9, 0]
+
+
+@given(st.integers(2, 12), st.integers(0, 10_000))
+def test_matchings_hold_every_transfer_once(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    src = rng.integers(n, size=3 * n)
+    dst = (src + rng.integers(1, n, size=3 * n)) % n
+    parts = [np.arange(3 * n)[part] for part in matchings(src, dst, n)]
+    assert sorted(np.concatenate(parts)) == list(range(3 * n))
+    for part in parts:
+        assert len(set(src[part])) == len(set(dst[part])) == len(part)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 13])
+def test_an_exchange_of_all_with_all_needs_no_more_parts_than_partners(n: int) -> None:
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    assert len(list(matchings(src, dst, n))) == n - 1
+
+
+# -- networks -----------------------------------------------------------------------------------
+
+
+def test_a_hosts_card_is_shared() -> None:
+    inside, between = Link(0, 1), Link(0, 10)
+    src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two leave host 0, one stays
+    one = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
+    assert one.tolist() == [140, 140, 7]
+    two = Network.hosts(2, 4, inside, between, nics=2).seconds(src, dst, [7, 7, 7])
+    assert two.tolist() == [70, 70, 7]
+
+
+def test_directions_are_not_shared() -> None:
+    net = Network.hosts(2, 1, ONE, ONE)
+    assert net.seconds([0, 1], [1, 0], [9, 9]).tolist() == [9, 9]
+
+
+@pytest.mark.parametrize(("oversubscription", "took"), [(1, 6), (2, 12), (4, 24), (0.5, 6)])
+def test_an_uplink_is_oversubscribed(oversubscription: float, took: float) -> None:
+    net = Network.tree(2, 4, ONE, oversubscription=oversubscription)
+    r = np.arange(8)
+    assert net.seconds(r, (r + 4) % 8, np.full(8, 6)).tolist() == [took] * 8
+    assert net.seconds([0], [4], [6]).tolist() == [max(6, 6 * oversubscription / 4)]
+    assert net.seconds([0], [3], [6]).tolist() == [6]
+
+
+def test_a_torus_goes_the_short_way_and_shares_cables() -> None:
+    net = Network.torus((4, 4), Link(alpha=1, beta=10))
+    assert net.seconds([0, 0, 0], [1, 3, 5], [0, 0, 0]).tolist() == [1, 1, 2]
+    r = np.arange(16)
+    neighbours = net.seconds(r, r // 4 * 4 + (r + 1) % 4, np.full(16, 2))
+    assert neighbours.tolist() == [21] * 16
+    opposite = net.seconds(r, r // 4 * 4 + (r + 2) % 4, np.full(16, 2))
+    assert opposite.tolist() == [2 + 40] * 16  # each cable carries two
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
+def test_sharing_is_fair(transfers: list[tuple[int, int]]) -> None:
+    resource, m = (np.array(column) for column in zip(*transfers, strict=True))
+    done = shared(resource, m.astype(float))
+    for i, (mine, size) in enumerate(transfers):
+        assert done[i] == sum(min(size, other) for r, other in transfers if r == mine)
+
+
+def test_the_hierarchical_algorithm_suits_hosts() -> None:
+    """With one card for eight devices, a flat ring's hop over it is the slowest of each round."""
+    net = Network.hosts(4, 8, Link.of(1e-6, 100e9), Link.of(20e-6, 10e9))
+    times = {name: finish_times(name, 32, 64, net).max() for name in ("ring", "tree")}
+    torus = finish_times("torus", 32, 64, net, devices_per_host=8).max()
+    assert torus < times["ring"]
+    assert times["tree"] < times["ring"]
+
+
+# -- stragglers and failures ----------------------------------------------------------------------
+
+
+def test_one_slow_rank_slows_the_whole_ring() -> None:
+    normal = finish_times("ring", 8, 8000, NET).max()
+    slow = finish_times("ring", 8, 8000, NET, stragglers=Stragglers(slow={5: 3.0})).max()
+    assert 2.5 * normal < slow <= 3 * normal
+
+
+def test_jitter_delays_and_a_seed_repeats_it() -> None:
+    late = Stragglers(jitter=lognormal(1e-5, 1.0))
+    first, again, other = (
+        finish_times("ring", 8, 8000, NET, stragglers=late, seed=s).max() for s in (1, 1, 2)
+    )
+    assert first == again != other
+    assert first > finish_times("ring", 8, 8000, NET).max()
+
+
+def test_who_needs_a_dead_rank_waits_for_ever() -> None:
+    gone = Stragglers(fails={2: 1.5e-5})
+    assert np.isinf(finish_times("ring", 4, 4000, NET, stragglers=gone)).all()
+    trace = simulate("ring", 4, 4000, NET, stragglers=gone)
+    assert max(e.time for e in trace.by_rank[2]) <= 1.5e-5
+    assert 2 in {rank for finding in trace.diagnose() for rank in finding.culprits}
+
+
+def test_a_simulated_run_ends_for_those_who_need_nobody_dead() -> None:
+    gone = Stragglers(fails={7: 0.0})  # a leaf of the broadcast's tree, below rank 6
+    times = finish_times("broadcast", 8, 4, NET, stragglers=gone)
+    assert np.isfinite(times[:6]).all()
+    assert np.isinf(times[6:]).all()
+
+
+# -- whole steps ---------------------------------------------------------------------------
+
+
+def test_a_data_parallel_step_leaves_what_ddp_leaves() -> None:
+    work = Workload(forward=1.0, backward=2.0, buckets=[4000, 4000], update=0.5)
+    trace = data_parallel(3, work, NET, count=2)
+    assert Counter(s.label for s in trace.spans if s.rank == 1) == {
+        "forward": 2, "backward": 2, "gradients": 4, "update": 2}  # fmt: skip
+    reduces = [s for s in trace.spans if s.op is Op.ALL_REDUCE]
+    assert len({trace.matches[s.rank, s.seq] for s in reduces}) == 4
+    assert trace.seconds == pytest.approx(7.0, abs=1e-3)
+    assert reduces[0].start == pytest.approx(2.0)
+
+
+def test_the_slowest_rank_sets_the_pace() -> None:
+    """Exponential times of mean µ on P ranks: a synchronous step lasts µ·H_P on average."""
+    work = Workload(forward=0.0, backward=0.0, buckets=[4])
+    *_, last = steps(10, work, Network(FREE), count=2000, delay=exponential(1.0), seed=7)
+    assert last.end.max() / 2000 == pytest.approx(harmonic(10), rel=0.05)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(stages=st.integers(1, 6), microbatches=st.integers(1, 9))
+@settings(max_examples=25)
+def test_a_pipelines_bubble(order: str, stages: int, microbatches: int) -> None:
+    trace = pipeline(stages, microbatches, 1.0, 2.0, 0, Network(FREE), order=order)
+    assert trace.seconds == pytest.approx(3 * (microbatches + stages - 1))
+    assert len(trace.messages) == 2 * (stages - 1) * microbatches
+    assert all(m.sent is not None and m.received is not None for m in trace.messages)
+
+
+def test_one_f_one_b_holds_fewer_activations() -> None:
+    def held(order: str) -> int:
+        worst = now = 0
+        for what, _ in ORDERS[order](0, 4, 16):
+            now += 1 if what == "F" else -1
+            worst = max(worst, now)
+        return worst
+
+    assert (held("gpipe"), held("1f1b")) == (16, 4)
+
+
+def harmonic(n: int) -> float:
+    return sum(1 / i for i in range(1, n + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, harmonic(10)),  # waits for all
+        ({"backups": 3}, harmonic(10) - harmonic(3)),  # for the first seven
+        ({"staleness": math.inf}, 1.0),  # for nobody: ten gradients in the mean time of one
+    ],
+)
+def test_stragglers_at_a_parameter_server(options: dict, expected: float) -> None:
+    run = parameter_server(10, [4], 1, FREE, exponential(1.0), steps=4000, record=False, seed=3,
+                           **options)  # fmt: skip
+    tail = 0.1 if options.get("staleness") else 0.03  # the last worker's end is late
+    assert run.seconds / 4000 == pytest.approx(expected, rel=tail)
+
+
+def test_waiting_falls_with_staleness() -> None:
+    waits = [parameter_server(8, [4], 1, FREE, exponential(1.0), steps=200, staleness=s,
+                              record=False).waited.sum() for s in (0, 1, 2, 4, 8, math.inf)]
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] == 0
+
+
+def test_staleness_is_bounded_in_steps_and_about_all_others_when_not() -> None:
+    free = parameter_server(8, [4], 1, FREE, exponential(1.0), steps=500, staleness=math.inf,
+                            record=False)  # fmt: skip
+    assert np.mean(free.staleness) == pytest.approx(7, abs=0.5)
+    together = parameter_server(8, [4], 1, FREE, exponential(1.0), steps=50, record=False)
+    assert set(together.staleness) == {0}
+    bound = parameter_server(8, [4], 1, FREE, exponential(1.0), steps=500, staleness=2,
+                             record=False)  # fmt: skip
+    assert max(bound.staleness) <= 7 * (2 * 2 + 1)
+
+
+def test_a_few_backups_pay_and_too_many_do_not() -> None:
+    """The shape of Chen et al.: the best is inside, since each backup's work is thrown away."""
+
+    def gain(backups: int) -> float:
+        run = parameter_server(50, [4], 1, FREE, lognormal(1.5, 0.2), steps=300, record=False,
+                               backups=backups, seed=1)  # fmt: skip
+        return (50 - backups) / run.seconds
+
+    gains = [gain(b) for b in (0, 3, 45)]
+    assert gains[1] > gains[0] > gains[2]
+
+
+def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
+    load, workers, servers = 1000, 12, 4
+    run = parameter_server(workers, [load] * servers, servers, ONE, 0.0, record=False)
+    once = workers * load  # each server sends so much, and takes as much, both at a time
+    assert once + load * servers <= run.seconds <= 2 * once + load * servers
+
+
+def test_a_served_trace_has_both_ends_of_every_request() -> None:
+    run = parameter_server(3, [400, 400], 2, Link(1e-5, 1e-9), constant(1e-3), steps=2)
+    messages = Counter(str(m.op) for m in run.trace.messages)
+    assert messages == {"push": 24, "pull": 24}  # there and back, 3 workers, 2 servers, 2 steps
+    assert [run.trace.meta["ranks"][str(r)]["role"] for r in range(5)] == (
+        ["worker"] * 3 + ["server"] * 2
+    )
+    assert Timeline(run.trace) is not None
+    updates = [s.label for s in run.trace.spans if s.rank == 3 and s.op is Op.MARK]
+    assert updates == ["update shard0 → v1 ← 0, 1, 2", "update shard0 → v2 ← 0, 1, 2"]
+
+
+# -- what makes no sense -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: simulate("ring", 0, 4, NET), "0 ranks: there must be at least one"),
+        (lambda: simulate("ring", -1, 4, NET), "-1 ranks"),
+        (lambda: simulate("circle", 4, 4, NET), "no algorithm 'circle': choose from .*ring"),
+        (lambda: simulate("ring", 4, 6, NET), "6 bytes are not whole elements of 4"),
+        (lambda: simulate("ring", 4, -4, NET), "-4 bytes"),
+        (lambda: simulate("ring", 4, 4, NET, itemsize=3), "elements of 3 bytes"),
+        (lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)), "4 ranks on .* of 6"),
+        (lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)), "a network of 4"),
+        (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})), "no rank 4"),
+        (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(fails={-1: 0})), "no rank -1"),
+        (lambda: simulate("ring", 1024, 4096, NET), "take finish_times"),
+        (lambda: Network.hosts(0, 4, ONE, ONE), "hosts = 0"),
+        (lambda: Network.torus((2, 0), ONE), "dimension 1 = 0"),
+        (lambda: Network.tree(2, 2, ONE, oversubscription=-1), "oversubscription = -1"),
+        (lambda: Stragglers(slow={0: 0.0}), "rank 0 is 0.0 times as slow"),
+        (lambda: Stragglers(fails={0: -1.0}), "failure of rank 0 of -1.0"),
+        (lambda: exponential(-1.0), "mean of -1.0"),
+        (lambda: Workload(1.0, -1.0, [4]), "not negative"),
+        (lambda: pipeline(2, 0, 1, 1, 0, NET), "at least one micro-batch"),
+        (lambda: pipeline(2, 1, 1, 1, 0, NET, order="zigzag"), "one of gpipe, 1f1b"),
+        (lambda: parameter_server(0, [4], 1, ONE, 1.0), "0 workers"),
+        (lambda: parameter_server(2, [4], 0, ONE, 1.0), "0 servers"),
+        (lambda: parameter_server(2, [4], 1, ONE, 1.0, backups=2), "2 backups of 2 workers"),
+        (lambda: parameter_server(3, [4], 1, ONE, 1.0, backups=1, staleness=1), "staleness=0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()  # type: ignore[operator]
+
+
+def test_the_public_face() -> None:
+    trace = dk.simulate("ring", 4, 4000, dk.Network.flat(dk.Link.of(1e-5, 1e9)))
+    assert trace.seconds == pytest.approx(dk.cost.ring(4, 4000, dk.Link.of(1e-5, 1e9)))

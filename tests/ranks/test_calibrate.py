@@ -1,0 +1,91 @@
+"""Calibration on real ranks: what it finds is a network like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distkit as dk
+from distkit.bench.simulate import predicted
+from distkit.simulation import Measured, compare, cost
+
+SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)
+
+
+class Forked:
+    """A cluster of forked ranks, as far as calibration needs one."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def submit(self, fn: Any, *args: Any) -> Any:
+        return dk.run_ranks(fn, self.n, *args, record=False)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def machine(request: pytest.FixtureRequest) -> Measured:
+    return dk.calibrate(Forked(request.param), sizes=SIZES, batches=3)
+
+
+def test_it_finds_links_and_how_sure_they_are(machine: Measured) -> None:
+    for count in {1, machine.n}:
+        found = machine.fit(count)
+        assert 0 <= found.alpha[0] <= found.alpha[1]
+        assert 0 <= found.beta[0] <= found.beta[1]
+        assert 0 < found.last_beta < 1e-6
+    assert machine.link.gamma > 0
+    assert 0 <= machine.calling(1024) < 1
+    assert "alone" in repr(machine)
+
+
+def test_it_is_a_network_to_simulate_on(machine: Measured) -> None:
+    n = machine.n
+    times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 20)]
+    assert 0 < times[0] < times[1]
+    trace = dk.simulate("tree", n, 4096, machine)
+    assert len(trace.messages) == 2 * (n - 1)
+    with pytest.raises(ValueError, match=f"5 ranks on .* of {n}"):
+        dk.simulate("ring", 5, 4, machine)
+    with pytest.raises(ValueError, match="17 at once was not measured"):
+        machine.fit(17)
+
+
+def test_it_interpolates_what_was_measured(machine: Measured) -> None:
+    for count, at in machine.moves.items():
+        for nbytes, batches in at.items():
+            took = machine.seconds(np.zeros(count), np.zeros(count), np.full(count, nbytes))
+            assert took == pytest.approx([np.quantile(batches, 0.25)] * count)
+
+
+def test_the_comparison_is_drawn(machine: Measured) -> None:
+    measured = {"ring": {1 << 10: 1e-3, 1 << 20: 2e-3}}
+    figure = compare(machine.n, machine, measured=measured)
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["ring", "lower bound"]
+    every = compare(machine.n, machine).axes[0].get_legend().get_texts()
+    assert len(every) == len(cost.ALL_REDUCES) + 1
+
+
+def test_the_benchmark_predicts_every_algorithm() -> None:
+    rows = predicted(2, [1 << 10], 1)
+    assert {row["algorithm"] for row in rows} == set(cost.ALL_REDUCES)
+    assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows)
+
+
+def test_a_cluster_can_be_calibrated() -> None:
+    with dk.Cluster(2) as cluster:
+        assert dk.calibrate(cluster, sizes=[4, 1024, 65536], batches=1).n == 2
+
+
+@pytest.mark.parametrize("sizes", [[], [4], [8, 4], [0, 4]])
+def test_sizes_that_make_no_sense_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="two sizes or more in rising order"):
+        dk.calibrate(Forked(2), sizes=sizes)
+
+
+def test_one_rank_has_nobody_to_send_to() -> None:
+    with pytest.raises(ValueError, match="nobody to send to"):
+        dk.calibrate(Forked(1), sizes=SIZES, batches=1)
