@@ -18,9 +18,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit import demos, hangs, kvstore
+    from distkit import algorithms, demos, hangs, kvstore, simulation
+    from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.collectives import ring_all_reduce
     from distkit.algorithms.sgd import shard, sync_initial_weights, sync_sgd_step
+    from distkit.algorithms.shared_memory import shared_memory_all_reduce
+    from distkit.algorithms.use import ddp_hook, use_algorithm
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.local import run_ranks
     from distkit.cluster.run import Run
@@ -43,11 +46,15 @@ if TYPE_CHECKING:
         TraceFileError,
     )
     from distkit.events import Event, Message, Op, Span, State, Summary, Trace
+    from distkit.exercises import check, hint, solution
+    from distkit.experiments import Experiment
+    from distkit.simulation import Link, Network, calibrate, cost, simulate
     from distkit.trace.findings import Finding
     from distkit.trace.gradients import watch_gradients
+    from distkit.trace.progress import progress
     from distkit.trace.recorder import mark
     from distkit.trace.trouble import trouble
-    from distkit.views import Gradients, Stage, Tensors, Timeline
+    from distkit.views import Compare, Gradients, Servers, Stage, Tensors, Timeline
 
 __version__ = "0.1.0"
 
@@ -63,10 +70,20 @@ _HOMES = {
     "distkit.trace.findings": ["Finding"],
     "distkit.trace.recorder": ["mark"],
     "distkit.trace.gradients": ["watch_gradients"],
-    "distkit.views": ["Gradients", "Stage", "Tensors", "Timeline"],
+    "distkit.trace.progress": ["progress"],
+    "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
+    # controls that start runs
+    "distkit.experiments": ["Experiment"],
     # all-reduce and synchronous SGD
     "distkit.algorithms.collectives": ["ring_all_reduce"],
+    "distkit.algorithms.all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],
+    "distkit.algorithms.shared_memory": ["shared_memory_all_reduce"],
+    "distkit.algorithms.use": ["ddp_hook", "use_algorithm"],
     "distkit.algorithms.sgd": ["shard", "sync_initial_weights", "sync_sgd_step"],
+    # how long it would take
+    "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
+    # your turn
+    "distkit.exercises": ["check", "hint", "solution"],
     # what can go wrong
     "distkit.trace.trouble": ["trouble"],
     "distkit.errors": [
@@ -75,15 +92,19 @@ _HOMES = {
         "StartError", "StepError", "StoppedError", "TraceFileError",
     ],
 }  # fmt: skip
-_MODULES = ["demos", "hangs", "kvstore"]
+_MODULES = ["algorithms", "demos", "hangs", "kvstore", "simulation"]
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022
     "Cluster", "run_ranks", "Run", "Stepper",
     "Event", "Message", "Op", "Span", "State", "Summary", "Trace", "Finding", "mark",
-    "Gradients", "Stage", "Tensors", "Timeline", "watch_gradients",
-    "ring_all_reduce", "shard", "sync_initial_weights", "sync_sgd_step", "kvstore", "demos",
-    "trouble", "hangs",
+    "Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline", "watch_gradients",
+    "Experiment", "progress",
+    "algorithms", "ring_all_reduce", "tree_all_reduce", "halving_doubling_all_reduce",
+    "shared_memory_all_reduce", "use_algorithm", "ddp_hook",
+    "shard", "sync_initial_weights", "sync_sgd_step", "kvstore", "demos",
+    "simulation", "simulate", "calibrate", "cost", "Link", "Network",
+    "check", "hint", "solution", "trouble", "hangs",
     "ClusterError", "CommunicationWarning", "DeadlockError", "DistkitError", "KVStoreError",
     "NotPicklableError", "RankDied", "RankError", "RunError", "RunInterrupted", "RunStopped",
     "StartError", "StepError", "StoppedError", "TraceFileError",

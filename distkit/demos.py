@@ -210,11 +210,11 @@ class Demo:
     def __repr__(self) -> str:
         return "\n".join([self.title, *("  " + line for line in self.lines)])
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from distkit.views import Timeline
 
         print(self)
-        return Timeline(next(iter(self.traces.values())))._repr_mimebundle_(**kwargs)
+        Timeline(next(iter(self.traces.values())))._ipython_display_()
 
 
 def p2p(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:

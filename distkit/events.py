@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
+    from distkit.table import Table
     from distkit.trace.findings import Finding
 
 __all__ = ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"]
@@ -201,13 +202,25 @@ class Trace(Sequence[Event]):
     [(0, 1, 4)]
     """
 
-    events: tuple[Event, ...] = ()
+    events: Sequence[Event] = ()
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __init__(self, events: Iterable[Event] = (), meta: dict[str, Any] | None = None) -> None:
         ordered = sorted(events, key=lambda e: (e.time, e.rank, e.seq))
         object.__setattr__(self, "events", tuple(ordered))
         object.__setattr__(self, "meta", dict(meta or {}))
+
+    @classmethod
+    def of(cls, table: Table, meta: dict[str, Any] | None = None) -> Trace:
+        """A trace whose events are made when somebody looks at them.
+
+        Args:
+            table: the events in columns, in the order of time.
+            meta: as above.
+        """
+        trace = cls((), meta)
+        trace.__dict__.update(events=table, table=table)
+        return trace
 
     def __len__(self) -> int:
         return len(self.events)
@@ -251,6 +264,13 @@ class Trace(Sequence[Event]):
     def seconds(self) -> float:
         """Seconds from the first event to the last."""
         return self.events[-1].time - self.start if self.events else 0.0
+
+    @cached_property
+    def table(self) -> Table:
+        """The events in columns: an array per fact."""
+        from distkit.table import Table
+
+        return Table.of(self.events)
 
     @cached_property
     def by_rank(self) -> dict[int, list[Event]]:
@@ -326,7 +346,7 @@ class Trace(Sequence[Event]):
         """
         from distkit import tracefile
 
-        return cls(*tracefile.load(Path(path)))
+        return tracefile.load(Path(path))
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""
@@ -340,7 +360,7 @@ class Trace(Sequence[Event]):
 
         return to_html(self, path)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from distkit.views import Timeline
 
-        return Timeline(self)._repr_mimebundle_(**kwargs)
+        Timeline(self)._ipython_display_()

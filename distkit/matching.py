@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from distkit.events import COLLECTIVES, P2P, REQUESTS, Event, Message, Op, Span, State
 
@@ -18,11 +18,11 @@ def spans(events: Iterable[Event]) -> list[Span]:
     parts: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for e in events:
         parts[e.rank, e.seq].append(e)
-    return sorted(map(_span, parts.values()), key=lambda s: (s.start, s.rank, s.seq))
+    return sorted(map(span_of, parts.values()), key=lambda s: (s.start, s.rank, s.seq))
 
 
-def _span(events: list[Event]) -> Span:
-    """Fold the transitions of one operation into a span."""
+def span_of(events: Sequence[Event]) -> Span:
+    """Fold the transitions of one operation, in the order of time, into a span."""
     first, last = events[0], events[-1]
     started = next((e for e in events if e.state is State.STARTED), first)
     ended = last.state in (State.COMPLETED, State.FAILED)
@@ -32,7 +32,7 @@ def _span(events: list[Event]) -> Span:
         peer=last.peer if last.peer is not None else first.peer,
         group=first.group, nbytes=max(e.nbytes for e in events), shape=first.shape or last.shape,
         dtype=first.dtype or last.dtype, tag=last.tag if last.tag is not None else first.tag,
-        where=first.where, label=first.label, match=first.match or last.match,
+        where=first.where, label=first.label, match=first.match or last.match or None,
         before=started.summary or first.summary, after=last.summary if ended else None,
     )  # fmt: skip
 

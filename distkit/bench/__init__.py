@@ -12,7 +12,8 @@ from importlib import import_module
 from distkit.bench.figure import Report, machine
 
 #: The benchmarks, and how often each repeats its measurement by default.
-ALL = {"start": 5, "memory": 3, "tap": 40, "orphans": 20, "step": 100, "hang": 3, "views": 5}
+ALL = {"start": 5, "memory": 3, "tap": 40, "orphans": 20, "step": 100, "hang": 3, "views": 5,
+       "allreduce": 7, "kvstore": 5, "simulate": 5, "published": 1}  # fmt: skip
 
 
 def measure(names: Iterable[str], reps: int | None, say: Callable[[str], None]) -> Report:

@@ -137,10 +137,18 @@ def follow(run: Run) -> Run:
 
     from distkit.views import Timeline
 
-    live = Timeline(run)
-    handle = display(live, display_id=True)
+    display(Timeline(run))
     run._shown = True
-    try:
-        return run.wait()
-    finally:
-        handle.update(live)  # once more, with the picture that stays in the saved notebook
+    return run.wait()
+
+
+def show(run: Run) -> None:
+    """What a notebook shows for a run: its timeline, nothing twice in one cell."""
+    from IPython.display import display
+
+    from distkit.views import Timeline
+
+    if run._shown or (run.finished and not run._arrived):
+        display({"text/plain": repr(run)}, raw=True)
+    else:
+        display(Timeline(run if not run.finished else run.trace))

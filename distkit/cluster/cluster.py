@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typing import Any
 
 from distkit.cluster import card, limits
 from distkit.cluster.forkserver import server
-from distkit.cluster.notebook import in_notebook, shell
+from distkit.cluster.notebook import OfCells, cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.room import Room
@@ -23,7 +22,7 @@ from distkit.trace import trouble
 from distkit.trace.diagnosis import Finding
 
 _made: weakref.WeakSet[Cluster] = weakref.WeakSet()
-_by_cell: dict[object, weakref.ref[Cluster]] = {}
+_of_cells = OfCells(lambda cluster: cluster.stop())
 
 
 class Cluster:
@@ -60,19 +59,23 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = next((n for n in (ranks, workers) if n is not None), 4)
-        _stop_earlier(_cell(), self)
+        _of_cells.add(cell(), self)
         plan = make_plan(
             count, servers, device, backend, cpus=limits.cpus(), memory=limits.memory(),
             gpus=server().gpus(device), threads=threads,
         )  # fmt: skip
+        self._open(plan)
+        self._card.show(self._room)
+        _made.add(self)
+
+    def _open(self, plan: Plan) -> None:
+        """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
         self._room = Room(plan, self._card.refresh)
-        self._card.show(self._room)
         self._runs = 0
         self._latest: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
-        _made.add(self)
         self._end = weakref.finalize(self, Room.close, self._room)
 
     # -- running ----------------------------------------------------------------
@@ -148,13 +151,13 @@ class Cluster:
             >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
             >>> stepper.next().next(rank=1).finish().results                # doctest: +SKIP
         """
-        cell = _cell()
+        here = cell()
         earlier = self._stepper
-        if earlier is not None and cell is not None and earlier[0] == cell:
+        if earlier is not None and here is not None and earlier[0] == here:
             earlier[1].stop()  # the cell runs again
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, step=True)
         stepper = Stepper(run, partial(self._room.go, run.number))
-        self._stepper = cell, stepper
+        self._stepper = here, stepper
         try:
             stepper.settle()
         except KeyboardInterrupt:
@@ -278,24 +281,3 @@ def latest() -> Cluster | None:
     """The cluster of this process that was made last, and still is."""
     alive = [c for c in _made if not c._room.closed]
     return max(alive, key=lambda c: c._room.started, default=None)
-
-
-def _cell() -> object | None:
-    """What identifies the notebook cell, or script line, that is making a cluster."""
-    if not in_notebook():
-        return None
-    metadata = (shell().kernel.get_parent("shell") or {}).get("metadata", {})
-    if "cellId" in metadata:
-        return str(metadata["cellId"])
-    frame = sys._getframe(2)
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def _stop_earlier(cell: object | None, cluster: Cluster) -> None:
-    """Running a cell again replaces the cluster that it made before."""
-    if cell is None:
-        return
-    earlier = _by_cell.pop(cell, lambda: None)()
-    if earlier is not None:
-        earlier.stop()
-    _by_cell[cell] = weakref.ref(cluster)

@@ -90,5 +90,3 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
             with suppress(FileNotFoundError):  # the folder goes when the last engine has
                 texts.append(log.read_text(errors="replace"))
         return "\n".join(texts)
-
-

@@ -24,9 +24,7 @@ class Lines:
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         threading.Thread(target=self._work, name="distkit-lines", daemon=True).start()
 
-    def add(
-        self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]
-    ) -> None:
+    def add(self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
         """Call ``hear(message)`` for each message, and ``gone()`` after the last; then close it.
 
         To end it from this side, ``channel.hang_up()``: the channel belongs to the thread.

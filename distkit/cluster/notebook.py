@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Iterable
+import sys
+import weakref
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,6 @@ _MOST = 200_000  # characters of one source file that go into a trace
 
 def shell() -> Any:
     """The IPython shell of this process, None outside IPython. Never imports IPython."""
-    import sys
-
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None
 
@@ -29,6 +29,43 @@ def in_notebook() -> bool:
     """Whether there is a front end that can show pictures."""
     found = shell()
     return found is not None and hasattr(found, "kernel")
+
+
+def cell(depth: int = 2) -> object | None:
+    """What identifies the notebook's cell, or the line, that runs ``depth`` calls above."""
+    if not in_notebook():
+        return None
+    metadata = (shell().kernel.get_parent("shell") or {}).get("metadata", {})
+    if "cellId" in metadata:
+        return str(metadata["cellId"])
+    frame = sys._getframe(depth)
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class OfCells:
+    """What each cell made: running a cell again ends what it made before.
+
+    Args:
+        end: ends one of them.
+    """
+
+    def __init__(self, end: Callable[[Any], None]) -> None:
+        self._end = end
+        self._made: dict[object, tuple[str, weakref.WeakSet[Any]]] = {}
+
+    def add(self, cell: object | None, thing: Any) -> None:
+        """``cell`` makes this now; it may make several."""
+        if cell is None:
+            return
+        header = (shell().kernel.get_parent("shell") or {}).get("header", {})
+        this = str(header.get("msg_id", ""))
+        then, earlier = self._made.get(cell, (this, weakref.WeakSet[Any]()))
+        if then != this:
+            for one in list(earlier):
+                self._end(one)
+            earlier = weakref.WeakSet()
+        earlier.add(thing)
+        self._made[cell] = this, earlier
 
 
 def name_cell(text: str, count: int) -> str:

@@ -83,9 +83,7 @@ def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"{name}() cannot travel to the ranks. Create what cannot be pickled inside {name}()."
 
 
-def _suspects(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[str, Any]]:
+def _suspects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Everything that travels with the call, each with words for it."""
     for i, value in enumerate(args):
         yield f"argument {i}", value
@@ -105,5 +103,3 @@ def _travels(value: Any) -> bool:
     except Exception:
         return False
     return True
-
-

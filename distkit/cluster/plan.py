@@ -56,9 +56,7 @@ def make_plan(
     _check_memory(ranks, servers, memory)
     use_gpu = _wants_gpu(device, gpus)
     if backend not in ("auto", "gloo", "nccl"):
-        raise StartError(
-            f"backend={backend!r} is not known. Use backend='auto', 'gloo' or 'nccl'."
-        )
+        raise StartError(f"backend={backend!r} is not known. Use backend='auto', 'gloo' or 'nccl'.")
     if backend == "nccl" and not (use_gpu and gpus >= ranks and device in ("auto", "cuda")):
         raise StartError(
             f"backend='nccl' wants a GPU of its own for each of {ranks} ranks; "

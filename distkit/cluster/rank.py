@@ -273,4 +273,3 @@ def _describe(error: BaseException, *, released: bool) -> dict[str, Any]:
         "cause": None if cause is None else f"{type(cause).__name__}: {cause}",
         "released": released or isinstance(error, Released),
     }
-

@@ -79,9 +79,7 @@ def warn(findings: list[Finding]) -> None:
             warnings.warn_explicit(str(finding), CommunicationWarning, file, int(line))
 
 
-def verdict(
-    name: str, outcomes: list[Outcome], order: list[int], trace: Trace
-) -> RunError | None:
+def verdict(name: str, outcomes: list[Outcome], order: list[int], trace: Trace) -> RunError | None:
     """The error of a run, None when every rank returned.
 
     A death explains the errors of others, and an exception explains why
@@ -206,5 +204,3 @@ def _at(line: str) -> str:
 def listing(ranks: list[int]) -> str:
     """Ranks in a sentence."""
     return ", ".join(map(str, sorted(ranks)))
-
-

@@ -220,7 +220,9 @@ class Room:
             for r, engine in engines.items():
                 # through the stream: a bare socket's send can swallow the news of a reply
                 future = self._client.send_apply_request(
-                    self._client._mux_stream, execute, (payload, options),
+                    self._client._mux_stream,
+                    execute,
+                    (payload, options),
                     ident=self._client._engines[engine].encode(),
                 )
                 future.add_done_callback(partial(self._on_reply, run, r))
@@ -299,6 +301,7 @@ class Room:
         """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
         engine, client = self._engine(rank), self._client
         if engine is not None:
+
             def send() -> None:
                 client.session.send(
                     client._query_stream, "unregistration_request", content={"id": engine}

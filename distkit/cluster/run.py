@@ -101,12 +101,10 @@ class Run:
             state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {self._arrived} events"
         return f"<Run {self.number} of {self.name}: {state}>"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        if self._shown or (self.finished and not self._arrived):
-            return {"text/plain": repr(self)}
-        from distkit.views import Timeline
+    def _ipython_display_(self) -> None:
+        from distkit.cluster.card import show
 
-        return Timeline(self if not self.finished else self.trace)._repr_mimebundle_(**kwargs)
+        show(self)
 
     # -- what remains -----------------------------------------------------------
 
@@ -363,6 +361,7 @@ class Run:
 
     def _note_ends(self, outcomes: list[dict[str, Any]]) -> None:
         """What the ranks said about themselves in the end belongs into the trace."""
+
         def counts(key: str) -> dict[str, int]:
             return {str(o["rank"]): o[key] for o in outcomes if o.get(key)}
 

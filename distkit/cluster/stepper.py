@@ -251,12 +251,12 @@ class Stepper:
         head = f"<Stepper of {self.name}: step {self.position} of {last}, {state}>"
         return "\n".join([head, *(f"  {s}" for s in self.moment.standings)])
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+    def _ipython_display_(self) -> None:
         if self._cockpit is None:
             from distkit.views.cockpit import Cockpit
 
             self._cockpit = Cockpit(self)
-        return self._cockpit._repr_mimebundle_(**kwargs)
+        self._cockpit._ipython_display_()
 
     def __enter__(self) -> Stepper:
         return self

@@ -6,7 +6,8 @@ operations overlap without nesting, which the format cannot hold in one. A compl
 ("s", "t", "f") from each send to its receive and through the members of each collective.
 
 Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
-flow_tracker.cc), which binds a flow event to the innermost slice around its time.
+flow_tracker.cc), which binds a flow event to the innermost slice around its time, and takes
+those of one id, category and name for one arrow.
 """
 
 from __future__ import annotations
@@ -173,10 +174,21 @@ def _finite(x: float) -> float | str:
 
 
 def _delivered(trace: Trace, slices: dict[Key, Json]) -> Iterator[tuple[Message, Json, Json]]:
-    """Each message that arrived, with the slices at its two ends."""
+    """Each message that arrived, with the slices at its two ends.
+
+    Not where it came before it was sent: clocks of two hosts differ, and an arrow that ends
+    before it starts is an error of the format.
+    """
     for m in trace.messages:
         if m.sent is not None and m.received is not None and m.send and m.recv:
-            yield m, slices[m.send], slices[m.recv]
+            send, recv = slices[m.send], slices[m.recv]
+            if send["ts"] <= _arrival(recv):
+                yield m, send, recv
+
+
+def _arrival(recv: Json) -> float:
+    """Where the slice of an arrival begins [µs]."""
+    return float(round(recv["ts"] + recv["dur"] - min(recv["dur"], _ARRIVAL), 3))
 
 
 def _arrivals(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
@@ -188,7 +200,7 @@ def _arrivals(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
     for m, _, recv in _delivered(trace, slices):
         dur = min(recv["dur"], _ARRIVAL)
         yield {"name": "arrived", "cat": "message", "ph": "X", "pid": recv["pid"],
-               "tid": recv["tid"], "ts": round(recv["ts"] + recv["dur"] - dur, 3),
+               "tid": recv["tid"], "ts": _arrival(recv),
                "dur": round(0.99 * dur, 3), "args": {"from": m.src}}  # fmt: skip
 
 
@@ -196,15 +208,14 @@ def _flows(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
     number = 0
     for m, send, recv in _delivered(trace, slices):
         number += 1
-        arrived = round(recv["ts"] + recv["dur"] - min(recv["dur"], _ARRIVAL), 3)
         yield _flow("s", number, str(m.op), send, send["ts"])
-        yield _flow("f", number, str(m.op), recv, arrived)
+        yield _flow("f", number, str(m.op), recv, _arrival(recv))
     for members in _collectives(trace):
         chain = sorted((slices[key] for key in members), key=lambda e: e["ts"])
         number += 1
         for i, event in enumerate(chain):
             ph = "s" if i == 0 else "f" if i == len(chain) - 1 else "t"
-            yield _flow(ph, number, event["name"], event, event["ts"])
+            yield _flow(ph, number, chain[0]["name"], event, event["ts"])
 
 
 def _collectives(trace: Trace) -> Iterable[list[Key]]:

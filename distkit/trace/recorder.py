@@ -369,7 +369,8 @@ class Flusher:
 
     def _work(self) -> None:
         while not self._over:
-            self._bell.acquire(timeout=self._period)
+            # all ranks at the same moments: one update of a live view, and one pause of a step
+            self._bell.acquire(timeout=self._period - time.monotonic() % self._period)
             self.flush()
             self._period = min(2 * self._period, SLOWEST)
 

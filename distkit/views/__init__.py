@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distkit.views.cockpit import Cockpit
+    from distkit.views.compare import Compare
     from distkit.views.gradients import Gradients
     from distkit.views.page import to_html
+    from distkit.views.servers import Servers
     from distkit.views.stage import Stage
     from distkit.views.tensors import Tensors
     from distkit.views.timeline import Timeline
 
-__all__ = ["Cockpit", "Gradients", "Stage", "Tensors", "Timeline", "to_html"]
+__all__ = ["Cockpit", "Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline",
+           "to_html"]  # fmt: skip
 
 _HOMES = {
-    "Cockpit": "cockpit", "Gradients": "gradients", "Stage": "stage", "Tensors": "tensors",
-    "Timeline": "timeline", "to_html": "page",
+    "Cockpit": "cockpit", "Compare": "compare", "Gradients": "gradients",
+    "Servers": "servers", "Stage": "stage", "Tensors": "tensors", "Timeline": "timeline",
+    "to_html": "page",
 }  # fmt: skip
 
 

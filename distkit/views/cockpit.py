@@ -16,6 +16,7 @@ from distkit.views.assets import css, esm
 from distkit.views.live import Steppable
 from distkit.views.panel import to_svg, to_table
 from distkit.views.projection import Json
+from distkit.views.static import MAX_BARS
 from distkit.views.stepping import Stepping
 from distkit.views.timeline import Timeline
 from distkit.views.worker import Notifier, Worker
@@ -65,6 +66,8 @@ class Cockpit(Timeline):
                 more = {f"step{self._stepped}": changes}
                 self._stepped += 1
                 self._publish(patch, **more)
+        if changes and self._source.finished:
+            self._still.renew()
 
     def _steps(self) -> Json:
         with self._lock:
@@ -122,7 +125,7 @@ class Cockpit(Timeline):
     # -- elsewhere ------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return to_table(self._steps(), self._snapshot())
+        return to_table(self._steps(), self._first(3 * MAX_BARS))
 
     def _svg(self) -> str:
-        return to_svg(self._steps(), self._snapshot())
+        return to_svg(self._steps(), self._first(3 * MAX_BARS))

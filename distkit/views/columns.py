@@ -13,11 +13,14 @@ from functools import cached_property
 
 import numpy as np
 
-from distkit.events import WORLD, Op, Summary, Trace
+from distkit.events import Op, Summary, Trace
+from distkit.table import Table
+from distkit.views.coverage import coverage
 from distkit.views.frame import MAX_LANES, Json, Lane, Sums, clean, frame
-from distkit.views.operations import Bools, Floats, Ints, Look, Operations
+from distkit.views.gradient_steps import is_note
+from distkit.views.operations import Bools, Floats, Ints, Operations
 from distkit.views.pairing import Pairs
-from distkit.views.projection import MAX_VALUES, TOUCHED, compact, kind_of, plain_values, rounded
+from distkit.views.projection import MAX_VALUES, compact, look_of, plain_values, rounded
 
 #: The values of an operation's tensor before and after it.
 Values = tuple[Summary | None, Summary | None]
@@ -28,6 +31,7 @@ class Columns:
 
     Args:
         trace: of any length.
+        most: draw only so many operations, those that began first; a notice says so.
 
     >>> from distkit.events import Event, State
     >>> c = Columns(Trace([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
@@ -35,11 +39,14 @@ class Columns:
     ['send']
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.meta, self._events = trace.meta, trace.events
-        self.ops = Operations(trace.events)
+    def __init__(self, trace: Trace, most: int | None = None) -> None:
+        self.meta, self._table = trace.meta, _drawn(trace.table)
+        self.ops = Operations(self._table)
         self.pairs = Pairs(self.ops)
         self._drawn: Bools = self.ops.rank < MAX_LANES
+        if most is not None and self._drawn.sum() > most:
+            drawn = np.flatnonzero(self._drawn)
+            self._drawn[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
 
     # -- as plain objects ---------------------------------------------------------
 
@@ -63,6 +70,8 @@ class Columns:
             "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
             "arrows": [self._arrow(i) for i in arrows.tolist()], **self.frame,
             **({} if most is None else {"entries": len(pairs.send) + len(pairs.ties)}),
+            **({} if chosen.sum() == self._drawn.sum() else
+               {"coverage": coverage(self.frame, self._talk)}),
         }  # fmt: skip
 
     def _touching(self, chosen: Bools) -> Ints:
@@ -76,7 +85,8 @@ class Columns:
         values = self._valued.get(i)
         return compact(
             id=self._name(i), rank=int(ops.rank[i]), row=int(ops.row[i]),
-            start=rounded(ops.start[i]), end=rounded(ops.end[i]), **self.looks[ops.look[i]],
+            start=rounded(ops.start[i]), end=rounded(ops.end[i]),
+            **look_of(*ops.looks[ops.look[i]]),
             tie=self.pairs.ties[tie] if tie >= 0 else None,
             values=[plain_values(s) for s in values] if values else None,
         )  # fmt: skip
@@ -97,7 +107,7 @@ class Columns:
     @cached_property
     def looks(self) -> list[Json]:
         """What each look is called and how it is drawn."""
-        return [_look(look) for look in self.ops.looks]
+        return [look_of(*look) for look in self.ops.looks]
 
     @cached_property
     def _valued(self) -> dict[int, Values]:
@@ -105,12 +115,12 @@ class Columns:
 
     def values(self, most: int | None = None) -> dict[int, Values]:
         """The tensors' values before and after the first operations."""
-        ops, events = self.ops, self._events
+        ops, summary = self.ops, self._table.summary.get
         first = np.argsort(ops.begin)[: MAX_VALUES if most is None else most]
         found = {}
         for i in first.tolist():
-            before = events[ops.begun[i]].summary or events[ops.begin[i]].summary
-            found[i] = (before, events[ops.last[i]].summary if ops.ended[i] else None)
+            before = summary(int(ops.begun[i])) or summary(int(ops.begin[i]))
+            found[i] = (before, summary(int(ops.last[i])) if ops.ended[i] else None)
         return found
 
     # -- in columns ---------------------------------------------------------------
@@ -162,20 +172,36 @@ class Columns:
         last = self.ops.span[1] if self.ops.span else -math.inf
         return last if self.ops.ended.all() else max(last, float(self.meta.get("until", 0)))
 
+    def _talk(self, rank: int) -> tuple[Floats, Floats]:
+        """When a rank's communication began and ended, or the picture did."""
+        ops = self.ops
+        mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
+        talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
+        ends = np.where(ops.ended[mine], ops.end[mine], self._until)
+        return ops.start[mine][talk], ends[talk]
+
     def _lane(self, rank: int) -> Lane:
         ops = self.ops
         mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
         mark, row = ops.mark[mine], ops.row[mine]
-        talk = ~mark & ~(~ops.ended[mine] & ops.scheduled[mine])
-        ends = np.where(ops.ended[mine], ops.end[mine], self._until)[talk]
         return Lane(int(row[~mark].max(initial=-1)) + 1, int(row[mark].max(initial=-1)) + 1,
-                    covered(ops.start[mine][talk], ends))  # fmt: skip
+                    length(*self._talk(rank)))  # fmt: skip
 
 
-def covered(starts: Floats, ends: Floats) -> float:
+def _drawn(table: Table) -> Table:
+    """The events without the notes of ``watch_gradients``."""
+    valued = np.zeros(len(table), bool)
+    valued[[*table.summary]] = True
+    with_values, without = (table.each(is_note(look, told) for look in table.looks).astype(bool)
+                            for told in (True, False))  # fmt: skip
+    notes = np.where(valued, with_values, without)
+    return table.part(~notes) if notes.any() else table
+
+
+def length(starts: Floats, ends: Floats) -> float:
     """The length of the union of intervals.
 
-    >>> covered(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0]))
+    >>> length(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0]))
     4.0
     """
     if not len(starts):
@@ -184,13 +210,3 @@ def covered(starts: Floats, ends: Floats) -> float:
     reach = np.maximum.accumulate(ends[order])
     begins = np.maximum(starts[order], np.append(-np.inf, reach[:-1]))
     return float(np.maximum(reach - begins, 0).sum())
-
-
-def _look(look: Look) -> Json:
-    return compact(
-        kind=kind_of(look.op), op=str(look.op), state=str(look.state), peer=look.peer,
-        group=None if look.group == WORLD else look.group, nbytes=look.nbytes,
-        shape=list(look.shape), dtype=look.dtype, tag=look.tag,
-        where=clean(look.where.rpartition("/")[2]),
-        label=TOUCHED if look.op is Op.TOUCH else clean(look.label),
-    )  # fmt: skip

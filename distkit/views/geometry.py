@@ -25,9 +25,13 @@ class Geometry:
         view: first and last time [s].
         width: of the whole picture, in pixels.
         top: where the lanes begin, in pixels.
+        room: how high all lanes may be together, in pixels, if they need no more.
     """
 
-    def __init__(self, picture: Json, view: tuple[float, float], width: float, top: float) -> None:
+    def __init__(
+        self, picture: Json, view: tuple[float, float], width: float, top: float,
+        room: float = SIZES["height"],
+    ) -> None:  # fmt: skip
         self.view = view
         self.lanes: dict[int, Json] = {lane["rank"]: lane for lane in picture["lanes"]}
         names = [max(text_width(lane["name"], 13), text_width(lane["detail"], 12))
@@ -38,8 +42,8 @@ class Geometry:
             2 * SIZES["pad"] + _rows(lane) + _marks(lane) for lane in self.lanes.values()
         ]
         n = len(self.heights)
-        room = min(SIZES["height"], n * SIZES["pitch"]) - sum(self.heights)
-        self.gap = min(max(room / max(1, n), SIZES["min_gap"]), SIZES["max_gap"])
+        free = min(room, n * SIZES["pitch"]) - sum(self.heights)
+        self.gap = min(max(free / max(1, n), SIZES["min_gap"]), SIZES["max_gap"])
         tops = list(accumulate((h + self.gap for h in self.heights), initial=top))
         self.bottom = tops.pop() + (10 - self.gap if n else 60)
         self.tops = dict(zip(self.lanes, tops, strict=True))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from distkit.views import svg
 from distkit.views.frame import Json
-from distkit.views.geometry import text_width
 from distkit.views.theme import GRAY, INK, WARNING_LIGHT, rank_color
 from distkit.views.values_svg import figure, heat, verdict
 
@@ -34,8 +33,7 @@ def to_svg(picture: Json) -> str:
 
 def _document(picture: Json, layers: int) -> str:
     title = picture["title"] or "Gradients"
-    parts = [svg.text(24, 32, title, INK, 'font-size="16" font-weight="700"'),
-             svg.text(36 + text_width(title, 16), 32, " · ".join(picture["facts"]), GRAY)]
+    parts = [svg.heading(24, 32, title, " · ".join(picture["facts"]))]
     y = 60.0
     for notice in picture["notices"]:
         parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))

@@ -6,12 +6,24 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from distkit.events import Op, Span, Summary, Trace
+from distkit.events import Event, Op, Span, Summary, Trace
+from distkit.table import Look
 
 GRADIENT, ALONE, WEIGHTS, STEP = "gradient ", "alone ", "weights ", "step"
 
 #: A layer's values by rank.
 ByRank = dict[int, Summary]
+
+
+def is_note(event: Event | Look, valued: bool) -> bool:
+    """Whether this is a note of ``watch_gradients``, drawn by its own view and by no other.
+
+    Args:
+        event: an event, or what it looks like.
+        valued: whether it has a summary; a mark of the program's own has none.
+    """
+    noted = event.label == STEP or event.label.startswith((GRADIENT, ALONE, WEIGHTS))
+    return noted and event.op is Op.MARK and (valued or bool(event.dtype))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Gradients(WholeView):
     """
 
     _esm = esm("gradients")
-    _css = css("tensors") + css("gradients").removeprefix(css("timeline"))
+    _css = css("gradients")
 
     def _project(self, trace: Trace) -> Json:
         return project(trace, live=self._live)

@@ -32,6 +32,7 @@ class Busy:
     def __init__(self, intervals: Iterable[tuple[float, float]] = ()) -> None:
         self._starts: list[float] = []
         self._ends: list[float] = []
+        self._seconds = 0.0
         for start, end in intervals:
             self.add(start, end)
 
@@ -40,19 +41,24 @@ class Busy:
 
         >>> b = Busy([(0, 2), (1, 3), (5, 6)])
         >>> b.seconds
-        4
+        4.0
         """
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         if first < last:
             start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._seconds += end - start - self._length(first, last)
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
 
     @property
     def seconds(self) -> float:
         """The total length of the union."""
-        return sum(self._ends) - sum(self._starts)
+        return self._seconds
+
+    def _length(self, first: int, last: int | None = None) -> float:
+        """The length of some intervals."""
+        return sum(self._ends[first:last]) - sum(self._starts[first:last])
 
     def with_open(self, starts: Iterable[float], end: float) -> float:
         """The total length when operations that have not ended are counted up to ``end``."""
@@ -60,4 +66,4 @@ class Busy:
         cut = bisect_left(self._ends, earliest)
         if cut < len(self._starts):
             earliest = min(earliest, self._starts[cut])
-        return sum(self._ends[:cut]) - sum(self._starts[:cut]) + end - earliest
+        return self._seconds - self._length(cut) + end - earliest

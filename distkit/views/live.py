@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 from distkit.events import Event, Trace
 from distkit.standing import Standing
 
-#: Seconds between two updates of a live view.
-PERIOD = 0.1
+#: Seconds between two updates of a live view, and in which the ranks' events come together.
+PERIOD, GATHER = 0.1, 0.015
 
 
 @runtime_checkable
@@ -155,12 +155,12 @@ class Throttle:
         self._last = -period
 
     def add(self, events: list[Event]) -> None:
-        """Take in events; they are handed on at once or a little later."""
+        """Take in events; they are handed on a little later."""
         with self._lock:
             self._waiting += events
             if self._timer is not None or not self._waiting:
                 return
-            delay = max(0.0, self._last + self._period - time.monotonic())
+            delay = max(GATHER, self._last + self._period - time.monotonic())
             self._timer = threading.Timer(delay, self.flush)
             self._timer.daemon = True
             self._timer.start()

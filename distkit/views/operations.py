@@ -6,37 +6,19 @@ The rules are those of :func:`distkit.matching.spans`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import COMPUTATION, Event, Op, State
+from distkit.events import COMPUTATION, Op, State
+from distkit.table import Floats, Ints, Look, Table
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+__all__ = ["Bools", "Floats", "Ints", "Look", "Operations", "nth"]
+
 Bools = NDArray[np.bool_]
-
-_STATES = {state: i for i, state in enumerate(State)}
-_STARTED, _SCHEDULED = _STATES[State.STARTED], _STATES[State.SCHEDULED]
-_ENDS = [_STATES[State.COMPLETED], _STATES[State.FAILED]]
-
-
-class Look(NamedTuple):
-    """What many operations have in common."""
-
-    op: Op
-    state: State
-    peer: int | None
-    group: str
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    tag: int | None
-    where: str
-    label: str
 
 
 class Operations:
@@ -47,47 +29,49 @@ class Operations:
     operation, ``begin`` and ``last`` the numbers of its first and last event.
     """
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self._events = events
-        rank = _ints([e.rank for e in events])
-        seq = _ints([e.seq for e in events])
-        state = _ints(list(map(_STATES.__getitem__, [e.state for e in events])))
-        time = np.array([e.time for e in events], float)
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        rank, seq, time = table.rank, table.seq, table.time
         order = np.lexsort((seq, rank))
         fresh = (np.diff(rank[order], prepend=-1) != 0) | (np.diff(seq[order], prepend=-1) != 0)
         heads = np.flatnonzero(fresh)
         self.begin = order[heads]
         self.last = order[np.append(heads[1:], len(order))[: len(heads)] - 1]
         self.rank, self.seq = rank[self.begin], seq[self.begin]
-        self.begun = _first(state[order] == _STARTED, heads, order)
+        started = table.each(look.state is State.STARTED for look in table.looks).astype(bool)
+        self.begun = _first(started[order], heads, order)
         self.start = time[self.begun]
-        self.scheduled = state[self.last] == _SCHEDULED
-        self.ended: Bools = np.isin(state[self.last], _ENDS)
-        self.end = np.where(self.ended, time[self.last], np.nan)
-        nbytes = _ints([e.nbytes for e in events])[order]
+        nbytes = table.each(look.nbytes for look in table.looks)[order]
         self.nbytes: Ints = np.maximum.reduceat(nbytes, heads) if len(heads) else nbytes
-        self.span = (float(time.min()), float(time.max())) if len(time) else None
         self._describe()
+        self._match()
+        states = [look.state for look in self.looks]
+        self.scheduled = self.each(s is State.SCHEDULED for s in states).astype(bool)
+        self.ended = self.each(s in (State.COMPLETED, State.FAILED) for s in states).astype(bool)
+        self.end = np.where(self.ended, time[self.last], np.nan)
+        self.span = (float(time.min()), float(time.max())) if len(time) else None
 
     def __len__(self) -> int:
         return len(self.rank)
 
     def _describe(self) -> None:
-        firsts = [self._events[i] for i in self.begin.tolist()]
-        lasts = [self._events[i] for i in self.last.tolist()]
-        codes: dict[tuple[Any, ...], int] = {}
-        keys = (
-            (e.op, f.state, e.peer if f.peer is None else f.peer, e.group, nbytes,
-             e.shape or f.shape, e.dtype or f.dtype, e.tag if f.tag is None else f.tag,
-             e.where, e.label)
-            for e, f, nbytes in zip(firsts, lasts, self.nbytes.tolist(), strict=True)
-        )  # fmt: skip
-        self.look = _ints([codes.setdefault(key, len(codes)) for key in keys])
-        self.looks = [Look(*key) for key in codes]
-        matches = [e.match or f.match for e, f in zip(firsts, lasts, strict=True)]
-        numbers: dict[str | None, int] = {None: -1}
-        self.match = _ints([numbers.setdefault(m, len(numbers) - 1) for m in matches])
-        self.matches = [m for m in numbers if m is not None]
+        """How an operation looks, from its first event and its last."""
+        looks, (first, last) = self._table.looks, self._table.look[[self.begin, self.last]]
+        codes: dict[tuple[int, int, int], int] = {}
+        keys = zip(first.tolist(), last.tolist(), self.nbytes.tolist(), strict=True)
+        code = _ints([codes.setdefault(key, len(codes)) for key in keys])
+        found: dict[Look, int] = {}
+        names = [found.setdefault(_join(looks[a], looks[b], size), len(found))
+                 for a, b, size in codes]  # fmt: skip
+        self.look, self.looks = _ints(names)[code], [*found]
+
+    def _match(self) -> None:
+        told = {i: match for i, match in self._table.match.items() if match}
+        numbers: dict[str, int] = {}
+        number = np.full(len(self._table), -1)
+        number[[*told]] = [numbers.setdefault(match, len(numbers)) for match in told.values()]
+        first, last = number[[self.begin, self.last]]
+        self.match, self.matches = np.where(first < 0, last, first), [*numbers]
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
         """A fact of each look as a fact of each operation."""
@@ -107,7 +91,7 @@ class Operations:
     def row(self) -> Ints:
         """The row of its lane: the topmost that is free when an operation begins."""
         found = np.zeros(len(self), np.int64)
-        until = np.where(self.ended, self.last, len(self._events))
+        until = np.where(self.ended, self.last, len(self._table))
         by_lane = np.lexsort((self.begin, self.rank * 2 + self.mark))
         lane = (self.rank * 2 + self.mark)[by_lane]
         for part in np.split(by_lane, np.flatnonzero(np.diff(lane)) + 1):
@@ -136,6 +120,15 @@ def _rows(begin: Ints, until: Ints) -> Ints:
         heapq.heappush(busy, (last, row))
         rows[i] = row
     return rows
+
+
+def _join(first: Look, last: Look, nbytes: int) -> Look:
+    """How an operation looks with these events."""
+    return Look(
+        first.op, last.state, first.peer if last.peer is None else last.peer, first.group, nbytes,
+        first.shape or last.shape, first.dtype or last.dtype,
+        first.tag if last.tag is None else last.tag, first.where, first.label,
+    )  # fmt: skip
 
 
 def _first(mask: Bools, heads: Ints, order: Ints) -> Ints:

@@ -1,8 +1,13 @@
-"""A stand-alone replay page: one file, no server, nothing loaded from anywhere."""
+"""A stand-alone replay page: one file, no server, nothing loaded from anywhere.
+
+Each run has its views as tabs. The browser gets the modules of js/ as they are, in an import map.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import astuple
 from html import escape
@@ -10,16 +15,14 @@ from pathlib import Path
 from string import Template
 
 from distkit.events import Trace
-from distkit.views.assets import css, esm
+from distkit.views.assets import FORMAT, css, dressed, modules, vendor
 from distkit.views.columns import Columns
 from distkit.views.frame import Json
-from distkit.views.packing import lettered, packed
-from distkit.views.static import MAX_BARS, to_svg
+from distkit.views.page_views import MAX_OPERATIONS, PageView, fitting, left_out
 from distkit.views.text import COLUMNS, headline, rows
-from distkit.views.theme import theme
 
 #: So many rows of a table are written out.
-MAX_ROWS = 300
+MAX_ROWS = 100
 
 _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
@@ -46,24 +49,82 @@ def to_html(trace: Trace | Mapping[str, Trace], path: str | Path) -> Path:
 
 
 def _page(traces: dict[str, Trace]) -> str:
-    several = len(traces) > 1
-    columns = {name: Columns(trace) for name, trace in traces.items()}
-    titles = [name or columns[name].frame["title"] for name in traces]
+    runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
+    shown = dict.fromkeys(view.name for run in runs for view in run.views)
+    titles = [run.name or run.table["title"] for run in runs]
     return _PAGE.substitute(
         title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
-        css=css("timeline"),
-        tabs=_tabs(list(traces)) if several else "",
-        panels="\n".join(
-            _panel(i, trace, columns[name], several)
-            for i, (name, trace) in enumerate(traces.items())
-        ),
-        pictures=_json([_picture(c) for c in columns.values()]),
-        esm=esm("timeline").replace("export default", "const timeline ="),
-    )
+        css=css(*shown), vendor=vendor(),
+        tabs=_tabs(list(traces)) if len(runs) > 1 else "",
+        panels="\n".join(run.panel(len(runs) > 1) for run in runs),
+        pictures=_json({"known": FORMAT, "pictures": {
+            run.place(view): _packed(dressed(picture))
+            for run in runs for view, (picture, _) in zip(run.views, run.drawn, strict=True)}}),
+        modules=_json({"imports": modules("page", *shown)}),
+    )  # fmt: skip
 
 
-def _picture(columns: Columns) -> Json:
-    return {**lettered(packed(columns, thin=True), compressed=True), "theme": theme()}
+class _Run:
+    """One trace of a page: its views, each drawn, and its tables."""
+
+    def __init__(self, number: int, name: str, trace: Trace) -> None:
+        self.number, self.name, self.trace = number, name, trace
+        self.views = fitting(trace)
+        self.drawn = [view.draw(trace) for view in self.views]
+        columns = Columns(trace, MAX_OPERATIONS)
+        self.table = columns.picture(MAX_ROWS * max(2, len(columns.frame["lanes"])))
+
+    def place(self, view: PageView) -> str:
+        """The id of a view's element, and its picture's name."""
+        return f"{view.name}{self.number}"
+
+    def panel(self, several: bool) -> str:
+        """The run's part of the page."""
+        i = self.number
+        role = f'role="tabpanel" aria-labelledby="tab{i}"' if several else ""
+        note = left_out(self.trace)
+        parts = [
+            self._tabs() if len(self.views) > 1 else "",
+            f'<p class="note">{escape(note)}</p>' if note else "",
+            *map(self._view, range(len(self.views))),
+            _table(self.table), _about(self.trace, self.table),
+        ]  # fmt: skip
+        return "\n".join([f'<section id="panel{i}" {role}{" hidden" if i else ""}>',
+                          *filter(None, parts), "</section>"])  # fmt: skip
+
+    def _tabs(self) -> str:
+        buttons = (
+            f'<button role="tab" id="{self.place(view)}tab" aria-controls="{self.place(view)}"'
+            f' {_selected(view is self.views[0])} title="{escape(view.about)}">'
+            f"{view.name.title()}</button>"
+            for view in self.views
+        )
+        return f'<div class="views" role="tablist" aria-label="views">{"".join(buttons)}</div>'
+
+    def _view(self, n: int) -> str:
+        view, (_, static) = self.views[n], self.drawn[n]
+        place, several = self.place(view), len(self.views) > 1
+        role = f'role="tabpanel" aria-labelledby="{place}tab"' if several else ""
+        about = f'<p class="about">{escape(view.about)}</p>' if several else ""
+        return (
+            f'<div id="{place}" {role}{" hidden" if n else ""}>{about}'
+            f'<div data-view="{view.name.title()}" data-picture="{place}">'
+            f"<noscript><h2>{view.name.title()}</h2>{static}</noscript></div></div>"
+        )
+
+
+def _packed(picture: Json) -> Json:
+    """A picture as compressed letters; its arrays, if it has any, apart from the rest."""
+    arrays = {}
+    if "columns" in picture:
+        arrays = {"bytes": _letters(picture["columns"]["bytes"])}
+        picture = {**picture, "columns": {**picture["columns"], "bytes": ""}}
+    text = json.dumps(picture, allow_nan=False, separators=(",", ":"))
+    return {"json": _letters(text.encode()), **arrays}
+
+
+def _letters(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
 def _json(value: object) -> str:
@@ -76,25 +137,15 @@ def _json(value: object) -> str:
 
 def _tabs(names: list[str]) -> str:
     buttons = (
-        f'<button role="tab" id="tab{i}" aria-controls="panel{i}" aria-selected="{_yes(i == 0)}"'
-        f' tabindex="{0 if i == 0 else -1}">{escape(name.replace("_", " "))}</button>'
+        f'<button role="tab" id="tab{i}" aria-controls="panel{i}" {_selected(i == 0)}>'
+        f"{escape(name.replace('_', ' '))}</button>"
         for i, name in enumerate(names)
     )
     return f'<div class="tabs" role="tablist" aria-label="runs">{"".join(buttons)}</div>'
 
 
-def _yes(truth: bool) -> str:
-    return "true" if truth else "false"
-
-
-def _panel(i: int, trace: Trace, columns: Columns, several: bool) -> str:
-    picture = columns.picture(max(3 * MAX_BARS, MAX_ROWS * max(2, len(columns.frame["lanes"]))))
-    role = f'role="tabpanel" aria-labelledby="tab{i}"' if several else ""
-    return f"""<section id="panel{i}" {role}{" hidden" if i else ""}>
-<div class="timeline"><noscript>{to_svg(picture)}</noscript></div>
-{_table(picture)}
-{_about(trace, picture)}
-</section>"""
+def _selected(truth: bool) -> str:
+    return f'aria-selected="{str(truth).lower()}" tabindex="{-1 + truth}"'
 
 
 def _about(trace: Trace, picture: Json) -> str:

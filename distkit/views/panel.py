@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from distkit.views import svg
-from distkit.views.geometry import text_width
 from distkit.views.projection import Json
 from distkit.views.static import WIDTH, paint
 from distkit.views.theme import GRAY, INK, WARNING_LIGHT, rank_color
@@ -97,8 +96,7 @@ class _Panel:
 
     def _head(self) -> Iterator[str]:
         name = self.steps["name"]
-        yield svg.text(LEFT, 32, name, INK, 'font-size="16" font-weight="700"')
-        yield svg.text(LEFT + 14 + text_width(name, 17), 32, step(self.steps), GRAY)
+        yield svg.heading(LEFT, 32, name, step(self.steps))
         doing: dict[str, int] = defaultdict(int)
         for r in self.moment["ranks"]:
             doing[r["doing"]] += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from distkit.events import (
@@ -24,7 +25,9 @@ from distkit.events import (
     Summary,
     Trace,
 )
+from distkit.matching import span_of
 from distkit.views.frame import MAX_LANES, Json, Lane, Sums, clean, frame
+from distkit.views.gradient_steps import is_note
 from distkit.views.lanes import Busy, Rows
 from distkit.views.matching import Key, Matching
 
@@ -67,7 +70,8 @@ class Projection:
         self._bars: dict[Key, Json] = {}
         self._drawn: dict[str, Key] = {}
         self._arrows: dict[str, Json] = {}
-        self._tensors: dict[str, int] = {}
+        self._sent = Tally()
+        self._tensors = Tally()
         self._busy: dict[int, Busy] = defaultdict(Busy)
         self._open: dict[Key, Span] = {}
         self._start, self._end = math.inf, -math.inf
@@ -79,7 +83,7 @@ class Projection:
         touched = {key: None for e in events if (key := self._admit(e)) is not None}
         matches: dict[str, None] = {}
         for key in touched:
-            span = self._trace([key]).spans[0]
+            span = span_of(sorted(self._parts[key].values(), key=_time))
             self._account(key, span)
             self._bars[key] = self._bar(key, span)
             matches.update(dict.fromkeys(self._matching.place(span)))
@@ -91,6 +95,9 @@ class Projection:
             else:
                 arrows.update(self._join(match, members))
         self._arrows.update(arrows)
+        for name, arrow in arrows.items():
+            if arrow["sent"] is not None:
+                self._sent.put(name, arrow.get("nbytes", 0))
         return self._picture(touched, arrows)
 
     def snapshot(self) -> Json:
@@ -111,7 +118,9 @@ class Projection:
         }  # fmt: skip
 
     def _admit(self, event: Event) -> Key | None:
-        """Keep an event; its operation's key, or None if the event was known already."""
+        """Keep an event; its operation's key, or None if it is not drawn or was known already."""
+        if is_note(event, event.summary is not None):
+            return None
         key = event.rank, event.seq
         parts = self._parts[key]
         if event.state in parts:
@@ -143,7 +152,7 @@ class Projection:
         """Tie the members of a collective together; return those that were not."""
         bars = [self._bars[key] for key in members]
         if any(bar["state"] != State.SCHEDULED for bar in bars):
-            self._tensors[match] = max(bar.get("nbytes", 0) for bar in bars)
+            self._tensors.put(match, max(bar.get("nbytes", 0) for bar in bars))
         loose = [key for key in members if self._bars[key].get("tie") != match]
         for key in loose:
             self._bars[key] = {**self._bars[key], "tie": match}
@@ -163,27 +172,22 @@ class Projection:
     def _bar(self, key: Key, span: Span) -> Json:
         old = self._bars.get(key)
         values = len(self._bars) < MAX_VALUES if old is None else "values" in old
-        return compact(
-            id=_name(key), rank=span.rank, row=self._row[key], kind=kind_of(span.op),
-            op=str(span.op), state=str(span.state), start=rounded(span.start),
-            end=rounded(span.end),
-            peer=span.peer, group=None if span.group == WORLD else span.group,
-            nbytes=span.nbytes, shape=list(span.shape), dtype=span.dtype, tag=span.tag,
-            where=clean(span.where.rpartition("/")[2]),
-            label=TOUCHED if span.op is Op.TOUCH else clean(span.label),
-            tie=(old or {}).get("tie"),
-            values=[plain_values(span.before), plain_values(span.after)] if values else None,
-        )  # fmt: skip
+        return {
+            "id": _name(key), "rank": span.rank, "row": self._row[key],
+            "start": rounded(span.start), "end": rounded(span.end),
+            **look_of(span.op, span.state, span.peer, span.group, span.nbytes, span.shape,
+                      span.dtype, span.tag, span.where, span.label),
+            **({"tie": old["tie"]} if old and "tie" in old else {}),
+            **({"values": [plain_values(span.before), plain_values(span.after)]} if values else {}),
+        }  # fmt: skip
 
     # -- around the picture -------------------------------------------------------
 
     def frame(self) -> Json:
         """All but bars and arrows: lanes, the sums under the picture, notices."""
-        sent = [a for a in self._arrows.values() if a["sent"] is not None]
-        sums = Sums(
-            len(self._bars), len(self._drawn), len(sent), sum(a.get("nbytes", 0) for a in sent),
-            len(self._tensors), sum(self._tensors.values()),
-        )  # fmt: skip
+        sent, tensors = self._sent, self._tensors
+        sums = Sums(len(self._bars), len(self._drawn), len(sent.sizes), sent.total,
+                    len(tensors.sizes), tensors.total)  # fmt: skip
         times = rounded(self._start), rounded(self._until())
         opened = ((s.rank, s.op, s.state) for s in self._open.values())
         seen = {rank for rank, _ in self._rows}
@@ -204,6 +208,33 @@ class Projection:
         return rows.count if rows else 0
 
 
+class Tally:
+    """Sizes by name, and their sum."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.total = 0
+
+    def put(self, name: str, size: int) -> None:
+        """This one has that size now."""
+        self.total += size - self.sizes.get(name, 0)
+        self.sizes[name] = size
+
+
+@lru_cache(10_000)
+def look_of(
+    op: Op, state: State, peer: int | None, group: str, nbytes: int, shape: tuple[int, ...],
+    dtype: str, tag: int | None, where: str, label: str,
+) -> Json:  # fmt: skip
+    """What many operations have in common, as plain data; not to be changed."""
+    return compact(
+        kind=kind_of(op), op=str(op), state=str(state), peer=peer,
+        group=None if group == WORLD else group, nbytes=nbytes, shape=list(shape), dtype=dtype,
+        tag=tag, where=clean(where.rpartition("/")[2]),
+        label=TOUCHED if op is Op.TOUCH else clean(label),
+    )  # fmt: skip
+
+
 def kind_of(op: Op) -> str:
     """How an operation is drawn."""
     if op in COLLECTIVES:
@@ -211,6 +242,10 @@ def kind_of(op: Op) -> str:
     if op in COMPUTATION:
         return "mark"
     return "request" if op in REQUESTS else str(op)
+
+
+def _time(event: Event) -> float:
+    return event.time
 
 
 def _name(key: Key) -> str:

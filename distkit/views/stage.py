@@ -10,6 +10,7 @@ from distkit.events import Trace
 from distkit.views.assets import css, esm
 from distkit.views.live import Live
 from distkit.views.projection import Json
+from distkit.views.stage_packing import folded
 from distkit.views.stage_projection import project, sentence
 from distkit.views.storyboard import to_svg
 from distkit.views.units import count, human_seconds
@@ -60,11 +61,17 @@ class Stage(WholeView):
     def _project(self, trace: Trace) -> Json:
         return project(trace, self._layout, live=self._live, clock=self._clock)
 
+    def _changes(self, before: Json, now: Json) -> Json:
+        return folded(now)
+
+    def _picture(self) -> Json:
+        return folded(self._data)
+
     def _svg(self) -> str:
-        return to_svg(self._snapshot())
+        return to_svg(self._data)
 
     def __repr__(self) -> str:
-        return table(self._snapshot())
+        return table(self._data)
 
 
 def table(picture: Json, limit: int = MAX_ROWS) -> str:

@@ -29,8 +29,9 @@ FLIGHT = 0.85
 
 
 def project(
-    trace: Trace, layout: str | None = None, live: bool = False, clock: str = "time"
-) -> Json:
+    trace: Trace, layout: str | None = None, live: bool = False, clock: str = "time",
+    most: int = MAX_BEATS,
+) -> Json:  # fmt: skip
     """The stage of a run.
 
     Args:
@@ -38,6 +39,7 @@ def project(
         layout: one of ``KINDS``; None: what fits who talks to whom.
         live: whether the run goes on.
         clock: what time is at first: one of ``CLOCKS``.
+        most: at most so many beats are drawn; a notice names the rest.
 
     Raises:
         ValueError: there is no such layout or clock.
@@ -56,15 +58,15 @@ def project(
     ranks = trace.ranks[:MAX_PLACES]
     kind = layout or pattern(ranks, sent, roles, hosts)
     found = follow(trace)
-    beats, more = _beats(trace, found)
+    beats, more = _beats(trace, found, most)
     return {
         "title": clean(str(trace.meta.get("name", ""))), "facts": _facts(trace, kind, sent),
         "notices": [] if live else _notices(trace, beats, more), "said": _said(trace, found),
         "live": live, "kind": kind, "start": trace.start,
         "end": trace[-1].time if len(trace) else 0.0,
         "nodes": _nodes(ranks, about, kind, sent, roles, hosts), "links": _links(ranks, sent),
-        "beats": beats, "changes": _changes(found, beats), "clock": clock, "known": found.known,
-        "doubtful": found.doubtful,
+        "beats": beats, "changes": _changes(found, beats, more), "clock": clock,
+        "known": found.known, "doubtful": found.doubtful,
     }  # fmt: skip
 
 
@@ -95,13 +97,13 @@ def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
 # -- beats ------------------------------------------------------------------------------
 
 
-def _beats(trace: Trace, found: Contributions) -> tuple[list[Json], int]:
+def _beats(trace: Trace, found: Contributions, most: int) -> tuple[list[Json], int]:
     """The beats in the order of their ends, and how many are left out."""
     spans = {(s.rank, s.seq): s for s in trace.spans}
     beats = [*_messages(trace, spans, found), *_collectives(trace)]
     beats.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
     _number(beats)
-    return beats[:MAX_BEATS], max(0, len(beats) - MAX_BEATS)
+    return beats[:most], max(0, len(beats) - most)
 
 
 def _messages(trace: Trace, spans: dict[tuple[int, int], Span], found: Contributions) -> list[Json]:
@@ -180,13 +182,18 @@ def _number(beats: list[Json]) -> None:
 # -- what ranks hold ----------------------------------------------------------------------
 
 
-def _changes(found: Contributions, beats: list[Json]) -> list[Json]:
-    """Each change with its time, and its step: the same on the clock of rounds."""
+def _changes(found: Contributions, beats: list[Json], more: int) -> list[Json]:
+    """Each change with its time, and its step: the same on the clock of rounds.
+
+    Not those after the last beat where there are more.
+    """
     steps = _Steps(beats)
+    last = beats[-1]["end"] if more and beats else None
+    until = math.inf if last is None else last
     return [{"time": c.time, "step": steps.at(c.rank, c.time), "rank": c.rank,
              "pieces": [_piece(p) for p in c.pieces],
              **({} if c.at is None else {"at": c.at})}
-            for c in found.changes[:MAX_CHANGES]]  # fmt: skip
+            for c in found.changes[:MAX_CHANGES] if c.time <= until]  # fmt: skip
 
 
 class _Steps:
@@ -270,7 +277,7 @@ def _notices(trace: Trace, beats: list[Json], more: int) -> list[str]:
         (f"{count(never, 'receive')} without a message", never),
         (f"{count(len(stuck), 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
-        (f"the first {MAX_BEATS:,} of {MAX_BEATS + more:,} messages and collectives are drawn",
+        (f"the first {len(beats):,} of {len(beats) + more:,} messages and collectives are drawn",
          more),
         (f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
          len(trace.ranks) > MAX_PLACES),

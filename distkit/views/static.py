@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
 
 from distkit.views import svg
+from distkit.views.coverage import of_bars
 from distkit.views.geometry import Geometry, text_width
 from distkit.views.projection import Json
-from distkit.views.theme import GRAY, INK, WARNING_LIGHT, rank_color
+from distkit.views.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
 from distkit.views.units import count, human_bytes, human_seconds, round_step, time_unit
 
 #: At most so many operations on so many ranks, and so many bytes; a line says what is left out.
 MAX_BARS, MAX_LANES, MAX_BYTES = 200, 48, 60_000
+#: On so many ranks at most a long run is drawn twice: as a whole, and its first operations.
+MAX_BOTH = 16
 WIDTH = 960
 
 
@@ -31,11 +34,30 @@ def to_svg(picture: Json) -> str:
     True
     """
     limit = MAX_BARS
-    drawn = _Painter(_part(picture, limit)).document()
+    drawn = _document(picture, limit)
     while len(drawn.encode()) > MAX_BYTES and limit > 10:
         limit = limit * 3 // 4
-        drawn = _Painter(_part(picture, limit)).document()
+        drawn = _document(picture, limit)
     return drawn
+
+
+def _document(picture: Json, limit: int) -> str:
+    """All of a short run; of a long one how busy the ranks were, and its first operations."""
+    part = _part(picture, limit)
+    name = picture["title"] or "Timeline"
+    busy = {} if part["cut"] == picture["end"] else picture.get("coverage") or of_bars(picture)
+    if not busy:
+        painter = _Painter(part)
+        return svg.document(WIDTH, painter.height, name, painter.body())
+    *notices, cut = part["notices"]
+    if len(part["lanes"]) > MAX_BOTH:
+        told = f"{count(picture['operations'], 'operation')}: too many to be drawn one by one"
+        whole = _Overview({**part, "notices": [*notices, told]}, busy)
+        return svg.document(WIDTH, whole.height + 44, name, whole.body() + "".join(whole._foot()))
+    whole = _Overview({**part, "notices": notices}, busy)
+    first = _Painter({**part, "title": cut, "facts": [], "notices": []})
+    body = f'{whole.body()}<g transform="translate(0 {whole.height:.0f})">{first.body()}</g>'
+    return svg.document(WIDTH, whole.height + first.height, name, body)
 
 
 def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
@@ -55,29 +77,26 @@ def _part(picture: Json, limit: int) -> Json:
     ranks = {lane["rank"] for lane in lanes}
     bars = sorted((b for b in picture["bars"] if b["rank"] in ranks), key=lambda b: b["start"])
     more, notices, end = bars[limit:], list(picture["notices"]), picture["end"]
+    if len(picture["lanes"]) > MAX_LANES:
+        notices.append(f"only the first {MAX_LANES} ranks are drawn here")
     if more:
         end = more[0]["start"]
         cut = human_seconds(end - picture["start"])
-        notices.append(f"only the first {cut} are drawn here: {limit} of "
-                       f"{count(picture['operations'], 'operation')}")  # fmt: skip
-    if len(picture["lanes"]) > MAX_LANES:
-        notices.append(f"only the first {MAX_LANES} ranks are drawn here")
+        notices.append(f"the first {cut}: {limit} of {count(picture['operations'], 'operation')}")
     return {**picture, "lanes": lanes, "bars": bars[:limit], "notices": notices, "cut": end}
 
 
 class _Painter:
+    room = SIZES["height"]  # for the lanes, if they need no more
+
     def __init__(self, picture: Json, until: float | None = None) -> None:
         self.picture, self.view, self.until = picture, _view(picture), until
         self.notices = picture["notices"]
         self.bars = {bar["id"]: bar for bar in picture["bars"]}
-        self.at = Geometry(picture, self.view, WIDTH, 62 + 22 * len(self.notices))
+        self.at = Geometry(picture, self.view, WIDTH, 62 + 22 * len(self.notices), self.room)
         self.colors = {rank: rank_color(i) for i, rank in enumerate(self.at.lanes)}
 
         self.height = self.at.bottom + 74
-
-    def document(self) -> str:
-        name = self.picture["title"] or "Timeline"
-        return svg.document(WIDTH, self.height, name, self.body())
 
     def body(self) -> str:
         parts = [*self._head(), *self._lanes()]
@@ -95,9 +114,7 @@ class _Painter:
 
     def _head(self) -> Iterator[str]:
         title = self.picture["title"] or "Timeline"
-        yield svg.text(24, 32, title, INK, 'font-size="16" font-weight="700"')
-        facts = " · ".join(self.picture["facts"])
-        yield svg.text(36 + text_width(title, 16), 32, facts, GRAY)
+        yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
         x = WIDTH - 24.0
         for kind, word in reversed(_LEGEND):
             if any(bar["kind"] == kind for bar in self.bars.values()):
@@ -212,6 +229,34 @@ class _Painter:
             dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#fff" stroke="{color}"/>'
             heads.append(svg.arrow_head(*path, color) if whole else dot)
         return shafts, heads
+
+
+class _Overview(_Painter):
+    """A long run as a whole: how much of each moment every rank spent in communication."""
+
+    room = 0
+
+    def __init__(self, picture: Json, coverage: Mapping[int, Iterable[float]]) -> None:
+        self.coverage = {rank: list(shares) for rank, shares in coverage.items()}
+        lanes = [{**lane, "rows": 1, "marks": 0} for lane in picture["lanes"]]
+        super().__init__({**picture, "lanes": lanes, "bars": [], "cut": picture["end"]})
+        self.height = self.at.bottom + 30
+
+    def body(self) -> str:
+        told = svg.text(WIDTH - 24, 32, "how busy each rank was with communication", GRAY,
+                        'text-anchor="end"')  # fmt: skip
+        return "".join([*self._head(), told, *self._lanes(),
+                        *self._axis(), *map(self._area, self.at.lanes)])  # fmt: skip
+
+    def _area(self, rank: int) -> str:
+        """Steps from the bottom of the lane, as high as the rank was busy."""
+        at, shares = self.at, self.coverage[rank]
+        top, height = at.tops[rank], at.heights[list(at.lanes).index(rank)]
+        left, right = at.x(self.picture["start"]), at.x(self.picture["end"])
+        width, base = (right - left) / len(shares), round(top + height)
+        tops = groupby(round(share * (height - 2)) for share in shares)
+        steps = "".join(f"V{base - tall}h{len([*same]) * width:.2f}" for tall, same in tops)
+        return f'<path d="M{left:.1f} {base}{steps}V{base}z" fill="{self.colors[rank]}"/>'
 
 
 _LEGEND = (("send", "send"), ("recv", "receive"), ("collective", "collective"),

@@ -50,8 +50,7 @@ def _board(picture: Json, most: int) -> str:
 
 def _head(picture: Json) -> Iterator[str]:
     title = picture["title"] or "Stage"
-    yield svg.text(GAP, 34, title, INK, 'font-size="17" font-weight="700"')
-    yield svg.text(GAP + 14 + text_width(title, 17), 34, " · ".join(picture["facts"]), GRAY)
+    yield svg.heading(GAP, 34, title, " · ".join(picture["facts"]), 17)
     for i, notice in enumerate(picture["notices"]):
         yield svg.text(GAP, 58 + 20 * i, f"! {notice}", WARNING_LIGHT)
 

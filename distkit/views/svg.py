@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 
-from distkit.views.theme import INK
+from distkit.views.theme import DEEP, GRAY, INK, channels, darkened
 
-FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
+FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
 
 
@@ -37,6 +38,13 @@ def text(x: float, y: float, words: str, color: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" {more}>{escape(words)}</text>'
 
 
+def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str:
+    """A title, and facts in grey behind it, however wide the font makes it."""
+    head = f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
+    more = f'<tspan dx="14" fill="{GRAY}">{escape(facts)}</tspan>' if facts else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}">{head}{more}</text>'
+
+
 def line(
     x1: float, y1: float, x2: float, y2: float, color: str, width: float, more: str = ""
 ) -> str:
@@ -56,18 +64,21 @@ def arrow_head(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
     return f'<polygon points="{place}" fill="{color}" stroke="#fff" stroke-width=".8"/>'
 
 
+_COLOR = re.compile(r'\b((?:fill|stroke)=")(#(?:[0-9a-fA-F]{3}){1,2})(?=")')
+
+
+def dark(picture: str) -> str:
+    """The same picture on dark paper."""
+    return _COLOR.sub(lambda found: found[1] + darkened(found[2]), picture)
+
+
 def tint(color: str, strength: float) -> str:
     """A colour on white paper, opaque."""
     mixed = (round(255 + strength * (c - 255)) for c in channels(color))
     return f"#{''.join(f'{c:02x}' for c in mixed)}"
 
 
-def channels(color: str) -> tuple[int, ...]:
-    """Red, green and blue of "#rrggbb"."""
-    return tuple(int(color[i : i + 2], 16) for i in (1, 3, 5))
-
-
 def readable(color: str) -> str:
     """Ink or white, whichever reads better on a colour."""
     red, green, blue = channels(color)
-    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"
+    return DEEP if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"

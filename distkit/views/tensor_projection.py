@@ -26,15 +26,21 @@ MAX_RANKS, MAX_VALUES = 16, 120_000
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 
-def project(trace: Trace, *, live: bool = False) -> Json:
-    """The tensors of a trace: one entry per message and collective whose values were noted."""
+def project(trace: Trace, *, live: bool = False, room: int = MAX_VALUES) -> Json:
+    """The tensors of a trace: one entry per message and collective whose values were noted.
+
+    Args:
+        trace: the run.
+        live: whether the run goes on.
+        room: for so many values; a notice names the operations beyond.
+    """
     groups = operations(trace)
     seen = [g for g in groups if any(s.before or s.after for s in g)]
     ops: list[Json] = []
     cost = 0
     for group in seen:
         cost += sum(len(x.values) for s in group[:MAX_RANKS] for x in (s.before, s.after) if x)
-        if cost > MAX_VALUES:
+        if cost > room:
             break
         ops.append(_operation(trace, len(ops), group))
     return {

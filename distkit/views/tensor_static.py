@@ -40,8 +40,7 @@ def _document(picture: Json, most: int) -> str:
     ops = _chosen(picture["ops"], most)
     title = picture["title"] or "Tensors"
     notices = list(picture["notices"])
-    parts = [svg.text(24, 32, title, INK, 'font-size="16" font-weight="700"'),
-             svg.text(36 + text_width(title, 16), 32, " · ".join(picture["facts"]), GRAY)]
+    parts = [svg.heading(24, 32, title, " · ".join(picture["facts"]))]
     y = 58.0
     for notice in notices:
         parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))

@@ -13,7 +13,11 @@ COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
 
 @dataclass(frozen=True)
 class Row:
-    """One message or one collective, in words."""
+    """One message or one collective, in words.
+
+    ``took`` is the time of all of it: of a message from its sending to its end at the receiver,
+    of a collective from the first rank's start to the last one's end. A bar is one rank's part.
+    """
 
     time: str
     what: str

@@ -24,8 +24,12 @@ TRACES_DARK = ("#C9D3DD", "#B793F0", "#4CC5CF", "#F0965F",
 #: Failures: always with a hatch and a cross as well, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
-#: Text on white paper, for the static painters.
+#: Text on white paper, for the static painters, and on dark paper.
 INK, GRAY = "#17202a", "#5b6773"
+PAPER_DARK, INK_DARK, GRAY_DARK = "#12161b", "#e9eef3", "#98a5b3"
+
+#: Text on a rank's colour.
+DEEP = "#101418"
 
 #: Sizes in CSS pixels.
 SIZES = {
@@ -46,6 +50,42 @@ def rank_color(lane: int, *, dark: bool = False) -> str:
     """The colour of the n-th lane; after eight lanes the colours repeat."""
     palette = RANKS_DARK if dark else RANKS_LIGHT
     return palette[lane % len(palette)]
+
+
+def darkened(color: str) -> str:
+    """A colour of a picture on white paper, as it is in the same picture on dark paper.
+
+    Known colours have a partner. Any other is read as so much of a full colour on white, and
+    becomes as much of that colour, brightened, on dark paper; of a grey, as much ink.
+
+    >>> darkened("#0072B2"), darkened("#fff"), darkened("#eee")
+    ('#3D95E0', '#12161b', '#202429')
+    """
+    if len(color) == 4:
+        color = "#" + "".join(2 * digit for digit in color[1:])
+    if known := _DARK.get(color.lower()):
+        return known
+    rgb = channels(color)
+    strength = 1 - min(rgb) / 255
+    full = [255 - (255 - c) / strength for c in rgb]
+    pale = 1.0 if max(full) < 0.45 * 255 else 0.25
+    bright = [c + pale * (ink - c) for c, ink in zip(full, channels(INK_DARK), strict=True)]
+    mixed = (round(p + strength * (b - p))
+             for p, b in zip(channels(PAPER_DARK), bright, strict=True))  # fmt: skip
+    return f"#{''.join(f'{c:02x}' for c in mixed)}"
+
+
+def channels(color: str) -> tuple[int, ...]:
+    """Red, green and blue of "#rrggbb"."""
+    return tuple(int(color[i : i + 2], 16) for i in (1, 3, 5))
+
+
+_DARK = {
+    "#ffffff": PAPER_DARK, INK: INK_DARK, GRAY: GRAY_DARK, DEEP: DEEP,
+    WARNING_LIGHT.lower(): WARNING_DARK,
+    **dict(zip(map(str.lower, RANKS_LIGHT), RANKS_DARK, strict=True)),
+    **dict(zip(map(str.lower, TRACES_LIGHT), TRACES_DARK, strict=True)),
+}  # fmt: skip
 
 
 def theme() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from distkit.views import svg
 from distkit.views.frame import Json
-from distkit.views.theme import GRAY, INK, WARNING_LIGHT
+from distkit.views.theme import GRAY, INK, WARNING_LIGHT, channels
 
 #: The colours of the largest magnitudes, and so many steps from paper to each.
 NEGATIVE, POSITIVE, LEVELS = "#0072b2", "#e08200", 9
@@ -50,7 +50,7 @@ def color(v: float | str, most: float) -> str:
     level = round(LEVELS * min(1.0, abs(v) / most)) if most else 0
     if level == 0:
         return PAPER
-    full, paper = svg.channels(POSITIVE if v > 0 else NEGATIVE), svg.channels(PAPER)
+    full, paper = channels(POSITIVE if v > 0 else NEGATIVE), channels(PAPER)
     mixed = (round(p + level / LEVELS * (c - p)) for c, p in zip(full, paper, strict=True))
     return f"#{''.join(f'{c:02x}' for c in mixed)}"
 

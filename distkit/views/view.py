@@ -14,9 +14,14 @@ import anywidget
 import traitlets
 
 from distkit.events import Event, Trace
+from distkit.views.assets import dressed
 from distkit.views.live import PERIOD, Live, Throttle
 from distkit.views.projection import Json
-from distkit.views.theme import theme
+from distkit.views.saving import save
+from distkit.views.still import Still
+
+#: Takes in events; returns what changed in the picture, None for nothing.
+Take = Callable[[list[Event]], Json | None]
 
 
 def _snapshot(_: object, view: View) -> Json:
@@ -50,6 +55,7 @@ class View(anywidget.AnyWidget):
         """Become a widget; what there is to draw is known by now."""
         self._lock = threading.RLock()
         self._patches = 0
+        self._still = Still(lambda: (self._svg(), repr(self)))
         super().__init__()
 
     # -- what each view defines -----------------------------------------------------
@@ -79,11 +85,9 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(
-        self, run: Live, take: Callable[[list[Event]], Json | None], end: Callable[[Trace], Json]
-    ) -> None:
+    def _follow(self, run: Live, take: Take, end: Callable[[Trace], Json]) -> None:
         """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
-        throttle = Throttle(lambda events: self._feed(take, events), period=self.period)
+        throttle = Throttle(lambda events: self._feed(events, take), period=self.period)
         ended = threading.Event()
 
         def receive(events: list[Event]) -> None:
@@ -94,14 +98,15 @@ class View(anywidget.AnyWidget):
                 throttle.flush()
                 with self._lock:
                     self._publish(end(run.trace))
+                self._still.renew()
 
         self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
         if run.finished:
             receive([])
 
-    def _feed(self, take: Callable[[list[Event]], Json | None], events: list[Event]) -> None:
+    def _feed(self, events: list[Event], take: Take | None = None) -> None:
         with self._lock:
-            patch = take(events)
+            patch = (take or self._take)(events)
             if patch is not None:
                 self._publish(patch)
 
@@ -113,7 +118,7 @@ class View(anywidget.AnyWidget):
 
     def _snapshot(self) -> Json:
         with self._lock:
-            return {**self._picture(), "theme": theme(), "next": self._patches}
+            return {**dressed(self._picture()), "next": self._patches}
 
     def close(self) -> None:
         """Stop following the run, and take the widget off the page."""
@@ -124,6 +129,11 @@ class View(anywidget.AnyWidget):
 
     # -- elsewhere --------------------------------------------------------------------
 
+    def _ipython_display_(self) -> None:
+        """The widget, and the picture that stays in the notebook."""
+        data, metadata = super()._repr_mimebundle_() or ({}, {})
+        self._still.show(data, metadata)
+
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """The widget, and for places without widgets a picture and a table."""
         widget = super()._repr_mimebundle_(**kwargs)
@@ -132,23 +142,19 @@ class View(anywidget.AnyWidget):
         data, metadata = widget if isinstance(widget, tuple) else (widget, {})
         return {**data, "image/svg+xml": self._svg(), "text/plain": repr(self)}, metadata
 
-    def save(self, path: str | Path) -> Path:
-        """Write the static picture as an SVG file.
+    def save(self, path: str | Path, *, dark: bool = False, width: int | None = None) -> Path:
+        """Write the static picture, for slides and papers.
 
         Args:
-            path: ends in ``.svg``.
+            path: ends in ``.svg``, ``.png`` or ``.pdf``; the last two need typst.
+            dark: on dark paper.
+            width: of the picture in pixels, in a PDF in points; None: 960, in a PNG twice that.
 
         Raises:
-            ValueError: it ends in anything else.
+            ValueError: the path ends in anything else, or the width is not positive.
+            DistkitError: typst is not installed.
         """
-        path = Path(path)
-        if path.suffix != ".svg":
-            raise ValueError(
-                f"{path}: a picture is saved as SVG. Use a name that ends in .svg, or "
-                "trace.to_html(path) for a page to replay."
-            )
-        path.write_text(self._svg(), encoding="utf-8")
-        return path
+        return save(self._svg(), Path(path), dark=dark, width=width)
 
 
 class WholeView(View):

@@ -1,5 +1,6 @@
 """A view on a page of its own, with a model that needs no kernel."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ document.addEventListener("keydown", (e) => leaked.push(e.key));
 </script>"""
 
 
+def letters(data: bytes) -> str:
+    """Arrays as text: on a page without a kernel nothing else gets through."""
+    return base64.b64encode(data).decode("ascii")
+
+
 class Sheet:
     """A view in the browser."""
 
@@ -29,7 +35,7 @@ class Sheet:
         self.tab, self.page, self.view = tab, tab.page, view
         name = type(view).__name__.lower()
         script = esm(name).replace("export default", "const view =")
-        picture = json.dumps(view.get_state("picture")["picture"], allow_nan=False)
+        picture = json.dumps(view.get_state("picture")["picture"], allow_nan=False, default=letters)
         text = PAGE % (view._css, script, picture.replace("<", "\\u003c"))
         path.write_text(text, encoding="utf-8")
         self.page.goto(path.as_uri())

@@ -17,7 +17,7 @@ def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
     page.goto(lab.address("00_welcome.ipynb"))
     page.wait_for_function(IDLE, timeout=60_000)
     assert command(page, "notebook:run-all-cells"), page.locator(".jp-OutputArea").all_inner_texts()
-    page.wait_for_function(IDLE, timeout=10_000)
+    page.wait_for_function(IDLE, timeout=60_000)
 
     RESULTS.mkdir(exist_ok=True)
     for name in ("light", "dark"):
@@ -32,7 +32,7 @@ def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
     assert tab.outside == []
 
 
-def missing(drawing: Any, colours: list[str], within: float = 5) -> list[str]:
+def missing(drawing: Any, colours: list[str], within: float = 60) -> list[str]:
     """Which of these colours a drawing still lacks after ``within`` seconds."""
     deadline = time.monotonic() + within
     while True:

@@ -76,8 +76,8 @@ class Cell:
 
     @property
     def result(self) -> dict[str, str]:
-        (found,) = (o.data for o in self.outputs if o.output_type == "execute_result")
-        return dict(found)
+        shown = (o.data for o in self.outputs if "data" in o)
+        return {kind: value for data in shown for kind, value in data.items()}
 
     @property
     def error(self) -> str:

@@ -1,6 +1,7 @@
 """Every notebook runs from top to bottom, leaves pictures that last, and leaves nobody running."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -26,6 +27,7 @@ def test_notebook_runs(
     assert not errors(notebook)
     assert not [cell.id for cell in meant_to_fail(notebook) if not raised(cell)]
     assert not bare_widgets(notebook)
+    assert all("not attempted" in verdict for verdict in verdicts(notebook))
     assert not leftovers()
 
 
@@ -43,6 +45,17 @@ def raised(cell: NotebookNode) -> list[str]:
     return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
 
 
+def verdicts(notebook: NotebookNode) -> list[str]:
+    """What the judge says of the exercises' stubs."""
+    cells = [cell for cell in notebook.cells if "dk.check." in cell.source]
+    return [
+        o.data["text/plain"]
+        for cell in cells
+        for o in cell.get("outputs", [])
+        if o.output_type == "execute_result"
+    ]
+
+
 def errors(notebook: NotebookNode) -> list[str]:
     """What went wrong in the other cells."""
     expected = meant_to_fail(notebook)
@@ -52,14 +65,17 @@ def errors(notebook: NotebookNode) -> list[str]:
 def bare_widgets(notebook: NotebookNode) -> list[str]:
     """The widgets that GitHub, or a restart, would show as nothing.
 
-    A distkit view needs a picture beside it, any other widget at least HTML.
+    A distkit view needs a picture in the output before it, any other widget at least HTML.
     """
     state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json")
     bare = []
-    for data in (o.data for o in outputs(notebook) if WIDGET in o.get("data", {})):
+    shown = [o.get("data", {}) for o in outputs(notebook)]
+    for before, data in pairwise(({}, *shown)):
+        if WIDGET not in data:
+            continue
         model = state["state"][data[WIDGET]["model_id"]]["state"]
         name = model.get("_anywidget_id") or model["_model_name"]
-        static = PICTURES if name.startswith("distkit.views") else PICTURES | {"text/html"}
-        if not static & set(data):
+        if not (PICTURES & set(before) if name.startswith("distkit.views")
+                else {*PICTURES, "text/html"} & set(data)):  # fmt: skip
             bare.append(name)
     return bare

@@ -12,14 +12,6 @@ from distkit.cluster.run import Run
 from distkit.views import Timeline
 
 
-class Handle:
-    def __init__(self) -> None:
-        self.updates: list[Any] = []
-
-    def update(self, shown: Any) -> None:
-        self.updates.append(shown)
-
-
 class SlowRun(Run):
     """A run that outlasts the first look and then finishes."""
 
@@ -30,19 +22,13 @@ class SlowRun(Run):
         return self
 
 
-def test_a_long_run_keeps_its_picture_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, handle = [], Handle()
-
-    def display(thing: Any, display_id: bool = False) -> Handle:
-        shown.append(thing)
-        return handle
-
+def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
     monkeypatch.setattr(card, "in_notebook", lambda: True)
-    monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setattr(IPython.display, "display", lambda thing, **_: shown.append(thing))
     run = SlowRun("train", 1, [], {})
     assert card.follow(run) is run
     (live,) = shown
-    assert isinstance(live, Timeline)
-    assert handle.updates == [live]  # another widget would leave an empty cell in JupyterLab
-    assert live.comm is not None
-    assert run._repr_mimebundle_() == {"text/plain": repr(run)}  # not a second time
+    assert isinstance(live, Timeline) and live.comm is not None
+    run._ipython_display_()
+    assert shown[1:] == [{"text/plain": repr(run)}]  # not a second time

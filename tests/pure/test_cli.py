@@ -14,10 +14,11 @@ import pytest
 
 from distkit import bench, cli, hangs
 from distkit.bench.figure import Figure, Report, figure
+from distkit.cli import demo, files, others
 from distkit.cluster import local
 from distkit.cluster.run import Run
 from distkit.demos import Demo
-from distkit.errors import CommunicationWarning, DeadlockError, RankError, RunError
+from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, RankError, RunError
 from distkit.events import Event, Op, State, Trace
 from distkit.trace.findings import Finding, Kind
 
@@ -44,7 +45,8 @@ def test_help_is_light() -> None:
     code += "finally: print('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     said, _, modules = ran.stdout.rpartition("\n ")
-    assert all(f"\n    {name} " in said for name in ("demo", "trace", "hang", "lab", "bench"))
+    commands = ("demo", "trace", "replay", "hang", "lab", "bench")
+    assert all(f"\n    {name} " in said for name in commands)
     assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
 
 
@@ -65,6 +67,8 @@ def test_python_m_distkit() -> None:
         (["trace"], "name the script: distkit trace -- train.py"),
         (["trace", "--", "missing.py"], "missing.py: there is no such script"),
         (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
+        (["replay"], "arguments are required: FILE"),
+        (["replay", "t.gz", "--html", "nowhere/r.html"], "no file can be written there"),
         (["hang", "up"], "there is no hang 'up': choose from recv_cycle, ring_of_recvs"),
         (["bench", "speed"], "invalid choice: 'speed'"),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
@@ -110,8 +114,8 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     def full() -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(cli.DistkitError, match=r"t\.gz cannot be written \(No space left"):
-        cli._write(tmp_path / "t.gz", full)
+    with pytest.raises(DistkitError, match=r"t\.gz cannot be written \(No space left"):
+        files.write(tmp_path / "t.gz", full)
 
 
 # -- demo ------------------------------------------------------------------------
@@ -122,7 +126,7 @@ def test_pictures_stay_and_sentences_are_wrapped(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     picture = "rank 0   " + "  ▓▓  ██" * 2 + "   →   " + "░░  ▒▒  " * 2
-    cli._print_demo(Demo("p2p", "p2p: a digit", [picture, "many words " * 10]))
+    demo._print_demo(Demo("p2p", "p2p: a digit", [picture, "many words " * 10]))
     _, title, first, *sentences = capsys.readouterr().out.splitlines()
     assert title == "p2p: a digit"
     assert first == f"  {picture}".rstrip()
@@ -369,11 +373,11 @@ def test_bench_prints_a_table_of_all(
     assert "a step\n    1.23 ms [1 to 2] = 1.23 of the same without: 1 ms\n" in said
     assert "    must ≤ 1.05x, aim ≤ 1.02x: not reached" in said
     assert "    0.5 s, reference missing: pip install accelerate\n" in said
-    assert measured() == [bench.ALL[name] for name in cli.BENCHMARKS]
+    assert measured() == [bench.ALL[name] for name in others.BENCHMARKS]
 
 
 def test_every_benchmark_has_its_module() -> None:
-    assert tuple(bench.ALL) == cli.BENCHMARKS
+    assert tuple(bench.ALL) == others.BENCHMARKS
     folder = Path(bench.__file__).parent
     assert all(folder.joinpath(f"{name}.py").exists() for name in bench.ALL)
 

@@ -1,7 +1,13 @@
-"""Chrome trace JSON against the rules of the Trace Event Format, and of perfetto's importer."""
+"""Chrome trace JSON against the rules of the Trace Event Format, and of perfetto's importer.
+
+The rules: the Trace Event Format document; perfetto's docs/getting-started/other-formats.md
+(slices of a thread must nest); its json_trace_parser_impl.cc (a flow is known by id, cat and
+name; "f" binds to the slice around it with bp "e"; processes and threads are numbers).
+"""
 
 import gzip
 import json
+import math
 from collections import defaultdict
 
 import pytest
@@ -34,8 +40,48 @@ def enclosing(events, flow):
     return max(around, key=lambda e: (e["ts"], -end(e)), default=None)
 
 
+WHERE = {"pid": int, "tid": int}
+SLICE = {"name": str, "cat": str, "ts": float, "args": dict, **WHERE}
+FLOW = {"name": str, "cat": str, "ts": float, "id": int, **WHERE}
+#: What an event of each phase must have, and nothing else: names and types.
+FIELDS = {
+    "X": {**SLICE, "dur": float}, "B": SLICE, "M": {"name": str, "args": dict, **WHERE},
+    "s": FLOW, "t": FLOW, "f": {**FLOW, "bp": str},
+}  # fmt: skip
+#: The metadata events that there are, and their one argument.
+METADATA = {
+    "process_name": ("name", str), "process_sort_index": ("sort_index", int),
+    "thread_name": ("name", str), "thread_sort_index": ("sort_index", int),
+}  # fmt: skip
+
+
+def is_a(value, kind):
+    """Whether a value is of a kind that JSON has; whole numbers do for numbers, truth does not."""
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def check_fields(document):
+    """Each event has the fields of its phase, of the right type, and finite numbers only."""
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    assert isinstance(document["otherData"], dict)
+    for e in document["traceEvents"]:
+        fields = {"ph": str, **FIELDS[e["ph"]]}
+        assert set(e) == set(fields), e
+        assert all(is_a(e[name], kind) for name, kind in fields.items()), e
+        assert all(math.isfinite(e[name]) for name in ("ts", "dur") if name in e)
+        assert 0 < e["pid"] < 2**32 and 0 < e["tid"] < 2**32 and e["name"]
+        if e["ph"] == "M":
+            key, kind = METADATA[e["name"]]
+            assert set(e["args"]) == {key} and is_a(e["args"][key], kind)
+
+
 def check_format(events):
     """Every rule of the format that can be checked without a viewer."""
+    check_fields({"displayTimeUnit": "ms", "otherData": {}, "traceEvents": events})
+    known = [e for e in events if e["ph"] == "M"]
+    assert events[: len(known)] == known  # names first
+    assert len({(e["name"], e["pid"], e["tid"]) for e in known}) == len(known)
     names = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert len({tid for _, tid in names}) == len(names)  # unique across processes
     timed = [e for e in events if e["ph"] != "M"]
@@ -68,12 +114,14 @@ def check_flows(events):
         kinds = [e["ph"] for e in parts]
         assert kinds[0] == "s" and kinds[-1] == "f" and set(kinds[1:-1]) <= {"t"}
         assert parts[-1]["bp"] == "e"
+    assert len({id for id, *_ in arrows}) == len(arrows)  # an id is one arrow's
     return arrows
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_follows_the_format(name):
     trace = TRACES[name]()
+    check_fields(json.loads(json.dumps(chrome(trace), allow_nan=False)))
     events = chrome(trace)["traceEvents"]
     check_format(events)
     check_nesting(events)
@@ -100,6 +148,21 @@ def test_an_arrow_runs_through_all_members_of_a_collective():
     assert len(arrows) == 5  # a broadcast, two buckets in each of two steps
     for parts in arrows.values():
         assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
+
+
+def test_members_that_called_different_collectives_share_an_arrow():
+    s = Script().op(0, Op.ALL_REDUCE, 0, None).op(1, Op.BROADCAST, MS, None)
+    ((start, stop),) = check_flows(chrome(s.trace(world_size=2))["traceEvents"]).values()
+    assert (start["pid"], stop["pid"]) == (1, 2) and start["name"] == stop["name"]
+
+
+def test_no_arrow_runs_back_in_time():
+    """Clocks of two hosts differ: what came before it was sent has no arrow, but is there."""
+    s = Script().op(0, Op.SEND, 5 * MS, 6 * MS, peer=1).op(1, Op.RECV, 0, 2 * MS, peer=0)
+    trace = s.trace(world_size=2)
+    events = chrome(trace)["traceEvents"]
+    assert len(trace.messages) == 1 and check_flows(events) == {}
+    assert {"send", "recv"} <= {e["name"] for e in slices(events)}
 
 
 def test_computation_has_its_own_thread_and_overlap_another():
@@ -156,7 +219,7 @@ def test_files_hold_strict_json(tmp_path, name):
 ops = st.lists(
     st.tuples(
         st.integers(0, 2),
-        st.sampled_from([Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.MARK]),
+        st.sampled_from([Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BROADCAST, Op.MARK]),
         st.integers(0, 50),
         st.none() | st.integers(0, 50),
         st.integers(0, 2),
@@ -176,5 +239,4 @@ def test_any_run_follows_the_format(operations):
     events = chrome(trace)["traceEvents"]
     check_format(events)
     check_nesting(events)
-    for e in events:
-        assert e["ph"] not in "stf" or enclosing(events, e) is not None
+    check_flows(events)

@@ -28,27 +28,34 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 PUBLIC = """
     Cluster run_ranks Run Stepper
     Event Message Op Span State Summary Trace Finding mark
-    Gradients Stage Tensors Timeline watch_gradients
-    ring_all_reduce shard sync_initial_weights sync_sgd_step kvstore demos trouble hangs
+    Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment progress
+    algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
+    shared_memory_all_reduce use_algorithm ddp_hook
+    shard sync_initial_weights sync_sgd_step kvstore demos check hint solution
+    trouble hangs simulation simulate calibrate cost Link Network
     ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError NotPicklableError
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
     TraceFileError
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events calls matching standing tracefile "
+WAIST = "errors events calls matching standing table tracefile "
 LAYERS = {
     "errors": "",
     "events": "errors",
     "calls": "errors events",
     "matching": "errors events",
     "standing": "errors events calls",
-    "tracefile": "errors events",
+    "table": "events",
+    "tracefile": "errors events table",
     "algorithms": WAIST,
     "trace": WAIST,
     "views": WAIST + "algorithms",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "trace",
     "cluster": WAIST + "trace kvstore views",  # it serves roles, and a Run shows itself
+    "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
+    "exercises": WAIST + "algorithms cluster",
+    "experiments": WAIST + "trace views cluster",  # above everything but those at the top
 }
 TOP = {"__init__", "__main__", "bench", "cli", "demos", "hangs", "magics"}  # may import all
 

@@ -10,11 +10,13 @@ import steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
+from traces import big
 
 from distkit.errors import RunError
 from distkit.events import Event, Op, State
 from distkit.standing import Doing, Standing
 from distkit.views import Cockpit
+from distkit.views.columns import Columns
 from distkit.views.panel import to_svg, to_table
 from distkit.views.projection import project
 from distkit.views.stepping import Stepping, _completed, in_a_circle, remarks, sentence
@@ -379,7 +381,8 @@ def test_a_finding_that_comes_later_is_told(opened):
 
 
 def texts(picture):
-    return [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]
+    root = ET.fromstring(picture)
+    return [text for element in root.iter(f"{SVG}text") for text in element.itertext()]
 
 
 def test_a_notebook_stores_widget_picture_and_table(tmp_path):
@@ -451,3 +454,12 @@ def test_static_pictures_are_well_formed_and_small(n):
 def test_a_program_whose_source_is_not_known_has_a_picture():
     stepper = FakeStepper("f", [[dict(op=Op.BARRIER)]] * 2, {})
     assert "rank 1" in texts(to_svg(snapshot(stepper), project(stepper.trace)))
+
+
+def test_a_long_run_that_is_over_keeps_a_picture_of_how_it_began():
+    cockpit = Cockpit(ring(3))
+    cockpit._columns = Columns(big(4000))
+    words = texts(cockpit._svg())
+    assert any(word.endswith("of 4,000 operations") for word in words)
+    assert cockpit._svg().count("<rect") > 100
+    cockpit.close()

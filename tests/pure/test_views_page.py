@@ -5,17 +5,22 @@ import json
 import re
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring
+from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, summary
 
+from distkit.bench.views import long_trace
 from distkit.events import Op, Trace
-from distkit.views import to_html
+from distkit.views import assets, page_views, to_html
+from distkit.views import page as page_module
 from distkit.views.assets import css, esm
 from distkit.views.page import _json
+from distkit.views.page_views import VIEWS
 
 
 class Page(HTMLParser):
@@ -39,13 +44,16 @@ class Page(HTMLParser):
             self.seen += data
 
     @property
-    def pictures(self):
+    def data(self):
         return json.loads(self.scripts["pictures"])
 
+    def picture(self, view="timeline", run=0):
+        return json.loads(inflated(self.data["pictures"][f"{view}{run}"]["json"]))
+
     def column(self, name, run=0):
-        """One of the arrays of a picture."""
-        columns = self.pictures[run]["columns"]
-        data = zlib.decompress(base64.b64decode(columns["bytes"]))
+        """One of the arrays of a timeline."""
+        columns = self.picture(run=run)["columns"]
+        data = inflated(self.data["pictures"][f"timeline{run}"]["bytes"])
         at = 0
         for part, kind, length in columns["parts"]:
             size = length * int(kind[1])
@@ -54,24 +62,101 @@ class Page(HTMLParser):
             at += size
         raise KeyError(name)
 
+    @property
+    def views(self):
+        """The views of each run, by their names."""
+        return [id for key, id in self.attributes if key == "data-picture"]
+
+
+def inflated(letters):
+    return zlib.decompress(base64.b64decode(letters))
+
 
 def page(trace, tmp_path):
     return Page(to_html(trace, tmp_path / "run.html").read_text(encoding="utf-8"))
 
 
-def test_one_trace_makes_a_page_without_tabs(tmp_path):
+def test_one_trace_makes_a_page_whose_views_are_tabs(tmp_path):
     found = page(ring(), tmp_path)
-    assert ("role", "tab") not in found.attributes
-    assert len(found.pictures) == 1 and len(found.column("send")) == 24
+    assert ("aria-label", "runs") not in found.attributes
+    assert found.views == ["timeline0", "stage0", "tensors0"] == list(found.data["pictures"])
+    assert found.attributes.count(("role", "tab")) == found.attributes.count(("role", "tabpanel"))
+    assert len(found.column("send")) == 24
+    assert len(found.picture("stage")["beats"]) == len(found.picture("tensors")["ops"]) == 24
+    assert {found.picture(v)["format"] for v in ("timeline", "stage")} == {found.data["known"]}
     assert "collectives.py:31" in found.seen and "rank 3 → rank 0" in found.seen
 
 
-def test_several_traces_are_tabs(tmp_path):
+def test_several_traces_are_tabs_of_tabs(tmp_path):
     found = page({name: make() for name, make in DEMOS.items()}, tmp_path)
-    assert found.attributes.count(("role", "tab")) == len(DEMOS)
-    assert found.attributes.count(("role", "tabpanel")) == len(DEMOS)
-    assert found.attributes.count(("aria-selected", "true")) == 1
-    assert [p["title"] for p in found.pictures][1] == "ring all-reduce"
+    lists = found.attributes.count(("role", "tablist"))
+    assert ("aria-label", "runs") in found.attributes and lists <= 1 + len(DEMOS)
+    assert found.attributes.count(("role", "tab")) == found.attributes.count(("role", "tabpanel"))
+    assert found.attributes.count(("aria-selected", "true")) == lists
+    assert found.picture(run=1)["title"] == "ring all-reduce"
+
+
+def watched():
+    s = Script()
+    for rank in range(2):
+        s.op(rank, Op.MARK, 0, MS, label="gradient w", shape=(2,), dtype="float32",
+             before=summary([1.0, 2.0]), after=summary([2.0, 3.0]))  # fmt: skip
+        s.op(rank, Op.MARK, MS, MS, label="step", after=summary([0.5, 0.1, 8.0]))
+    return s.trace(world_size=2)
+
+
+def test_a_run_has_the_views_that_fit_it(tmp_path):
+    alone = Script().op(0, Op.MARK, 0, MS, label="work").trace(world_size=1)
+    silent = Script().op(0, Op.BARRIER, 0, MS).op(1, Op.BARRIER, 0, MS).trace(world_size=2)
+    for trace, views in ((Trace(), ["timeline0"]), (alone, ["timeline0"]),
+                         (silent, ["timeline0", "stage0"]),
+                         (watched(), ["timeline0", "gradients0"])):  # fmt: skip
+        assert page(trace, tmp_path).views == views
+    assert ("role", "tab") not in page(alone, tmp_path).attributes
+
+
+def test_every_view_explains_itself(tmp_path):
+    found = page(ring(), tmp_path)
+    assert all(view.about in found.seen for view in VIEWS[:3])
+    assert all(("title", view.about) in found.attributes for view in VIEWS[:3])
+
+
+def test_modules_and_styles_are_there_once(tmp_path):
+    text = to_html({"a": ring(), "b": watched()}, tmp_path / "run.html").read_text()
+    found = Page(text)
+    imports = json.loads(found.scripts["importmap"])["imports"]
+    assert all(address.startswith("data:text/javascript") for address in imports.values())
+    sources = {name: unquote(address.partition(",")[2]) for name, address in imports.items()}
+    wanted = {word for source in sources.values() for word in re.findall(r'from "([^"]+)"', source)}
+    assert wanted <= set(sources)
+    for name in ("timeline", "stage", "tensors", "gradients", "page"):
+        js = Path(assets.__file__).parent / "js" / f"{name}.js"
+        assert sources[f"distkit/{name}.js"].replace('"distkit/', '"./') == js.read_text()
+    assert text.count("var d3=") == text.count(".dkv-heat {") == 1
+
+
+def test_without_scripts_the_static_pictures_are_there(tmp_path):
+    text = to_html({"a": ring(), "b": watched()}, tmp_path / "run.html").read_text()
+    static = re.findall(r"<noscript><h2>(\w+)</h2><svg .*?</svg></noscript>", text, re.DOTALL)
+    assert static == ["Timeline", "Stage", "Tensors", "Timeline", "Gradients"]
+
+
+def test_a_page_of_a_long_run_stays_small(tmp_path):
+    path = to_html(long_trace(100_000), tmp_path / "long.html")
+    assert path.stat().st_size < 2_000_000
+    assert Page(path.read_text()).views == ["timeline0", "stage0"]
+
+
+def test_a_long_run_is_cut_and_says_so(tmp_path, monkeypatch):
+    assert page(big(5600), tmp_path).picture()["notices"] == []
+    monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(page_views, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(page_views, "MAX_EVENTS", 5000)
+    found = page(big(5600), tmp_path)
+    assert found.views == ["timeline0"] and "this page has its timeline only" in found.seen
+    (notice,) = [n for n in found.picture()["notices"] if "drawn" in n]
+    assert notice.startswith("the first 1,000 of ")
+    assert len(found.column("start")) == 1000
 
 
 def test_a_page_loads_nothing(tmp_path):
@@ -79,7 +164,8 @@ def test_a_page_loads_nothing(tmp_path):
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", text)) - {"https://d3js.org"}
     assert not {a for a in addresses if not a.startswith("http://www.w3.org/")}  # names, not loaded
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"'](?!data:,)", text)
-    assert "@import" not in text and "import(" not in text
+    assert "@import" not in text
+    assert set(re.findall(r"\bimport\([^)]{1,9}", unquote(text))) == {"import(`distkit/"}
 
 
 def test_a_page_tells_about_the_run(tmp_path):
@@ -91,7 +177,7 @@ def test_a_page_tells_about_the_run(tmp_path):
 def test_hostile_labels_stay_text(tmp_path):
     found = page({"</script><b>": odd_values(), "x": ring()}, tmp_path)
     assert "b" not in found.tags and "img" not in found.tags
-    looks = found.pictures[0]["columns"]["looks"]
+    looks = found.picture()["columns"]["looks"]
     marks = [look["label"] for look in looks if look["kind"] == "mark"]
     assert marks == ["</script><img src=x onerror=alert(1)>"]
 
@@ -115,7 +201,7 @@ def test_any_label_makes_the_same_elements(tmp_path_factory, label):
 
 def test_long_tables_are_cut_and_say_so(tmp_path):
     found = page(big(5600, n=8), tmp_path)
-    assert "the first 300 of 700 rows" in found.seen and found.tags.count("tr") == 301
+    assert "the first 100 of 700 rows" in found.seen and found.tags.count("tr") == 101
 
 
 def test_an_empty_trace_makes_a_page(tmp_path):
@@ -125,7 +211,8 @@ def test_an_empty_trace_makes_a_page(tmp_path):
 def test_the_modules_join_into_one_that_exports_render():
     text = esm("timeline")
     assert "import " not in re.sub(r"//.*", "", text)
-    assert re.findall(r"^export .*", text, re.MULTILINE) == ["export default { render };"]
+    assert re.findall(r"^export .*", text, re.MULTILINE) == [
+        f"export default {{ render: renders(Timeline, {assets.FORMAT}) }};"]  # fmt: skip
     names = re.findall(r"^(?:const|class|function) (\w+)", text, re.MULTILINE)
     assert len(names) == len(set(names))  # a name defined twice is a syntax error
     assert ".distkit-timeline" in css("timeline")

@@ -1,6 +1,8 @@
 """The static painter, the table, and what a notebook stores of a timeline."""
 
+import re
 import xml.etree.ElementTree as ET
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, p
 
 from distkit.events import Event, Op, State, Trace
 from distkit.views import Timeline
+from distkit.views.columns import Columns
 from distkit.views.projection import project
 from distkit.views.static import to_svg
 from distkit.views.text import rows, table
@@ -25,7 +28,7 @@ def svg(trace):
 
 
 def texts(trace):
-    return [element.text for element in svg(trace).iter(f"{SVG}text")]
+    return [text for element in svg(trace).iter(f"{SVG}text") for text in element.itertext()]
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -68,9 +71,23 @@ def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
 
 
 def test_a_long_trace_is_cut_and_says_so():
-    assert any("of 4,000 operations" in word for word in texts(big(4000)))
-    assert "! only the first 48 ranks are drawn here" in texts(big(600, n=100))
+    found = texts(big(4000))
+    assert any(re.fullmatch(r"the first .*: 1\d\d of 4,000 operations", word) for word in found)
+    assert found.count("rank 7") == 2  # as a whole, and in its first milliseconds
+    found = texts(big(600, n=100))
+    assert "! only the first 48 ranks are drawn here" in found
+    assert "! 600 operations: too many to be drawn one by one" in found
     assert not any("operations" in word for word in texts(ring()))
+
+
+def test_a_long_run_shows_how_busy_its_ranks_were():
+    half = [Event(0, i, Op.BARRIER, state, i + 0.5 * k, label="x") for i in range(300)
+            for k, state in enumerate((State.STARTED, State.COMPLETED))]  # fmt: skip
+    for picture in (project(Trace(half)), Columns(Trace(half)).picture(250)):
+        (path,) = [e.get("d") for e in ET.fromstring(to_svg(picture)).iter(f"{SVG}path")]
+        base = int(re.match(r"M[\d.]+ (\d+)", path)[1])
+        tops = [base - int(y) for y in re.findall(r"V(\d+)", path)]
+        assert set(tops[:-2]) <= {11, 12, 13, 14, 15, 16, 17} and tops[-1] == 0
 
 
 def test_labels_are_text_not_markup():
@@ -127,16 +144,13 @@ def test_a_notebook_stores_widget_picture_and_table():
     assert data["text/plain"].startswith("ring all-reduce: 4 ranks, gloo, 24 messages")
 
 
-def test_a_trace_shows_itself_as_a_timeline():
-    data, _ = ring()._repr_mimebundle_()
-    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
-
-
-def test_save_writes_svg_and_refuses_the_rest(tmp_path):
-    path = Timeline(ring()).save(tmp_path / "ring.svg")
-    assert ET.parse(path).getroot().tag == f"{SVG}svg"
-    with pytest.raises(ValueError, match=r"ends in \.svg"):
-        Timeline(ring()).save(tmp_path / "ring.png")
+def test_a_trace_shows_itself_as_a_timeline(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    ring()._ipython_display_()
+    still, widget = shown
+    assert set(still) == {"text/html", "image/svg+xml", "text/plain"}
+    assert widget == {"application/vnd.jupyter.widget-view+json": ANY, "text/html": ""}
 
 
 # -- numbers and colours ---------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ring, sync_sgd
 
-from distkit.events import COLLECTIVES, Event, Op, State, Trace
+from distkit.events import COLLECTIVES, Event, Op, State, Summary, Trace
 from distkit.views import columns, projection
 from distkit.views.lanes import Busy
 from distkit.views.packing import packed
@@ -300,6 +300,35 @@ def test_folders_and_control_characters_stay_out():
 def test_an_empty_trace_is_an_empty_picture():
     picture = project(Trace())
     assert picture["bars"] == picture["lanes"] == [] and picture["start"] is None
+
+
+def notes(rank, seq, at):
+    """What ``watch_gradients`` writes in a step."""
+    numbers = Summary((1.0, 0.1, 8.0), 8.1, 0.1, 8.0, 3)
+    layer = dict(shape=(2,), dtype="float32", label="gradient weight")
+    return [
+        Event(rank, seq, Op.MARK, State.STARTED, at, **layer, summary=numbers),
+        Event(rank, seq, Op.MARK, State.COMPLETED, at + 1e-4, **layer, summary=numbers),
+        Event(rank, seq + 1, Op.MARK, State.COMPLETED, at, label="weights 0f", summary=numbers),
+        Event(rank, seq + 2, Op.MARK, State.COMPLETED, at, label="step", summary=numbers),
+        Event(rank, seq + 3, Op.MARK, State.COMPLETED, at, label="gradient of nothing",
+              shape=(0,), dtype="float32"),
+    ]  # fmt: skip
+
+
+def test_notes_of_watched_gradients_are_not_drawn():
+    trace = sync_sgd()
+    watched = Trace([*trace, *(e for r in range(4) for e in notes(r, 900, trace.start + r * MS))],
+                    trace.meta)  # fmt: skip
+    assert keyed(project(watched)) == keyed(project(trace))
+    assert merged(trace.meta, [watched.events]) == keyed(project(trace))
+
+
+@pytest.mark.parametrize("label", ["step", "gradient", "update w → v3 ← 0", "weights of evidence"])
+def test_the_marks_of_a_program_are_drawn(label):
+    summary = Summary((1.0,), 1.0, 1.0, 1.0, 1) if "update" in label else None
+    trace = Trace([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, label=label, summary=summary)])
+    assert [bar["label"] for bar in project(trace)["bars"]] == [label]
 
 
 # -- in columns ------------------------------------------------------------------

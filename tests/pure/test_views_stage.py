@@ -15,6 +15,7 @@ from distkit.views.contributions import follow
 from distkit.views.rings import find_rings
 from distkit.views.stage import Stage, table
 from distkit.views.stage_layout import KINDS, arrange, pattern, root_of
+from distkit.views.stage_packing import folded
 from distkit.views.stage_projection import held_at, moments, sentence
 from distkit.views.stage_projection import project as stage
 from distkit.views.storyboard import to_svg
@@ -379,9 +380,52 @@ def test_a_live_stage_grows_until_the_run_ends():
     run = Run(whole)
     view = Stage(run)
     view._feed(list(whole.events[:60]))
-    early = view._picture()
+    early = unfolded(view._picture())
     assert early["live"] and 0 < len(early["beats"]) < 24 and early["notices"] == []
     run.trace, run.finished = whole, True
     run.callback([])
-    assert not view._picture()["live"] and len(view._picture()["beats"]) == 24
+    late = unfolded(view._picture())
+    assert not late["live"] and len(late["beats"]) == 24
     view.close()
+
+
+# -- on its way to the browser ---------------------------------------------------------------
+
+
+def unfolded(picture):
+    """What js/unfold.js does."""
+
+    def objects(told):
+        return [dict(zip(told["shapes"][shape], values, strict=True))
+                for shape, *values in told["rows"]]  # fmt: skip
+
+    def ranks(ranges):
+        ends = zip(ranges[::2], ranges[1::2], strict=True)
+        return [rank for first, last in ends for rank in range(first, last + 1)]
+
+    pieces = [{name: ranks(its) if name in ("sure", "maybe") else its for name, its in p.items()}
+              for p in picture["pieces"]]  # fmt: skip
+    beats = [{**b, "piece": pieces[b["piece"]]} if "piece" in b else b
+             for b in objects(picture["beats"])]  # fmt: skip
+    changes = [{**c, "pieces": [pieces[n] for n in c["pieces"]]}
+               for c in objects(picture["changes"])]  # fmt: skip
+    return {**{k: v for k, v in picture.items() if k != "pieces"},
+            "beats": beats, "changes": changes}  # fmt: skip
+
+
+def short(told):
+    """Times to a tenth of a microsecond, as they travel."""
+    return [{k: round(v, 7) if isinstance(v, float) else v for k, v in one.items()} for one in told]
+
+
+@pytest.mark.parametrize("trace", [Trace, *DEMOS.values()])
+def test_a_folded_stage_is_the_same_in_fewer_letters(trace):
+    picture = json.loads(json.dumps(stage(trace())))
+    again = unfolded(json.loads(json.dumps(folded(picture))))
+    assert again == {**picture, "beats": short(picture["beats"]),
+                     "changes": short(picture["changes"])}  # fmt: skip
+
+
+def test_a_ring_of_many_ranks_travels_light():
+    picture = stage(ring(32))
+    assert len(json.dumps(folded(picture))) < 0.5 * len(json.dumps(picture))

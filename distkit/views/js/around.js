@@ -58,7 +58,7 @@ function busy(lanes, told, color) {
   const percent = (x) => `${Math.round(100 * x)} %`;
   const label = h("span", {}, "time in communication", told.some(({ waiting }) => waiting > 0.005) ? ", of which waiting (pale)" : "");
   if (lanes.length > MANY) {
-    const range = (all) => `${percent(Math.min(...all))} to ${percent(Math.max(...all))}`;
+    const range = (all) => [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");
     return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
       h("span", {}, ` · waiting ${range(told.map(({ waiting }) => waiting))}`));
   }

@@ -5,16 +5,17 @@ const SOON = 1e-9; // seconds: clocks are no finer
 
 // Seconds that each operation waits for the last one to arrive, from its start on.
 export function waits(store) {
-  const { start, end, tie, into, out } = store;
+  const { start, end, tie, into, out, recv, sent } = store;
   const found = new Float64Array(store.count);
   const last = lastStarts(store);
+  const kinds = store.looks.map(({ kind }) => kind);
   for (let i = 0; i < store.count; i++) {
     if (store.paused(i)) continue;
-    const { kind } = store.looks[store.look[i]];
+    const kind = kinds[store.look[i]];
     let until = -Infinity;
-    if (tie[i] >= 0) until = last.get(tie[i]);
-    else if (kind === "recv" && into[i] >= 0) until = store.sent[into[i]];
-    else if (kind === "send" && out[i] >= 0 && store.recv[out[i]] >= 0) until = start[store.recv[out[i]]];
+    if (tie[i] >= 0) until = last[tie[i]];
+    else if (kind === "recv" && into[i] >= 0) until = sent[into[i]];
+    else if (kind === "send" && out[i] >= 0 && recv[out[i]] >= 0) until = start[recv[out[i]]];
     const most = Number.isNaN(end[i]) ? store.frame.end : end[i];
     found[i] = Math.max(0, Math.min(until || most, most) - start[i]);
   }
@@ -22,8 +23,8 @@ export function waits(store) {
 }
 
 function lastStarts({ count, tie, start }) {
-  const last = new Map();
-  for (let i = 0; i < count; i++) if (tie[i] >= 0 && !(last.get(tie[i]) >= start[i])) last.set(tie[i], start[i]);
+  const last = new Float64Array(tie.reduce((a, b) => Math.max(a, b), -1) + 1).fill(-Infinity);
+  for (let i = 0; i < count; i++) if (tie[i] >= 0) last[tie[i]] = Math.max(last[tie[i]], start[i]);
   return last;
 }
 
@@ -31,14 +32,16 @@ function lastStarts({ count, tie, start }) {
 export function statistics(store) {
   const rows = store.frame.lanes.map(() => ({ messages: 0, bytes: 0, waiting: 0 }));
   const seconds = store.frame.end - store.frame.start;
+  const mine = store.tracks.map(({ rank }) => rows[store.laneOf.get(rank)]);
   for (let a = 0; a < store.arrows; a++) {
-    const row = rows[store.send[a] < 0 ? -1 : store.lane(store.send[a])];
+    const row = store.send[a] < 0 ? null : mine[store.track[store.send[a]]];
     if (!row || Number.isNaN(store.sent[a])) continue;
     row.messages += 1;
     row.bytes += store.weight(a);
   }
-  waits(store).forEach((wait, i) => { rows[store.lane(i)].waiting += wait / (seconds || 1); });
-  return rows.map((row) => ({ ...row, waiting: Math.min(1, row.waiting) }));
+  const waited = waits(store);
+  store.tracks.forEach(({ items }, t) => { for (const i of items) mine[t].waiting += waited[i]; });
+  return rows.map((row) => ({ ...row, waiting: Math.min(1, row.waiting / (seconds || 1)) }));
 }
 
 // The chain that made the run last so long, from its end back: an operation that waited is
@@ -46,10 +49,11 @@ export function statistics(store) {
 export function criticalPath(store) {
   const [bars, arrows] = [new Set(), new Set()];
   if (!store.count) return { bars, arrows };
-  const [waited, ranks] = [waits(store), byRank(store, (i) => finish(store, i))];
+  const [waited, skip] = [waits(store), around(store)];
+  const ranks = byRank(store, (i) => finish(store, i), (i) => !skip[i]);
   const final = (i) => (Number.isNaN(store.end[i]) ? store.frame.end : store.end[i]);
-  let at = 0;
-  for (let i = 1; i < store.count; i++) if (final(i) > final(at)) at = i;
+  let at = -1;
+  for (let i = 0; i < store.count; i++) if (!skip[i] && !(at >= 0 && final(i) <= final(at))) at = i;
   while (at >= 0 && !bars.has(at)) {
     bars.add(at);
     const cause = waited[at] > SOON ? blamed(store, at) : -1;
@@ -60,7 +64,7 @@ export function criticalPath(store) {
       if (bars.has(cause)) break;
       bars.add(at = cause);
     }
-    at = before(store, ranks.get(rankOf(store, at)), store.start[at]);
+    at = before(store, ranks.get(rankOf(store, at)), store.start[at], bars);
   }
   return { bars, arrows };
 }
@@ -77,20 +81,36 @@ function blamed(store, i) {
   return store.out[i] >= 0 ? store.recv[store.out[i]] : -1;
 }
 
-// The last operation of a list, sorted by end, that had ended by then; -1 if none had.
-function before(store, list, time) {
+// The last operation of a list, sorted by end, that had ended by then and is not known yet; -1
+// if there is none. What takes no time at all ends when it starts.
+function before(store, list, time, known) {
   let [low, high] = [0, list.length];
   while (low < high) {
     const middle = (low + high) >> 1;
     if (finish(store, list[middle]) <= time + SOON) low = middle + 1;
     else high = middle;
   }
+  while (low && known.has(list[low - 1])) low -= 1;
   return low ? list[low - 1] : -1;
 }
 
-function byRank(store, key) {
+// Whether an operation is a mark around communication: it explains nothing that they do not.
+function around(store) {
+  const found = new Uint8Array(store.count);
+  for (const list of byRank(store, (i) => store.start[i]).values()) {
+    let next = Infinity; // when the next communication begins
+    for (const i of list.reverse()) {
+      if (store.looks[store.look[i]].kind !== "mark") next = store.start[i];
+      else found[i] = next < finish(store, i);
+    }
+  }
+  return found;
+}
+
+function byRank(store, key, wanted = () => true) {
   const ranks = new Map();
   for (let i = 0; i < store.count; i++) {
+    if (!wanted(i)) continue;
     const rank = rankOf(store, i);
     if (!ranks.has(rank)) ranks.set(rank, []);
     ranks.get(rank).push(i);

@@ -4,7 +4,7 @@
 import { Cards } from "./cards.js";
 import { chips, Controls, stepOf } from "./controls.js";
 import { h } from "./dom.js";
-import { readable } from "./painter.js";
+import { readable } from "./colors.js";
 import { Source } from "./source.js";
 import { Talk } from "./talk.js";
 import { Timeline } from "./timeline.js";

@@ -33,3 +33,5 @@ export class Gestures {
     return this.base[0] + ((x - this.left) / (this.right - this.left)) * (this.base[1] - this.base[0]);
   }
 }
+
+export const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);

@@ -3,6 +3,7 @@
 import { clamp } from "./numbers.js";
 
 export const LEAST = 2.5; // no bar is narrower
+export const TALLEST = 860; // pixels in sight; timeline.css says the same
 
 export class Layout {
   constructor(store, sizes, width, view, now, measure) {
@@ -27,6 +28,11 @@ export class Layout {
     this.heights = heights.map((height) => height * this.scale);
     this.bottom += lanes.length ? 10 - this.gap : 90;
     this.height = this.bottom + sizes.axis;
+  }
+
+  // Where the axis is: under the lanes, or at the foot of what is in sight of them.
+  get axis() {
+    return Math.min(this.bottom, (this.foot ?? Infinity) - this.sizes.axis);
   }
 
   // Height of a lane's communication, and of its marked computation under it.

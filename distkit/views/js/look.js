@@ -1,6 +1,6 @@
 // Colours and fonts as the page has them now; a canvas wants them resolved.
 
-import { alpha, brightness } from "./painter.js";
+import { alpha, brightness } from "./colors.js";
 
 export function lookOf(root, context, theme) {
   const css = getComputedStyle(root);

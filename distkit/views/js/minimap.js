@@ -2,9 +2,10 @@
 
 import { clamp } from "./numbers.js";
 import { h } from "./dom.js";
-import { alpha, channels } from "./painter.js";
+import { alpha, channels } from "./colors.js";
 
 const TALL = 34;
+const OFTEN = 1000; // milliseconds between two sketches of a run that goes on
 
 export class Minimap {
   // onmove(time): the middle of the picture is wanted there.
@@ -29,12 +30,18 @@ export class Minimap {
     Object.assign(this, { all, left, right });
     const ratio = devicePixelRatio || 1;
     const c = this.canvas.getContext("2d");
-    if (this.canvas.width !== Math.round(width * ratio)) this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(TALL * ratio);
-    c.scale(ratio, ratio);
+    const pixels = [Math.round(width * ratio), Math.round(TALL * ratio)];
+    if (this.canvas.width !== pixels[0] || this.canvas.height !== pixels[1]) {
+      [this.canvas.width, this.canvas.height] = pixels;
+    }
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    c.clearRect(0, 0, width, TALL);
     const size = [Math.ceil(right - left), store.frame.lanes.length];
     const key = [store.version, look.bg, ...size, ...all].join();
-    if (key !== this.key) [this.key, this.sheet] = [key, sheet(store, size, all, color)];
+    const now = performance.now();
+    if (key !== this.key && !(store.frame.live && now - this.made < OFTEN)) {
+      Object.assign(this, { key, made: now, sheet: sheet(store, size, all, color) });
+    }
     const x = (time) => left + ((clamp(time, ...all) - all[0]) / (all[1] - all[0])) * (right - left);
     const [from, to] = view.map(x);
     c.imageSmoothingEnabled = true;

@@ -1,7 +1,7 @@
 // What lies over the picture: the pointer's time, the part that is shown, the veil.
 
 import { clamp, humanSeconds } from "./numbers.js";
-import { alpha } from "./painter.js";
+import { alpha } from "./colors.js";
 
 export function cursor({ context: c, layout: at, look, pointer, store }) {
   const x = clamp(pointer[0], at.left, at.right);
@@ -10,15 +10,15 @@ export function cursor({ context: c, layout: at, look, pointer, store }) {
   const width = c.measureText(text).width + 12;
   const left = clamp(x - width / 2, 0, at.width - width);
   c.fillStyle = look.hairline;
-  c.fillRect(Math.round(x), 0, 1, at.bottom);
+  c.fillRect(Math.round(x), 0, 1, at.axis);
   c.fillStyle = look.bg; // no half-covered number beside it
-  c.fillRect(left - 24, at.bottom + 4, width + 48, 21);
+  c.fillRect(left - 24, at.axis + 4, width + 48, 21);
   Object.assign(c, { fillStyle: look.fg, textAlign: "left", textBaseline: "middle" });
   c.beginPath();
-  c.roundRect(left, at.bottom + 5, width, 19, 4);
+  c.roundRect(left, at.axis + 5, width, 19, 4);
   c.fill();
   c.fillStyle = look.bg;
-  c.fillText(text, left + 6, at.bottom + 15);
+  c.fillText(text, left + 6, at.axis + 15);
 }
 
 // A thin line under the axis: which part of the whole is shown.

@@ -2,9 +2,9 @@
 
 import { humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
+import { alpha, readable } from "./colors.js";
 import { Arrows } from "./arrows.js";
 import { Strips } from "./strips.js";
-
 
 export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
@@ -20,7 +20,7 @@ export class Painter {
     this.#lanes();
     this.arrows = [];
     if (!this.store.count) return;
-    this.#axis();
+    this.#grid();
     c.save();
     c.beginPath();
     c.rect(at.left - 4, 0, at.right - at.left + 8, at.bottom);
@@ -38,6 +38,7 @@ export class Painter {
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
     arrows.before();
     c.restore();
+    this.#axis();
   }
 
   // What the minimap needs to draw in the same look.
@@ -77,21 +78,36 @@ export class Painter {
     this.c.fillText(text, x, y + 0.5);
   }
 
+  // Behind everything the lines, before everything the numbers.
+  #grid() {
+    for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.look.grid, 1);
+  }
+
   #axis() {
     const { c, at, look } = this;
+    if (at.axis < at.bottom) {
+      c.fillStyle = look.bg;
+      c.fillRect(0, at.axis, at.width, at.sizes.axis);
+    }
+    for (const [x, label] of this.#ticks()) {
+      if (x < at.right - 10) this.text(label, x, at.axis + 14, look.muted, `12px ${look.font}`, "center");
+    }
+    this.line(at.left - 4, at.axis + 0.5, at.right + 4, at.axis + 0.5, look.hairline, 1);
+  }
+
+  #ticks() {
+    const { at } = this;
     const zero = this.store.frame.start ?? 0;
     const [from, to] = at.view.map((time) => time - zero);
     const step = roundStep(to - from, (at.right - at.left) / 105);
     const [scale, unit] = timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
     const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
-    const font = `12px ${look.font}`;
+    const found = [];
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
-      const x = Math.round(at.x(zero + n * step)) + 0.5;
-      this.line(x, 0, x, at.bottom, look.grid, 1);
       const label = n === 0 ? "0" : `${(n * step * scale).toFixed(digits)} ${unit}`;
-      if (x < at.right - 10) this.text(label, x, at.bottom + 14, look.muted, font, "center");
+      found.push([Math.round(at.x(zero + n * step)) + 0.5, label]);
     }
-    this.line(at.left - 4, at.bottom + 0.5, at.right + 4, at.bottom + 0.5, look.hairline, 1);
+    return found;
   }
 
   line(x1, y1, x2, y2, color, width, dash = []) {
@@ -269,23 +285,8 @@ export function roundRect(c, x, y, width, height, radius) {
   c.roundRect(x, y, width, height, Math.max(0, Math.min(radius, width / 2, height / 2)));
 }
 
-// Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas names colours.
-export function channels(color) {
-  if (!color.startsWith("#")) return color.match(/[\d.]+/g).slice(0, 3).map(Number);
-  return [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
-}
-
 // How strongly a kind of bar is filled where it is too small for more.
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, mark: 1 };
-
-export function alpha(color, a) {
-  return `rgba(${channels(color).join(",")},${a})`;
-}
-
-export function brightness(color) {
-  const [r, g, b] = channels(color);
-  return 0.299 * r + 0.587 * g + 0.114 * b;
-}
 
 // What a bar did, in a few words: "send to rank 1", "all_reduce max".
 export function call(bar, store) {
@@ -294,6 +295,3 @@ export function call(bar, store) {
   if (bar.kind === "recv") return `recv from ${peer}`;
   return bar.kind === "mark" ? bar.label ?? "computation" : `${bar.op} ${bar.label ?? ""}`.trim();
 }
-
-// Black or white, whichever reads better on a colour.
-export const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");

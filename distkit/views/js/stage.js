@@ -2,9 +2,10 @@
 
 import { h, still } from "./dom.js";
 import { clamp } from "./numbers.js";
-import { brightness, readable } from "./painter.js";
+import { brightness, readable } from "./colors.js";
 import { Scene } from "./scene.js";
 import { Script, words } from "./script.js";
+import { unfold } from "./unfold.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const BEAT = 1200; // milliseconds of a round at speed 1
@@ -113,7 +114,8 @@ export class Stage {
     if (latest) this.#load(latest);
   }
 
-  #load(picture) {
+  #load(told) {
+    const picture = unfold(told);
     const follows = !this.script || (this.picture.live && this.time >= this.script.end);
     this.picture = picture;
     this.ticks ??= picture.clock ?? "time";

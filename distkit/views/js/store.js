@@ -45,7 +45,8 @@ export class Store {
     for (const name of Object.keys(ARROWS)) this[name].set(parts[name]);
     let at = 0;
     for (const [rank, mark, row, length] of columns.tracks) {
-      const items = Int32Array.from({ length }, (_, i) => at + i);
+      const items = new Int32Array(length);
+      for (let i = 0; i < length; i++) items[i] = at + i;
       this.track.fill(this.tracks.length, at, at += length);
       this.trackOf.set(`${rank}/${Boolean(mark)}/${row}`, this.tracks.length);
       this.tracks.push({ rank, mark: Boolean(mark), row, items });
@@ -193,6 +194,15 @@ export class Store {
     const get = (tie) => Array.from(list.subarray(first[tie], first[tie + 1]))
       .sort((i, j) => this.lane(i) - this.lane(j));
     return (this.tiedOf = { version: this.version, get });
+  }
+
+  // The bars in the order of their starts.
+  ordered() {
+    if (this.orderOf?.version === this.version) return this.orderOf.order;
+    const order = Int32Array.from({ length: this.count }, (_, i) => i);
+    order.sort((i, j) => this.start[i] - this.start[j] || i - j);
+    this.orderOf = { version: this.version, order };
+    return order;
   }
 
   // Times between which the first bars can be told apart.

@@ -2,7 +2,8 @@
 // wide enough is drawn as itself, and so are failures and what has not ended.
 
 import { LEAST } from "./layout.js";
-import { channels, FILL } from "./painter.js";
+import { channels } from "./colors.js";
+import { FILL } from "./painter.js";
 
 const WIDE = 12; // from this many pixels on a bar is an object with words
 const ALONE = 2; // pixels to its neighbours: then even a small bar is drawn as itself

@@ -4,21 +4,23 @@
 import { alternative, heading, legend, notices, sums } from "./around.js";
 import { h, still } from "./dom.js";
 import { Lenses } from "./lenses.js";
-import { Layout } from "./layout.js";
-import { Gestures } from "./gestures.js";
+import { Layout, TALLEST } from "./layout.js";
+import { Gestures, sideways } from "./gestures.js";
 import { Minimap } from "./minimap.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
 import { lookOf } from "./look.js";
 import { Painter } from "./painter.js";
 import { Store } from "./store.js";
-import { card, sentence } from "./tooltip.js";
+import { beside, card, sentence } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
   "arrow up and down go from operation to operation, Escape lets go, slash finds, c shows the " +
   "critical path, w waiting time, h what happens before and after the chosen operation.";
 
-const FRAMES = 15; // per second while a run goes on: the ranks need the processor as well
+// While a run goes on the ranks need the processor as well: open bars grow so often by themselves,
+const GROWTH = 250; // milliseconds
+const RETELL = 500; // and the words around the picture change so often
 const LONG = 1000; // operations: then the whole run lies small under the picture
 const VERY_LONG = 4000; // then the picture opens at the beginning
 const PATIENCE = 600_000; // milliseconds without news
@@ -55,11 +57,11 @@ export class Timeline {
     this.stage = h("div", { class: "dk-stage" }, this.canvas);
     this.map = new Minimap((time) => this.#center(time));
     this.lenses = new Lenses(this.store, () => this.#later(), () => this.chosen);
-    const tools = h("div", { class: "dk-tools" },
+    this.lenses.root.append(h("div", { class: "dk-tools" },
       button("zoom in", "+", () => this.#zoom(0.5)), button("zoom out", "−", () => this.#zoom(2)),
-      button("show all", "⤢", () => this.#reset()));
+      button("show all", "⤢", () => this.#reset())));
     this.root = h("figure", { class: "distkit-timeline" },
-      h("header", {}, this.parts.head, this.parts.legend, tools),
+      h("header", {}, this.parts.head, this.parts.legend),
       this.lenses.root, this.parts.notices, this.stage, this.parts.sums, this.tip, this.spoken);
     el.append(this.root);
     this.context = this.canvas.getContext("2d");
@@ -179,7 +181,8 @@ export class Timeline {
     this.pending = requestAnimationFrame(() => {
       this.pending = null;
       this.#draw();
-      if (this.#grows()) setTimeout(() => this.#later(), 1000 / FRAMES);
+      clearTimeout(this.growing);
+      if (this.#grows()) this.growing = setTimeout(() => this.#later(), GROWTH);
     });
   }
 
@@ -203,6 +206,7 @@ export class Timeline {
     const size = [Math.round(width * ratio), Math.round(this.layout.height * ratio)];
     if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
     canvas.style.height = `${this.layout.height}px`;
+    if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.painter = new Painter(context, this.layout, this.look, this.chosen ?? this.hovered, this.lenses);
     this.painter.draw();
@@ -215,6 +219,7 @@ export class Timeline {
     this.gestures.follow(this.layout, view, this.#all());
     if (!this.store.count) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
+    this.root.dataset.taken = this.next; // so many patches are in the picture
   }
 
   // -- the reader ------------------------------------------------------------------------
@@ -237,6 +242,7 @@ export class Timeline {
     on(this.canvas, "keydown", (e) => this.#typed(e));
     on(this.lenses.root, "keydown", (e) => this.#sought(e));
     on(this.canvas, "blur", () => this.#choose(null));
+    on(this.stage, "scroll", () => this.#later());
     on(window, "wheel", (e) => { if (e.target !== this.canvas) this.armed = false; }, { passive: true });
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])
       on(this.root, type, () => this.#later());
@@ -255,9 +261,18 @@ export class Timeline {
       this.next += 1;
     }
     if (!any || !this.look) return;
+    const wait = this.#runs() ? (this.told ?? -RETELL) + RETELL - performance.now() : 0;
+    if (wait <= 0) this.#retell();
+    else this.telling ??= setTimeout(() => this.#retell(), wait);
+    this.#later();
+  }
+
+  #retell() {
+    clearTimeout(this.telling);
+    if (this.gone) return;
+    [this.telling, this.told] = [null, performance.now()];
     this.#words();
     this.lenses.refresh();
-    this.#later();
   }
 
   #at(e) {
@@ -340,7 +355,7 @@ export class Timeline {
 
   // From operation to operation, in the order of their starts.
   #step(by) {
-    const order = this.#order();
+    const order = this.store.ordered();
     if (!order.length) return;
     const at = this.chosen?.i === undefined ? (by > 0 ? -1 : order.length) : order.indexOf(this.chosen.i);
     let next = clamp(at + by, 0, order.length - 1);
@@ -359,15 +374,6 @@ export class Timeline {
     this.#choose(bar, box.left + Math.max(x, this.layout.left) + 8, box.top + y + height);
   }
 
-  #order() {
-    const { store } = this;
-    if (this.ordered?.version === store.version) return this.ordered.order;
-    const order = Int32Array.from({ length: store.count }, (_, i) => i);
-    order.sort((i, j) => store.start[i] - store.start[j] || i - j);
-    this.ordered = { version: store.version, order };
-    return order;
-  }
-
   #choose(item, x, y) {
     this.chosen = item;
     this.spoken.textContent = item ? sentence(item, this.store) : "";
@@ -381,11 +387,7 @@ export class Timeline {
     if (!item) return tip.hidePopover();
     const color = this.#color(item.rank ?? item.src);
     tip.replaceChildren(...card(item, this.store, color).filter(Boolean));
-    if (!tip.matches(":popover-open")) tip.showPopover();
-    const { width, height } = tip.getBoundingClientRect();
-    const below = y + 18 + height < innerHeight || y < height + 18;
-    tip.style.left = `${clamp(x + 14, 8, innerWidth - width - 8)}px`;
-    tip.style.top = `${below ? y + 18 : y - height - 12}px`;
+    beside(tip, x, y);
   }
 
   dispose() {
@@ -396,5 +398,3 @@ export class Timeline {
     this.root.remove();
   }
 }
-
-const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);

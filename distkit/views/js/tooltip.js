@@ -1,7 +1,7 @@
 // What one bar or arrow says about itself: as a card beside the pointer, and as one sentence.
 
 import { h } from "./dom.js";
-import { humanBytes, humanSeconds, plural, short } from "./numbers.js";
+import { clamp, humanBytes, humanSeconds, plural, short } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 
 const NUMBERS = 8; // tensors up to this size are written out
@@ -9,6 +9,15 @@ const NUMBERS = 8; // tensors up to this size are written out
 export function sentence(item, store) {
   const [name, state] = title(item, store);
   return [`${name}, ${state}`, ...facts(item, store).map(([k, v]) => `${k} ${v}`)].join("; ");
+}
+
+// Shows a card near the pointer, within the window.
+export function beside(tip, x, y) {
+  if (!tip.matches(":popover-open")) tip.showPopover();
+  const { width, height } = tip.getBoundingClientRect();
+  const below = y + 18 + height < innerHeight || y < height + 18;
+  tip.style.left = `${clamp(x + 14, 8, innerWidth - width - 8)}px`;
+  tip.style.top = `${below ? y + 18 : y - height - 12}px`;
 }
 
 export function card(item, store, color) {
@@ -55,9 +64,22 @@ function ofBar(bar, store) {
     ["tensor", tensor(bar)],
     ["size", bar.kind === "mark" || !bar.nbytes ? null : humanBytes(bar.nbytes)],
     ["took", bar.end === null ? null : humanSeconds(bar.end - bar.start)],
+    whole(bar, others, store),
     ["began at", humanSeconds(since)],
     ...rest(bar, store),
   ];
+}
+
+// How long all of it took, as the table says: a collective on all ranks, a message on its way.
+function whole(bar, others, store) {
+  if (others.length) {
+    const ends = [bar, ...others].map(({ end }) => end);
+    const begin = Math.min(bar.start, ...others.map(({ start }) => start));
+    return ["all ranks", ends.includes(null) ? null : humanSeconds(Math.max(...ends) - begin)];
+  }
+  const a = bar.kind === "send" ? store.out[bar.i] : bar.kind === "recv" ? store.into[bar.i] : -1;
+  const took = a < 0 ? NaN : store.received[a] - store.sent[a];
+  return ["message", Number.isNaN(took) ? null : humanSeconds(took)];
 }
 
 function ofArrow(arrow, store) {

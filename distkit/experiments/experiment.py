@@ -1,0 +1,319 @@
+"""A function on ranks, the controls of its parameters, and the runs that were made with them."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distkit.cluster.cluster import Cluster
+from distkit.cluster.notebook import OfCells, cell, in_notebook
+from distkit.cluster.pickling import pack
+from distkit.cluster.run import Run
+from distkit.errors import ClusterError, DistkitError, RunInterrupted
+from distkit.experiments import chart, results
+from distkit.experiments.activity import Activity
+from distkit.experiments.clusters import Clusters
+from distkit.experiments.controls import RANKS
+from distkit.experiments.following import follow, submit
+from distkit.experiments.results import Record
+from distkit.experiments.settings import Settings
+from distkit.trace.progress import Meter
+from distkit.views.still import Still
+
+if TYPE_CHECKING:
+    import pandas
+
+    from distkit.experiments.panel import Panel
+
+#: Of what ranks print, the panel shows so many lines.
+LINES = 200
+
+#: A kernel that ends has no thread of its own any more that sends to the page: two of ours that
+#: did would mix their messages up.
+_telling, _over = threading.RLock(), threading.Event()
+
+
+_of_cells = OfCells(lambda experiment: experiment.close())
+
+
+@atexit.register
+def _hush() -> None:
+    with _telling:
+        _over.set()
+
+
+class Experiment:
+    """Sliders and buttons that start real runs, as ``ipywidgets.interact`` calls a function.
+
+    In a notebook it displays as a panel: a control per parameter, Run and Stop, a bar that moves
+    with the run's progress, a table of all runs, a plot of their seconds against what was varied,
+    and the pictures of the latest run. The notebook stays usable meanwhile.
+
+    A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or a widget of
+    ipywidgets; it begins at the function's default. Some names mean more:
+
+    - ``ranks=(2, 8)``: how many ranks. The cluster given serves for its own number; for others
+      one is started and kept until another number is asked for, or :meth:`close`.
+    - ``straggler=(0, 0.5)``: seconds that the last rank loses before each communication.
+    - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
+    - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
+
+    A function that goes through ``dk.progress(range(steps))``, or a loop in
+    :func:`~distkit.watch_gradients`, moves the bar.
+
+    Args:
+        fn: runs on every rank, with the values of the controls as keyword arguments.
+        cluster: where; it is never stopped from here. Without one, one of 4 ranks is started.
+        controls: by parameter.
+
+    Raises:
+        TypeError: the function has no such parameter, or one with neither default nor control.
+        ValueError: a control is no control, or begins outside its range.
+        NotPicklableError: the function cannot travel to the ranks.
+
+    Example:
+        >>> def train(batch=32, lr=0.2): ...
+        >>> with Experiment(train, batch=(8, 128), lr=(0.01, 1.0), ranks=(2, 8)) as experiment:
+        ...     experiment
+        Experiment with train: no run yet
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], cluster: Cluster | None = None, /, **controls: Any
+    ) -> None:
+        if cluster is not None and not isinstance(cluster, Cluster):
+            raise TypeError(
+                f"the second argument is a dk.Cluster, not {cluster!r}; controls have names: "
+                "dk.Experiment(train, cluster, batch=(8, 128))."
+            )
+        ranks = None if cluster is None else cluster.plan.ranks
+        self.fn, self.name = fn, getattr(fn, "__name__", type(fn).__name__)
+        self.settings = Settings(fn, controls, ranks)
+        travels = {n: c.choices or c.value for n, c in self.settings.controls.items()}
+        pack(fn, (), travels)
+        _of_cells.add(cell(), self)
+        self.records: list[Record] = []
+        #: What it does now, None for nothing; why the latest run went wrong; what ranks printed.
+        self.activity: Activity | None = None
+        self.trouble: BaseException | None = None
+        self.printed: deque[str] = deque(maxlen=LINES)
+        self._clusters = Clusters(cluster)
+        self._alone, self._stopping = threading.Lock(), threading.Event()
+        self._run: Run | None = None
+        self._panel: Panel | None = None
+        self._still = Still(self._draw)
+        self._watchers: list[Callable[[Experiment], None]] = []
+        self._end = weakref.finalize(self, Clusters.close, self._clusters)
+
+    # -- running ----------------------------------------------------------------
+
+    def run(self, **parameters: Any) -> Run:
+        """Run once, and wait for it: with the controls as they stand, but for what is given.
+
+        Raises:
+            TypeError, ValueError: there is no such parameter, or a value is outside its control.
+            ClusterError: the cluster, or this experiment, is busy.
+            RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
+        """
+        setting = self.settings.complete(**parameters)
+        with self._busy(), self._shown():
+            return self._perform(setting)
+
+    def sweep(self, **values: Any) -> list[Run]:
+        """Run every combination of the values given, one after the other.
+
+        The stop button, Ctrl-C and :meth:`stop` end it; the runs made so far remain.
+
+        Args:
+            values: a list per parameter, or one value.
+
+        Raises:
+            TypeError, ValueError, ClusterError, RankError, …: as :meth:`run`; nothing runs if
+                one of the values makes no sense.
+
+        Example:
+            >>> experiment.sweep(batch=[8, 16, 32], ranks=[2, 4])        # doctest: +SKIP
+        """
+        settings = self.settings.product(**values)
+        with self._busy(), self._shown():
+            return [self._perform(setting, number, len(settings))
+                    for number, setting in enumerate(settings, 1)]  # fmt: skip
+
+    def stop(self) -> None:
+        """End what runs, on every rank at once; the experiment stays usable."""
+        if self._alone.locked():
+            self._stopping.set()
+            run = self._run
+            if run is not None:
+                run.interrupt()
+
+    def start(self) -> None:
+        """Run with the controls as they stand, in the background: what the Run button does."""
+        try:
+            setting = self.settings.complete()
+            self._take()
+        except (DistkitError, ValueError) as error:
+            self.trouble = error
+            self._tell()
+            return
+        threading.Thread(target=self._work, args=(setting,), daemon=True).start()
+
+    def close(self) -> None:
+        """End what runs and the cluster that was started for it, and take the panel off the page.
+
+        A cluster that was given stays as it is.
+        """
+        self.stop()
+        self._end()
+        panel, self._panel = self._panel, None
+        if panel is not None:
+            panel.close()
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what remains -----------------------------------------------------------
+
+    @property
+    def runs(self) -> list[tuple[dict[str, Any], Run]]:
+        """What each run was given, and the run."""
+        return [(dict(r.parameters), r.run) for r in self.records]
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One row per run: its parameters, seconds, messages, bytes, and what rank 0 returned."""
+        import pandas as pd
+
+        return pd.DataFrame([r.row for r in self.records])
+
+    def __repr__(self) -> str:
+        return results.to_text(self.name, self.records)
+
+    def _ipython_display_(self) -> None:
+        """The panel, and the picture that stays in the notebook."""
+        self._still.show(*self._repr_mimebundle_())
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The panel, and for places without widgets the table and the plot."""
+        widget = self.panel.widget._repr_mimebundle_(**kwargs)
+        data, metadata = widget if isinstance(widget, tuple) else (widget or {}, {})
+        drawn, text = self._draw()
+        return {**data, "image/svg+xml": drawn, "text/plain": text}, metadata
+
+    def _draw(self) -> tuple[str, str]:
+        return chart.to_svg(self.name, self.records), repr(self)
+
+    @property
+    def panel(self) -> Panel:
+        """What a notebook shows of it."""
+        if self._panel is None:
+            from distkit.experiments.panel import Panel
+
+            self._panel = Panel(self)
+            self._watchers.append(self._panel.refresh)
+        return self._panel
+
+    # -- one run ----------------------------------------------------------------
+
+    def _perform(
+        self, setting: dict[str, Any], number: int = 1, of: int = 1, aloud: bool = True
+    ) -> Run:
+        """Make one run, from starting its ranks to its record."""
+        self.activity = Activity(setting[RANKS], number, of, time.monotonic())
+        self._tell()
+        cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
+        run = None if cluster is None else submit(cluster, self.fn, setting)
+        if run is None:
+            raise RunInterrupted(f"{self.name} was stopped before its ranks were there.")
+        self._run, began = run, time.monotonic()
+        if self._stopping.is_set():  # pressed in this very moment
+            run.interrupt()
+
+        def tell(meter: Meter) -> None:
+            self.activity = Activity(
+                setting[RANKS], number, of, began, running=True, done=meter.done,
+                stopping=self._stopping.is_set(), total=meter.total, operations=meter.operations,
+            )  # fmt: skip
+            self._tell()
+
+        try:
+            follow(run, tell, None if aloud else self.printed)
+        except BaseException as error:
+            self.trouble = error  # told at once: to read a long trace takes a while
+            raise
+        finally:
+            self._run, self.activity = None, replace(self.activity, over=True)
+            self._tell()
+            self.records.append(results.record(setting, run))
+        return run
+
+    def _work(self, setting: dict[str, Any]) -> None:
+        """The Run button's thread: what goes wrong is told in the panel."""
+        with suppress(Exception), self._as_taken():
+            self._perform(setting, aloud=False)
+
+    # -- one at a time ------------------------------------------------------------
+
+    def _take(self) -> None:
+        if not self._alone.acquire(blocking=False):
+            raise ClusterError(
+                f"the experiment is running {self.name}. Wait for it, or end it "
+                "(experiment.stop())."
+            )
+        self._stopping.clear()
+        self.trouble = None
+        self.printed.clear()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._take()
+        with self._as_taken():
+            yield
+
+    @contextmanager
+    def _as_taken(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.trouble = error
+            raise
+        finally:
+            self.activity = None
+            self._alone.release()
+            self._tell()
+
+    # -- telling ------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        with _telling:
+            for watcher in list(self._watchers) if not _over.is_set() else ():
+                watcher(self)
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Show how far it has come in the cell that waits for it, and its results afterwards."""
+        if not in_notebook():
+            yield
+            return
+        from IPython.display import display
+
+        from distkit.experiments.bar import Bar
+
+        bar, first = Bar(self.stop), len(self.records)
+        handle = display(bar.widget, display_id=True)
+        self._watchers.append(bar.refresh)
+        try:
+            yield
+        finally:
+            self._watchers.remove(bar.refresh)
+            handle.update(chart.Picture(self.name, self.records[first:]))
+            bar.close()

@@ -1,0 +1,188 @@
+"""What one sees of an experiment in a notebook: controls, bar, table, plot and pictures."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from distkit.errors import RunInterrupted, RunStopped
+from distkit.events import Op, Trace
+from distkit.experiments import chart, results
+from distkit.experiments.bar import Bar, sheet
+from distkit.experiments.controls import STRAGGLER
+from distkit.views import Gradients, Stage, Timeline
+from distkit.views.gradient_steps import GRADIENT
+
+if TYPE_CHECKING:
+    from distkit.experiments.experiment import Experiment
+
+#: The stage follows every message of a run; of longer ones it would make too much.
+STAGED = 20_000
+
+GONE = "this experiment is gone: run its cell again"
+
+
+class Panel:
+    """The widgets of one experiment."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = weakref.ref(experiment)  # widgets live on when it is forgotten
+        self._lock, self._seen = threading.RLock(), -1
+        self._bar = Bar(self._call("stop"))
+        self._run = ipywidgets.Button(
+            description="Run", icon="play", tooltip="Run with these values on every rank"
+        )
+        self._run.on_click(lambda _: self._call("start")())
+        self._run.add_class("dkx-run")
+        self._bar.widget.children = (self._run, *self._bar.widget.children)
+        self._title = _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>")
+        self._message, self._table = _html("dkx-message"), _html("dkx-table")
+        self._chart, self._printed = _html("dkx-chart"), _html("dkx-printed")
+        self._pictures = Pictures()
+        runs = ipywidgets.HBox([self._table, self._chart])
+        runs.add_class("dkx-runs")
+        self.widget = ipywidgets.VBox([
+            sheet(), self._title, _controls(experiment), self._bar.widget, self._message, runs,
+            self._printed, self._pictures.widget,
+        ])  # fmt: skip
+        self.widget.add_class("distkit-experiment")
+        self.refresh(experiment)
+
+    def refresh(self, experiment: Experiment) -> None:
+        """Show where the experiment is now. From any thread."""
+        with self._lock:
+            now = experiment.activity
+            self._run.disabled = now is not None
+            self._bar.refresh(experiment)
+            _set(self._message, message(experiment))
+            _set(self._printed, _lines(list(experiment.printed)))
+            records = experiment.records
+            if len(records) != self._seen:
+                self._table.value = results.to_html(records)
+                self._chart.value = chart.alone(records, chart.THEMED)
+            if now is None and records and len(records) != self._pictures.seen:
+                self._pictures.show(records[-1].run.trace, len(records))
+            self._seen = len(records)
+
+    def close(self) -> None:
+        """Take it off the page; what the reader made of it, such as a widget given, stays."""
+        self._pictures.close()
+        self._bar.close()
+        self.widget.close()
+
+    def _call(self, method: str) -> Callable[[], None]:
+        """A method of the experiment, as long as there is one."""
+
+        def call() -> None:
+            experiment = self._experiment()
+            if experiment is None:
+                self._message.value = f"<div class=dkx-note>{GONE}</div>"
+            else:
+                getattr(experiment, method)()
+
+        return call
+
+
+class Pictures:
+    """The latest run in tabs; each picture is made when it is first looked at."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.widget = ipywidgets.Tab()
+        self.widget.add_class("dkx-tabs")
+        self.widget.layout.display = "none"
+        self.widget.observe(lambda _: self._make(), "selected_index")
+        self._names: list[str] = []
+        self._views: dict[str, Any] = {}
+        self._trace = Trace()
+
+    def show(self, trace: Trace, seen: int) -> None:
+        """Show another run, in the tab that was open if it has it."""
+        index = self.widget.selected_index
+        opened = None if index is None or not self._names else self._names[index]
+        old, self._views, self._trace, self.seen = self._views, {}, trace, seen
+        fits = fitting(trace)
+        self._names = []  # while the tabs change nothing is made
+        self.widget.children, self.widget.titles = [ipywidgets.VBox() for _ in fits], fits
+        self.widget.layout.display = None if trace else "none"
+        self.widget.selected_index = fits.index(opened) if opened in fits else 0
+        self._names = fits
+        self._make()
+        for view in old.values():
+            view.close()
+
+    def _make(self) -> None:
+        index = self.widget.selected_index
+        if index is None or not self._names or self._names[index] in self._views:
+            return
+        view = VIEWS[self._names[index]](self._trace)
+        self._views[self._names[index]] = view
+        self.widget.children[index].children = [view]
+
+    def close(self) -> None:
+        """Take them off the page."""
+        for view in self._views.values():
+            view.close()
+        self.widget.close()
+
+
+VIEWS = {"Timeline": Timeline, "Stage": Stage, "Gradients": Gradients}
+
+
+def fitting(trace: Trace) -> list[str]:
+    """The pictures that have something to show of a run."""
+    marks = [e for e in trace if e.op is Op.MARK]
+    staged = len(marks) < len(trace) <= STAGED
+    watched = any(e.label.startswith(GRADIENT) for e in marks)
+    return ["Timeline", *["Stage"] * staged, *["Gradients"] * watched]
+
+
+def message(experiment: Experiment) -> str:
+    """Why the latest run went wrong, or what is odd about it, in words."""
+    error = experiment.trouble
+    if isinstance(error, (RunInterrupted, RunStopped)):
+        return f"<div class=dkx-note role=status>{escape(str(error))}</div>"
+    if error is None:
+        last = [] if experiment.activity else experiment.records[-1:]
+        return "".join(f"<div class=dkx-note>{escape(w)}</div>" for r in last for w in r.remarks)
+    head, _, traceback = str(error).partition("\n\nTraceback")
+    more = f"<pre tabindex=0>Traceback{escape(traceback)}</pre>" if traceback else ""
+    kind = escape(type(error).__name__)
+    return f"<div class=dkx-trouble role=alert><b>{kind}</b> {escape(head)}{more}</div>"
+
+
+def _controls(experiment: Experiment) -> Any:
+    widgets = []
+    for name, control in experiment.settings.controls.items():
+        if control.ours:
+            unit = " [s]" if name == STRAGGLER else ""
+            control.widget.description = f"{name}{unit}"
+            control.widget.style.description_width = "110px"
+            control.widget.layout.width = "auto"
+        widgets.append(control.widget)
+    box = ipywidgets.GridBox(widgets)
+    box.add_class("dkx-controls")
+    return box
+
+
+def _html(name: str, value: str = "") -> Any:
+    widget = ipywidgets.HTML(value)
+    widget.add_class(name)
+    return widget
+
+
+def _set(widget: Any, value: str) -> None:
+    if widget.value != value:
+        widget.value = value
+
+
+def _lines(printed: list[str]) -> str:
+    if not printed:
+        return ""
+    text = escape("\n".join(printed))
+    return f'<pre tabindex=0 role=log aria-label="what the ranks printed">{text}</pre>'

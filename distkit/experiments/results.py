@@ -1,0 +1,168 @@
+"""What an experiment's runs add up to: one record each, and all of them as a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from numbers import Real
+from typing import Any
+
+from distkit.cluster.run import LOOKED_AT, Run
+from distkit.errors import RunInterrupted
+from distkit.experiments.controls import BYTES, STRAGGLER, said
+from distkit.trace.findings import Kind
+from distkit.views.columns import Columns
+from distkit.views.units import human_bytes, human_seconds
+
+#: What is measured of every run.
+SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"
+OUTCOME = "outcome"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what it was given, and what came of it.
+
+    ``bytes`` are those of all messages, and of each collective's largest tensor once. ``values``
+    are the numbers that rank 0 returned; ``outcome`` is "" if the run ended well.
+    """
+
+    parameters: Mapping[str, Any]
+    run: Run
+    measured: Mapping[str, float]
+    values: Mapping[str, float] = field(default_factory=dict)
+    outcome: str = ""
+    remarks: tuple[str, ...] = ()  # mistakes that hung nobody
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Everything, by column."""
+        return {**self.parameters, **self.measured, **self.values, OUTCOME: self.outcome or "ok"}
+
+
+def record(parameters: Mapping[str, Any], run: Run) -> Record:
+    """The record of a run that is over."""
+    picture = Columns(run.trace).frame
+    measured = {
+        SECONDS: run.seconds, MESSAGES: picture["messages"], COLLECTIVES: picture["collectives"],
+        SIZE: picture["message_bytes"] + picture["collective_bytes"],
+    }  # fmt: skip
+    if run.error is not None:
+        stopped = isinstance(run.error, RunInterrupted)
+        outcome = "stopped" if stopped else type(run.error).__name__
+        return Record(parameters, run, measured, outcome=outcome)
+    taken = {*parameters, *measured, OUTCOME}
+    values = {name if name not in taken else f"{name} returned": value
+              for name, value in numbers(run._results[0]).items()}  # fmt: skip
+    found = run.findings if len(run.trace) <= LOOKED_AT else []
+    remarks = (str(f) for f in found if f.kind is not Kind.STRAGGLER)
+    return Record(parameters, run, measured, values, remarks=tuple(remarks))
+
+
+def numbers(value: Any) -> dict[str, float]:
+    """The numbers that a function returned, by name.
+
+    >>> numbers(0.5), numbers({"loss": 0.25, "weights": [1, 2]}), numbers("done")
+    ({'result': 0.5}, {'loss': 0.25}, {})
+    """
+    found = value if isinstance(value, Mapping) else {"result": value}
+    return {str(name): x for name, v in found.items() if (x := _number(v)) is not None}
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a tensor that is one."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    return value if isinstance(value, Real) and not isinstance(value, bool) else None  # type: ignore[return-value]
+
+
+def constant(records: Sequence[Record]) -> dict[str, Any]:
+    """The parameters that are the same in all of several runs."""
+    if len(records) < 2:
+        return {}
+    first = records[0].parameters
+    return {name: value for name, value in first.items()
+            if {said(r.parameters.get(name)) for r in records} == {said(value)}}  # fmt: skip
+
+
+def columns(records: Sequence[Record]) -> list[str]:
+    """The columns that tell something: what differs, what was measured, what was returned."""
+    same = constant(records)
+    names = dict.fromkeys(n for r in records for n in r.parameters if n not in same)
+    names |= dict.fromkeys([SECONDS, MESSAGES, COLLECTIVES, SIZE])
+    names |= dict.fromkeys(name for r in records for name in r.values)
+    idle = [name for name in (MESSAGES, COLLECTIVES, SIZE)
+            if not any(r.measured[name] for r in records)]  # fmt: skip
+    failed = [OUTCOME] if any(r.outcome for r in records) else []
+    return [name for name in names if name not in idle] + failed
+
+
+def cells(r: Record, names: Sequence[str]) -> list[str]:
+    """One record in words."""
+    return [shown(name, r.row[name]) if name in r.row else "" for name in names]
+
+
+def shown(name: str, value: Any) -> str:
+    """A value of a column, with its unit.
+
+    >>> shown("seconds", 0.25), shown("size", 4096), shown("loss", 0.123456), shown("ranks", 4)
+    ('250 ms', '4 KiB', '0.1235', '4')
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if number and name in (SECONDS, STRAGGLER):
+        return human_seconds(float(value)) if value else "0 s"
+    if number and name in (SIZE, *BYTES):
+        return human_bytes(float(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else said(value)
+
+
+def common(records: Sequence[Record]) -> str:
+    """What all runs have in common, in words."""
+    return ", ".join(f"{name}={shown(name, value)}" for name, value in constant(records).items())
+
+
+def headline(name: str, records: Sequence[Record]) -> str:
+    """An experiment in one line."""
+    well = [r.measured[SECONDS] for r in records if not r.outcome]
+    if not records:
+        return f"Experiment with {name}: no run yet"
+    runs = f"{len(records)} run{'s' * (len(records) > 1)}"
+    bad = f", {len(records) - len(well)} not to the end" if len(well) < len(records) else ""
+    fast = f", {human_seconds(min(well))} to {human_seconds(max(well))}" if len(well) > 1 else ""
+    return f"Experiment with {name}: {runs}{bad}{fast}"
+
+
+def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
+    """A table to read in a terminal, the latest run first."""
+    if not records:
+        return headline(name, records)
+    names = columns(records)
+    rows = [["#", *names]]
+    rows += [[str(n), *cells(r, names)] for n, r in _latest(records, limit)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    more = [f"  … and {len(records) - limit} more"] if len(records) > limit else []
+    same = f" ({common(records)})" if constant(records) else ""
+    return "\n".join([headline(name, records) + same, *(f"  {x}".rstrip() for x in lines), *more])
+
+
+def to_html(records: Sequence[Record], limit: int = 200) -> str:
+    """The same for the panel."""
+    if not records:
+        return ""
+    names = columns(records)
+    head = "".join(f'<th scope="col">{escape(n)}</th>' for n in ["#", *names])
+    body = "".join(
+        f"<tr{' class=dkx-bad' if r.outcome else ''}><td>{n}</td>"
+        + "".join(f"<td>{escape(c)}</td>" for c in cells(r, names)) + "</tr>"
+        for n, r in _latest(records, limit)
+    )  # fmt: skip
+    same = f"<caption>{escape(common(records))}</caption>" if constant(records) else ""
+    return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>'
+
+
+def _latest(records: Sequence[Record], limit: int) -> list[tuple[int, Record]]:
+    return list(enumerate(records, 1))[::-1][:limit]

@@ -1,0 +1,116 @@
+"""The events of a trace in columns: an array per fact, for traces of a million events.
+
+What many events have in common, their look, is told once. :class:`Table` is a sequence of
+events too: they are made when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distkit.events import Event, Op, State, Summary
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Look(NamedTuple):
+    """What many events have in common; see :class:`~distkit.Event`."""
+
+    op: Op
+    state: State
+    peer: int | None
+    group: str
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    tag: int | None
+    where: str
+    label: str
+
+
+_look = attrgetter(*Look._fields)
+
+
+class Table(Sequence[Event]):
+    """The events of a trace, in the order of time.
+
+    Args:
+        rank, seq: of each event.
+        look: an index of ``looks`` for each event.
+        time: of each event [s].
+        looks: what there is to be looked like.
+        match: ``{event: match}`` of those that have one.
+        summary: ``{event: summary}`` of those that have values.
+
+    >>> t = Table.of([Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1)])
+    >>> t.time.tolist(), t[0].peer
+    ([0.5], 1)
+    """
+
+    def __init__(
+        self, rank: Ints, seq: Ints, look: Ints, time: Floats, looks: Sequence[Look],
+        match: dict[int, str], summary: dict[int, Summary],
+    ) -> None:  # fmt: skip
+        self.rank, self.seq, self.look, self.time = rank, seq, look, time
+        self.looks, self.match, self.summary = looks, match, summary
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Table:
+        """The table of some events in the order of time."""
+        codes: dict[tuple[Any, ...], int] = {}
+        look = [codes.setdefault(key, len(codes)) for key in map(_look, events)]
+        return cls(
+            np.array([e.rank for e in events], np.int64),
+            np.array([e.seq for e in events], np.int64), np.array(look, np.int64),
+            np.array([e.time for e in events], np.float64), [Look(*key) for key in codes],
+            {i: e.match for i, e in enumerate(events) if e.match is not None},
+            {i: e.summary for i, e in enumerate(events) if e.summary is not None},
+        )  # fmt: skip
+
+    def each(self, fact: Iterable[Any]) -> NDArray[Any]:
+        """A fact of each look as a fact of each event."""
+        return np.array([*fact] or [0])[self.look]
+
+    def part(self, chosen: NDArray[np.bool_]) -> Table:
+        """The chosen events alone."""
+        place = np.cumsum(chosen) - 1
+        return Table(
+            self.rank[chosen], self.seq[chosen], self.look[chosen], self.time[chosen], self.looks,
+            {int(place[i]): match for i, match in self.match.items() if chosen[i]},
+            {int(place[i]): summary for i, summary in self.summary.items() if chosen[i]},
+        )  # fmt: skip
+
+    @cached_property
+    def _events(self) -> tuple[Event, ...]:
+        columns = (self.rank.tolist(), self.seq.tolist(), self.look.tolist(), self.time.tolist())
+        parts: list[tuple[Any, Any]] = [(look[:2], look[2:]) for look in self.looks]
+        match, summary = self.match.get, self.summary.get
+        return tuple(
+            Event(*(rank, seq, *parts[look][0], time, *parts[look][1], match(i), summary(i)))
+            for i, (rank, seq, look, time) in enumerate(zip(*columns, strict=True))
+        )
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._events[index]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._events)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._events == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._events)
+
+    def __repr__(self) -> str:
+        return repr(self._events)

@@ -1,0 +1,304 @@
+// Where several traces are drawn: each in a panel of its own, or all in one, a thin row per trace.
+
+import { h } from "./dom.js";
+import { Layout } from "./layout.js";
+import { clamp, roundStep, timeUnit } from "./numbers.js";
+import { cursor, emptiness, whereabouts } from "./overlay.js";
+import { alpha, readable } from "./colors.js";
+import { call, FILL, Painter, roundRect } from "./painter.js";
+import { isOpen } from "./store.js";
+import { Strips } from "./strips.js";
+
+const ROW = 15; // pixels of a trace's row in a shared lane, when there is room
+const TALL = 1500; // all lanes of a shared panel together
+
+// The clock of all traces: seconds since each one's start, or parts of each one's duration.
+export class Clock {
+  constructor(stores, kind) {
+    Object.assign(this, { stores, kind });
+  }
+
+  span(n) {
+    const { start, end } = this.stores[n].frame;
+    return Math.max((end ?? 0) - (start ?? 0), 1e-9);
+  }
+
+  #scale(n) {
+    return this.kind === "duration" ? this.span(n) : 1;
+  }
+
+  // From this clock to the trace's own, and back.
+  to(n, u) {
+    return (this.stores[n].frame.start ?? 0) + u * this.#scale(n);
+  }
+
+  from(n, time) {
+    return (time - (this.stores[n].frame.start ?? 0)) / this.#scale(n);
+  }
+
+  get all() {
+    const last = Math.max(...this.stores.map((_, n) => this.from(n, this.stores[n].frame.end ?? 0)), 1e-6);
+    return [-0.012 * last, 1.03 * last];
+  }
+}
+
+// The operations of a trace, each by its rank and the how-manieth of it that it is; computation
+// is counted for itself.
+export class Order {
+  constructor(store) {
+    Object.assign(this, { store, version: store.version, lists: new Map(), place: new Int32Array(store.count) });
+    for (let i = 0; i < store.count; i++) {
+      const key = this.#key(i);
+      if (!this.lists.has(key)) this.lists.set(key, []);
+      this.lists.get(key).push(i);
+    }
+    for (const list of this.lists.values()) {
+      list.sort((i, j) => store.seq[i] - store.seq[j]).forEach((i, n) => { this.place[i] = n; });
+    }
+  }
+
+  #key(i) {
+    const { rank, mark } = this.store.tracks[this.store.track[i]];
+    return `${rank}/${mark}`;
+  }
+
+  // The same one of another trace, -1 if there is none.
+  counterpart(other, i) {
+    return other.lists.get(this.#key(i))?.[this.place[i]] ?? -1;
+  }
+
+  byTime() {
+    this.sorted ??= Int32Array.from(this.place.keys()).sort((i, j) => this.store.start[i] - this.store.start[j] || i - j);
+    return this.sorted;
+  }
+}
+
+// One canvas; scene: what all panels have in common, as compare.js makes it.
+export class Panel {
+  // numbers: of the traces that are drawn here.
+  constructor(numbers, label) {
+    this.numbers = numbers;
+    this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-label": label });
+    this.context = this.canvas.getContext("2d");
+    this.stage = h("div", { class: "dk-stage dkc-stage" }, this.canvas);
+    this.layouts = new Map();
+  }
+
+  draw(scene) {
+    const width = this.stage.clientWidth;
+    const several = this.numbers.length > 1;
+    this.layouts = new Map(this.numbers.map((n) => [n, this.#layout(scene, n, width)]));
+    this.#size(width);
+    if (several) this.#together(scene);
+    else this.#alone(scene, this.numbers[0]);
+    for (const n of this.numbers) this.#end(scene, n);
+    const first = this.at;
+    if (scene.pointer !== null) {
+      const store = scene.stores[this.numbers[0]];
+      cursor({ context: this.context, layout: first, look: scene.look, pointer: [first.x(scene.clock.to(this.numbers[0], scene.pointer)), 0], store });
+    }
+    const told = { context: this.context, layout: first, look: scene.look };
+    if (scene.zoomed) whereabouts(told, scene.view, scene.clock.all);
+    if (!scene.stores.some((store, n) => this.numbers.includes(n) && store.count)) {
+      emptiness({ ...told, store: scene.stores[this.numbers[0]] });
+    }
+  }
+
+  get at() {
+    return this.layouts.get(this.numbers[0]);
+  }
+
+  #layout({ stores, clock, view, sizes, left, rows }, n, width) {
+    const own = view.map((u) => clock.to(n, u));
+    const end = Math.max(own[1], stores[n].frame.end ?? 0);
+    const layout = this.numbers.length > 1 ? new Slim(stores[n], sizes, width, own, end, rows[n])
+      : new Layout(stores[n], sizes, width, own, stores[n].frame.live ? stores[n].frame.end : end, () => 0);
+    return Object.assign(layout, { left });
+  }
+
+  #size(width) {
+    const ratio = devicePixelRatio || 1;
+    const size = [Math.round(width * ratio), Math.round(this.at.height * ratio)];
+    const { canvas } = this;
+    if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+    canvas.style.height = `${this.at.height}px`;
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  }
+
+  #alone({ look, focus, lights }, n) {
+    const painter = new Painter(this.context, this.at, look, focus[n], { light: lights[n], waits: null });
+    painter.draw();
+    this.arrows = painter.arrows;
+  }
+
+  #together(scene) {
+    const { context: c, at } = this;
+    c.clearRect(0, 0, at.width, at.height);
+    lanes(c, at, scene);
+    ticks(c, at, scene);
+    c.save();
+    c.beginPath();
+    c.rect(at.left - 4, 0, at.right - at.left + 8, at.bottom);
+    c.clip();
+    for (const n of this.numbers) if (scene.stores[n].count) rowsOf(c, this.layouts.get(n), scene, n);
+    c.restore();
+    this.arrows = [];
+  }
+
+  // Where a trace ends: a line, and paler what is behind it.
+  #end({ stores, look, trace }, n) {
+    const { frame, count } = stores[n];
+    const [{ context: c }, layout] = [this, this.layouts.get(n)];
+    const x = layout.x(frame.end);
+    if (!count || frame.live || x < layout.left || x > layout.right - 3) return;
+    const spans = layout.rows instanceof Map ? [...layout.rows.values()] : [[0, layout.bottom]];
+    for (const [top, height] of spans) {
+      c.fillStyle = alpha(look.bg, 0.55);
+      c.fillRect(x, top, layout.right + 4 - x, height);
+      c.fillStyle = trace(n);
+      c.fillRect(x, top, 2, height);
+    }
+  }
+
+  // What is under a point: [number of the trace, bar or arrow], or null.
+  hit(x, y) {
+    for (const [n, layout] of this.layouts) {
+      const found = layout.store.count ? layout.hit(x, y, this.arrows ?? []) : null;
+      if (found) return [n, found];
+    }
+    return null;
+  }
+}
+
+// A lane that several traces share: their rows one under the other.
+class Slim extends Layout {
+  // rows: from each rank to [top, height] of this trace's row.
+  constructor(store, sizes, width, view, now, rows) {
+    super(store, sizes, width, view, now, () => 0);
+    this.rows = rows;
+    this.bottom = rows.bottom;
+    this.height = rows.bottom + sizes.axis;
+  }
+
+  line(track) {
+    if (this.lines[track]) return this.lines[track];
+    const { rank, mark, row } = this.store.tracks[track];
+    const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
+    const [top, height] = this.rows.get(rank);
+    const work = lane.marks ? height * (lane.rows ? 0.3 : 1) : 0;
+    const [y, whole, count] = mark ? [top + height - work, work, lane.marks] : [top, height - work, lane.rows];
+    const pitch = whole / Math.max(1, count);
+    return (this.lines[track] = [y + row * pitch, Math.max(1.2, pitch - Math.min(1, 0.15 * pitch))]);
+  }
+}
+
+// Of each trace: from rank to [top, height], and where the lanes end.
+export function shared(stores) {
+  const ranks = [...new Set(stores.flatMap((store) => store.frame.lanes.map((lane) => lane.rank)))].sort((a, b) => a - b);
+  const gap = ranks.length > 24 ? 4 : 12;
+  const row = clamp((TALL / Math.max(1, ranks.length) - gap) / stores.length - 2, 3, ROW);
+  const tall = stores.length * (row + 2) + gap;
+  const found = stores.map((_, n) => new Map(ranks.map((rank, i) => [rank, [4 + i * tall + n * (row + 2), row]])));
+  for (const rows of found) rows.bottom = 4 + ranks.length * tall + (ranks.length ? 0 : 80);
+  return found;
+}
+
+function lanes(c, at, { stores, look, names, rows, trace, color }) {
+  const ranks = [...rows[0].keys()];
+  Object.assign(c, { textBaseline: "middle" });
+  ranks.forEach((rank, i) => {
+    const [[top], [last, height]] = [rows[0].get(rank), rows.at(-1).get(rank)];
+    const middle = (top + last + height) / 2;
+    if (last + height - top > 9) {
+      c.fillStyle = color(i);
+      roundRect(c, 2, middle - 5, 10, 10, 5);
+      c.fill();
+      Object.assign(c, { fillStyle: look.fg, font: `600 13px ${look.font}`, textAlign: "left" });
+      c.fillText(names.ranks.get(rank), 21, middle + 0.5);
+    }
+    stores.forEach((_, n) => {
+      const [y] = rows[n].get(rank);
+      c.fillStyle = look.lane;
+      roundRect(c, at.left - 4, y, at.right - at.left + 8, height, 3);
+      c.fill();
+      c.fillStyle = trace(n);
+      c.fillRect(at.left - 9, y, 3, height);
+      if (height < 10) return;
+      Object.assign(c, { fillStyle: look.muted, font: `11px ${look.font}`, textAlign: "right" });
+      c.fillText(names.traces[n], at.left - 14, y + height / 2 + 0.5);
+    });
+  });
+}
+
+function ticks(c, at, { clock, look, view: [from, to] }) {
+  const part = clock.kind === "duration";
+  const step = roundStep(to - from, (at.right - at.left) / 105);
+  const [scale, unit] = part ? [100, "%"] : timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
+  const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
+  Object.assign(c, { font: `12px ${look.font}`, textAlign: "center", textBaseline: "middle" });
+  for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
+    const x = Math.round(at.left + ((n * step - from) / (to - from)) * (at.right - at.left));
+    c.fillStyle = look.grid;
+    c.fillRect(x, 0, 1, at.bottom);
+    c.fillStyle = look.muted;
+    if (x < at.right - 10) c.fillText(n === 0 ? "0" : `${(n * step * scale).toFixed(digits)} ${unit}`, x, at.bottom + 14.5);
+  }
+  c.fillStyle = look.hairline;
+  c.fillRect(at.left - 4, at.bottom, at.right - at.left + 8, 1);
+}
+
+// The bars of one trace in the lanes it shares; crowds of them as strips.
+function rowsOf(c, at, scene, n) {
+  const { look, lights, focus, ranks } = scene;
+  const { store } = at;
+  const bright = lights[n] ?? store.related(focus[n]);
+  const color = (rank) => scene.color(ranks.get(rank));
+  const strips = new Strips({ c, at, store, look, bright, color });
+  const { bars, thin } = strips.sort();
+  strips.draw(true);
+  strips.draw(false);
+  const paint = (i, words) => {
+    const [x, y, width, height] = at.box(i);
+    const { kind, state } = store.looks[store.look[i]];
+    const [failed, mark] = [state === "failed", kind === "mark"];
+    const ink = failed ? look.warning : mark ? look.mark : color(store.tracks[store.track[i]].rank);
+    c.globalAlpha = !bright || bright.bars.has(i) ? 1 : 0.25;
+    c.fillStyle = mark || failed ? ink : alpha(ink, words && isOpen(words) ? 0.25 : FILL[kind]);
+    roundRect(c, x, y, width, height, words ? 2.5 : 0);
+    c.fill();
+    if (words) label(c, at, words, store, [x, y, width, height], FILL[kind] === 1 && !mark ? readable(ink) : look.fg, look);
+    if (i === focus[n]?.i) {
+      roundRect(c, x - 2, y - 1.5, width + 4, height + 3, 4);
+      Object.assign(c, { strokeStyle: look.fg, lineWidth: 1.5 });
+      c.stroke();
+    }
+    c.globalAlpha = 1;
+  };
+  for (const i of thin) paint(i, null);
+  for (const bar of bars) paint(bar.i, bar);
+  if (focus[n]) messages(c, at, bright.arrows, look);
+}
+
+function label(c, at, bar, store, [x, y, width, height], ink, look) {
+  const from = Math.max(x, at.left) + 4;
+  const room = Math.min(x + width, at.right) - from - 2;
+  if (height < 10 || room < 12) return;
+  Object.assign(c, { font: `500 11px ${look.font}`, fillStyle: ink, textAlign: "left", textBaseline: "middle" });
+  const text = [call(bar, store), bar.op].find((t) => c.measureText(t).width <= room);
+  if (text) c.fillText(text, from, y + height / 2 + 0.5);
+}
+
+// The messages of the chosen operation.
+function messages(c, at, arrows, look) {
+  for (const a of arrows) {
+    const [x1, y1, x2, y2, whole] = at.path(a);
+    if (!whole) continue;
+    for (const [style, width] of [[look.bg, 4.5], [look.fg, 1.6]]) {
+      Object.assign(c, { strokeStyle: style, lineWidth: width });
+      c.beginPath();
+      c.moveTo(x1, y1);
+      c.lineTo(x2, y2);
+      c.stroke();
+    }
+  }
+}

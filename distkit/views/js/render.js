@@ -1,0 +1,24 @@
+// What a front end calls to have a view drawn: it draws, or says in its place why it cannot.
+
+// known: the newest format of pictures that these painters understand.
+export function renders(View, known) {
+  return ({ model, el }) => {
+    const { format = known } = model.get("picture") ?? {};
+    if (format > known) {
+      el.append(newer(format, known));
+      return () => el.replaceChildren();
+    }
+    const view = new View(model, el);
+    return () => view.dispose();
+  };
+}
+
+function newer(format, known) {
+  const note = document.createElement("figure");
+  note.className = "distkit-newer";
+  note.setAttribute("role", "note");
+  note.style.cssText = "margin:4px 0;padding:14px 18px;border:1px solid;border-radius:12px;font:14px/1.5 var(--jp-ui-font-family,sans-serif)";
+  note.textContent = `This picture was drawn by a newer distkit (format ${format}, this page knows ${known}): ` +
+    "update distkit and reload the page.";
+  return note;
+}

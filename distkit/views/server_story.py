@@ -1,0 +1,293 @@
+"""What happened in a run with a parameter server, read from its events alone. Pure.
+
+Requests with their answers, updates, and the gradients in between: from its arrival until an update
+takes it, a gradient lies in the inbox of its key. Nothing here knows how servers decide.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from distkit.events import REQUESTS, Op, Span, State, Trace
+
+_MATCH = re.compile(r"kv:(\d+):\d+:\d+")
+_UPDATE = re.compile(r"update (.*) → v(\d+)(?: ← (\d+.*))?", re.DOTALL)
+_GRADIENT = re.compile(r"(\d+)(?: \((\d+) late\))?")
+_ROUNDS, _BACKUP = re.compile("dist_sync"), re.compile(r"backup=(\d+)")
+_BOUND = re.compile(r"staleness=(\d+)")
+_OPTIMIZER = re.compile(r"optimizer (\S+)")
+
+#: A key of one server, in one run.
+Place = tuple[int, int, str]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What ``node`` asked of ``server``, and its way: times in seconds, None: not (yet).
+
+    ``version`` is that of the value: for a pull the one it got, for a push the one that its
+    gradient was computed from. ``at_once``: the answer left before the server did anything else.
+    """
+
+    op: Op
+    key: str
+    node: int
+    server: int
+    run: int
+    sent: float
+    arrived: float | None
+    left: float | None
+    back: float | None
+    failed: float | None
+    nbytes: int
+    nbytes_back: int
+    where: str
+    whole: bool  # it carried a tensor, or was answered with one
+    at_once: bool
+    late: int = 0  # the answer's: so many gradients of its node came too late for their round
+    version: int = 0
+    dropped: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """The server answered, and the answer was no."""
+        return self.failed is not None and self.left is not None
+
+    @property
+    def place(self) -> Place:
+        """What it is about."""
+        return self.run, self.server, self.key
+
+    @property
+    def optimizer(self) -> str:
+        """Its name, if this is no key's first value but sets the optimizer."""
+        found = _OPTIMIZER.fullmatch(self.key) if self.op is Op.INIT and not self.whole else None
+        return found[1] if found else ""
+
+
+@dataclass(slots=True, eq=False)
+class Gradient:
+    """A push in the inbox of a key, from its arrival until ``taken`` by an update."""
+
+    push: Request
+    arrived: float
+    taken: float | None = None
+    late: int | None = None  # so many updates came between the pull and this one
+
+
+@dataclass(slots=True, eq=False)
+class Update:
+    """An update of a key: ``late`` says of each worker how stale its gradient was."""
+
+    run: int
+    server: int
+    key: str
+    version: int
+    begin: float
+    end: float | None
+    late: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """What it is about."""
+        return self.run, self.server, self.key
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run, or several: everything in the order of time."""
+
+    roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
+    begins: dict[int, float]  # when each run began
+    quorum: dict[int, int]  # how many gradients make an update, by run
+    bounds: dict[int, int]  # by how many gradients a worker may be ahead, where that is bounded
+    requests: list[Request]
+    updates: list[Update]
+    gradients: list[Gradient]
+    barriers: list[list[Span]]
+
+    def over(self, run: int) -> float:
+        """When the next run begins: then the servers forget; infinity if there is none."""
+        return min((t for r, t in self.begins.items() if r > run), default=math.inf)
+
+    def of(self, role: str) -> list[int]:
+        """The ranks with this role."""
+        return sorted(rank for rank, mine in self.roles.items() if mine == role)
+
+
+def read(trace: Trace) -> Story:
+    """The story of a trace."""
+    requests = list(_requests(trace.spans))
+    roles = _roles(trace, requests)
+    begins: dict[int, float] = {}
+    for r in requests:
+        begins[r.run] = min(begins.get(r.run, r.sent), r.sent)
+    updates = list(_updates(trace.spans, requests, roles))
+    _drop(requests)
+    gradients = _inboxes(requests, updates)
+    _date(requests, updates)
+    barriers: dict[str, list[Span]] = defaultdict(list)
+    for s in trace.spans:
+        if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
+            barriers[trace.matches[s.rank, s.seq]].append(s)
+    workers = sum(role == "worker" for role in roles.values())
+    modes = {r.run: r.key for r in requests if r.op is Op.REGISTER and r.key}
+    return Story(roles, begins, _quorum(begins, modes, updates, workers), _bounds(modes),
+                 requests, updates, gradients, list(barriers.values()))  # fmt: skip
+
+
+def _quorum(
+    begins: Iterable[int], modes: dict[int, str], updates: list[Update], workers: int
+) -> dict[int, int]:
+    """As a run's updates show; as its mode says while there are none."""
+    found = {}
+    for run in begins:
+        rounds, backup = _ROUNDS.match(modes.get(run, "")), _BACKUP.search(modes.get(run, ""))
+        found[run] = max(1, workers - int(backup[1] if backup else 0)) if rounds else 1
+    for run in found:
+        taken = [len(u.late) for u in updates if u.run == run]
+        found[run] = max(taken, default=found[run])
+    return found
+
+
+def _bounds(modes: dict[int, str]) -> dict[int, int]:
+    found = ((run, _BOUND.search(mode)) for run, mode in modes.items())
+    return {run: int(bound[1]) for run, bound in found if bound}
+
+
+# -- requests ---------------------------------------------------------------------------
+
+
+def _requests(spans: Iterable[Span]) -> Iterator[Request]:
+    asked: list[Span] = []
+    ends: dict[Op, dict[str, Span]] = {Op.RECV: {}, Op.SEND: {}}
+    for s in spans:
+        if s.match is None:
+            continue
+        if s.op in ends:
+            ends[s.op].setdefault(s.match, s)  # a request that comes twice counts once
+        elif s.op in REQUESTS and s.peer is not None and s.state is not State.SCHEDULED:
+            asked.append(s)
+    for s in asked:
+        yield _request(s, ends[Op.RECV].get(s.match or ""), ends[Op.SEND].get(s.match or ""))
+
+
+def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
+    assert s.peer is not None and s.match is not None
+    run = _MATCH.fullmatch(s.match)
+    done = s.state is State.COMPLETED
+    return Request(
+        op=s.op, key=s.label, node=s.rank, server=s.peer, run=int(run[1]) if run else 0,
+        sent=s.start, arrived=got.end if got else None, left=reply.start if reply else None,
+        back=s.end if done else None, failed=None if done else s.end,
+        nbytes=got.nbytes if got else 0 if s.op is Op.PULL else s.nbytes,
+        nbytes_back=reply.nbytes if reply else s.nbytes if done and s.op is Op.PULL else 0,
+        where=s.where, whole=bool(s.dtype or (got and got.dtype)),
+        at_once=bool(got and reply and reply.seq == got.seq + 1),
+        late=(reply.tag or 0) if reply else 0,
+    )  # fmt: skip
+
+
+def _roles(trace: Trace, requests: list[Request]) -> dict[int, str]:
+    """Who is what: as the run says, else as they behave."""
+    behave: dict[int, str] = {}
+    for r in requests:
+        if r.op is Op.REGISTER:
+            behave.setdefault(r.server, "scheduler")
+        else:
+            behave |= {r.node: "worker", r.server: "server"}
+    said = {int(rank): str(about.get("role") or "")
+            for rank, about in trace.meta.get("ranks", {}).items()}  # fmt: skip
+    return behave | {rank: role for rank, role in said.items()
+                     if role in ("worker", "server", "scheduler")}  # fmt: skip
+
+
+# -- updates ----------------------------------------------------------------------------
+
+
+def _updates(
+    spans: Iterable[Span], requests: list[Request], roles: dict[int, str]
+) -> Iterator[Update]:
+    """The servers' marks; each belongs to the run whose messages its server gets."""
+    heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for r in requests:
+        if r.arrived is not None:
+            heard[r.server].append((r.arrived, r.run))
+    for times in heard.values():
+        times.sort()
+    for s in spans:
+        found = _UPDATE.fullmatch(s.label) if s.op is Op.MARK else None
+        if found is None or roles.get(s.rank) != "server":
+            continue
+        times = heard[s.rank]
+        i = bisect_right(times, (s.start, math.inf))
+        run = times[max(i - 1, 0)][1] if times else 0
+        late = {int(w): int(n or 0) for w, n in _GRADIENT.findall(found[3] or "")}
+        yield Update(run, s.rank, found[1], int(found[2]), s.start, s.end, late)
+
+
+def _drop(requests: list[Request]) -> None:
+    """Mark the gradients that came too late: the answer to each tells how many there were."""
+    seen: dict[tuple[int, Place], int] = defaultdict(int)
+    pushes = [r for r in requests if r.op is Op.PUSH and r.left is not None]
+    for r in sorted(pushes, key=lambda r: r.left or 0.0):
+        who = r.node, r.place
+        r.dropped, seen[who] = r.late > seen[who], max(r.late, seen[who])
+
+
+def _inboxes(requests: list[Request], updates: list[Update]) -> list[Gradient]:
+    """Each gradient that came; an update takes the oldest one of each of its workers."""
+    steps: dict[Place, list[tuple[float, Request | Update]]] = defaultdict(list)
+    for r in requests:
+        if r.op is Op.PUSH and r.arrived is not None and not (r.refused or r.dropped):
+            steps[r.place].append((r.arrived, r))
+    for u in updates:
+        steps[u.place].append((u.begin, u))
+    found: list[Gradient] = []
+    for of_one in steps.values():
+        inbox: dict[int, deque[Gradient]] = defaultdict(deque)
+        for time, step in sorted(of_one, key=lambda s: (s[0], isinstance(s[1], Update))):
+            if isinstance(step, Update):
+                _take(inbox, step)
+            else:
+                inbox[step.node].append(Gradient(step, time))
+                found.append(inbox[step.node][-1])
+    return sorted(found, key=lambda g: g.arrived)
+
+
+def _take(inbox: dict[int, deque[Gradient]], update: Update) -> None:
+    """Empty the inbox as far as an update says; one that says nothing takes of everybody."""
+    for worker in list(update.late) or [w for w, waiting in inbox.items() if waiting]:
+        late = update.late.setdefault(worker, 0)
+        if inbox[worker]:
+            gradient = inbox[worker].popleft()
+            gradient.taken, gradient.late = update.begin, late
+
+
+def _date(requests: list[Request], updates: list[Update]) -> None:
+    """Note which version each pull got, and each gradient was computed from."""
+    history: dict[Place, list[tuple[float, int]]] = defaultdict(list)
+    for u in updates:
+        history[u.place].append((u.end if u.end is not None else math.inf, u.version))
+    pulled: dict[tuple[int, Place], list[tuple[float, int]]] = defaultdict(list)
+    for r in requests:
+        if r.op is Op.PULL and r.left is not None:
+            r.version = _last(history[r.place], r.left)
+            if r.back is not None:
+                pulled[r.node, r.place].append((r.back, r.version))
+    for got in pulled.values():
+        got.sort()
+    for r in requests:
+        if r.op is Op.PUSH:
+            r.version = _last(pulled[r.node, r.place], r.sent)
+
+
+def _last(known: list[tuple[float, int]], time: float) -> int:
+    """The latest version known at a time; 0: the first value."""
+    i = bisect_right(known, (time, 1 << 62))
+    return known[i - 1][1] if i else 0

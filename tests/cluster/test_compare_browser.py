@@ -1,0 +1,228 @@
+"""Traces compared in a real browser: panels, one clock, counterparts, the table, live updates."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import traces
+from sheets import Sheet
+
+import distkit as dk
+from distkit.bench.views import long_trace
+from distkit.events import Trace
+from distkit.views.columns import Columns
+from distkit.views.compare_figures import figures
+from distkit.views.units import count
+
+
+def summed(all_reduce: Any) -> None:
+    for _ in range(2):
+        all_reduce(torch.ones(64))
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Trace]:
+    """The same program twice: a ring of messages, and the backend's own all-reduce."""
+    return {"ring": dk.run_ranks(summed, 4, dk.ring_all_reduce).trace,
+            "torch": dk.run_ranks(summed, 4, dist.all_reduce).trace}  # fmt: skip
+
+
+def cell(sheet: Sheet, key: str, n: int) -> list[str]:
+    place = sheet.root.locator(f".dkc-table tr[data-key={key}] td[data-trace='{n}'] .dkc-value")
+    return str(place.inner_text()).split("\n")
+
+
+def opened(tab: Any, tmp_path: Path, *named: Any, **options: Any) -> Sheet:
+    return Sheet(tab, dk.Compare(*named, **options), tmp_path / "compare.html")
+
+
+def test_side_by_side_and_what_the_numbers_say(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace]
+) -> None:
+    sheet = opened(tab, tmp_path, runs)
+    assert sheet.text(".dk-head strong") == "ring and torch"
+    assert sheet.root.get_attribute("data-layout") == "side"
+    assert sheet.root.locator("canvas").count() == 2
+    assert all(sheet.painted(f"canvas >> nth={n}") for n in range(2))
+    assert "messages inside the backend's collectives are not seen" in sheet.text(".dk-notices")
+    assert cell(sheet, "messages", 0) == ["48"] and cell(sheet, "rounds", 0) == ["12"]
+    assert cell(sheet, "collectives", 1) == ["2"] and cell(sheet, "rounds", 1)[0] == "2"
+    assert cell(sheet, "rounds", 1)[1] == "0.17×"
+    assert sheet.root.locator(".dkc-meter").count() == 8
+
+    sheet.drawn(lambda: sheet.root.locator("th button[data-trace='1']").click())  # the baseline
+    assert cell(sheet, "rounds", 0) == ["12", "6×"] and cell(sheet, "rounds", 1) == ["2"]
+    assert sheet.page.evaluate("document.activeElement.dataset.trace") == "1"
+    assert sheet.root.locator("th button[data-trace='1']").get_attribute("aria-pressed") == "true"
+    sheet.fine()
+
+
+def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+    sheet = opened(tab, tmp_path, runs)
+    canvas = sheet.root.locator("canvas").first
+    pixels = "c => c.toDataURL()"
+    before = [sheet.root.locator("canvas").nth(n).evaluate(pixels) for n in range(2)]
+    canvas.focus()
+    sheet.press("+", "+", "ArrowRight")
+    after = [sheet.root.locator("canvas").nth(n).evaluate(pixels) for n in range(2)]
+    assert all(a != b for a, b in zip(before, after, strict=True))  # both have moved
+    sheet.press("0")
+    sheet.press("n")
+    assert sheet.root.get_attribute("data-clock") == "duration"
+    assert sheet.page.evaluate("document.activeElement.tagName") == "CANVAS"
+    sheet.press("o")
+    assert sheet.root.get_attribute("data-layout") == "overlaid"
+    assert sheet.root.locator("canvas").count() == 1 and sheet.painted("canvas")
+    assert sheet.texts(".dkc-title strong") == ["ring", "torch"]
+    sheet.press("n", "c")
+    assert sheet.root.get_attribute("data-clock") == "start"
+    pressed = sheet.root.locator(".dk-lenses button[aria-pressed='true']").all_inner_texts()
+    assert pressed == ["Overlaid", "Critical paths"]
+    sheet.press("b")
+    assert cell(sheet, "rounds", 0) == ["12", "6×"]
+    assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
+    sheet.fine()
+
+
+def test_an_operation_and_its_counterpart(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace]
+) -> None:
+    sheet = opened(tab, tmp_path, runs)
+    sheet.root.locator("canvas").nth(1).focus()
+    sheet.press("ArrowDown")
+    said = str(sheet.root.locator("> .dk-spoken").text_content())
+    first = min(runs["torch"].spans, key=lambda s: (s.start, s.rank))
+    assert said.startswith(f"torch, operation 1 of rank {first.rank}: all_reduce, took ")
+    assert f"ring: send to rank {(first.rank + 1) % 4}, " in said
+    assert said.endswith(("longer", "shorter"))
+    card = sheet.text(".dkc-tip")
+    assert "all_reduce" in card and "send to rank" in card and "operation 1 of" in card
+    sheet.press("ArrowDown", "ArrowUp", "Escape")
+    assert sheet.root.locator(".dkc-tip").is_hidden()
+    sheet.press("o")
+
+    box = sheet.root.locator("canvas").bounding_box()
+    found = False
+    for y in range(8, 60, 7):  # the mouse finds one too
+        for x in range(140, 1150, 60):
+            tab.page.mouse.move(box["x"] + x, box["y"] + y)
+            found = found or sheet.root.locator(".dkc-tip").is_visible()
+    assert found
+    sheet.fine()
+
+
+def test_the_highlighted_critical_path_is_the_one_that_is_counted(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace]
+) -> None:
+    """The browser's path, from js/causes.js, is the one of compare_figures.py."""
+    named = {**runs, "sgd": traces.sync_sgd(), "servers": traces.parameter_server()}
+    sheet = opened(tab, tmp_path, named)
+    sheet.root.locator("canvas").first.focus()
+    sheet.press("c")
+    for n, trace in enumerate(named.values()):
+        told = sheet.root.locator(".dkc-path").nth(n).inner_text()
+        counted = int(figures(Columns(trace))["critical"])
+        assert told == f"{count(counted, 'communication')} on the critical path"
+        assert cell(sheet, "critical", n)[0] == str(counted)
+    sheet.fine()
+
+
+def test_losses_over_time_and_steps(tab: Any, tmp_path: Path) -> None:
+    def loop(values: list[float], pace: float) -> Trace:
+        s = traces.Script()
+        for r in range(2):
+            for i, loss in enumerate(values):
+                at = pace * (i + 1)
+                s.op(r, dk.Op.ALL_REDUCE, at - 1e-3, at - 2e-4, nbytes=8, shape=(2,))
+                s.op(r, dk.Op.MARK, at, at, label="step", after=traces.summary([loss, 0.1, 8.0]))
+        return s.trace(world_size=2)
+
+    named = {"sync": loop([3.0, 2.0, 1.0, 0.5], 4e-3), "async": loop([3.0, math.nan, 1.5], 2e-3)}
+    sheet = opened(tab, tmp_path, named)
+    assert sheet.root.locator(".dkc-chart").count() == 2
+    assert sheet.root.locator(".dkc-curve").count() == 4
+    label = sheet.root.locator(".dkc-chart").first.get_attribute("aria-label")
+    assert label == "loss over time: sync 0.5 after 4 steps, async 1.5 after 3 steps"
+    paths = [p.get_attribute("d") for p in sheet.root.locator(".dkc-curve").all()]
+    assert [p.count("M") for p in paths] == [1, 2, 1, 2]  # the NaN is a gap
+    assert "async: the loss is no finite number at step 2" in sheet.text(".dk-notices")
+    assert cell(sheet, "loss", 1) == ["1.5", "3×"]
+    sheet.fine()
+
+
+def test_it_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+    ring = runs["ring"]
+
+    class Half:
+        finished = False
+        trace = Trace(ring[: len(ring) // 2], ring.meta)
+
+        def subscribe(self, _: Any) -> Any:
+            return lambda: None
+
+    sheet = opened(tab, tmp_path, {"ring": Half(), "torch": runs["torch"]})
+    assert sheet.root.locator(".dk-live").count() == 2  # of the whole, and of the one
+    seen = int(cell(sheet, "messages", 0)[0])
+    assert 0 < seen < 48
+    patches = [sheet.view._grow(0, list(ring[:-8])), sheet.view._finish(0, ring)]
+    sheet.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patches[0]))
+    assert int(cell(sheet, "messages", 0)[0]) > seen
+    sheet.drawn(lambda: tab.page.evaluate("p => feed({patch1: p})", patches[1]))
+    assert cell(sheet, "messages", 0) == ["48"] and sheet.root.locator(".dk-live").count() == 0
+    sheet.fine()
+
+
+@pytest.mark.parametrize("case", ["empty", "one empty", "sizes", "odd", "thousand", "eight"])
+def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
+    wide = traces.Script()
+    for rank in range(1000 if case == "thousand" else 0):
+        wide.op(rank, dk.Op.ALL_REDUCE, 0, 1e-3, shape=(2,), dtype="float32", nbytes=8)
+    named = {
+        "empty": {"a": Trace(), "b": Trace()},
+        "one empty": {"a": traces.ring(), "b": Trace()},
+        "sizes": {"a": traces.ring(3), "b": traces.ring(8)},
+        "odd": {"</script><b>": traces.odd_values(), "hang": traces.hang()},
+        "thousand": {"a": wide.trace(world_size=1000), "b": traces.ring()},
+        "eight": {f"trace number {i}": traces.ring(4, seed=i) for i in range(8)},
+    }[case]
+    sheet = opened(tab, tmp_path, named, clock="duration")
+    sheet.root.locator("canvas").first.focus()
+    sheet.press("o")
+    for _ in range(3):
+        tab.page.keyboard.press("ArrowDown")
+    sheet.press("n", "o", "c")
+    said = sheet.root.locator("> .dk-spoken").text_content()
+    assert said is not None
+    if "empty" in case:
+        assert "b: nothing was recorded" in " ".join(sheet.texts(".dk-notices li"))
+    if case == "sizes":
+        assert sheet.root.locator(".dkc-rank").count() == 8
+        assert "the world sizes differ: a 3 ranks; b 8 ranks" in sheet.text(".dk-notices")
+    if case == "thousand":
+        assert "and 240 more ranks" in sheet.text(".dkc-ranks")  # of the 256 that have lanes
+    sheet.fine()
+
+
+def test_long_traces_stay_quick_and_the_page_small(tab: Any, tmp_path: Path) -> None:
+    sheet = opened(tab, tmp_path, {"a": long_trace(100_000), "b": long_trace(60_000)})
+    assert sheet.page.evaluate("document.querySelectorAll('#at *').length") < 900
+    sheet.root.locator("canvas").first.focus()
+    sheet.press("+", "+", "ArrowRight", "o", "c", "0")
+    assert sheet.painted("canvas")
+    assert sheet.page.evaluate("document.querySelectorAll('#at *').length") < 900
+    sheet.fine()
+
+
+def test_pictures(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+    sheet = opened(tab, tmp_path, runs)
+    light = sheet.root.evaluate("e => getComputedStyle(e).backgroundColor")
+    sheet.pictures("compare")
+    assert sheet.root.evaluate("e => getComputedStyle(e).backgroundColor") != light
+    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+    sheet.drawn(lambda: sheet.root.get_by_role("button", name="Overlaid").click())
+    sheet.pictures("compare-overlaid")
+    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+    sheet.fine()

@@ -1,0 +1,256 @@
+"""Experiments on real ranks: they run, tell how far they are, stop, fail in words, and clean up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+from distkit.experiments.panel import message
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(2) as made:
+        yield made
+
+
+@pytest.fixture
+def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
+    """A cluster that must still be there, and work, when the test is over."""
+    yield cluster
+    assert cluster.run(dist.get_rank).results == [0, 1]
+
+
+def count_up(steps: int = 5, size: int = 64, algorithm: str = "ring") -> dict[str, float]:
+    x = torch.ones(size // 4)
+    for _ in dk.progress(range(steps)):
+        (dk.ring_all_reduce if algorithm == "ring" else dist.all_reduce)(x)
+    return {"first": x[0].item(), "ranks": dist.get_world_size()}
+
+
+def endless() -> None:
+    for _ in dk.progress(range(10**9)):
+        dist.all_reduce(torch.ones(1))
+
+
+def wait_for(experiment: dk.Experiment, condition: Callable[[dk.Experiment], Any]) -> None:
+    """Wait until something is so; the experiment tells when anything has changed."""
+    there = threading.Event()
+
+    def look(e: dk.Experiment) -> None:
+        if condition(e):
+            there.set()
+
+    experiment._watchers.append(look)
+    look(experiment)
+    try:
+        assert there.wait(60)
+    finally:
+        experiment._watchers.remove(look)
+
+
+def idle(experiment: dk.Experiment) -> bool:
+    return experiment.activity is None and not experiment._alone.locked()
+
+
+def test_run_and_sweep(usable: dk.Cluster) -> None:
+    experiment = dk.Experiment(count_up, usable, size=(64, 4096), algorithm=["ring", "gloo"])
+    run = experiment.run(size=128)
+    assert run.results == [{"first": 32.0, "ranks": 2}] * 2
+    runs = experiment.sweep(size=[64, 256], algorithm=["ring", "gloo"])
+    assert [run, *runs] == [run for _, run in experiment.runs]
+    assert experiment.runs[0][0] == {"ranks": 2, "size": 128, "algorithm": "ring"}
+    table = experiment.to_dataframe()
+    assert table["size"].tolist() == [128, 64, 64, 256, 256]
+    assert table["messages"].tolist() == [20, 20, 0, 20, 0]  # 5 × 2 ranks × 2 rounds
+    assert table["collectives"].tolist() == [0, 0, 5, 0, 5]
+    assert table["bytes"].tolist() == [1280, 640, 320, 2560, 1280]
+    assert table["first"].tolist() == [32.0] * 5
+    assert (table["seconds"] > 0).all() and (table["outcome"] == "ok").all()
+    assert "ranks returned" in table  # it returned something of a parameter's name
+    experiment.close()
+
+
+def test_ranks_are_started_kept_warm_and_ended(
+    usable: dk.Cluster, leftovers: Callable[[], list[str]]
+) -> None:
+    with dk.Experiment(os.getpid, usable, ranks=(1, 3)) as experiment:
+        theirs = usable.run(os.getpid).results
+        assert experiment.run().results == theirs
+        three = experiment.run(ranks=3).results
+        assert len({*three, *theirs}) == 5
+        assert experiment.run(ranks=3).results == three  # the same processes
+        assert experiment.run(ranks=2).results == theirs
+        assert len(experiment.run(ranks=1).results) == 1
+    assert not leftovers()
+
+
+def test_without_a_cluster_it_starts_its_own(leftovers: Callable[[], list[str]]) -> None:
+    with dk.Experiment(dist.get_world_size, ranks=[2, 3]) as experiment:
+        assert [r.results for r in experiment.sweep(ranks=[2, 3])] == [[2, 2], [3, 3, 3]]
+        assert experiment.to_dataframe()["result"].tolist() == [2, 3]
+    assert not leftovers()
+
+
+def test_the_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
+    experiment = dk.Experiment(count_up, usable, straggler=(0, 0.5))
+    with dk.trouble(latency=0.001):  # it comes on top of the trouble there is
+        run = experiment.run(straggler=0.05, steps=3, algorithm="gloo")
+    assert run.seconds >= 3 * 0.05
+    called = {e.seq: e.time for e in run.trace.by_rank[1] if e.state is State.SCHEDULED}
+    lost = [e.time - called[e.seq] for e in run.trace.by_rank[1]
+            if e.state is State.STARTED and e.op is Op.ALL_REDUCE]  # fmt: skip
+    assert len(lost) == 3 and min(lost) >= 0.05
+    experiment.close()
+
+
+def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
+    experiment = dk.Experiment(endless, usable)
+    panel = experiment.panel
+    seen = []
+    panel._run.click()
+    wait_for(experiment, lambda e: e.activity and (e.activity.done or 0) > 0)
+    assert experiment.activity is not None
+    assert (experiment.activity.total, panel._run.disabled) == (10**9, True)
+    wait_for(experiment, lambda e: seen.append(panel._bar.words.value) or "step" in seen[-1])
+    with pytest.raises(dk.ClusterError, match="the experiment is running endless"):
+        experiment.run()
+    other = dk.Experiment(count_up, usable)
+    with pytest.raises(dk.ClusterError, match="the cluster is busy with endless"):
+        other.run()
+    other.panel._run.click()
+    wait_for(other, lambda e: e.trouble is not None and idle(e))
+    assert "the cluster is busy with endless" in other.panel._message.value
+    panel._bar.stop.click()
+    wait_for(experiment, idle)
+    assert experiment.records[-1].outcome == "stopped"
+    assert "endless was interrupted on all ranks" in panel._message.value
+    assert panel._bar.stop.disabled and not panel._run.disabled
+    for each in (experiment, other):
+        each.close()
+
+
+def test_it_runs_again_after_a_stop_and_the_panel_shows_it(usable: dk.Cluster) -> None:
+    experiment = dk.Experiment(count_up, usable, steps=(1, 20))
+    panel = experiment.panel
+    for steps in (2, 6):
+        experiment.settings.controls["steps"].widget.value = steps
+        panel._run.click()
+        wait_for(experiment, lambda e: idle(e) and e.records and not e.trouble)
+    assert [p["steps"] for p, _ in experiment.runs] == [2, 6]
+    assert panel._table.value.count("<tr") == 3 and "<svg" in panel._chart.value
+    assert panel._pictures.widget.titles == ("Timeline", "Stage")
+    assert [len(place.children) for place in panel._pictures.widget.children] == [1, 0]
+    panel._pictures.widget.selected_index = 1
+    assert type(panel._pictures.widget.children[1].children[0]).__name__ == "Stage"
+    experiment.close()
+
+
+def test_a_sweep_can_be_stopped(usable: dk.Cluster) -> None:
+    experiment = dk.Experiment(endless, usable, straggler=(0, 0.5))
+    experiment._watchers.append(lambda e: e.activity and e.activity.running and e.stop())
+    with pytest.raises(dk.RunInterrupted, match="endless was interrupted"):
+        experiment.sweep(straggler=[0, 0.1])
+    assert [r.outcome for r in experiment.records] == ["stopped"]
+    experiment.close()
+
+
+def raising(bad: bool = True) -> None:
+    if bad and dist.get_rank() == 1:
+        raise ValueError("1 < 2")
+    dist.barrier()
+
+
+def deadlocked() -> None:
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "said"),
+    [
+        (raising, dk.RankError, "rank 1 raised ValueError: 1 &lt; 2"),
+        (deadlocked, dk.DeadlockError, "each waits for the other"),
+    ],
+)
+def test_what_goes_wrong_is_raised_and_told(
+    usable: dk.Cluster, fn: Any, error: type[Exception], said: str
+) -> None:
+    experiment = dk.Experiment(fn, usable)
+    with pytest.raises(error):
+        experiment.run()
+    assert said in message(experiment)
+    experiment.panel._run.click()
+    wait_for(experiment, lambda e: len(e.records) == 2 and idle(e))
+    assert said in experiment.panel._message.value
+    assert [r.outcome for r in experiment.records] == [error.__name__] * 2
+    if fn is raising:
+        experiment.run(bad=False)
+        assert message(experiment) == ""
+    experiment.close()
+
+
+def test_what_ranks_print_is_in_the_panel(
+    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talk() -> None:
+        print("<hello>")
+
+    experiment = dk.Experiment(talk, usable)
+    experiment.panel._run.click()
+    wait_for(experiment, lambda e: e.records and idle(e))
+    assert "[rank 1] &lt;hello&gt;" in experiment.panel._printed.value
+    assert capsys.readouterr().out == ""
+    experiment.run()
+    assert "[rank 1] <hello>" in capsys.readouterr().out
+    experiment.close()
+
+
+def test_a_stopped_cluster_and_too_many_ranks_are_told() -> None:
+    with dk.Cluster(1) as gone:
+        experiment = dk.Experiment(count_up, gone, ranks=(1, 100_000))
+    with pytest.raises(dk.StoppedError, match="the cluster was stopped"):
+        experiment.run()
+    with pytest.raises(dk.StartError, match="fit"):
+        experiment.run(ranks=100_000)
+    assert "StartError" in message(experiment)
+    experiment.close()
+
+
+def test_nothing_is_left_of_a_kernel_that_dies_in_mid_run(
+    leftovers: Callable[[], list[str]],
+) -> None:
+    program = """if True:
+        import torch, torch.distributed as dist
+        import distkit as dk
+        def endless():
+            for _ in dk.progress(range(10**9)):
+                dist.all_reduce(torch.ones(1))
+        def tell(experiment):
+            if experiment.activity and experiment.activity.done:
+                print("running", flush=True)
+        experiment = dk.Experiment(endless, ranks=3)
+        experiment._watchers.append(tell)
+        experiment.start()
+        input()
+    """
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert kernel.stdout is not None and kernel.stdin is not None
+    assert kernel.stdout.readline() == "running\n"
+    kernel.send_signal(signal.SIGKILL)
+    kernel.wait()
+    kernel.stdin.close()
+    kernel.stdout.close()
+    assert not leftovers()

@@ -1,0 +1,161 @@
+"""An experiment in a real JupyterLab: sliders, Run, progress, Stop, sweep, error, restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from distkit.bench.lab import IDLE, command
+from distkit.bench.step import notebook
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+START = """
+import torch, torch.distributed as dist, torch.nn.functional as F
+import distkit as dk
+
+cluster = dk.Cluster(4)
+"""
+PANEL = """
+def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
+    images, labels = dk.shard(*dk.demos.digits())
+    net = dk.demos.model()
+    reduce = dk.ring_all_reduce if algorithm == "ring" else dist.all_reduce
+    with dk.watch_gradients(net) as watch:
+        for step in dk.progress(range(steps)):
+            rows = torch.arange(step * batch, (step + 1) * batch) % len(images)
+            mine = images[rows], labels[rows]
+            loss = dk.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
+            watch.step(loss=loss, lr=lr, samples=batch)
+            if fail and dist.get_rank() == 1:
+                raise RuntimeError("as asked")
+    return {"loss": loss.item()}
+
+experiment = dk.Experiment(
+    train, cluster, batch=(8, 128), lr=(0.01, 1.0), algorithm=["ring", "gloo"], ranks=(2, 6),
+    straggler=(0, 0.5), fail=False, steps=[40, 100_000],
+)
+experiment
+"""
+RUNS = "print([(p['batch'], p['steps'], p['fail']) for p, run in experiment.runs])"
+SWEEP = "experiment.sweep(batch=[8, 32, 128], algorithm=['ring', 'gloo'], steps=40, fail=False);"
+CLOSE = "experiment.close(); print('after', cluster.run(dist.get_rank).results); cluster.stop()"
+
+ROWS = ".distkit-experiment .dkx-table tr"
+
+
+@pytest.fixture
+def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A notebook of its own, whose first two cells have run: the panel is there."""
+    file = f"{request.node.name}.ipynb"
+    (lab.root / file).write_text(notebook(START, PANEL, RUNS, SWEEP, CLOSE))
+    page = tab.page
+    page.goto(lab.address(file))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in (0, 1):
+        run_cell(page, cell)
+    page.locator(".distkit-experiment .dkx-run").wait_for()
+    yield page
+    assert tab.errors == []
+    assert tab.outside == []
+
+
+def run_cell(page: Any, index: int) -> None:
+    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+    command(page, "notebook:run-cell")
+    page.wait_for_function(IDLE, timeout=120_000)
+
+
+def control(page: Any, name: str) -> Any:
+    """The row of a control."""
+    label = page.locator(".widget-label", has_text=name)
+    return page.locator(".dkx-controls > .widget-inline-hbox", has=label)
+
+
+def press_run(page: Any, rows: int) -> None:
+    """Press Run, and wait until the table has so many runs."""
+    page.locator(".distkit-experiment .dkx-run").click()
+    page.wait_for_function(f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}",
+                           timeout=60_000)  # fmt: skip
+    page.locator(".dkx-run:not([disabled])").wait_for()
+
+
+def test_drive_an_experiment(page: Any) -> None:
+    control(page, "batch").locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    control(page, "batch").locator(".widget-readout", has_text="33").wait_for()
+    press_run(page, 1)
+    panel = page.locator(".distkit-experiment")
+    panel.locator(".distkit-timeline", has_text="train").first.wait_for()
+    assert not page.locator(".distkit-still").first.is_visible()  # the panel is there instead
+
+    control(page, "algorithm").locator("select").select_option(label="gloo")
+    control(page, "steps").locator("select").select_option(index=1)
+    page.locator(".dkx-run").click()
+    panel.locator(".dkx-words", has_text=" of 100,000").wait_for(timeout=90_000)
+    assert panel.locator(".dkx-run").is_disabled()
+    look(page, "experiment-running")
+    panel.locator(".dkx-stop").click()
+    panel.locator(".dkx-note", has_text="train was interrupted on all ranks").wait_for()
+
+    control(page, "algorithm").locator("select").select_option(label="ring")
+    control(page, "steps").locator("select").select_option(index=0)
+    control(page, "ranks").locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowLeft")
+    press_run(page, 3)  # three ranks of its own
+    page.locator("label", has_text="fail").locator("input").check()
+    press_run(page, 4)
+    told = panel.locator(".dkx-trouble").inner_text()
+    assert "RankError rank 1 raised RuntimeError: as asked" in told and "line" in told
+    look(page, "experiment-failed")
+
+    run_cell(page, 2)
+    said = page.locator(".jp-OutputArea-output").all_inner_texts()
+    assert "[(33, 40, False), (33, 100000, False), (33, 40, False), (33, 40, True)]\n" in said
+
+    run_cell(page, 3)
+    swept = page.locator(".jp-Cell").nth(3).locator(".jp-RenderedSVG img")
+    swept.wait_for()
+    panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
+    for name in ("Stage", "Gradients", "Timeline"):
+        panel.locator(".lm-TabBar-tab", has_text=name).click()
+        panel.locator(f".distkit-{name.lower()}").first.wait_for()
+    look(page, "experiment")
+    page.set_viewport_size({"width": 760, "height": 1600})
+    look(page, "experiment-narrow")
+    run_cell(page, 4)
+    said = page.locator(".jp-OutputArea-output").all_inner_texts()
+    assert any("after [0, 1, 2, 3]" in text for text in said)
+
+
+def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:
+    pids = "import os; pids = cluster.run(os.getpid).results; print('pids', *pids)"
+    page.evaluate(
+        """text => jupyterapp.shell.currentWidget.content.widgets[2]
+            .model.sharedModel.setSource(text)""", pids,
+    )  # fmt: skip
+    run_cell(page, 2)
+    said = page.locator(".jp-OutputArea-output", has_text="pids").last.inner_text()
+    control(page, "steps").locator("select").select_option(index=1)
+    page.locator(".dkx-run").click()
+    page.locator(".dkx-words", has_text="of 100,000").wait_for(timeout=60_000)
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    ranks = [psutil.Process(int(p)) for p in said.split()[1:] if psutil.pid_exists(int(p))]
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert not alive
+    page.wait_for_function(IDLE, timeout=60_000)
+
+
+def look(page: Any, name: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    for theme in ("Light", "Dark"):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        body = f"body[data-jp-theme-name='JupyterLab {theme}']"
+        page.wait_for_selector(body, state="attached")
+        page.wait_for_timeout(400)  # the new colours arrive by a transition
+        panel = page.locator(".distkit-experiment")
+        panel.screenshot(path=RESULTS / f"{name}-{theme.lower()}.png", animations="disabled")

@@ -1,0 +1,258 @@
+"""The server view in a real browser, with traces of real workers and servers."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import traces
+from sheets import Sheet
+
+import distkit as dk
+from distkit import kvstore
+from distkit.events import Op, Trace
+from distkit.views.server_projection import project
+from distkit.views.server_story import read
+from distkit.views.theme import theme
+
+
+def in_step() -> None:
+    kv = kvstore.create("dist_sync", bigarray_bound=8)
+    kv.init(["w", "b"], [torch.zeros(8), torch.zeros(2)])
+    for _ in range(3):
+        kv.push(["w", "b"], [torch.ones(8), torch.ones(2)])
+        kv.pull(["w", "b"])
+
+
+def out_of_step() -> None:
+    """Worker 1 pulls, worker 0 updates three times, and only then worker 1 pushes."""
+    kv = kvstore.create("dist_async")
+    kv.init("w", torch.zeros(4))
+    kv.set_optimizer(kvstore.SGD(learning_rate=0.1))
+    kv.pull("w")
+    kv.barrier()
+    for _ in range(3 * (kv.rank == 0)):
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+    kv.barrier()
+    if kv.rank == 1:
+        kv.push("w", torch.ones(4))
+
+
+def left_alone() -> None:
+    """Worker 1 is there but never pushes: worker 0 waits for it."""
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(4))
+    if kv.rank == 0:
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+    threading.Event().wait(60)  # until it is interrupted
+
+
+def interrupted(cluster: Any) -> Trace:
+    """``left_alone``, let go when worker 0's pull has reached its server."""
+    run, asked = cluster.submit(left_alone), threading.Event()
+
+    def look(_: Any = None) -> None:
+        pulls = [r for r in read(run.trace).requests if r.op is Op.PULL]
+        if any(r.arrived is not None for r in pulls):
+            asked.set()
+
+    run.subscribe(look)
+    look()
+    assert asked.wait(60)
+    cluster.interrupt()
+    with pytest.raises(dk.RunInterrupted):
+        run.wait()
+    return run.trace
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, Trace]:
+    with dk.Cluster(workers=2, servers=2) as cluster:
+        found = {f.__name__: cluster.run(f).trace for f in (in_step, out_of_step)}
+        return {**found, "left_alone": interrupted(cluster)}
+
+
+def sheet(tab: Any, folder: Path, trace: Trace, **media: Any) -> Sheet:
+    """The view on a page of its own; without motion a step is there at once."""
+    tab.page.emulate_media(**{"reduced_motion": "reduce", **media})
+    return Sheet(tab, dk.Servers(trace), folder / "servers.html")
+
+
+def drawn(on: Sheet, selector: str) -> list[str]:
+    """The words in a part of the scene: SVG has no inner text."""
+    return list(on.root.locator(selector).all_text_contents())
+
+
+def seek(on: Sheet, part: float) -> None:
+    on.drawn(lambda: on.root.locator(".dk-scrub").fill(str(int(2000 * part))))
+
+
+def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["in_step"])
+    assert "dist_sync" in view.text(".dk-facts")
+    assert "one gradient of each of the 2 workers" in view.text(".dk-said")
+    cards = drawn(view, ".dkp-cards .dkp-name")
+    assert cards == ["server 0", "server 1", "scheduler"]
+    assert view.root.locator(".dkp-rows > g").count() == 3  # w has a part on each server
+    view.root.focus()
+    tab.page.keyboard.press("Home")
+    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
+    assert "no value yet" in drawn(view, ".dkp-rows")[0]
+    assert view.root.locator(".dkp-updates [aria-current]").count() == 0
+    view.press("ArrowRight")
+    assert "registers with the scheduler" in view.text(".dk-fact")
+    assert "1 of 4 registered" in drawn(view, ".dkp-cards")[0]
+    view.press("PageDown")
+    assert "updates" in view.text(".dk-fact strong") and "to v1" in view.text(".dk-fact strong")
+    assert "with worker 0 + worker 1" in view.text(".dk-fact")
+    assert view.root.locator(".dkp-fresh").count() == 1
+    row = view.root.locator(".dkp-updates [aria-current=step]")
+    assert row.locator(".dkp-who").all_inner_texts() == ["0", "1"]
+    view.press("End")
+    assert drawn(view, ".dkp-rows .dkp-pill") == ["v3"] * 3
+    assert view.text(".dk-tile b") == "18"  # three parts, three steps, two workers
+    assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
+    spoken = view.root.locator("> .dk-spoken").text_content()
+    assert view.text(".dk-fact strong") in spoken
+    view.fine()
+
+
+def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["out_of_step"])
+    assert "to v4" in view.text(".dk-fact strong")  # it opens at the most stale gradient
+    assert drawn(view, ".dkp-svg .dkp-late") == ["3 late"]
+    assert view.texts(".dkp-updates li .dkp-who")[-1].split() == ["1", "3", "late"]
+    bars = [bar.split() for bar in view.texts(".dkp-bar")]
+    assert bars == [["3", "0"], ["1"], ["2"], ["1", "3"]]
+    view.root.focus()
+    view.press("ArrowLeft")
+    assert "computed from v0" in view.text(".dk-fact")
+    view.root.locator(".dkp-updates li").first.click()
+    view.root.locator(".dkp-pill", has_text="v1").wait_for()
+    view.fine()
+
+
+def test_who_waits_for_whom(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["left_alone"])
+    assert "1 pull never answered" in view.text(".dk-notices")
+    assert "waits for the gradient of worker 1" in view.text(".dk-fact")
+    assert "waits for worker 1" in drawn(view, ".dkp-waits.dkp-person")[0]
+    assert view.root.locator(".dkp-arc").count() == 1
+    assert view.root.locator(".dkp-wait").count() == 1
+    assert "worker 0 waits for worker 1" in view.root.locator("> .dk-spoken").text_content()
+    view.fine()
+
+
+def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["in_step"], reduced_motion="no-preference")
+    view.root.focus()
+    tab.page.keyboard.press("Home")
+    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
+    tab.page.keyboard.press("Space")
+    tab.page.wait_for_selector(".dkp-token", state="attached")
+    token = tab.page.locator(".dkp-token").first
+    assert token.get_attribute("transform")
+    tab.page.keyboard.press("Space")
+    assert view.root.get_attribute("data-playing") == "false"
+    paused = view.text(".dk-clock")
+    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => "
+                      "requestAnimationFrame(done)))")  # fmt: skip
+    assert view.text(".dk-clock") == paused
+    tab.page.select_option(".dk-speed", "16")
+    tab.page.click(".dk-play")
+    tab.page.wait_for_selector(".distkit-servers[data-playing=true]")
+    tab.page.wait_for_selector(".distkit-servers[data-playing=false]")
+    assert drawn(view, ".dkp-rows .dkp-pill") == ["v3"] * 3
+    assert view.root.locator(".dkp-token").count() == 0
+    view.fine()
+
+
+def test_without_motion_playing_goes_from_message_to_message(
+    tab: Any, real: Any, tmp_path: Path
+) -> None:
+    view = sheet(tab, tmp_path, real["out_of_step"])
+    tab.page.select_option(".dk-speed", "4")
+    view.root.focus()
+    tab.page.keyboard.press("Home")
+    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
+    view.root.evaluate("""e => { window.seen = []; new MutationObserver(() => {
+        if (seen.at(-1) !== e.dataset.beat) seen.push(e.dataset.beat);
+    }).observe(e, { attributes: true, attributeFilter: ["data-beat"] }); }""")
+    tab.page.keyboard.press("Space")
+    tab.page.wait_for_function("() => seen.length >= 4")
+    tab.page.keyboard.press("Space")
+    assert view.root.get_attribute("data-playing") == "false"
+    seen = [int(beat) for beat in tab.page.evaluate("seen")]
+    assert seen == sorted(seen)
+    view.fine()
+
+
+def test_updates_of_one_key(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["in_step"])
+    tab.page.select_option(".dkp-side select", "b")
+    rows = view.texts(".dkp-updates .dk-who")
+    assert [row.split() for row in rows] == [["b", "v1"], ["b", "v2"], ["b", "v3"]]
+    seek(view, 1.0)
+    assert view.text(".dkp-updates [aria-current=step] .dk-who").split() == ["b", "v3"]
+    view.fine()
+
+
+def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> None:
+    whole = real["in_step"]
+    early = Trace(whole[: len(whole) // 2], whole.meta)
+    view = dk.Servers(early)
+    view._data = project(early, live=True)
+    tab.page.emulate_media(reduced_motion="reduce")
+    page = Sheet(tab, view, tmp_path / "servers.html")
+    assert page.text(".dk-live") == "live"
+    known = len(view._data["beats"])
+    patch = view._end(whole)
+    assert patch["beats"]["keep"] <= known
+    page.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
+    assert page.root.locator(".dk-live").count() == 0
+    assert page.text(".dk-tile b") == "18"  # it followed to the end
+    page.fine()
+
+
+@pytest.mark.parametrize("make", [Trace, traces.hang, traces.odd_values, traces.parameter_server])
+def test_odd_traces(tab: Any, make: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, make())
+    view.root.focus()
+    for key in ("ArrowRight", "PageDown", "End", "ArrowRight", "Home", "PageUp", "Space", "Space"):
+        tab.page.keyboard.press(key)
+    if make is traces.parameter_server:
+        assert view.root.locator(".dkp-person").count() == 2
+    else:
+        assert view.text(".dkv-empty") == "nobody asked a parameter server in this trace"
+    view.fine()
+
+
+def test_a_hundred_workers(tab: Any, tmp_path: Path) -> None:
+    s = traces.Script()
+    for worker in range(100):
+        said = {"label": "w", "match": f"kv:0:{worker}:0", "nbytes": 8, "dtype": "float32"}
+        s.op(worker, Op.PUSH, worker * 1e-3, None, peer=100 + worker % 9, **said)
+        s.op(100 + worker % 9, Op.RECV, worker * 1e-3, worker * 1e-3 + 5e-4, peer=worker, **said)
+    roles = traces.names(*["worker"] * 100, *["server"] * 9)
+    view = sheet(tab, tmp_path, s.trace(ranks=roles))
+    assert view.root.locator(".dkp-person").count() == 10
+    assert "+ 90" in drawn(view, ".dkp-cards")[0] and "+ 5 servers" in drawn(view, ".dkp-cards")[0]
+    view.root.focus()
+    view.press("End", "ArrowLeft")
+    view.fine()
+
+
+def test_pictures(tab: Any, real: Any, tmp_path: Path) -> None:
+    for name in ("in_step", "out_of_step"):
+        view = sheet(tab, tmp_path, real[name])
+        light = view.root.evaluate("e => getComputedStyle(e).backgroundColor")
+        view.pictures(f"servers-{name.replace('_', '-')}")
+        assert view.root.evaluate("e => getComputedStyle(e).backgroundColor") != light
+        assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+        first = view.root.evaluate("r => getComputedStyle(r).getPropertyValue('--dk-r0')")
+        assert first == theme()["dark"]["ranks"][0]
+        tab.page.emulate_media(color_scheme="light")
+        view.fine()

@@ -1,0 +1,85 @@
+"""The server view of real workers and servers, in a real JupyterLab, while the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from distkit.bench.lab import IDLE, command
+from distkit.bench.step import notebook
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+START = """
+import torch
+import distkit as dk
+from distkit import kvstore
+
+cluster = dk.Cluster(workers=3, servers=2).wait()
+
+def train(mode, steps=8):
+    kv = kvstore.create(mode, bigarray_bound=4096)
+    weights = {"embedding": torch.zeros(64, 64), "weight": torch.zeros(64, 10), "bias": torch.zeros(10)}
+    keys, values = list(weights), list(weights.values())
+    kv.init(keys, values)
+    kv.set_optimizer(kvstore.SGD(learning_rate=0.1))
+    for step in range(steps):
+        kv.pull(keys, out=values)
+        with dk.mark("gradient"):
+            for _ in range(20 * (1 + 4 * kv.rank)):
+                torch.rand(64, 64) @ torch.rand(64, 64)
+        kv.push(keys, [torch.ones_like(w) for w in values])
+    kv.barrier()
+"""  # noqa: E501
+LIVE = 'run = cluster.submit(train, "dist_sync")\ndk.Servers(run)'
+WAIT = "run.wait()"
+ASYNC = 'free = cluster.run(train, "dist_async")\ncluster.stop()\ndk.Servers(free)'
+
+
+def run_cell(page: Any, index: int) -> None:
+    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+    command(page, "notebook:run-cell")
+    page.wait_for_function(IDLE, timeout=60_000)
+
+
+def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
+    (lab.root / "servers.ipynb").write_text(notebook(START, LIVE, WAIT, ASYNC))
+    page = tab.page
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(lab.address("servers.ipynb"))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in (0, 1, 2):
+        run_cell(page, cell)
+    views = page.locator(".distkit-servers")
+    views.first.locator(".dkp-card").first.wait_for()
+    page.wait_for_function("() => !document.querySelector('.distkit-servers .dk-live')")
+    sync = views.first
+    sync.focus()
+    page.keyboard.press("End")
+    sync.locator(".dkp-pill", has_text="v8").first.wait_for()
+    assert set(sync.locator(".dkp-rows .dkp-pill").all_text_contents()) == {"v8"}
+    page.keyboard.press("PageUp")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("a")  # JupyterLab would insert a cell
+    assert page.locator(".jp-Notebook .jp-CodeCell").count() == 4
+
+    run_cell(page, 3)
+    free = views.nth(1)
+    assert "dist_async" in free.locator(".dk-facts").inner_text()
+    free.focus()
+    page.keyboard.press("End")
+    free.locator(".dkp-pill", has_text="v24").first.wait_for()
+    sync.focus()
+    page.keyboard.press("PageUp")
+    for _ in range(4):
+        page.keyboard.press("ArrowLeft")
+    page.set_viewport_size({"width": 1280, "height": 3000})  # all of it, beside no toolbar
+    RESULTS.mkdir(exist_ok=True)
+    for theme in ("Light", "Dark"):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        body = f"body[data-jp-theme-name='JupyterLab {theme}']"
+        page.wait_for_selector(body, state="attached")
+        page.wait_for_timeout(400)  # the new colours arrive by a transition
+        for name, view in (("sync", sync), ("async", free)):
+            view.screenshot(path=RESULTS / f"lab-servers-{name}-{theme.lower()}.png")
+    assert tab.errors == [] and tab.outside == []

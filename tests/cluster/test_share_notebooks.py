@@ -1,0 +1,202 @@
+"""Pictures that stay: notebooks that were run, as web pages, and in JupyterLab without a kernel."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from distkit.bench.lab import IDLE, command
+from distkit.bench.step import notebook
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+STATE = "application/vnd.jupyter.widget-state+json"
+
+START = """
+import torch, torch.distributed as dist
+import distkit as dk
+
+def said(steps=3):
+    w = torch.nn.Linear(2, 2)
+    with dk.watch_gradients(w) as watch:
+        for _ in range(steps):
+            w.zero_grad()
+            w(torch.ones(1, 2)).sum().backward()
+            for p in w.parameters():
+                dist.all_reduce(p.grad)
+            watch.step(loss=1.0)
+    dk.ring_all_reduce(torch.ones(8))
+
+cluster = dk.Cluster(2).wait()
+trace = dk.run_ranks(said, 2).trace
+"""
+#: Each shows one view, and what its picture says.
+SHOWN = {
+    "dk.Timeline(trace)": "messages", "dk.Stage(trace)": "ring", "dk.Tensors(trace)": "all_reduce",
+    "dk.Gradients(trace)": "norms of the gradients", "trace": "messages",
+    "run = cluster.submit(said, 2); live = dk.Timeline(run); live": "messages",
+    "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",
+}  # fmt: skip
+END = """stepper.finish()
+telling = stepper._cockpit._notifier._worker
+telling.close()
+telling._thread.join()  # it has told the last step
+cluster.stop()"""
+
+#: In the page: of each view, whether its picture and its widget are seen.
+SEEN = """() => [...document.querySelectorAll('.distkit-still')].map((still) => {
+    const output = still.closest('.jp-OutputArea-child'), image = still.querySelector('img');
+    const next = output.nextElementSibling;
+    return [image.checkVisibility() && image.complete && image.naturalWidth > 900 &&
+                image.getBoundingClientRect().height > 100,
+            Boolean(next?.checkVisibility() &&
+                    (next.innerText.trim() || next.querySelector('figure'))),
+            Boolean(next?.querySelector('figure')?.checkVisibility())];
+})"""
+STILL, LIVE = [True, False, False], [False, True, True]
+
+
+@pytest.fixture(scope="module")
+def executed(jupyter_home: Path) -> NotebookNode:
+    cells = [nbformat.v4.new_code_cell(source) for source in (START, *SHOWN, END)]
+    done = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(done, timeout=120, kernel_name="python3").execute()
+    return done
+
+
+def without_state(done: NotebookNode) -> NotebookNode:
+    """As JupyterLab saves it, unless it is told otherwise."""
+    plain = copy.deepcopy(done)
+    del plain.metadata["widgets"]
+    return plain
+
+
+def test_each_view_leaves_a_picture_and_then_a_widget(executed: NotebookNode) -> None:
+    assert executed.metadata["widgets"][STATE]["state"]
+    for cell, words in zip(executed.cells[1:-1], SHOWN.values(), strict=True):
+        still, widget = (output.data for output in cell.outputs)
+        assert words in still["text/plain"], cell.source
+        assert "distkit-still" in still["text/html"] and still["image/svg+xml"].startswith("<svg ")
+        assert len(still["text/html"]) < 150_000
+        assert WIDGET in widget and widget["text/html"] == ""
+
+
+def test_the_picture_of_a_live_run_is_that_of_its_end(executed: NotebookNode) -> None:
+    live, whole = executed.cells[-3].outputs[0].data, executed.cells[1].outputs[0].data
+    for words in ("4 messages (64 B)", "4 collectives"):  # of two steps; three have six
+        assert words in live["text/plain"]
+    assert "6 collectives" in whole["text/plain"]
+
+
+def test_the_picture_of_a_stepped_run_is_that_of_its_end(executed: NotebookNode) -> None:
+    assert "looking back" not in (said := executed.cells[-2].outputs[0].data["text/plain"])
+    assert "before the first step" not in said and "finished" in said
+
+
+@pytest.mark.parametrize("state", [True, False], ids=["with state", "without state"])
+def test_nbconvert_shows_the_pictures_offline(
+    tab: Any, tmp_path: Path, executed: NotebookNode, state: bool
+) -> None:
+    file = tmp_path / "views.ipynb"
+    nbformat.write(executed if state else without_state(executed), file)
+    convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", str(file)]
+    ran = subprocess.run(convert, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and "not able to be represented" not in ran.stderr, ran.stderr
+    tab.page.goto(file.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    wait_for(tab.page, STILL)
+    RESULTS.mkdir(exist_ok=True)
+    tab.page.screenshot(path=RESULTS / f"nbconvert-{state}.png", full_page=True)
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
+def test_jupyterlab_without_a_kernel_shows_the_pictures(
+    lab: Any, tab: Any, executed: NotebookNode, trusted: bool
+) -> None:
+    name = f"stay-{trusted}.ipynb"
+    plain = without_state(executed)
+    plain.cells[0].source += f"\n# {name}"  # what is trusted is known by its content
+    write(lab, name, plain, trusted=trusted)
+    open_without_kernel(lab, tab.page, name)
+    wait_for(tab.page, STILL)
+    RESULTS.mkdir(exist_ok=True)
+    tab.page.screenshot(path=RESULTS / f"lab-{name.removesuffix('.ipynb')}.png")
+    assert tab.outside == [] and not [e for e in tab.errors if "distkit" in e]
+
+
+@pytest.mark.parametrize("state", [True, False], ids=["with state", "without state"])
+def test_another_kernel_changes_nothing(
+    lab: Any, tab: Any, executed: NotebookNode, state: bool
+) -> None:
+    again = copy.deepcopy(executed) if state else without_state(executed)
+    again.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    again.cells[0].source += f"\n# again {state}"
+    name = f"again-{state}.ipynb"
+    write(lab, name, again, trusted=True)
+    tab.page.set_viewport_size({"width": 1280, "height": 9000})
+    tab.page.goto(lab.address(name))
+    tab.page.wait_for_function(IDLE, timeout=60_000)
+    if state:  # JupyterLab draws the widgets from it
+        tab.page.wait_for_selector(".distkit-stage")
+        seen = tab.page.evaluate(SEEN)
+        assert all(one in (STILL, LIVE) for one in seen) and LIVE in seen
+    else:
+        error = "Error displaying widget: model not found"
+        tab.page.wait_for_function(
+            "(words) => document.querySelector('.jp-Notebook').textContent.includes(words)",
+            arg=error,
+        )
+        wait_for(tab.page, STILL)  # it is there, and nobody sees it
+
+
+def test_a_live_view_takes_the_place_of_its_picture(lab: Any, tab: Any) -> None:
+    code = ["import distkit as dk", "t = dk.Trace([dk.Event(0, 0, dk.Op.SEND, dk.State.STARTED, "
+            "0.0, peer=1, nbytes=4)])", "dk.Timeline(t)"]  # fmt: skip
+    (lab.root / "live.ipynb").write_text(notebook("\n".join(code), "dk.Stage(t)"))
+    tab.page.goto(lab.address("live.ipynb"))
+    tab.page.wait_for_function(IDLE, timeout=60_000)
+    command(tab.page, "notebook:run-all-cells")
+    tab.page.wait_for_selector(".distkit-stage", timeout=60_000)
+    wait_for(tab.page, LIVE, 2)
+    command(tab.page, "docmanager:save")
+    tab.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    file = json.loads((lab.root / "live.ipynb").read_text())
+    state = file["metadata"].get("widgets")
+    assert state is None or state[STATE]["state"]
+    assert tab.errors == [] and tab.outside == []
+
+
+def write(lab: Any, name: str, done: NotebookNode, *, trusted: bool) -> None:
+    nbformat.write(done, lab.root / name)
+    if trusted:
+        sign = [sys.executable, "-m", "jupyter", "trust", str(lab.root / name)]
+        subprocess.run(sign, check=True, capture_output=True, timeout=60)
+
+
+def open_without_kernel(lab: Any, page: Any, name: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 9000})
+    page.goto(f"{lab.url}/lab?reset&token={lab.token}")
+    page.wait_for_function("() => window.jupyterapp")
+    page.evaluate("() => jupyterapp.restored")
+    page.evaluate(
+        """path => jupyterapp.commands.execute('docmanager:open', { path, factory: 'Notebook',
+            kernelPreference: { shouldStart: false, canStart: false } })""",
+        name,
+    )
+    page.wait_for_selector(".distkit-still", state="attached", timeout=60_000)
+
+
+def wait_for(page: Any, state: list[bool], views: int = len(SHOWN)) -> None:
+    """Wait until every view is seen like this."""
+    page.wait_for_function(
+        f"(wanted) => JSON.stringify(({SEEN})()) === JSON.stringify(wanted)",
+        arg=[state] * views, timeout=30_000,
+    )  # fmt: skip

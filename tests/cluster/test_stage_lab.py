@@ -1,0 +1,87 @@
+"""The stage and the timeline of real ranks in a real JupyterLab: light, dark, wide, narrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distkit.bench.lab import IDLE, command
+from distkit.bench.step import notebook
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+
+START = """
+import torch, torch.distributed as dist
+import distkit as dk
+
+def average_gradients_by_a_ring_and_say_so_on_every_rank():
+    x = torch.arange(8.0) + 10 * dist.get_rank()
+    with dk.mark("forward and backward"):
+        sum(torch.randn(200, 200).matmul(torch.randn(200, 200)).sum() for _ in range(20))
+    dk.ring_all_reduce(x)
+    dist.all_reduce(x / 4)
+
+with dk.Cluster(4) as cluster:
+    run = cluster.submit(average_gradients_by_a_ring_and_say_so_on_every_rank).wait()
+"""
+
+
+def run_cell(page: Any, index: int) -> None:
+    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+    command(page, "notebook:run-cell")
+    page.wait_for_function(IDLE, timeout=60_000)
+
+
+def at(page: Any, beat: int) -> None:
+    page.wait_for_selector(f".distkit-stage[data-beat='{beat}']")
+
+
+def play(page: Any, stage: Any) -> None:
+    """Go through it by keys and clicks, to where every rank holds everything."""
+    assert "ring all-reduce, round by round" in stage.locator(".dk-said").inner_text()
+    assert stage.locator(".dk-beats li").count() == 25
+    stage.focus()
+    page.keyboard.press("ArrowRight")
+    at(page, 0)
+    page.keyboard.press("ArrowLeft")
+    at(page, -1)
+    stage.get_by_role("button", name="play (space)").click()
+    page.wait_for_selector(".distkit-stage[data-playing='true']")
+    page.keyboard.press(" ")
+    page.wait_for_selector(".distkit-stage[data-playing='false']")
+    stage.get_by_role("button", name="rounds").click()
+    stage.locator(".dk-beats li").nth(9).click()
+    at(page, 9)
+    stage.get_by_role("button", name="values").click()
+    page.wait_for_selector(".distkit-stage [data-mode='values'][aria-pressed='true']")
+    stage.get_by_role("button", name="contributions").click()
+    assert stage.locator(".dk-strips .dk-sure").count() > 16  # some chunks are sums by now
+
+
+@pytest.mark.parametrize("width", [1280, 760])
+def test_the_stage_is_played_in_a_notebook(width: int, lab: Any, tab: Any) -> None:
+    name = f"stage-{width}.ipynb"
+    (lab.root / name).write_text(notebook(START, "dk.Stage(run)", "dk.Timeline(run)"))
+    page = tab.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(lab.address(name))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in (0, 1):
+        run_cell(page, cell)
+    stage, timeline = page.locator(".distkit-stage"), page.locator(".distkit-timeline[data-taken]")
+    page.wait_for_selector(".distkit-stage[data-stage='ready']")
+    if width == 1280:
+        play(page, stage)
+    run_cell(page, 2)
+    timeline.wait_for()
+    page.set_viewport_size({"width": width, "height": 2400})  # all of it, beside no toolbar
+    RESULTS.mkdir(exist_ok=True)
+    for theme in ("Light", "Dark"):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
+        page.wait_for_timeout(400)  # the new colours arrive by a transition
+        for view, its in (("stage", stage), ("timeline", timeline)):
+            its.screenshot(path=RESULTS / f"lab-{view}-{theme.lower()}-{width}.png")
+    assert tab.errors == [] and tab.outside == []

@@ -1,0 +1,370 @@
+"""Experiments without ranks: what controls allow, what runs add up to, what is drawn of them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import ipywidgets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distkit as dk
+from distkit.events import Event, Op, State, Trace
+from distkit.experiments import chart, results
+from distkit.experiments.activity import Activity, words
+from distkit.experiments.controls import make
+from distkit.experiments.panel import fitting, message
+from distkit.experiments.results import Record
+from distkit.experiments.settings import Settings
+from distkit.trace import recorder
+from distkit.trace.progress import MARKS, Meter, noted, progress
+from distkit.trace.recorder import Recorder, to_event
+
+
+def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:
+    """What the controls of these tests are for."""
+
+
+# -- controls ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("abbreviation", "widget"),
+    [
+        ((8, 128), ipywidgets.IntSlider),
+        ((8, 128, 8), ipywidgets.IntSlider),
+        ((0.0, 1), ipywidgets.FloatSlider),
+        (["ring", "gloo"], ipywidgets.Dropdown),
+        ({"ring": 1, "gloo": 2}, ipywidgets.Dropdown),
+        (range(8, 64, 8), ipywidgets.Dropdown),
+        (True, ipywidgets.Checkbox),
+        ("words", ipywidgets.Text),
+    ],
+)
+def test_abbreviations_are_those_of_interact(abbreviation: Any, widget: type) -> None:
+    assert type(make("x", abbreviation).widget) is widget
+
+
+def test_a_widget_stays_as_it_is() -> None:
+    mine = ipywidgets.ToggleButtons(options=["ring", "gloo"], value="gloo")
+    control = Settings(train, {"algorithm": mine}).controls["algorithm"]
+    assert (control.widget, control.value, control.choices) == (mine, "gloo", ("ring", "gloo"))
+    log = make("lr", ipywidgets.FloatLogSlider(value=0.1, min=-2, max=0))
+    assert (log.low, log.high) == (0.01, 1)
+    log.check(0.5)
+    with pytest.raises(ValueError, match="outside"):
+        log.check(2)
+
+
+def test_a_control_begins_at_the_default() -> None:
+    given = {"batch": (8, 128), "lr": (0.01, 1.0), "algorithm": ["gloo", "ring"]}
+    settings = Settings(train, given)
+    assert settings.complete() == {"ranks": 4, "batch": 32, "lr": 0.2, "algorithm": "ring"}
+
+
+def test_sizes_and_learning_rates_are_logarithmic() -> None:
+    def send(size: int = 1000, lr: float = 0.1) -> None: ...
+
+    controls = Settings(send, {"size": (64, 4096), "lr": (0.01, 1.0)}).controls
+    assert controls["size"].value == 1000
+    labels = [label for label, _ in controls["size"].widget.options]
+    assert labels == ["64 B", "128 B", "256 B", "512 B", "1000 B", "1 KiB", "2 KiB", "4 KiB"]
+    assert isinstance(controls["lr"].widget, ipywidgets.FloatLogSlider)
+    controls["lr"].widget.value = 10**-0.7
+    assert controls["lr"].value == 0.2  # as the readout says, not 0.19952623149688797
+
+
+@given(st.integers(1, 1 << 40), st.integers(1, 1 << 40))
+def test_every_size_offered_is_inside(a: int, b: int) -> None:
+    low, high = sorted((a, b + a))
+    control = make("size", (low, high))
+    values = [value for _, value in control.widget.options]
+    assert values == sorted(set(values))
+    assert (values[0], values[-1]) == (low, high)
+    for value in values:
+        control.check(value)
+
+
+def test_ranks_and_straggler_are_the_experiments_own() -> None:
+    settings = Settings(train, {"ranks": (2, 8), "straggler": (0, 0.5)}, ranks=3)
+    assert settings.complete() == {"ranks": 3, "straggler": 0}
+    assert settings.complete(ranks=2, straggler=0.1) == {"ranks": 2, "straggler": 0.1}
+    assert Settings(train, {"ranks": (5, 8)}).complete()["ranks"] == 5
+    assert Settings(train, {"ranks": [6, 2]}).complete()["ranks"] == 6
+    assert Settings(train, {"ranks": 3}).complete() == {"ranks": 3}
+
+
+def needy(x: int, y: int = 1) -> None:
+    """Needs x."""
+
+
+def ranked(ranks: int = 2) -> None:
+    """Wants what the experiment sets."""
+
+
+BAD = [
+    (train, {"speed": (1, 2)}, TypeError, r"train\(\) has no parameter speed; .* batch, lr"),
+    (needy, {}, TypeError, r"needs x: give a default, or a control"),
+    (needy, {"y": (0, 2)}, TypeError, "needs x"),
+    (ranked, {}, TypeError, "has a parameter ranks, which an experiment sets itself"),
+    (lambda *args: None, {}, TypeError, "has no name to set it by"),
+    (42, {}, TypeError, "an experiment runs a function"),
+    (train, {"ranks": 0}, ValueError, "ranks=0 cannot be: a whole number, at least 1"),
+    (train, {"ranks": (0, 4)}, ValueError, "ranks=0 cannot be"),
+    (train, {"ranks": [2, 2.5]}, ValueError, "ranks=2.5 cannot be"),
+    (train, {"ranks": (4, 2)}, ValueError, "from a smaller number to a greater"),
+    (train, {"straggler": (-1, 1)}, ValueError, "straggler=-1 cannot be: seconds"),
+    (train, {"batch": (64, 128)}, ValueError, "begins at the function's default, and batch=32"),
+    (train, {"algorithm": ["gloo"]}, ValueError, "ring is none of its choices: gloo"),
+    (train, {"algorithm": []}, ValueError, "nothing to choose from"),
+    (train, {"batch": 32}, TypeError, "one value is no range"),
+    (train, {"batch": (8, float("nan"))}, ValueError, "a range is two numbers"),
+    (train, {"batch": (8, 128, 0)}, ValueError, "step must be more than 0"),
+    (train, {"lr": (0.0, 1.0)}, ValueError, "logarithmic scale, which begins above 0"),
+    (train, {"batch": None}, TypeError, "makes no control"),
+    (train, {"batch": ipywidgets.VBox()}, TypeError, "a VBox has no value"),
+]
+
+
+@pytest.mark.parametrize(("fn", "controls", "error", "said"), BAD)
+def test_bad_controls_are_told_at_once(fn: Any, controls: Any, error: type, said: str) -> None:
+    with pytest.raises(error, match=said):
+        dk.Experiment(fn, **controls)
+
+
+def test_a_function_that_cannot_travel_is_told_at_once() -> None:
+    lock = threading.Lock()
+
+    def locked() -> None:
+        lock.acquire()
+
+    with pytest.raises(dk.NotPicklableError, match="the captured variable 'lock'"):
+        dk.Experiment(locked)
+    with pytest.raises(TypeError, match=r"the second argument is a dk\.Cluster, not 4"):
+        dk.Experiment(train, 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "said"),
+    [
+        ({"batch": 256}, ValueError, "batch=256 is outside its control: whole numbers 8 to 128"),
+        ({"batch": 8.5}, ValueError, "whole numbers"),
+        ({"batch": True}, ValueError, "batch=True is outside"),
+        ({"batch": "many"}, ValueError, "batch=many is outside"),
+        ({"algorithm": "tree"}, ValueError, "none of its choices: ring, gloo"),
+        ({"ranks": 0}, ValueError, "ranks=0 cannot be"),
+        ({"straggler": float("nan")}, ValueError, "straggler=nan cannot be"),
+        ({"size": 3}, TypeError, r"train\(\) has no parameter size"),
+    ],
+)
+def test_values_outside_are_refused(values: Any, error: type, said: str) -> None:
+    settings = Settings(train, {"batch": (8, 128), "algorithm": ["ring", "gloo"]})
+    with pytest.raises(error, match=said):
+        settings.complete(**values)
+    with pytest.raises(error, match=said):
+        settings.product(**{name: [value] for name, value in values.items()})
+
+
+def test_a_sweep_is_every_combination() -> None:
+    settings = Settings(train, {"batch": (8, 128)})
+    found = settings.product(batch=[8, 16], lr=(0.1, 0.2), algorithm="gloo")
+    assert [(s["batch"], s["lr"], s["algorithm"]) for s in found] == [
+        (8, 0.1, "gloo"), (8, 0.2, "gloo"), (16, 0.1, "gloo"), (16, 0.2, "gloo"),
+    ]  # fmt: skip
+    for values in ({}, {"batch": []}):
+        with pytest.raises((TypeError, ValueError), match="sweep"):
+            settings.product(**values)
+
+
+# -- progress -----------------------------------------------------------------------
+
+
+@given(st.integers(1, 5000))
+def test_a_loop_leaves_few_marks_and_always_the_last(total: int) -> None:
+    told = [n for n in range(1, total + 1) if noted(n, total)]
+    assert told[0] == 1 and told[-1] == total
+    assert min(total, MARKS) <= len(told) <= MARKS + 1
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.randoms())
+def test_the_meter_tells_the_slowest_rank(total: int, ranks: int, random: Any) -> None:
+    loops = [_marks(rank, total, random.randint(1, total)) for rank in range(ranks)]
+    meter, last = Meter(), 0
+    for events in zip(*(_padded(loop, 2 * total + 2) for loop in loops), strict=True):
+        meter.feed(e for e in events if e is not None)
+        assert meter.total == total
+        assert 0 <= (meter.done or 0) <= total
+        last = meter.done or 0
+    slowest = [max(int(e.label[5:].split("/")[0]) for e in loop) for loop in loops]
+    assert last == min(slowest)
+
+
+def _marks(rank: int, total: int, steps: int) -> list[Event]:
+    rec = Recorder(rank)
+    recorder.set_current(rec)
+    try:
+        for n, _ in enumerate(progress(range(total)), 1):
+            if n == steps:
+                break
+    finally:
+        recorder.set_current(None)
+    return [to_event(rank, row) for row in rec.drain()]
+
+
+def _padded(events: list[Event], length: int) -> list[Event | None]:
+    return [*events, *[None] * (length - len(events))]
+
+
+def test_progress_is_read_from_other_marks_too() -> None:
+    def step(rank: int, label: str, op: Op = Op.MARK) -> Event:
+        return Event(rank, 0, op, State.COMPLETED, 0.0, label=label)
+
+    meter = Meter()
+    assert (meter.done, meter.total, meter.operations) == (None, None, 0)
+    meter.feed([step(0, "step"), step(1, "step"), step(0, "step"), step(0, "forward"),
+                step(0, "steps of mine"), step(0, "", Op.ALL_REDUCE)])  # fmt: skip
+    assert (meter.done, meter.total, meter.operations) == (1, None, 1)
+    meter.feed([step(0, "step 4/9"), step(1, "step 3/9"), step(1, "step")])
+    assert (meter.done, meter.total) == (3, 9)  # a loop that counts itself is believed
+    assert list(progress(iter("abc"))) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("activity", "said"),
+    [
+        (Activity(1), "starting 1 rank"),
+        (Activity(4, 2, 6), "run 2 of 6 · starting 4 ranks"),
+        (Activity(4, running=True), "0 operations"),
+        (Activity(4, running=True, done=1200), "step 1,200"),
+        (Activity(4, running=True, done=3, total=20, operations=7), "step 3 of 20"),
+        (Activity(4, running=True, done=3, stopping=True), "stopping"),
+        (Activity(4, running=True, over=True, stopping=True), "reading the trace"),
+    ],
+)
+def test_what_it_does_in_words(activity: Activity, said: str) -> None:
+    assert words(activity) == said
+
+
+# -- results ------------------------------------------------------------------------
+
+
+def done(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
+    """The record of a run that sent 8 bytes."""
+    events = [Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
+              Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=8)]  # fmt: skip
+    error = dk.RankError("rank 1 raised", rank=1) if outcome else None
+    run: Any = SimpleNamespace(seconds=seconds, trace=Trace(events), error=error, findings=[],
+                               _results=[result, None])  # fmt: skip
+    return results.record(parameters, run)
+
+
+def test_a_record_has_what_was_measured_and_returned() -> None:
+    import torch
+
+    made = done(0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8)
+    assert made.row == {"batch": 8, "seconds": 0.5, "messages": 1, "collectives": 0, "bytes": 8,
+                        "loss": 0.25, "seconds returned": 3, "outcome": "ok"}  # fmt: skip
+    assert done(0.5, 7).values == {"result": 7}
+    assert done(0.5, [1, 2]).values == {}
+    assert done(0.5, 7, "RankError").row["outcome"] == "RankError"
+
+
+def test_the_table() -> None:
+    some = [
+        done(0.5, {"loss": 2.0}, ranks=2, batch=8), done(0.25, {"loss": 1.5}, ranks=2, batch=16),
+        done(0.1, outcome="RankError", ranks=2, batch=32),
+    ]  # fmt: skip
+    assert results.to_text("train", some) == (
+        "Experiment with train: 3 runs, 1 not to the end, 250 ms to 500 ms (ranks=2)\n"
+        "  #  batch  seconds  messages  bytes  loss  outcome\n"
+        "  3  32     100 ms   1         8 B          RankError\n"
+        "  2  16     250 ms   1         8 B    1.5   ok\n"
+        "  1  8      500 ms   1         8 B    2     ok"
+    )
+    assert results.to_text("train", []) == "Experiment with train: no run yet"
+    assert "ranks=2" not in results.to_text("train", some[:1])
+
+
+def test_words_of_the_user_are_no_markup() -> None:
+    some = [done(0.5, {"<b>": 1}, kind="<i>&"), done(0.5, {"<b>": 1}, kind="b")]
+    page = results.to_html(some)
+    assert "<i>" not in page and "&lt;i&gt;&amp;" in page and "&lt;b&gt;" in page
+    for picture in (chart.to_svg("<x>", some), chart.alone(some, chart.THEMED)):
+        ElementTree.fromstring(picture)
+
+
+def test_the_plot_is_against_what_was_varied() -> None:
+    def about(*records: Record) -> list[str]:
+        return chart.varied(records)
+
+    one, two = done(1, batch=8, lr=0.1, how="ring"), done(2, batch=16, lr=0.1, how="ring")
+    three, four = done(3, batch=16, lr=0.2, how="ring"), done(4, batch=16, lr=0.2, how="gloo")
+    assert about(one) == []
+    assert about(one, two) == ["batch"]
+    assert about(one, two, three) == ["lr", "batch"]
+    assert about(one, two, three, four) == ["batch", "lr", "how"]  # numbers before words
+    assert about(three, four) == ["how"]
+
+
+SETTINGS = st.fixed_dictionaries({
+    "batch": st.sampled_from([1, 8, 64, 512]),
+    "lr": st.sampled_from([-1.0, 0.0, 0.1, 1e9]),
+    "how": st.sampled_from(["ring", "gloo", "a very long name " * 5, ""]),
+})  # fmt: skip
+
+
+@given(st.lists(st.tuples(SETTINGS, st.floats(0, 1e4), st.booleans()), max_size=20))
+def test_every_picture_is_well_formed_and_inside(drawn: Any) -> None:
+    records = [done(seconds, outcome="RankError" if bad else "", **setting)
+               for setting, seconds, bad in drawn]  # fmt: skip
+    whole = chart.to_svg("train", records)
+    ElementTree.fromstring(whole)
+    alone = chart.alone(records, chart.PAPER)
+    assert bool(alone) == bool(chart.varied([r for r in records if not r.outcome]))
+    for x, y in re.findall(r'<circle cx="([^"]+)" cy="([^"]+)"', alone):
+        assert 0 <= float(x) <= chart.WIDTH and 0 <= float(y) <= chart.HEIGHT
+
+
+def test_static_pictures_stay_small() -> None:
+    many = [done(0.1 * n, {"loss": 1 / n}, batch=n, how="ring") for n in range(1, 101)]
+    assert len(chart.to_svg("train", many)) < 60_000
+    assert "… and 88 earlier" in chart.to_svg("train", many)
+
+
+# -- the panel ----------------------------------------------------------------------
+
+
+def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
+    experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
+    data, _ = experiment._repr_mimebundle_()
+    assert {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"} <= {*data}
+    assert data["text/plain"] == "Experiment with train: no run yet"
+    experiment.close()
+    with pytest.raises(dk.StoppedError, match="the experiment was closed"):
+        experiment.run()
+
+
+def test_what_went_wrong_is_told_in_words() -> None:
+    experiment = dk.Experiment(train)
+    assert message(experiment) == ""
+    text = "rank 1 raised ValueError: a < b at x.py:3\n\nTraceback on rank 1:\n  a < b"
+    experiment.trouble = dk.RankError(text, rank=1)
+    told = message(experiment)
+    assert "<b>RankError</b> rank 1 raised ValueError: a &lt; b at x.py:3<pre" in told
+    assert "Traceback on rank 1:\n  a &lt; b</pre>" in told
+    experiment.trouble = dk.RunInterrupted("train was interrupted")
+    assert "dkx-note" in message(experiment) and "RunInterrupted" not in message(experiment)
+
+
+def test_tabs_hold_what_fits() -> None:
+    mark = Event(0, 0, Op.MARK, State.COMPLETED, 0.0, label="gradient w")
+    send = Event(0, 1, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8)
+    assert fitting(Trace()) == ["Timeline"]
+    assert fitting(Trace([mark])) == ["Timeline", "Gradients"]
+    assert fitting(Trace([send])) == ["Timeline", "Stage"]
+    assert fitting(Trace([mark, send])) == ["Timeline", "Stage", "Gradients"]

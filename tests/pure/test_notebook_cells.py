@@ -1,0 +1,53 @@
+"""Running a notebook's cell again ends what it made before, and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from distkit.cluster import notebook
+from distkit.cluster.notebook import OfCells
+
+
+class Thing:
+    """Something that a cell makes."""
+
+    ended = False
+
+
+def end(thing: Thing) -> None:
+    thing.ended = True
+
+
+@pytest.fixture
+def header(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    header = {"msg_id": "first"}
+    kernel = SimpleNamespace(get_parent=lambda channel: {"header": header})
+    monkeypatch.setattr(notebook, "shell", lambda: SimpleNamespace(kernel=kernel))
+    return header
+
+
+def test_the_same_cell_may_make_several(header: dict[str, str]) -> None:
+    made, of_cells = [Thing(), Thing(), Thing()], OfCells(end)
+    for thing in made:
+        of_cells.add("a cell", thing)
+    assert not any(thing.ended for thing in made)
+
+
+def test_running_it_again_ends_them_all(header: dict[str, str]) -> None:
+    one, two, other, again = (Thing() for _ in range(4))
+    of_cells = OfCells(end)
+    of_cells.add("a cell", one)
+    of_cells.add("a cell", two)
+    of_cells.add("another cell", other)
+    header["msg_id"] = "second"
+    of_cells.add("a cell", again)
+    assert [thing.ended for thing in (one, two, other, again)] == [True, True, False, False]
+
+
+def test_outside_a_notebook_nothing_is_ended() -> None:
+    of_cells, made = OfCells(end), [Thing(), Thing()]
+    for thing in made:
+        of_cells.add(None, thing)
+    assert not any(thing.ended for thing in made)

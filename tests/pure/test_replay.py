@@ -1,0 +1,107 @@
+"""``distkit replay``: a saved trace opens where neither torch nor Jupyter is installed."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from traces import ring
+
+from distkit.cli import main
+from distkit.events import Event, Op, State, Trace
+
+#: Runs the command line where importing any of these fails, and BROWSER notes what it shall open.
+BARE = """if True:
+    import sys
+
+    class Missing:
+        def find_spec(self, name, *_):
+            if name.partition(".")[0] in {"torch", "ipyparallel", "anywidget", "ipywidgets",
+                                          "IPython", "traitlets", "zmq", "matplotlib", "pandas"}:
+                raise ModuleNotFoundError(f"{name} is not installed")
+
+    sys.meta_path.insert(0, Missing())
+    from distkit.cli import main
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def bare(*argv: str | Path, **environ: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-Werror", "-c", BARE, *map(str, argv)]
+    env = {"PATH": "/usr/bin:/bin", "COLUMNS": "200", **environ}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def test_a_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    browser.chmod(0o755)
+    file = ring().save(tmp_path / "ring.gz")
+    ran = bare("replay", file, BROWSER=str(browser), TMPDIR=str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    said, where = ran.stdout.splitlines()
+    assert said == "ring all-reduce: 4 ranks, 0.00 s: 24 messages, 0 collectives."
+    assert where == f"Replay: {opened.read_text()}"
+    page = Path(opened.read_text().removeprefix("file://"))
+    assert page.name == "ring.html" and page.is_relative_to(tmp_path)
+    assert "stage0" in page.read_text(encoding="utf-8")
+
+
+def test_it_says_what_is_wrong_in_a_hang(tmp_path: Path) -> None:
+    said = dict(nbytes=8, shape=(2,), dtype="float32", where="swap.py:4")
+    both = Trace([Event(r, 0, Op.RECV, state, 0.1 * i, peer=1 - r, **said)
+                  for r in range(2) for i, state in enumerate((State.STARTED, State.BLOCKED))],
+                 {"world_size": 2})  # fmt: skip
+    file, page = both.save(tmp_path / "hang.gz"), tmp_path / "out.html"
+    ran = bare("replay", file, "--html", page, "--no-browser")
+    assert ran.returncode == 0, ran.stderr
+    assert "\n  - rank 0 waits in recv(src=1" in ran.stdout
+    assert "\n    Let one of them send first.\n" in ran.stdout
+    assert f"Replay: {page.as_uri()}" in ran.stdout and page.stat().st_size > 1000
+
+
+def test_no_browser_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda uri: False)
+    file = ring().save(tmp_path / "ring.gz")
+    assert main(["replay", str(file), "--html", str(tmp_path / "r.html")]) == 0
+    assert "No browser could be started here: open that address" in capsys.readouterr().out
+
+
+def newer(file: Path) -> None:
+    head = {"format": "distkit-trace", "version": 99, "events": 0, "meta": {}}
+    file.write_bytes(gzip.compress(json.dumps(head).encode()))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda f: None, "cannot be read (No such file or directory)"),
+        (lambda f: f.mkdir(), "cannot be read (Is a directory)"),
+        (lambda f: f.write_text("hello"), "this is not a readable distkit trace"),
+        (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "breaks off in the middle"),
+        (newer, "the trace has format 99, this distkit reads up to"),
+        (lambda f: ring().to_chrome(f), "this is a Chrome trace"),
+        (lambda f: ring().to_chrome(f.with_suffix(".gz")).rename(f), "https://ui.perfetto.dev"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], said: str
+) -> None:
+    file = tmp_path / "run.trace"
+    make(file)
+    assert main(["replay", str(file), "--no-browser"]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith(f"distkit: {file}") and said in told.err
+    assert told.out == "" and "Traceback" not in told.err
+
+
+def test_an_empty_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Trace().save(tmp_path / "none.gz")
+    assert main(["replay", str(file), "--no-browser", "--html", str(tmp_path / "n.html")]) == 0
+    assert capsys.readouterr().out.startswith("none: 0 ranks, 0.00 s: 0 messages")

@@ -1,0 +1,321 @@
+"""Several traces compared: figures, projection, static picture, table, runs that go on."""
+
+import json
+import math
+import random
+import xml.etree.ElementTree as ET
+
+import pytest
+import traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import MS, Script, summary
+
+import distkit as dk
+from distkit.bench.views import long_trace
+from distkit.events import Event, Op, State, Trace
+from distkit.views.columns import Columns
+from distkit.views.compare_figures import (
+    critical_path,
+    figures,
+    per_rank,
+    rounds,
+    training,
+    waits,
+)
+from distkit.views.compare_projection import MAX_NOTICES, project
+from distkit.views.compare_static import to_svg
+
+CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
+
+
+def counted(trace: Trace):
+    return figures(Columns(trace))
+
+
+def naive(n: int = 4) -> Trace:
+    """All send to rank 0, which sends back: one message after the other."""
+    s, t = Script(), 0.0
+    for r in range(1, n):
+        s.op(r, Op.SEND, 0.0, t + 0.1 * MS, peer=0, **CHUNK)
+        s.op(0, Op.RECV, t, t + 0.1 * MS, peer=r, **CHUNK)
+        t += 0.1 * MS
+    for r in range(1, n):
+        s.op(0, Op.SEND, t, t + 0.1 * MS, peer=r, **CHUNK)
+        s.op(r, Op.RECV, 0.1 * MS * r, t + 0.1 * MS, peer=0, **CHUNK)
+        t += 0.1 * MS
+    return s.trace(name="naive", world_size=n)
+
+
+def losses(values, ranks=2, pace=1.0) -> Trace:
+    """A watched loop that told these losses."""
+    s = Script()
+    for r in range(ranks):
+        for i, loss in enumerate(values):
+            end = pace * (i + 1) * MS + 0.01 * MS * r
+            s.op(r, Op.MARK, end, end, label="step", after=summary([loss, 0.1, 8.0]))
+    return s.trace(name="training", world_size=ranks)
+
+
+def rows(view_or_picture):
+    return {row["key"]: row["values"] for row in view_or_picture["rows"]}
+
+
+# -- figures ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_a_ring_takes_2n_minus_2_rounds_and_its_ranks_send_alike(n: int) -> None:
+    trace = traces.ring(n, size=4 * n)
+    found = counted(trace)
+    assert found["rounds"] == 2 * (n - 1)
+    assert found["messages"] == len(trace.messages) == 2 * n * (n - 1)
+    assert {r["bytes"] for r in found["ranks"]} == {found["most_sent"]} == {2 * (n - 1) * 16}
+
+
+def test_through_rank_0_the_messages_come_one_after_another() -> None:
+    found = counted(naive(5))
+    assert (found["rounds"], found["messages"]) == (8, 8)
+    assert found["most_sent"] == 4 * 16 and found["ranks"][0]["messages"] == 4
+
+
+def test_collectives_are_one_round_each_even_when_they_overlap() -> None:
+    assert counted(traces.sync_sgd(4, steps=3))["rounds"] == 1 + 3 * 2
+    assert rounds(Columns(Trace())) == 0
+
+
+def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
+    s = Script()
+    for r in range(3):
+        s.op(r, Op.ALL_REDUCE, r * MS, 4 * MS, **CHUNK)
+    c = Columns(s.trace(world_size=3))
+    assert waits(c).tolist() == pytest.approx([2 * MS, 1 * MS, 0])
+    assert [r["waiting"] for r in per_rank(c, waits(c))] == pytest.approx([0.5, 0.25, 0], abs=1e-3)
+    assert [r["busy"] for r in per_rank(c, waits(c))] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
+
+
+def test_the_critical_path_goes_through_the_straggler() -> None:
+    s = Script()
+    s.op(0, Op.MARK, 0, 1 * MS, label="compute")
+    s.op(1, Op.MARK, 0, 5 * MS, label="compute")
+    s.op(1, Op.SEND, 5 * MS, 6 * MS, peer=0, **CHUNK)
+    s.op(0, Op.RECV, 1 * MS, 6.5 * MS, peer=1, **CHUNK)
+    c = Columns(s.trace(world_size=2))
+    path = [(int(c.ops.rank[i]), c.ops.looks[c.ops.look[i]].op) for i in
+            critical_path(c, waits(c))]  # fmt: skip
+    assert path == [(0, Op.RECV), (1, Op.SEND), (1, Op.MARK)]
+
+
+def test_marks_that_take_no_time_or_stand_around_messages_hide_nothing() -> None:
+    plain = traces.ring(4)
+    last = plain.events[-1].time
+    noisy = Trace([*plain.events, *(e for e in (
+        Event(0, 90, Op.MARK, State.STARTED, 0.0, label="gradient w"),
+        Event(0, 90, Op.MARK, State.COMPLETED, last, label="gradient w"),
+        Event(0, 91, Op.MARK, State.COMPLETED, last, label="step"),
+        Event(0, 92, Op.MARK, State.COMPLETED, last, label="weights"),
+    ))], plain.meta)  # fmt: skip
+    assert counted(noisy)["critical"] > 3
+    assert counted(noisy)["rounds"] == counted(plain)["rounds"]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(2, 5))
+def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
+    import simulated
+    from simulated import Simulation
+
+    rng = random.Random(seed)
+    ops = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BARRIER]
+    programs = [[simulated.Step(rng.choice(ops), peer=rng.choice([p for p in range(ranks)
+                                if p != r])) for _ in range(rng.randrange(6))]
+                for r in range(ranks)]  # fmt: skip
+    for r, program in enumerate(programs):
+        for step in program:
+            if step.op in (Op.ALL_REDUCE, Op.BARRIER):
+                step.peer = None
+        assert all(step.peer != r for step in program)
+    trace = Simulation(programs, random=rng).run().live()
+    found = counted(trace)
+    assert 0 <= found["rounds"] <= found["messages"] + found["collectives"]
+    assert 0 <= found["critical"] <= len(trace.spans)
+    assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
+    for r in found["ranks"]:
+        assert 0 <= r["waiting"] <= r["busy"] <= 1
+    json.dumps(project({"a": trace, "b": Trace()}), allow_nan=False)
+
+
+# -- training -----------------------------------------------------------------------------
+
+
+def test_losses_over_steps_and_time() -> None:
+    found = training(losses([3.0, 2.0, 1.0]))
+    assert [(n, loss) for n, _, loss in found["points"]] == [(1, 3.0), (2, 2.0), (3, 1.0)]
+    times = [t for _, t, _ in found["points"]]
+    assert times == sorted(times) and (found["steps"], found["last"]) == (3, 1.0)
+    assert found["seconds"] == pytest.approx(1 * MS)
+
+
+def test_a_loss_that_is_no_number_is_a_gap_and_told() -> None:
+    picture = project({"good": losses([3, 2, 1]), "bad": losses([3, math.nan, math.inf])})
+    assert [p[2] for p in picture["runs"][1]["loss"]["points"]] == [3.0, None, None]
+    assert "bad: the loss is no finite number at step 2" in picture["notices"]
+    assert rows(picture)["loss"] == [1.0, "inf"]
+    json.dumps(picture, allow_nan=False)
+    drawn = repr(dk.Compare({"good": losses([3, 2]), "bad": losses([3, math.nan])}))
+    assert "NaN" in drawn
+
+
+def test_who_told_no_loss_has_no_curve() -> None:
+    assert training(losses([math.nan] * 3)) is None and training(traces.ring()) is None
+    assert "loss" not in rows(project({"a": traces.ring(), "b": traces.ring()}))
+
+
+# -- what is said of all together -----------------------------------------------------------
+
+
+def test_the_differences() -> None:
+    picture = project({"ring": traces.ring(4, size=16), "naive": naive(4)})
+    assert picture["title"] == "ring and naive" and not picture["live"]
+    found = rows(picture)
+    assert (found["messages"], found["rounds"]) == ([24, 6], [6, 6])
+    assert found["most_sent"] == [96, 48] and "collectives" not in found
+    assert [run["name"] for run in picture["runs"]] == ["ring", "naive"]
+
+
+def test_messages_inside_collectives_are_not_seen_and_that_is_said() -> None:
+    picture = project({"ring": traces.ring(), "torch": traces.sync_sgd()})
+    assert "torch: messages inside the backend's collectives are not seen" in picture["notices"]
+
+
+def test_other_world_sizes_and_simulations_are_named() -> None:
+    simulated = Trace(traces.ring(8).events, {**traces.ring(8).meta, "simulated": True})
+    picture = project({"measured": traces.ring(4), "model": simulated})
+    assert "the world sizes differ: measured 4 ranks; model 8 ranks" in picture["notices"]
+    assert "simulated" in picture["runs"][1]["facts"]
+    assert "simulated" not in picture["runs"][0]["facts"]
+
+
+def test_names_come_from_the_programs_and_are_numbered_when_they_are_the_same() -> None:
+    ring = traces.ring()
+    names = [run["name"] for run in dk.Compare(ring, ring, naive())._told()["runs"]]
+    assert names == ["ring all-reduce 1", "ring all-reduce 2", "naive"]
+    values = rows(dk.Compare(ring, ring)._told())
+    assert all(a == b for a, b in values.values())
+
+
+def test_one_trace_too_many_and_other_mistakes() -> None:
+    ring = traces.ring()
+    with pytest.raises(ValueError, match=r"two to 8 traces, not 1. Use Compare\("):
+        dk.Compare({"ring": ring})
+    with pytest.raises(ValueError, match="not 0"):
+        dk.Compare()
+    with pytest.raises(ValueError, match="not 9"):
+        dk.Compare(*[ring] * 9)
+    with pytest.raises(TypeError, match="not int"):
+        dk.Compare(ring, 5)
+    with pytest.raises(ValueError, match="clock is one of 'start', 'duration', not 'wall'"):
+        dk.Compare(ring, ring, clock="wall")
+    with pytest.raises(ValueError, match="no trace 'tree' to compare with, only 'a', 'b'"):
+        dk.Compare({"a": ring, "b": ring}, baseline="tree")
+
+
+# -- pictures ------------------------------------------------------------------------------
+
+
+def test_the_table_compares_with_the_baseline() -> None:
+    told = repr(dk.Compare({"ring": traces.ring(4, size=16), "naive": naive(4)}, baseline="naive"))
+    line = next(line for line in told.splitlines() if "messages " in line and "bytes" not in line)
+    assert line.split() == ["messages", "24", "4×", "6"]
+
+
+@pytest.mark.parametrize("case", ["two", "eight", "empty", "thousand", "long", "hang", "loss"])
+def test_static_pictures_are_small_and_whole(case: str) -> None:
+    wide = Script()
+    for r in range(1000 if case == "thousand" else 0):
+        wide.op(r, Op.ALL_REDUCE, 0, MS, **CHUNK)
+    named = {
+        "two": {"ring": traces.ring(), "naive": naive()},
+        "eight": {str(i): traces.ring(16, seed=i) for i in range(8)},
+        "empty": {"nothing": Trace(), "none": Trace()},
+        "thousand": {"wide": wide.trace(world_size=1000), "ring": traces.ring()},
+        "long": {"a": long_trace(30_000), "b": long_trace(20_000)},
+        "hang": {"<hang>": traces.hang(), "odd & ends": traces.odd_values()},
+        "loss": {"a": losses([3, math.nan, 1]), "b": losses([2.0])},
+    }[case]
+    view = dk.Compare(named)
+    drawn = view._repr_mimebundle_()[0]["image/svg+xml"]
+    assert len(drawn.encode()) <= 60_000
+    words = "".join(ET.fromstring(drawn).itertext())
+    assert all(name in words for name in named)
+    assert ("nothing was recorded" in words) == (case == "empty")
+    assert "total time" in repr(view)
+
+
+def test_a_strip_covers_what_was_covered() -> None:
+    """The static picture shows where a rank was busy, to a pixel."""
+    s = Script().op(0, Op.BARRIER, 0.0, 1 * MS).op(0, Op.BARRIER, 3 * MS, 4 * MS)
+    half = Script().op(0, Op.BARRIER, 0.0, 2 * MS)
+    named = {"a": s.trace(), "b": half.trace()}
+    drawn = to_svg(project(named), [Columns(t) for t in named.values()])
+    paths = [e.get("d") for e in ET.fromstring(drawn).iter() if e.tag.endswith("path")]
+    lengths = [[int(p.split("h")[1]) for p in d.split("M")[1:]] for d in paths]
+    assert lengths == [[185, 185], [370]]  # of 740 pixels for 4 ms
+
+
+# -- live ------------------------------------------------------------------------------------
+
+
+class FakeRun:
+    """A run of which the test says how far it is."""
+
+    def __init__(self, whole: Trace, seen: int) -> None:
+        self.whole, self.seen, self.finished, self.callback = whole, seen, False, None
+
+    @property
+    def trace(self) -> Trace:
+        return Trace(self.whole[: self.seen], self.whole.meta)
+
+    def subscribe(self, callback):
+        self.callback = callback
+        return lambda: setattr(self, "callback", None)
+
+    def go(self, n: int) -> list[Event]:
+        events, self.seen = list(self.whole[self.seen : self.seen + n]), self.seen + n
+        return events
+
+
+def test_a_run_that_goes_on_is_followed_to_its_end() -> None:
+    whole = traces.ring()
+    run = FakeRun(whole, len(whole) // 3)
+    view = dk.Compare({"live": run, "done": whole})
+    assert view._told()["live"] and view._told()["runs"][0]["live"]
+    sent = []
+    view._publish = lambda patch, **more: sent.append(patch)
+    run.go(len(whole) // 3)
+    view._feed(list(run.trace), lambda events: view._grow(0, events))  # from the beginning
+    (patch,) = sent
+    assert patch["run"] == 0 and patch["picture"]["bars"] and patch["told"]["live"]
+    run.go(len(whole))
+    run.finished = True
+    run.callback([])
+    assert not sent[-1]["told"]["live"]
+    assert rows(sent[-1]["told"]) == rows(project({"live": whole, "done": whole}))
+    json.dumps(sent, allow_nan=False)
+    view.close()
+    assert run.callback is None
+
+
+def test_figures_are_renewed_when_the_run_has_grown_by_a_tenth() -> None:
+    whole = long_trace(3_000)
+    run = FakeRun(whole, 2_000)
+    view = dk.Compare({"live": run, "done": whole})
+    assert view._grow(0, list(run.trace)) is None  # known already
+    assert view._grow(0, run.go(30))["told"] is None
+    assert view._grow(0, run.go(200))["told"] is not None
+    view.close()
+
+
+def test_notices_are_few() -> None:
+    named = {str(i): Trace((), {"dropped": {"0": 5}}) for i in range(8)}
+    assert len(project(named)["notices"]) == MAX_NOTICES

@@ -1,0 +1,405 @@
+"""The server view: what it reads in events, the projection, the static picture, live updates."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from contextlib import contextmanager
+
+import pytest
+import torch
+import traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import MS, Script
+
+from distkit.events import Event, Op, State, Trace
+from distkit.kvstore.consistency import Asynchronous, Synchronous
+from distkit.kvstore.messages import Init, Pull, Push, Reply
+from distkit.kvstore.optimizer import SGD
+from distkit.kvstore.recording import Answering, Asking, updating
+from distkit.kvstore.server import KVServer
+from distkit.trace import recorder
+from distkit.views import Servers, server_projection
+from distkit.views.server_projection import project
+from distkit.views.server_state import at, counts
+from distkit.views.server_static import MAX_BYTES, to_svg
+from distkit.views.server_story import read
+from distkit.views.server_waits import find, listed
+
+ONE = torch.ones(2)
+
+
+class Shop:
+    """Workers 0 to W−1 and a real server, W, in this process; everything they say is recorded."""
+
+    def __init__(self, workers, rule) -> None:
+        self.workers, self.node, self.updates, self.replies = workers, workers, [], {}
+        self.recorders = [recorder.Recorder(i) for i in range(workers + 1)]
+        self.server = KVServer(rule, range(workers), watch=self._watch)
+        self.server.optimizer = SGD(learning_rate=0.5)
+        self.notes, self.asking, self.pulled = Answering(), {}, {}
+        self.numbers = [0] * workers
+
+    @contextmanager
+    def _watch(self, update):
+        self.updates.append((update.key, dict(zip(update.workers, update.staleness, strict=True))))
+        with updating(update):
+            yield
+
+    def at(self, node):
+        recorder.set_current(self.recorders[node])
+
+    def ask(self, worker, kind, *fields):
+        request = kind(0, worker, self.numbers[worker], *fields)
+        self.numbers[worker] += 1
+        self.at(worker)
+        self.asking[request.match] = Asking(request, self.node)
+        self.at(self.node)
+        self.notes.arrived(request)
+        for answer in self.server.handle(request):
+            self.at(self.node)
+            self.notes.answering(answer)
+            self.at(answer.node)
+            asking = self.asking.pop(answer.match)
+            if isinstance(answer, Reply):
+                asking.answered(answer)
+                self.replies[answer.match] = answer.version
+                if answer.value is not None:
+                    self.pulled[answer.node] = answer.version
+            else:
+                asking.failed()
+        recorder.set_current(None)
+        return request
+
+    def init(self, key="w"):
+        for worker in reversed(range(self.workers)):
+            self.ask(worker, Init, key, (2,), "float32", None if worker else ONE)
+
+    def push(self, worker, key="w"):
+        return self.ask(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
+
+    def pull(self, worker, key="w"):
+        return self.ask(worker, Pull, key)
+
+    def trace(self, **meta):
+        events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
+        roles = traces.names(*["worker"] * self.workers, "server")
+        rule = self.server.rule
+        mode = (
+            f"dist_sync backup={rule.backup}"
+            if isinstance(rule, Synchronous)
+            else (
+                "dist_async" if rule.staleness is None else f"dist_async staleness={rule.staleness}"
+            )
+        )
+        for worker in range(self.workers):
+            said = {"label": mode, "match": f"kv:0:{worker}:999"}
+            at = min(e.time for e in events) - 1.0
+            events += [
+                Event(worker, 999, Op.REGISTER, State.STARTED, at, peer=99, **said),
+                Event(99, 2 * worker, Op.RECV, State.COMPLETED, at, peer=worker, **said),
+                Event(99, 2 * worker + 1, Op.SEND, State.COMPLETED, at + 0.1, **said),
+                Event(worker, 999, Op.REGISTER, State.COMPLETED, at + 0.2, **said),
+            ]
+        return Trace(events, {"ranks": roles, **meta})
+
+
+def shop(workers, rule, steps=()):
+    found = Shop(workers, rule)
+    found.init()
+    for what, worker in steps:
+        getattr(found, what)(worker)
+    return found
+
+
+# -- what is read in the events -----------------------------------------------------------
+
+
+RULES = st.one_of(
+    st.builds(Synchronous, backup=st.integers(0, 2)),
+    st.builds(Asynchronous, staleness=st.none() | st.integers(0, 2)),
+)
+
+
+@settings(max_examples=80)
+@given(
+    st.integers(1, 4), RULES,
+    st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40),
+)  # fmt: skip
+def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
+    """Versions, staleness, inboxes and waits equal those of a real server in any interleaving."""
+    run, blocked, pushes, pulls = shop(workers, rule), set(), [], []
+    entry = run.server.entries["w"]
+    for is_push, worker in steps:
+        worker %= workers
+        if worker in blocked:
+            continue
+        if is_push:
+            pushes.append(run.push(worker))
+        else:
+            pulls.append(run.pull(worker))
+        blocked = {node for node, _ in entry.waiting}
+    trace = run.trace()
+    story = read(trace)
+    waits = {w.node: w for w in find(story) if w.kind == "pull" and math.isinf(w.end)}
+
+    assert [(u.key, u.late) for u in story.updates] == run.updates
+    assert [u.version for u in story.updates] == list(range(1, len(run.updates) + 1))
+    found = {op: [r for r in story.requests if r.op is op] for op in (Op.PUSH, Op.PULL)}
+    assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
+    assert sum(r.dropped for r in found[Op.PUSH]) == entry.dropped.total()
+    got = [r for r in found[Op.PULL] if r.left is not None]
+    assert [r.version for r in got] == [
+        run.replies[p.match] for p in pulls if p.match in run.replies]  # fmt: skip
+    lying = [g.push.node for g in story.gradients if g.taken is None]
+    assert sorted(lying) == sorted(w for one in entry.rounds.values() for w in one)
+    assert waits.keys() == blocked
+    for (node, _), (_, clock) in entry.waiting.items():
+        real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
+        assert set(waits[node].on(trace[-1].time)) == real - {node}
+
+
+def test_an_update_takes_the_gradients_its_label_names() -> None:
+    run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 0), ("push", 1)])
+    trace = run.trace()
+    labels = [s.label for s in trace.spans if s.op is Op.MARK]
+    assert labels == ["update w → v1 ← 0", "update w → v2 ← 0 (1 late)",
+                      "update w → v3 ← 1 (2 late)"]  # fmt: skip
+    story = read(trace)
+    assert [u.late for u in story.updates] == [{0: 0}, {0: 1}, {1: 2}]
+    assert [g.late for g in story.gradients] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("label", "key", "version", "late"),
+    [("update w → v1 ← 0", "w", 1, {0: 0}),
+     ("update a → v2 → v3 ← 0 (1 late), 12 (30 late)", "a → v2", 3, {0: 1, 12: 30}),
+     ("update  → v1", "", 1, {0: 0})],
+)  # fmt: skip
+def test_labels_of_updates_are_read(label, key, version, late) -> None:
+    """A label that names no workers (an older trace): those in the inbox."""
+    s = pushed(Script(), 0, 1, key, 0.0)
+    s.op(1, Op.MARK, 2 * MS, 3 * MS, label=label)
+    (update,) = read(s.trace(ranks=traces.names("worker", "server"))).updates
+    assert (update.key, update.version, update.late) == (key, version, late)
+
+
+def pushed(s, worker, server, key, when, number=0, run=0):
+    """A push that arrives after a millisecond."""
+    match = f"kv:{run}:{worker}:{number}"
+    s.op(worker, Op.PUSH, when, when + 2 * MS, peer=server, label=key, match=match, nbytes=8,
+         dtype="float32")  # fmt: skip
+    return s.op(server, Op.RECV, when + MS, when + MS, peer=worker, label=key, match=match,
+                nbytes=8, dtype="float32")  # fmt: skip
+
+
+def test_marks_of_a_worker_are_no_updates() -> None:
+    s = pushed(Script(), 0, 1, "w", 0.0)
+    s.op(0, Op.MARK, 3 * MS, 4 * MS, label="update w → v9")
+    story = read(s.trace(ranks=traces.names("worker", "server")))
+    assert story.updates == [] and story.gradients[0].taken is None
+
+
+def test_who_is_who_follows_from_what_they_do() -> None:
+    s = pushed(Script(), 0, 7, "w", MS)
+    s.op(0, Op.REGISTER, 0.0, MS, peer=9, label="dist_async", match="kv:0:0:9")
+    s.op(7, Op.REGISTER, 0.0, MS, peer=9, match="kv:0:7:1")
+    assert read(s.trace()).roles == {0: "worker", 7: "server", 9: "scheduler"}
+
+
+# -- the projection -----------------------------------------------------------------------
+
+
+def test_in_sync_gradients_gather_and_pulls_wait() -> None:
+    run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
+    picture = project(run.trace())
+    now = at(picture, picture["end"])
+    (row,) = now.rows
+    assert (row.version, row.slots, row.held) == (0, [(0, 0, 0), (1, 1, 0)], [0, 1])
+    assert (picture["quorum"], picture["team"]) == (3, [0, 1, 2])
+    assert {w: s[1] for w, s in now.status.items() if s[0] == "waits"} == {
+        0: "waits for worker 2", 1: "waits for worker 2"}  # fmt: skip
+    assert picture["notices"] == ["2 pulls never answered"]
+    beat = next(b for b in picture["beats"] if b["kind"] == "pull" and b["src"] == 0)
+    assert beat["more"] == "waits for the gradient of worker 1 and worker 2"
+    second = [b for b in picture["beats"] if b["kind"] == "push"][1]
+    assert second["more"] == "computed from v0 · 2 of 3 are here · 8 B"
+
+
+def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
+    run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
+    picture = project(run.trace())
+    now = at(picture, picture["end"])
+    assert (now.rows[0].version, now.rows[0].last, now.rows[0].slots) == (2, [(1, 1)], [])
+    assert not any(s[0] == "waits" for s in now.status.values())
+    assert (picture["quorum"], picture["team"]) == (1, [])
+    update = picture["beats"][-3]
+    assert update["who"] == "server 0 updates w to v2"
+    assert update["more"] == "with worker 1 (1 late)"
+    assert counts(picture) == {"pushes": 2, "pulls": 3, "updates": 2, "there": 16, "back": 24,
+                               "late": [1, 1, *[0] * 11]}  # fmt: skip
+    assert picture["opening"] == update["end"]  # the moment when lateness appeared
+
+
+def test_a_refused_push_and_a_key_that_was_never_initialised() -> None:
+    run = shop(2, Asynchronous(), [])
+    run.push(0, key="v")
+    trace = run.trace()
+    picture = project(trace)
+    assert picture["notices"] == ["1 request refused"]
+    push = next(b for b in picture["beats"] if b["kind"] == "push")
+    assert push["refused"] and push["more"].startswith("refused")
+    row = next(i for i, r in enumerate(picture["rows"]) if r["key"] == "v")
+    assert at(picture, picture["end"]).rows[row].version is None
+    assert "v no value" in repr(Servers(trace))
+
+
+def test_keys_split_over_servers_say_which_part_each_has() -> None:
+    s = Script()
+    for server in (1, 2):
+        pushed(s, 0, server, "w", 0.0, number=server)
+    pushed(s, 0, 2, "b", MS, number=3)
+    picture = project(s.trace(ranks=traces.names("worker", "server", "server")))
+    rows = [(r["key"], r["server"], r["part"]) for r in picture["rows"]]
+    assert rows == [("w", 1, [1, 2]), ("w", 2, [2, 2]), ("b", 2, None)]
+
+
+def test_a_second_run_in_a_trace_begins_with_nothing() -> None:
+    s = pushed(Script(), 0, 1, "w", 0.0, run=1)
+    s.op(1, Op.MARK, 1.1 * MS, 1.2 * MS, label="update w → v1 ← 0")
+    pushed(s, 0, 1, "w", 2 * MS, number=1, run=1)  # lies in the inbox when the run ends
+    pushed(s, 0, 1, "w", 10 * MS, run=2)
+    picture = project(s.trace(ranks=traces.names("worker", "server")))
+    before, after = at(picture, s.start + 5 * MS), at(picture, s.start + 11.5 * MS)
+    assert (before.rows[0].version, len(before.rows[0].slots)) == (1, 1)
+    assert (after.rows[0].version, len(after.rows[0].slots)) == (0, 1)
+
+
+def test_registration_waits_for_the_last() -> None:
+    picture = project(traces.parameter_server())
+    here = [at(picture, t).present for t, _ in picture["present"]]
+    assert [len(p) for p in here] == [1, 2, 3, 4] and picture["everybody"] == 4
+    told = [b["more"] for b in picture["beats"] if b["kind"] == "register"]
+    assert told[-1] == "4 of 4 are here"
+    books = [b for b in picture["beats"] if b["kind"] == "book"]
+    assert len(books) == 4
+
+
+def test_who_died_is_said_and_crossed_out() -> None:
+    ends = {"1": {"how": "died", "text": "", "where": ""}}
+    run = shop(2, Synchronous(), [("push", 0), ("pull", 0)])
+    picture = project(run.trace(ends=ends))
+    assert picture["notices"] == ["worker 1 died", "1 pull never answered"]
+    now = at(picture, picture["end"])
+    assert now.status[1][:2] == ("ended", "died")
+    assert now.status[0][:2] == ("waits", "waits for worker 1")
+
+
+def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
+    steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
+    picture = project(shop(3, Synchronous(backup=1), steps).trace())
+    assert picture["notices"] == ["1 gradient came too late and did not count"]
+    assert picture["said"].startswith("An update takes the first 2 gradients of a round.")
+    late = [b for b in picture["beats"] if b["kind"] == "push"][-1]
+    assert late["more"].startswith("computed from v0: too late, it does not count")
+    assert at(picture, picture["end"]).rows[0].slots == []
+    assert counts(picture)["late"][:2] == [2, 0]
+
+
+def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
+    steps = [("push", 0), ("pull", 0), ("push", 0), ("pull", 0)]
+    picture = project(shop(2, Asynchronous(staleness=1), steps).trace())
+    now = at(picture, picture["end"])
+    assert (now.rows[0].version, now.rows[0].held) == (2, [0])
+    assert now.status[0][:2] == ("waits", "waits for worker 1")
+    assert picture["facts"][0] == "dist_async staleness=1"
+
+
+def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
+    monkeypatch.setattr(server_projection, "MAX_BEATS", 50)
+    monkeypatch.setattr(server_projection, "BLOCK", 10)
+    steps = [(what, w) for _ in range(12) for what in ("pull", "push") for w in (0, 1)]
+    trace = shop(2, Asynchronous(), steps).trace()
+    whole = sum(e.op is Op.PUSH and e.state is State.STARTED for e in trace)
+    picture = project(trace)
+    assert 40 <= len(picture["beats"]) <= 50 and "the last" in picture["notices"][-1]
+    sums = counts(picture)
+    assert (sums["pushes"], sums["pulls"], sum(sums["late"])) == (whole, 24, whole)
+    assert at(picture, picture["start"]).rows[0].version > 0
+
+
+@pytest.mark.parametrize("nodes", [([0, 2], "a and b"), ([], ""), (range(9), "9 others")])
+def test_nodes_are_listed(nodes) -> None:
+    assert listed(nodes[0], {0: "a", 2: "b"}) == nodes[1]
+
+
+# -- pictures -----------------------------------------------------------------------------
+
+ODD = {
+    "empty": Trace, "hang": traces.hang, "odd": traces.odd_values, "ring": traces.ring,
+    "servers": traces.parameter_server,
+    "half": lambda: Trace(traces.parameter_server()[: len(traces.parameter_server()) // 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_trace_makes_a_picture(name) -> None:
+    view = Servers(ODD[name]())
+    json.dumps(view._data, allow_nan=False)
+    drawn = to_svg(view._data)
+    ET.fromstring(drawn)
+    assert len(drawn.encode()) <= MAX_BYTES
+    asked = name in ("servers", "half")
+    assert ("nobody asked a parameter server" in repr(view)) is not asked
+
+
+def test_a_thousand_workers_and_a_hundred_servers() -> None:
+    s = Script()
+    for worker in range(1000):
+        pushed(s, worker, 1000 + worker % 100, f"key {worker % 300}", worker * MS)
+    roles = traces.names(*["worker"] * 1000, *["server"] * 100)
+    picture = project(s.trace(ranks=roles))
+    assert (len(picture["cards"]), len(picture["workers"])) == (4, 10)
+    assert [stub["text"] for stub in picture["stubs"]] == ["+ 96 servers", "+ 990"]
+    assert len(to_svg(picture).encode()) <= MAX_BYTES
+    assert len(picture["rows"]) == 300
+
+
+def test_the_static_picture_has_everybody_and_what_they_say() -> None:
+    run = shop(3, Synchronous(), [("push", 0), ("pull", 0)])
+    drawn = to_svg(project(run.trace(name="<lost & found>")))
+    for words in ("&lt;lost &amp; found&gt;", "waits for 1 and 2", "server 0", "∇v0", "v0",
+                  "worker 0 asks server 0 for w"):  # fmt: skip
+        assert words in drawn
+    assert drawn.count("<circle") == 4  # three workers, and a pull that waits
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 10**6), max_size=30))
+def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
+    """Events in any number, as they arrive while a run goes on."""
+    whole = traces.parameter_server()
+    kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
+    picture = project(Trace(kept, whole.meta), live=True)
+    ET.fromstring(to_svg(picture))
+    assert all(b["end"] is None or b["end"] >= b["begin"] for b in picture["beats"])
+
+
+def test_a_patch_carries_only_what_is_new() -> None:
+    whole = traces.parameter_server()
+    view = Servers(Trace(whole[: len(whole) // 2], whole.meta))
+    before = view._data
+    patch = view._renew(whole)
+    assert 0 < patch["beats"]["keep"] <= len(before["beats"])
+    for name in ("beats", "gradients", "updates", "status", "present"):
+        made = before[name][: patch[name]["keep"]] + patch[name]["more"]
+        assert made == view._data[name]
+
+
+def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
+    trace = Trace([Event(3, 0, Op.MARK, State.STARTED, 0.0, label="update w → v1 ← 0"),
+                   Event(3, 0, Op.MARK, State.COMPLETED, 1.0, label="update w → v1 ← 0")],
+                  {"ranks": {"3": {"role": "server", "name": "server 0"}}})  # fmt: skip
+    picture = project(trace)
+    assert at(picture, 1.0).rows[0].version == 1
+    ET.fromstring(to_svg(picture))
