@@ -10,7 +10,7 @@ from typing import Any
 
 from distkit.errors import DistkitError
 
-BENCHMARKS = ("start", "memory", "tap", "orphans", "step", "hang", "views", "allreduce",
+BENCHMARKS = ("start", "memory", "tap", "orphans", "step", "hang", "views", "allreduce", "kvstore",
               "simulate", "published")  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def _rows(room: Room) -> list[tuple[str, str, int, str, str]]:
     rows = []
     for name, facts in sorted(room.meta()["ranks"].items(), key=lambda kv: int(kv[0])):
         rank = int(name)
-        child = room.ranks.get(rank) or room.nodes[rank - room.plan.ranks]
+        child = room.ranks.get(rank) or room.nodes.children[rank]
         if child.status is not None or room.closed:
             state = "ended"
         elif room.stage != "ready":

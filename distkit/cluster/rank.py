@@ -151,7 +151,7 @@ class Rank:
             with (
                 self._recording(options, emit, outcome),
                 self._releasable(run),
-                self._kvstore(run),
+                self._kvstore(run, emit),
             ):
                 try:
                     value = _call(payload)
@@ -166,14 +166,14 @@ class Rank:
         return outcome
 
     @contextmanager
-    def _kvstore(self, run: int) -> Iterator[None]:
+    def _kvstore(self, run: int, emit: Emit) -> Iterator[None]:
         """In a cluster with servers: let the function create its KVStore."""
         if self.spec.node is None:
             yield
             return
         from distkit import kvstore
 
-        kvstore.use(replace(self.spec.node, run=run))
+        kvstore.use(replace(self.spec.node, run=run), lambda spares: emit("spares", spares))
         try:
             yield
         except BaseException:

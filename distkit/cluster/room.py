@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster.forkserver import Child, private_folder, server
+from distkit.cluster.nodes import Nodes
 from distkit.cluster.plan import Plan
 from distkit.cluster.run import LET_GO, Run
 from distkit.cluster.spec import Spec, surroundings
@@ -41,7 +42,7 @@ class Room:
         self.stage, self.failure = "starting", ""
         self.folder = private_folder()
         self.ranks: dict[int, Child] = {}
-        self.nodes: list[Child] = []  # servers and the scheduler
+        self.nodes = Nodes(plan, self.folder, self._hear_node)
         self.generation = 0
         self.started = time.monotonic()
         self.run: Run | None = None
@@ -50,7 +51,6 @@ class Room:
         self.closed = False
         self._up = False  # has been ready once: from then on ranks that end are replaced
         self._idents: dict[int, str] = {}
-        self._flushed = threading.Semaphore(0)  # counts nodes that handed over their events
         self._lock = threading.RLock()
         self._client: Any = None
         self._controller: Child | None = None
@@ -95,42 +95,19 @@ class Room:
         self._client = ipyparallel.Client(
             self._connection["client"], profile_dir=self.folder, timeout=PATIENCE
         )
-        self._start_nodes()
+        self.nodes.start()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
         self._await_registration()
 
-    def _start_nodes(self) -> None:
-        """Servers and the scheduler of a parameter server."""
-        if not self.plan.servers:
-            return
-        from distkit.kvstore import Node
-
-        plan = self.plan
-        roles = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
-        self.nodes = server().fork_all("distkit.cluster.processes:node", [
-            {"node": Node(role, i, plan.ranks, plan.servers, self.folder, 0),
-             "folder": self.folder, "log": f"{role}-{i}.log"}
-            for role, i in roles
-        ])  # fmt: skip
-        for i, child in enumerate(self.nodes):
-            child.hear(partial(self._hear_node, plan.ranks + i))
-
-    def _hear_node(self, node: int, message: tuple[str, Any]) -> None:
+    def _hear_node(self, node: int, kind: str, what: Any) -> None:
         """Pass on what a server or the scheduler records."""
-        kind, what = message
-        if kind == "flushed":
-            self._flushed.release()
-        elif self.run is not None:
+        if self.run is not None:
             self.run.hear(node, kind, what)
 
     def settle(self, run: int) -> None:
         """Crew: have the servers and the scheduler hand over what they still hold."""
-        for child in self.nodes:
-            with suppress(OSError):
-                child.channel.send(run)
-        for _ in self.nodes:
-            self._flushed.acquire(timeout=2)
+        self.nodes.settle(run)
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
@@ -249,6 +226,8 @@ class Room:
         for child in haunted:
             child.wait(LET_GO)
         self._replace()
+        if not self.closed:
+            self.nodes.start()
         self.run = None
         self.settled.set()
         self._on_change()
@@ -353,7 +332,7 @@ class Room:
         self._on_change()
 
     def _end_all(self) -> None:
-        children = [*self.ranks.values(), *self.nodes]
+        children = [*self.ranks.values(), *self.nodes.children.values()]
         if self._controller is not None:
             children.append(self._controller)
         if self._client is not None:
@@ -379,12 +358,7 @@ class Room:
                      "device": plan.devices[r]}
             for r, child in sorted(self.ranks.items())
         }  # fmt: skip
-        names = [f"server {i}" for i in range(plan.servers)] + ["scheduler"]
-        for i, child in enumerate(self.nodes):
-            ranks[str(plan.ranks + i)] = {
-                "name": names[i], "role": names[i].split()[0], "host": host, "pid": child.pid,
-                "device": "cpu",
-            }  # fmt: skip
+        ranks |= self.nodes.meta(host)
         return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
 
 

@@ -81,7 +81,7 @@ class Run:
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._order: list[int] = []  # ranks in the order in which they ended
         self._changed = threading.Condition()
-        self._interrupted = False
+        self._interrupted = self._spares = False
         self._after = "the cluster is ready for the next run"
         self._ended: set[int] = set()  # ranks whose processes we had to end
         self._texts: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
@@ -164,7 +164,7 @@ class Run:
             raise report.stopped(self) from None
         if self._error is not None:
             raise self._error
-        if self._arrived <= LOOKED_AT and not self._looked:
+        if (self._arrived <= LOOKED_AT or self.died) and not self._looked:
             self._looked = True
             report.warn(self.findings)
         return self
@@ -204,6 +204,8 @@ class Run:
             self.add_outcome(rank, what)
         elif kind == "group":
             self._meta["groups"].update([what])
+        elif kind == "spares":  # ranks that die: the others do without
+            self._spares = what
         elif kind == "waits":
             with self._changed:
                 self._watch.hear(rank, *what)
@@ -246,7 +248,7 @@ class Run:
         """A rank has ended the function."""
         with self._changed:
             if rank not in self._outcomes:
-                self._outcomes[rank] = outcome
+                self._outcomes[rank] = {**outcome, "spared": "died" in outcome and self._spares}
                 self._order.append(rank)
                 self._changed.notify_all()
 
@@ -330,7 +332,7 @@ class Run:
         return [r for r, o in self._outcomes.items() if "died" in o]
 
     def _failed(self) -> bool:
-        return any("result" not in o for o in self._outcomes.values())
+        return any("result" not in o and not o["spared"] for o in self._outcomes.values())
 
     def _until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
         with self._changed:
@@ -345,9 +347,8 @@ class Run:
         if self._deadlock:
             self._error = report.deadlock(self.name, self._deadlock)
         if self._interrupted and self._ended.issuperset(self.died):
-            self._error = RunInterrupted(
-                f"{self.name} was interrupted on all ranks; {self._after}."
-            )
+            said = f"{self.name} was interrupted on all ranks; {self._after}."
+            self._error = RunInterrupted(said)
         if self._error is not None:
             self._error.run = self
         results = (o.get("result") for o in outcomes)

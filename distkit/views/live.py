@@ -11,7 +11,7 @@ from distkit.events import Event, Trace
 from distkit.standing import Standing
 
 #: Seconds between two updates of a live view, and in which the ranks' events come together.
-PERIOD, GATHER = 0.1, 0.015
+PERIOD, GATHER = 0.06, 0.025
 
 
 @runtime_checkable

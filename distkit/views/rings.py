@@ -102,7 +102,7 @@ def _ring(members: list[int], lanes: list[list[Message]], spans: dict[Key, Span]
     """These messages as one ring all-reduce, if that is what they are."""
     n, rounds = len(members), []
     for number, step in enumerate(schedules.ring(n)):
-        row = [_transfer(lanes[i][number], int(step.chunk[i]), step.reduce, spans)
+        row = [_transfer(lanes[i][number], int(step.chunk[i]), bool(step.reduce), spans)
                for i in range(n)]  # fmt: skip
         rounds.append(tuple(t for t in row if t))
         if len(rounds[-1]) < n:
