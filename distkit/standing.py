@@ -138,7 +138,9 @@ class Board:
         if e.state is State.SCHEDULED:
             self._at[e.rank] = e
         elif e.state is State.BLOCKED:
-            if key in self._open and e.match is None and e.op not in REQUESTS:
+            at = self._at.get(e.rank)
+            paused = at is not None and at.state is State.SCHEDULED  # in a call within this one
+            if key in self._open and not paused and e.match is None and e.op not in REQUESTS:
                 self._at[e.rank] = e
         elif (found := self._at.get(e.rank)) is not None and found.seq == e.seq:
             del self._at[e.rank]

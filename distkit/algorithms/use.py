@@ -46,6 +46,7 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
 
     Raises:
         ValueError: there is no such algorithm.
+        RuntimeError: this process is no rank.
 
     Example:
         >>> import distkit as dk, torch, torch.distributed as dist
@@ -58,6 +59,11 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
         [3.0, 3.0]
     """
     kernel = partial(_all_reduce, page(algorithm))
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "dk.use_algorithm was opened in a process that is no rank, where it changes nothing. "
+            "Open it inside the function that runs on the ranks."
+        )
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():  # that a kernel is overridden is the point

@@ -1,8 +1,8 @@
 """The parameter server beside MXNet 1.9.1's, in turn on the same arrays, model and machine.
 
-MXNet wants a Python of its own: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and that
-Python's path in ``DISTKIT_MXNET_PYTHON``. Without it the reference is a loopback ZeroMQ socket that
-echoes the same bytes: how far the parameter server is from bare messages.
+MXNet wants a Python of its own: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
+the path of that Python in ``DISTKIT_MXNET_PYTHON``. Without it the reference is a loopback ZeroMQ
+socket that echoes the same bytes: how far the parameter server is from bare messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH, RATE = 32, 0.1
 #: Upper limits of our time over MXNet's: must and aim.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
-Seconds = dict[tuple[Any, ...], list[float]]
+Seconds = dict[Any, list[float]]
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
@@ -156,7 +156,7 @@ def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
 def _timed(kv: Any, call: Callable[[], None], calls: int) -> float:
     import time
 
-    for _ in range(3):  # connections are made, memory is touched
+    for _ in range(max(3, calls // 5)):  # connections are made, memory is touched
         call()
     kv.barrier()
     start = time.perf_counter()

@@ -52,7 +52,8 @@ def killed() -> list[tuple[float, float]]:
             run = cluster._submit(go_on, (folder,), {}, record=False)
             with suppress(DistkitError):
                 run.wait()
-        return [tuple(json.loads(path.read_text())) for path in Path(folder).iterdir()]
+        found = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
+        return [(before, after) for before, after in found]
 
 
 def go_on(folder: str) -> None:
@@ -79,10 +80,11 @@ def go_on(folder: str) -> None:
 
 
 def strings(count: int) -> tuple[int, int]:
-    """Send random bytes to every socket of a cluster at work: wrong values, and how many sockets."""
+    """Send random bytes to each socket of a cluster at work: wrong values, number of sockets."""
     from distkit.cluster.cluster import Cluster
 
     with Cluster(workers=2, servers=1) as cluster, tempfile.NamedTemporaryFile() as flag:
+        cluster.wait()
         paths = [p for p in Path(cluster._room.folder).iterdir() if p.is_socket()]
         run = cluster._submit(add_up, (flag.name,), {}, record=False)
         for path in paths:
@@ -109,7 +111,8 @@ def add_up(flag: str) -> tuple[float, float]:
         mine += 1
     kv.push("pushes", torch.tensor([mine], dtype=torch.float64))
     kv.barrier()
-    value, pushes = kv.pull(["w", "pushes"])
+    value, pushes = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    kv.pull(["w", "pushes"], [value, pushes])
     return value.item(), pushes.item()
 
 

@@ -17,8 +17,7 @@ from typing import IO, Any, Protocol
 from distkit.errors import DistkitError
 
 MXNET = "MXNet 1.9.1's"
-ECHO = ("a ZeroMQ echo of the same bytes; for MXNet's set DISTKIT_MXNET_PYTHON to a Python that "
-        "has mxnet==1.9.1")  # fmt: skip
+ECHO = "a bare ZeroMQ echo's (MXNet's: set DISTKIT_MXNET_PYTHON)"
 
 #: A program for MXNet's Python: for each line that comes in, a job is done and timed.
 _MXNET_PROGRAM = """
@@ -33,7 +32,7 @@ import numpy as np
 mode, path, batch, rate = json.loads(sys.argv[1])
 
 def timed(kv, call, calls):
-    for _ in range(3):
+    for _ in range(max(3, calls // 5)):
         call()
     mx.nd.waitall()
     kv._barrier()
@@ -172,7 +171,8 @@ class Gang:
         self._processes = [
             subprocess.Popen(
                 [python, "-c", _MXNET_PROGRAM, said], stderr=self._log, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, env={**common, "DMLC_ROLE": role, "RANK": str(i)}, bufsize=0,
+                stdout=subprocess.PIPE, bufsize=0,
+                env={**common, "DMLC_ROLE": role, "RANK": str(i)},
             )
             for role, i in roles
         ]  # fmt: skip

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.forkserver import Child, server
@@ -28,7 +29,10 @@ class Nodes:
     ) -> None:
         self._plan, self._folder, self._hear = plan, folder, hear
         self.children: dict[int, Child] = {}
-        self._flushed = threading.Semaphore(0)  # counts nodes that handed over their events
+        self._flushed = threading.Semaphore(0)  # counts nodes that did as told
+        self._recording = True
+        #: Public and secret key, known to the nodes of this cluster alone.
+        self.keys: tuple[str, str] | None = None
         roles = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
         self.roles = {plan.ranks + n: r for n, r in enumerate(roles if plan.servers else [])}
 
@@ -40,15 +44,20 @@ class Nodes:
         if not missing:
             return
         from distkit.kvstore import Node
+        from distkit.kvstore.sockets import new_keys
 
+        self.keys = self.keys or new_keys()
+        for n in missing:  # who served in its place does so no more
+            Path(folder, f"kv{n}").unlink(missing_ok=True)
         children = server().fork_all("distkit.cluster.processes:node", [
-            {"node": Node(role, i, plan.ranks, plan.servers, folder, 0),
+            {"node": Node(role, i, plan.ranks, plan.servers, folder, 0, self.keys),
              "folder": folder, "log": f"{role}-{i}.log"}
             for role, i in missing.values()
         ])  # fmt: skip
         for n, child in zip(missing, children, strict=True):
             self.children[n] = child
             child.hear(partial(self._said, n))
+        self._recording = True
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message
@@ -57,13 +66,22 @@ class Nodes:
         else:
             self._hear(node, kind, what)
 
-    def settle(self, run: int) -> None:
+    def settle(self) -> None:
         """Have them hand over the events that they still hold."""
+        self._tell("flush")
+
+    def record(self, whether: bool) -> None:
+        """Have them record the next run, or not."""
+        if whether != self._recording:
+            self._recording = whether
+            self._tell("record" if whether else "rest")
+
+    def _tell(self, word: str) -> None:
         asked = 0
         for child in self.children.values():
             with suppress(OSError):
                 if child.status is None:
-                    child.channel.send(run)
+                    child.channel.send(word)
                     asked += 1
         for _ in range(asked):
             self._flushed.acquire(timeout=2)

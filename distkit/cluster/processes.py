@@ -126,9 +126,12 @@ def node(lifeline: Channel, node: Any, folder: str) -> None:
     recorder.set_current(mine)
     flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
 
-    def flush(run: int) -> None:
-        flusher.flush()
-        lifeline.send(("flushed", run))
+    def obey(word: str) -> None:
+        if word == "flush":
+            flusher.flush()
+        else:
+            recorder.set_current(mine if word == "record" else None)
+        lifeline.send(("flushed", word))
 
-    _end_with(lifeline, flush)
+    _end_with(lifeline, obey)
     kvstore.serve(node).run()

@@ -107,7 +107,7 @@ class Room:
 
     def settle(self, run: int) -> None:
         """Crew: have the servers and the scheduler hand over what they still hold."""
-        self.nodes.settle(run)
+        self.nodes.settle()
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
@@ -130,7 +130,7 @@ class Room:
         if plan.servers:
             from distkit.kvstore import Node
 
-            node = Node("worker", r, plan.ranks, plan.servers, self.folder, 0)
+            node = Node("worker", r, plan.ranks, plan.servers, self.folder, 0, self.nodes.keys)
         return Spec(rank=r, world_size=plan.ranks, folder=self.folder, backend=plan.backend,
                     device=plan.devices[r], threads=plan.threads, node=node, **around)  # fmt: skip
 
@@ -191,8 +191,10 @@ class Room:
         missing = [r for r, engine in engines.items() if engine is None]
         if missing:
             raise ClusterError(f"ranks {missing} are not there. Use cluster.restart().")
+        self.nodes.start()
         self.run = run
         self.settled.clear()
+        self.nodes.record(options.get("record", True))
         with self._lock:
             for r, engine in engines.items():
                 # through the stream: a bare socket's send can swallow the news of a reply

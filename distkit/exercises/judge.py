@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import signature
+from pathlib import Path
 
-from torch import equal, tensor
+from torch import Tensor, cat, equal, tensor
 
 from distkit.algorithms.rounds import traffic
 from distkit.cluster.local import run_ranks
-from distkit.errors import RankError, RunError
+from distkit.cluster.notebook import place
+from distkit.errors import DeadlockError, RankError, RunError
 from distkit.events import COLLECTIVES, Op, State, Trace
 from distkit.exercises.tasks import Call, Task
 from distkit.exercises.verdict import Point, Verdict
 
 Answer = Callable[..., object]
 
-#: Worlds and lengths that an answer has to be right on: odd ones, fewer elements than ranks.
-WORLDS, LENGTHS = (1, 2, 3, 4, 5), (1, 8, 13)
+#: What a rank holds after a call, and the tensor that the call returned, if it did.
+Outcome = tuple[list[float], list[float] | None]
+
+#: Worlds and lengths that an answer has to be right on: odd ones, fewer elements than ranks. One
+#: rank comes last: what is wrong there has a plainer sign among several.
+WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
 #: Where messages, bytes and rounds are counted: ranks, and elements of four bytes.
 N, LENGTH = 4, 1024
+
+#: One frame of a rank's traceback.
+_FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
 
 
 def judge(task: Task, mine: Answer) -> Verdict:
@@ -38,49 +50,121 @@ def judge(task: Task, mine: Answer) -> Verdict:
             f"dk.check.{task.name} judges a function, not {type(mine).__name__}. "
             f"Write def {task.signature} and pass it without calling it."
         )
-    try:
-        for n in WORLDS:
-            run = run_ranks(trial, n, task.call, mine, LENGTHS)
-            wrong = _wrong(task, n, run.results)
-            if wrong and n > 1 and not _touched(task, n, run.results, run.trace):
+    if not _takes(mine, len(task.parameters)):
+        return _not_yet(task, f"write def {task.signature}: yours takes {signature(mine)}")
+    for n in WORLDS:
+        try:
+            run = run_ranks(_named(mine), n, task.call, mine, LENGTHS)
+        except RunError as error:
+            if isinstance(error, RankError) and "NotImplementedError" in str(error):
                 return _not_attempted(task)
-            if wrong and n > 1:
-                return Verdict(task.name, "not right yet", (Point(False, wrong),), _help(task))
-        trace = run_ranks(trial, N, task.call, mine, (LENGTH,)).trace
-    except RunError as error:
-        if isinstance(error, RankError) and "NotImplementedError" in str(error):
-            return _not_attempted(task)
-        return Verdict(task.name, "not right yet", (Point(False, str(error)),), _help(task))
-    points = (Point(True, f"right on {WORLDS[0]} to {WORLDS[-1]} ranks"), *_compared(task, trace))
+            return _not_yet(task, f"on {_ranks(n)}:\n{_said(error, mine)}")
+        theirs = sorted({str(s.op) for s in run.trace.spans if s.op in COLLECTIVES})
+        if theirs:
+            calls = ", ".join(f"dist.{op}" for op in theirs)
+            return _not_yet(
+                task, f"it calls {calls}: write it with send and recv, isend and irecv"
+            )
+        if wrong := _wrong(task, n, run.results):
+            attempted = n == 1 or _touched(task, n, run.results, run.trace)
+            return _not_yet(task, wrong) if attempted else _not_attempted(task)
+    trace = run_ranks(_named(mine), N, task.call, mine, (LENGTH,)).trace
+    points = (Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks"),
+              *_compared(task, trace))  # fmt: skip
     solved = all(p.good for p in points)
     return Verdict(task.name, "solved" if solved else "right, but not the best", points,
                    "" if solved else _help(task))  # fmt: skip
 
 
-def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[list[float]]:
-    """On each rank: what it holds after the call, for each length."""
+def _takes(mine: Answer, count: int) -> bool:
+    """Whether a function can be called with so many arguments."""
+    try:
+        signature(mine).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # compiled: it does not say what it takes
+        return True
+    return True
+
+
+def _named(mine: Answer) -> Callable[..., list[Outcome]]:
+    """The trial under the answer's name, which errors then say."""
+    run = partial(trial)
+    run.__name__ = _name(mine)  # type: ignore[attr-defined]
+    return run
+
+
+def _name(mine: Answer) -> str:
+    return getattr(mine, "__name__", type(mine).__name__)
+
+
+def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
+    """On each rank: what it holds after the call, and what the call returned, for each length."""
     import torch.distributed as dist
 
-    rank, n = dist.get_rank(), dist.get_world_size()
-    return [call(mine, rank, n, length).tolist() for length in lengths]
+    rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
+
+    def noted(*args: object) -> None:
+        returned.append(mine(*args))
+
+    return [(call(noted, rank, n, length).tolist(), _numbers(returned[-1])) for length in lengths]
 
 
-def _wrong(task: Task, n: int, results: list[list[list[float]]]) -> str:
+def _numbers(returned: object) -> list[float] | None:
+    """The numbers of a tensor, or of a list of tensors; None for anything else."""
+    parts = returned if isinstance(returned, list | tuple) else [returned]
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        return None
+    numbers: list[float] = cat([part.detach().reshape(-1).float() for part in parts]).tolist()
+    return numbers
+
+
+# -- in words --------------------------------------------------------------------------
+
+
+def _said(error: RunError, mine: Answer) -> str:
+    """What went wrong, with the learner's lines only."""
+    if isinstance(error, DeadlockError):
+        return f"{_name(mine)} cannot go on: " + "\n".join(map(str, error.findings))
+    if not isinstance(error, RankError) or not error.traceback:
+        return str(error)
+    ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
+    frames = "".join(
+        frame[0] for frame in _FRAME.finditer(error.traceback)
+        if "-packages/" not in frame[1] and str(Path(frame[1]).parent) != ours
+    )  # fmt: skip
+    return str(error).replace(error.traceback, frames)
+
+
+def _wrong(task: Task, n: int, results: list[list[Outcome]]) -> str:
     """The first difference from what a rank should hold, in words; "" if there is none."""
-    for rank, held in enumerate(results):
-        for length, got in zip(LENGTHS, held, strict=True):
+    for rank, outcomes in enumerate(results):
+        for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
             right = task.right(rank, n, length)
-            if not equal(tensor(got), right):
-                return (f"on {n} ranks, with {length} elements, rank {rank} ends with\n{_few(got)}"
-                        f"\nwhere {_few(right.tolist())} would be right")  # fmt: skip
+            if equal(tensor(got), right):
+                continue
+            if returned is not None and equal(tensor(returned), right):
+                into = task.parameters[0]
+                return (f"it returns the {task.result}, but {into} has to hold it: "
+                        f"write into {into}, in place")  # fmt: skip
+            return (f"on {_ranks(n)}, with {_count(length, 'element')}, rank {rank} ends with\n"
+                    f"{_few(got)}\nwhere {_few(right.tolist())} would be right")  # fmt: skip
     return ""
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}" + "s" * (n != 1)
+
+
+def _ranks(n: int) -> str:
+    return _count(n, "rank")
 
 
 def _few(numbers: list[float]) -> str:
     return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"
 
 
-def _touched(task: Task, n: int, results: list[list[list[float]]], trace: Trace) -> bool:
+def _touched(task: Task, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
     """Whether the answer does anything at all."""
 
     def nothing(*_: object) -> None:
@@ -88,11 +172,16 @@ def _touched(task: Task, n: int, results: list[list[list[float]]], trace: Trace)
 
     before = [[task.call(nothing, rank, n, length).tolist() for length in LENGTHS]
               for rank in range(n)]  # fmt: skip
-    return results != before or bool(trace.messages)
+    held = [[got for got, _ in outcomes] for outcomes in results]
+    return held != before or bool(trace.messages)
 
 
 def _not_attempted(task: Task) -> Verdict:
     return Verdict(task.name, "not attempted", (), f"{task}\nStuck? dk.hint.{task.name}()")
+
+
+def _not_yet(task: Task, why: str) -> Verdict:
+    return Verdict(task.name, "not right yet", (Point(False, why),), _help(task))
 
 
 def _help(task: Task) -> str:
@@ -104,9 +193,6 @@ def _help(task: Task) -> str:
 
 def _compared(task: Task, trace: Trace) -> Iterator[Point]:
     """Messages, bytes and rounds beside the algorithm's."""
-    theirs = {s.op for s in trace.spans if s.op in COLLECTIVES}
-    for op in sorted(map(str, theirs)):
-        yield Point(False, f"it calls dist.{op}: write it with send and recv, isend and irecv")
     best = task.algorithm
     messages, sent = traffic(best.schedule(N), N, 4 * LENGTH * (N if task.parts else 1),
                              best.chunks(N), itemsize=4)  # fmt: skip

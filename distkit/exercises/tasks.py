@@ -45,6 +45,16 @@ class Task:
         """A few words for a list."""
         return f"{self.signature}: {self.goal}"
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of what the function takes."""
+        return self.signature.partition("(")[2].rstrip(")").split(", ")
+
+    @property
+    def result(self) -> str:
+        """What the function comes to, in a word."""
+        return "sum" if "sum" in self.goal else "result"
+
     def __str__(self) -> str:
         best = self.algorithm
         return (

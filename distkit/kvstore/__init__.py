@@ -17,31 +17,58 @@ parameter server, 2014; the names are Apache MXNet's.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from functools import partial
+
 from distkit.errors import KVStoreError
+from distkit.kvstore.consistency import Terms
+from distkit.kvstore.link import ZmqLink
 from distkit.kvstore.local import LocalLink
 from distkit.kvstore.messages import AddressBook, Register
 from distkit.kvstore.node import Node
 from distkit.kvstore.optimizer import SGD
 from distkit.kvstore.placement import BIGARRAY_BOUND, Part
+from distkit.kvstore.replication import ring
 from distkit.kvstore.requests import Call, Requests
-from distkit.kvstore.shard import MODES
-from distkit.kvstore.transport import Service, ZmqLink
+from distkit.kvstore.trainer import Trainer
+from distkit.kvstore.transport import Service
 from distkit.kvstore.worker import KVStore
 
-__all__ = ["SGD", "KVStore", "Node", "Part", "Service", "create", "release", "serve", "use"]
+__all__ = ["SGD", "KVStore", "Node", "Part", "Service", "Trainer", "create", "release", "serve",
+           "use"]  # fmt: skip
 
 _here: Node | None = None
 _store: KVStore | None = None
+_terms: Terms | None = None  # of _store
+_tell: Callable[[bool], None]
 
 
-def create(name: str = "local", *, bigarray_bound: int = BIGARRAY_BOUND) -> KVStore:
+def create(
+    name: str = "local", *, bigarray_bound: int = BIGARRAY_BOUND, staleness: int | None = None,
+    backup: int = 0, replication: int = 1, on_crash: str = "halt", wait_for: int | None = None,
+    check_finite: bool = False,
+) -> KVStore:  # fmt: skip
     """A store of this name, the same on every worker of the run.
 
     Args:
-        name: ``"local"``: in this process alone. ``"dist_sync"``: servers wait for every
-            worker's gradient, sum them, update once. ``"dist_async"``: servers update with each
-            gradient as it comes; nobody waits.
+        name: ``"local"``: in this process alone. ``"device"``: the same, on the device of its
+            tensors. ``"dist_sync"``: servers wait for every worker's gradient, sum them, update
+            once. ``"dist_async"``: servers update with each gradient as it comes; nobody waits.
+            ``"dist_sync_device"``, ``"dist_async_device"``: the same; gradients of a worker's
+            several devices are added on a device.
         bigarray_bound: number of elements from which an array is split over all servers.
+        staleness: with dist_async: by how many gradients a worker may be ahead of the slowest;
+            its pulls wait when it is further (bounded staleness). None: any number.
+        backup: with dist_sync: how many of the workers a round does not wait for; their
+            gradients are dropped when they come too late (``kv.dropped`` counts them).
+        replication: on how many servers each value is: one less of them may crash, and no
+            acknowledged push is lost.
+        on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
+            names it. ``"continue"``: they go on without it; the sum is of fewer gradients.
+            ``"replace"``: they wait until another has its place.
+        wait_for: how many workers must be there to begin; those that come later join in then.
+        check_finite: refuse gradients with NaN or infinity, on this worker.
 
     Raises:
         KVStoreError: no such name, no cluster with servers, or other workers chose otherwise.
@@ -49,28 +76,37 @@ def create(name: str = "local", *, bigarray_bound: int = BIGARRAY_BOUND) -> KVSt
     >>> create("local")
     <KVStore local: worker 0 of 1>
     """
-    global _store
-    if name == "local":
+    global _store, _terms
+    if name in ("local", "device"):
+        _hint(name)
         local = Requests(LocalLink(), 0, 0, local=True)
         return KVStore(local, type=name, num_workers=1, servers=[0], scheduler=None,
-                       bound=bigarray_bound)  # fmt: skip
+                       bound=bigarray_bound, check_finite=check_finite)  # fmt: skip
+    terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash, wait_for)
     node = _check(name)
+    terms.fit(node.workers, node.servers)
     if _store is None:
-        _store = _join(node, name, bigarray_bound)
-    if (_store.type, _store.bigarray_bound) != (name, bigarray_bound):
+        _store, _terms = _join(node, terms, check_finite), terms
+        _tell(terms.spares)
+    if _terms != terms:
         raise KVStoreError(
-            f'worker {node.index} has a "{_store.type}" store (bigarray_bound '
-            f'{_store.bigarray_bound}) in this run and asks for "{name}" ({bigarray_bound}). '
+            f"worker {node.index} has a store {_terms} in this run and asks for {terms}. "
             "Use one kind per run."
         )
     return _store
 
 
+def _hint(name: str) -> None:
+    """A store of one process in a cluster with servers is hardly meant."""
+    if _here is not None and _here.servers:
+        warnings.warn(
+            f'a "{name}" store is each worker\'s own, and this cluster has servers: '
+            'kvstore.create("dist_sync") is shared by its workers.', stacklevel=3,
+        )  # fmt: skip
+
+
 def _check(name: str) -> Node:
     """The place of this process in a cluster that can have such a store."""
-    if name not in MODES:
-        names = ", ".join(f'"{n}"' for n in ("local", *MODES))
-        raise KVStoreError(f'there is no "{name}" store. There are: {names}.')
     if _here is None or not _here.servers:
         raise KVStoreError(
             f'a "{name}" store needs a cluster with servers, and this is no worker of one: '
@@ -80,33 +116,49 @@ def _check(name: str) -> Node:
     return _here
 
 
-def _join(node: Node, name: str, bound: int) -> KVStore:
+def _join(node: Node, terms: Terms, check_finite: bool) -> KVStore:
     """Register with the scheduler, wait for everybody, and connect to the servers."""
-    link = ZmqLink()
-    requests = Requests(link, node.run, node.id)
+    link = ZmqLink(node.keys)
+    requests = Requests(link, node.run, node.id, name=node.name)
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler))
-        me = ("", node.workers, node.servers, name, bound)
+        me = ("", node.workers, node.servers, terms.mode, terms.bound, terms.numbers())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
+        requests.count_from(book.first)
         servers = range(node.workers, node.scheduler)
+        requests.holders = partial(_holders, node, terms)
         for server in servers:
             link.connect(server, book.endpoints[server])
     except BaseException:
         requests.close()
         raise
-    return KVStore(requests, type=name, num_workers=node.workers, servers=servers,
-                   scheduler=node.scheduler, bound=bound)  # fmt: skip
+    return KVStore(
+        requests, type=terms.mode, num_workers=node.workers, servers=servers,
+        scheduler=node.scheduler, bound=terms.bound, check_finite=check_finite,
+    )  # fmt: skip
 
 
-def use(node: Node) -> None:
+def _holders(node: Node, terms: Terms, server: int) -> list[int]:
+    """The nodes that have a server's values; of the scheduler, itself."""
+    if server == node.scheduler:
+        return [server]
+    w = node.workers
+    return [w + i for i in ring(server - w, node.servers, terms.replication)]
+
+
+def use(node: Node, tell: Callable[[bool], None] = lambda spares: None) -> None:
     """Make this process a worker of a cluster, for the run that ``node`` names.
 
     What is left of an earlier run is closed.
+
+    Args:
+        node: its place.
+        tell: called when a store is created: whether its other workers go on when one ends.
     """
-    global _here
+    global _here, _tell
     release(flush=False)
-    _here = node
+    _here, _tell = node, tell
 
 
 def release(*, flush: bool = True) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from distkit.kvstore.consistency import Synchronous
 from distkit.kvstore.messages import Message, Reply, Request
 from distkit.kvstore.recording import updating
 from distkit.kvstore.server import KVServer
@@ -13,17 +15,26 @@ class LocalLink:
     """A server of one worker, at the other end of a function call."""
 
     def __init__(self) -> None:
-        self._server = KVServer(quorum=1, watch=updating)
+        self._server = KVServer(Synchronous(), workers=[0], watch=updating)
         self._answers: list[Message] = []
 
-    def send(self, to: int, request: Request) -> None:
-        """Have it answered at once."""
-        self._answers += map(_copy, self._server.handle(request))
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        """Have them answered at once."""
+        for request in requests:
+            self._answers += map(_copy, self._server.handle(request))
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers to what was sent since."""
         answers, self._answers = self._answers, []
         return answers
+
+    def lost(self) -> dict[int, str]:
+        """Nobody: it is here."""
+        return {}
+
+    def again(self) -> set[int]:
+        """Nobody was away."""
+        return set()
 
     def close(self) -> None:
         """Forget everything."""

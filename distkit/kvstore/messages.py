@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 #: Names a parameter array: a number or a string, as in MXNet.
@@ -55,7 +57,8 @@ class Register(Request):
     """I am here: who I am, where I listen, and which cluster I believe to be in.
 
     Workers listen nowhere; servers leave it to the workers to choose ``mode`` and ``bound``
-    (the number of elements from which an array is split).
+    (the number of elements from which an array is split) and the other ``terms``
+    (:class:`.consistency.Terms`).
     """
 
     endpoint: str
@@ -63,6 +66,7 @@ class Register(Request):
     servers: int
     mode: str = ""
     bound: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,12 +77,33 @@ class Barrier(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Leave(Request):
+    """``node`` has ended, and how: said by whoever looks after its process."""
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Departed(Answer):
+    """To the servers: ``who`` has ended, and how; who takes its place counts from ``first``."""
+
+    who: int
+    how: str
+    first: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AddressBook(Answer):
-    """Everybody is there: tells all about all. ``endpoints`` by node id."""
+    """Everybody is there: tells all about all. ``endpoints`` by node id.
+
+    A worker counts its requests from ``first``: who takes a dead one's place has other numbers.
+    """
 
     mode: str
     bound: int
     endpoints: dict[int, str]
+    terms: dict[str, float] = field(default_factory=dict)
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,44 +130,99 @@ class Init(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Push(Request):
-    """A gradient, computed from ``version`` of the value."""
+    """A gradient, computed from ``version`` of the value.
+
+    ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
+    says how ``value`` is packed (:mod:`.compression`); empty if it is the gradient itself.
+    """
 
     key: Key
     shape: tuple[int, ...]
     version: int
     value: Tensor
+    settled: int = 0
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull(Request):
-    """Asks for the value, once it holds every gradient that this worker pushed before."""
+    """Asks for the value, as soon as this worker may see it.
+
+    ``ranges``: only these elements of the server's part, from and to, int64[n, 2] flattened.
+    """
 
     key: Key
+    ranges: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Describe(Request):
-    """Asks for the shape and dtype of a key that another worker initialised."""
+    """Asks for the shape and dtype of a key that another worker initialised, to do ``what``."""
 
     key: Key
+    what: str = "pull of"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetOptimizer(Request):
-    """From now on gradients update the value by this rule: a name and numbers, never code."""
+    """From now on gradients update the value by this rule: a name and numbers, never code.
+
+    ``anew``: 1 to change the one that the servers have.
+    """
 
     name: str
     options: dict[str, float]
+    anew: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetUpdater(Request):
+    """From now on this function updates the value: only in one process, code does not travel."""
+
+    updater: Callable[[Key, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GetState(Request):
+    """Asks for what the optimizer keeps of a key: its ``slot`` is "momentum" or "master"."""
+
+    key: Key
+    slot: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetState(Request):
+    """Gives the optimizer what it kept of a key: the server's part of it, flat."""
+
+    key: Key
+    slot: str
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy(Request):
+    """From server ``node`` to its backup ``to``: handle this message as I did.
+
+    ``text`` is the message without its tensor, as :mod:`.wire` writes it.
+    """
+
+    to: int
+    text: str
+    value: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply(Answer):
-    """Done. ``version`` counts the updates of the key so far; a pull has its ``value``."""
+    """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
+
+    ``dropped`` counts this worker's gradients of the key that came too late for their round.
+    """
 
     version: int = 0
     shape: tuple[int, ...] = ()
     dtype: str = ""
     value: Tensor | None = field(default=None)
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

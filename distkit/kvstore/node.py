@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distkit.errors import KVStoreError
@@ -26,6 +26,7 @@ class Node:
         folder: shared by the nodes of one cluster and readable by its user alone (0700): the
             sockets in it are protected by its permissions.
         run: number of the present run of the cluster.
+        keys: public and secret key of the cluster (CurveZMQ); None to rely on the folder alone.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -37,6 +38,7 @@ class Node:
     servers: int
     folder: str
     run: int = 0
+    keys: tuple[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
@@ -55,6 +57,16 @@ class Node:
     def scheduler(self) -> int:
         """The id of the scheduler."""
         return self.workers + self.servers
+
+    def name(self, node: int) -> str:
+        """A node of this cluster in words.
+
+        >>> Node("scheduler", 0, workers=4, servers=2, folder="f").name(5)
+        'server 1'
+        """
+        if node == self.scheduler:
+            return "the scheduler"
+        return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
 
     def path(self, node: int) -> Path:
         """The socket of a server or the scheduler.

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from distkit.errors import KVStoreError
+from distkit.kvstore.memory import empty_like
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: What an optimizer may keep of a key.
+SLOTS = ("momentum", "master")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What an optimizer keeps of a key: its last step, and the weight in full precision."""
+
+    momentum: Tensor | None = None
+    master: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,7 @@ class SGD:
         rescale_grad: factor on every pushed gradient. Under ``dist_sync`` the server *sums* the
             workers' gradients: 1 / number of workers makes it their mean.
         clip_gradient: bound on the absolute value of each rescaled element; None for none.
+        multi_precision: update weights of 16 bits in a float32 copy, and round that.
 
     >>> SGD(learning_rate=0.5).update(torch.tensor([1.0]), torch.tensor([2.0]), None)
     (tensor([0.]), None)
@@ -40,24 +53,54 @@ class SGD:
     wd: float = 0.0
     rescale_grad: float = 1.0
     clip_gradient: float | None = None
+    multi_precision: bool = False
 
     def update(
         self, weight: Tensor, gradient: Tensor, momentum: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The next weight and the next momentum; neither argument is changed."""
-        g = gradient if self.rescale_grad == 1 else gradient * self.rescale_grad
+        g = gradient
+        if self.rescale_grad != 1:
+            g = torch.mul(g, self.rescale_grad, out=empty_like(g))
         if self.clip_gradient is not None:
             g = g.clamp(-self.clip_gradient, self.clip_gradient)
         if self.wd:
             g = g.add(weight, alpha=self.wd)
         if not self.momentum:
-            return weight.add(g, alpha=-self.learning_rate), None
+            return torch.add(weight, g, alpha=-self.learning_rate, out=empty_like(weight)), None
         kept = torch.zeros_like(weight) if momentum is None else momentum * self.momentum
         step = kept.sub_(g, alpha=self.learning_rate)
-        return weight + step, step
+        return torch.add(weight, step, out=empty_like(weight)), step
+
+    def apply(self, value: Tensor, gradient: Tensor, slots: Slots) -> tuple[Tensor, Slots]:
+        """The next value of a key, and what is kept for the one after."""
+        if not (self.multi_precision and value.dtype in (torch.float16, torch.bfloat16)):
+            value, momentum = self.update(value, gradient, slots.momentum)
+            return value, replace(slots, momentum=momentum)
+        master = value.float() if slots.master is None else slots.master
+        master, momentum = self.update(master, gradient.float(), slots.momentum)
+        return master.to(value.dtype), Slots(momentum, master)
 
 
 _BY_NAME = {"sgd": SGD}
+
+
+def make(name: str, options: dict[str, Any]) -> SGD:
+    """The optimizer of a name and options.
+
+    Raises:
+        KVStoreError: unknown name or options.
+
+    >>> make("sgd", {"learning_rate": 0.1}).learning_rate
+    0.1
+    """
+    try:
+        return _BY_NAME[name](**options)
+    except (KeyError, TypeError):
+        known = ", ".join(_BY_NAME)
+        raise KVStoreError(
+            f"no optimizer {name!r} with {sorted(options)}. The servers know: {known}."
+        ) from None
 
 
 def to_spec(optimizer: object) -> tuple[str, dict[str, float]]:
@@ -76,16 +119,11 @@ def to_spec(optimizer: object) -> tuple[str, dict[str, float]]:
     )
 
 
-def from_spec(name: str, options: dict[str, Any]) -> SGD:
+def from_spec(name: str, options: dict[str, float]) -> SGD:
     """The optimizer of a name and numbers.
 
     Raises:
         KVStoreError: unknown name or options.
     """
-    try:
-        return _BY_NAME[name](**options)
-    except (KeyError, TypeError):
-        known = ", ".join(_BY_NAME)
-        raise KVStoreError(
-            f"no optimizer {name!r} with {sorted(options)}. The servers know: {known}."
-        ) from None
+    found = make(name, options)
+    return replace(found, multi_precision=bool(found.multi_precision))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from distkit.errors import KVStoreError
@@ -31,11 +32,13 @@ class Part(NamedTuple):
 
 
 def home(key: Key, servers: int) -> int:
-    """The server of a key that is not split.
+    """The server of a key that is not split: as in MXNet, numbers take turns.
 
     >>> [home(key, 2) for key in ("weight", "bias", 3)]
     [1, 0, 1]
     """
+    if isinstance(key, int):
+        return key * 9973 % servers
     return zlib.crc32(repr(key).encode("ascii", "backslashreplace")) % servers
 
 
@@ -51,10 +54,15 @@ def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> lis
     >>> place("w", 10, servers=2, bound=8)
     [Part(server=0, start=0, stop=5), Part(server=1, start=5, stop=10)]
     """
+    return list(_place(key, size, servers, bound))
+
+
+@lru_cache(4096)
+def _place(key: Key, size: int, servers: int, bound: int) -> tuple[Part, ...]:
     if servers == 1 or size < bound:
-        return [Part(home(key, servers), 0, size)]
+        return (Part(home(key, servers), 0, size),)
     cuts = [size * i // servers for i in range(servers + 1)]
-    return [Part(i, cuts[i], cuts[i + 1]) for i in range(servers)]
+    return tuple(Part(i, cuts[i], cuts[i + 1]) for i in range(servers))
 
 
 @dataclass(frozen=True)

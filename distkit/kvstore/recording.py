@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distkit.events import Op, State
+from distkit.kvstore.entry import Update
 from distkit.kvstore.messages import (
     Answer,
     Barrier,
@@ -23,7 +24,6 @@ from distkit.kvstore.messages import (
     SetOptimizer,
 )
 from distkit.kvstore.placement import dtype_name
-from distkit.kvstore.server import Update
 from distkit.trace import recorder
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ class Answering:
         if rec is None or label is None:
             return
         tensor = _tensor(answer)
-        common = {"peer": answer.node, "match": answer.match, "label": label, **_layout(tensor)}
+        # of a worker whose gradients came too late for their round: so many did
+        late = getattr(answer, "dropped", 0) or None
+        common = {"peer": answer.node, "match": answer.match, "label": label, "tag": late,
+                  **_layout(tensor)}  # fmt: skip
         seq = rec.next_seq()
         rec.record(seq, Op.SEND, State.STARTED, **common | _values(tensor))
         rec.record(seq, Op.SEND, State.COMPLETED, **common)
@@ -104,13 +107,19 @@ class Answering:
 
 @contextmanager
 def updating(update: Update) -> Iterator[None]:
-    """An update as a marked span: weights before and after; its tag is the greatest staleness."""
+    """An update as a marked span: weights before and after; its tag is the greatest staleness.
+
+    Its label, ``update KEY → vVERSION ← WORKER, WORKER (N late)``, names the workers whose
+    gradients it applies. *N late*: N updates came between the worker's pull and this one.
+    """
     rec = recorder.current()
     if rec is None:
         yield
         return
     seq, entry = rec.next_seq(), update.entry
-    label = f"update {update.key} → v{entry.version + 1}"
+    gradients = (f"{worker} ({n} late)" if n else str(worker)
+                 for worker, n in zip(update.workers, update.staleness, strict=True))  # fmt: skip
+    label = f"update {update.key} → v{entry.version + 1} ← {', '.join(gradients)}"
     tag = max(update.staleness)
     rec.record(seq, Op.MARK, State.STARTED, label=label, tag=tag, **_values(entry.value))
     yield
@@ -124,8 +133,16 @@ def _label(request: Request) -> str:
         case SetOptimizer():
             return f"optimizer {request.name}"
         case Register():
-            return request.mode
+            return _terms(request)
     return ""
+
+
+def _terms(register: Register) -> str:
+    """What decides who waits: the mode, and its bound or backup workers: "dist_sync backup=1"."""
+    staleness, backup = (register.terms.get(name, -1) for name in ("staleness", "backup"))
+    told = [register.mode, f"staleness={staleness:g}" * (staleness >= 0),
+            f"backup={backup:g}" * (backup > 0)]  # fmt: skip
+    return " ".join(filter(None, told))
 
 
 def _tensor(message: Message) -> Tensor | None:

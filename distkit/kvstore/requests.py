@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.messages import Answer, Error, Key, Message, Push, Request
+from distkit.kvstore.messages import Answer, Error, Key, Message, Push, Request, error
 from distkit.kvstore.recording import Asking
+from distkit.kvstore.sockets import BROKEN
 
 #: So many bytes of pushes may be in flight before push waits.
 WINDOW = 1 << 28
+#: So many bytes of pushes leave together.
+LETTER = 1 << 20
 
 
 class Link(Protocol):
     """Carries requests to nodes and answers back."""
 
-    def send(self, to: int, request: Request) -> None:
-        """Hand a request to node ``to``, without waiting."""
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        """Hand requests to node ``to``, without waiting."""
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """The answers that are here; at least one if ``wait``."""
+        """The answers that are here; if ``wait``, after one came or a node was lost."""
+
+    def lost(self) -> dict[int, str]:
+        """The nodes that cannot be reached any more, and why."""
+
+    def again(self) -> set[int]:
+        """The nodes that were lost since and are there again, told once."""
 
     def close(self) -> None:
         """Hang up at once; what was not sent is lost."""
@@ -38,6 +46,7 @@ class Call(NamedTuple):
 
 @dataclass
 class _InFlight:
+    to: int
     request: Request
     asking: Asking
 
@@ -55,16 +64,32 @@ class Requests:
         run: number of the run.
         node: id of the node that asks.
         local: the other end is this process: the trace shows no message.
+        name: of a node, for messages.
     """
 
-    def __init__(self, link: Link, run: int, node: int, *, local: bool = False) -> None:
-        self.node, self._run, self._link, self._local = node, run, link, local
-        self._numbers = itertools.count()
+    def __init__(
+        self, link: Link, run: int, node: int, *, local: bool = False,
+        name: Callable[[int], str] = "node {}".format,
+    ) -> None:  # fmt: skip
+        self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
+        #: Who can answer in a node's place: none is given up as long as one of them is there.
+        self.holders: Callable[[int], Sequence[int]] = lambda node: [node]
+        self._next = 0
+        self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, _InFlight] = {}
         self._answers: dict[int, Answer] = {}
         self._refused: dict[Key, str] = {}  # pushes, told at the next call on that key
         self._pushed = 0  # bytes in flight
         self._closed = False
+
+    def count_from(self, first: int) -> None:
+        """Number requests from here on: the dead one whose place this is had lower numbers."""
+        self._next = max(self._next, first)
+
+    @property
+    def settled(self) -> int:
+        """All requests with a lower number have their answers."""
+        return next(iter(self._in_flight), self._next)
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
         """Send to several nodes at once, and wait for all the answers.
@@ -72,8 +97,11 @@ class Requests:
         Raises:
             KVStoreError: the first refusal among them.
         """
-        numbers = [self._send(call) for call in calls]
+        numbers = [self._put(call) for call in calls]
         try:
+            self._send()
+            if self._link.lost():
+                self._receive(wait=False)
             while not self._answers.keys() >= set(numbers):
                 self._receive(wait=True)
         finally:
@@ -86,11 +114,22 @@ class Requests:
         return found
 
     def post(self, call: Call) -> None:
-        """Send a push and go on; should it be refused, :meth:`check` tells."""
+        """Have a push sent with the next :meth:`dispatch`; if it is refused, :meth:`check` tells.
+
+        When much is on its way already, it is sent at once, and waits.
+        """
+        self._put(call)
+        if self._pushed > LETTER:
+            self.dispatch()
         while self._pushed > WINDOW:
+            self.dispatch()
             self._receive(wait=True)
-        self._send(call)
-        self._receive(wait=False)
+
+    def dispatch(self) -> None:
+        """Send what is to be sent, and take up the answers that are here."""
+        self._send()
+        if self._in_flight:
+            self._receive(wait=False)
 
     def flush(self) -> None:
         """Wait until every push is acknowledged.
@@ -98,6 +137,7 @@ class Requests:
         Raises:
             KVStoreError: one was refused.
         """
+        self.dispatch()
         while any(isinstance(f.request, Push) for f in self._in_flight.values()):
             self._receive(wait=True)
         self.check(list(self._refused))
@@ -121,18 +161,24 @@ class Requests:
 
     # -- both ways --------------------------------------------------------------
 
-    def _send(self, call: Call) -> int:
+    def _put(self, call: Call) -> int:
         if self._closed:
             raise KVStoreError(
                 f"this store was of run {self._run}, which has ended. "
                 "Make a new one with kvstore.create(...) inside the function that is run."
             )
-        request = call.kind(self._run, self.node, next(self._numbers), *call.fields)
-        flight = _InFlight(request, Asking(request, None if self._local else call.to))
+        request = call.kind(self._run, self.node, self._next, *call.fields)
+        self._next += 1
+        flight = _InFlight(call.to, request, Asking(request, None if self._local else call.to))
         self._in_flight[request.number] = flight
         self._pushed += flight.pushed
-        self._link.send(call.to, request)
+        self._outbox.setdefault(call.to, []).append(request)
         return request.number
+
+    def _send(self) -> None:
+        letters, self._outbox = self._outbox, {}
+        for node, requests in letters.items():
+            self._link.send(node, requests)
 
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
@@ -140,6 +186,25 @@ class Requests:
                 flight = self._in_flight.pop(message.number, None)
                 if flight is not None:
                     self._settle(flight, message)
+        for node, how in self._link.lost().items():
+            if all(holder in self._link.lost() for holder in self.holders(node)):
+                self._give_up(node, how)
+        for node in self._link.again():
+            again = [f.request for f in self._in_flight.values() if f.to == node]
+            self._link.send(node, again)
+
+    def _give_up(self, node: int, how: str) -> None:
+        """Whoever waits for this node hears that it is gone."""
+        for number, flight in list(self._in_flight.items()):
+            if flight.to == node:
+                del self._in_flight[number]
+                what = type(flight.request).__name__.lower()
+                lost = "has ended" if how == BROKEN else "cannot be reached"
+                self._settle(flight, error(flight.request, (
+                    f"{self._name(node)} {lost} ({how}) while {self._name(self.node)} waited "
+                    f"for its answer to {what}{_of(flight.request)}. The log of the cluster tells "
+                    "more; run again, and another has its place."
+                )))  # fmt: skip
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
         self._pushed -= flight.pushed
@@ -159,3 +224,8 @@ class Requests:
             if flight is not None:
                 self._pushed -= flight.pushed
                 flight.asking.failed()
+
+
+def _of(request: Request) -> str:
+    key = getattr(request, "key", None)
+    return "" if key is None else f" of {key!r}"

@@ -2,28 +2,34 @@
 
 ::
 
-    worker:  pull w            server:  push from a worker: put its gradient into the inbox
-             g = ∇L(w; batch)           quorum reached:     update w with the sum, version + 1
-             push g                     pull:               answer once w holds the worker's
-                                                            own gradients
+    worker:  pull w            server:  push from a worker: put its gradient into its round
+             g = ∇L(w; batch)           round complete:     update w with the sum, version + 1
+             push g                     pull:               answer once the worker may see w
 
-One number spans the designs: ``quorum = 1`` updates at every push (*asynchronous*: nobody
-waits, gradients are stale), ``quorum = N`` updates when every worker's gradient is there
-(*synchronous*: all compute from the same version, and wait for the slowest).
+When a round is complete and whom a pull waits for is the consistency model
+(:mod:`.consistency`): *synchronous*: all compute from the same version, and wait for the slowest;
+*asynchronous*: nobody waits, gradients are stale; and what lies between.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from distkit.errors import KVStoreError
+from distkit.kvstore.compression import unpack
+from distkit.kvstore.consistency import Rule
+from distkit.kvstore.entry import Entry, Ledger, Update
+from distkit.kvstore.memory import empty_like
 from distkit.kvstore.messages import (
     Answer,
     Describe,
+    GetState,
     Init,
     Key,
     Pull,
@@ -31,78 +37,39 @@ from distkit.kvstore.messages import (
     Reply,
     Request,
     SetOptimizer,
+    SetState,
+    SetUpdater,
     error,
 )
-from distkit.kvstore.optimizer import SGD, from_spec
+from distkit.kvstore.optimizer import SGD, SLOTS, from_spec
 from distkit.kvstore.placement import Layout, dtype_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-@dataclass
-class Entry:
-    """A key on this server.
-
-    ``value`` is replaced, never changed in place: an answer on its way keeps the version it
-    was asked for. ``inbox`` holds the gradients that wait for a quorum, oldest first, of each
-    worker that has any; ``waiting`` the pulls that wait for a version.
-    """
-
-    layout: Layout
-    value: Tensor
-    version: int = 0
-    momentum: Tensor | None = None
-    inbox: dict[int, deque[Push]] = field(default_factory=dict)
-    waiting: list[tuple[Pull, int]] = field(default_factory=list)
-
-    def put(self, push: Push) -> None:
-        """Keep a gradient until its round is complete."""
-        self.inbox.setdefault(push.node, deque()).append(push)
-
-    def take_round(self) -> list[Push]:
-        """The oldest gradient of each worker, in the order of workers: same sum in every run."""
-        pushes = [self.inbox[worker].popleft() for worker in sorted(self.inbox)]
-        self.inbox = {worker: rest for worker, rest in self.inbox.items() if rest}
-        return pushes
-
-    def reply(self, request: Request, value: Tensor | None = None) -> Reply:
-        """Done, at the present version."""
-        return Reply(
-            request.run, request.node, request.number, self.version,
-            self.layout.shape, self.layout.dtype, value,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Update:
-    """An update about to be applied to ``entry``, whose version it raises by one.
-
-    ``staleness`` of each gradient: how many updates the value has seen since its worker
-    pulled it.
-    """
-
-    key: Key
-    entry: Entry
-    workers: tuple[int, ...]
-    staleness: tuple[int, ...]
-
-
 #: Called with each update, entered before it is computed and left after.
 Watch = Callable[[Update], AbstractContextManager[object]]
+
+#: MXNet's: changes the last in place, given the key and the gradient.
+Updater = Callable[[Key, "Tensor", "Tensor"], None]
 
 
 class KVServer:
     """A shard of the weights: messages in, answers out, no I/O.
 
     Args:
-        quorum: how many workers' gradients make an update: 1 = asynchronous, all = synchronous.
+        rule: the consistency model.
+        workers: those whose gradients make the updates.
+        on_crash: what becomes of the others when one of them has left: they "halt", and hear
+            so when they would wait for it; they "continue" without it; or they wait until it
+            is there again ("replace"). Without rounds nobody waits for it anyway.
         must_update: refuse gradients while no optimizer is set. Without one the sum of a round
             *replaces* the value, which makes sense only if the round is everybody's.
         watch: a context manager around each update.
 
     >>> import torch
-    >>> server = KVServer(quorum=2)
+    >>> from distkit.kvstore.consistency import Synchronous
+    >>> server = KVServer(Synchronous(), workers=range(2))
     >>> one = torch.ones(1)
     >>> [r.version for r in server.handle(Init(0, 0, 0, "w", (1,), "float32", one))]
     [0]
@@ -115,11 +82,15 @@ class KVServer:
     """
 
     def __init__(
-        self, quorum: int, *, must_update: bool = False, watch: Watch = nullcontext
-    ) -> None:
-        self.quorum, self.must_update, self.watch = quorum, must_update, watch
+        self, rule: Rule, workers: Iterable[int], *, on_crash: str = "halt",
+        must_update: bool = False, watch: Watch = nullcontext,
+    ) -> None:  # fmt: skip
+        self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
+        self.members, self.gone, self.newcomers = set(workers), dict[int, str](), set[int]()
         self.optimizer: SGD | None = None
+        self.updater: Updater | None = None
         self.entries: dict[Key, Entry] = {}
+        self._ledger = Ledger()
         self._early: dict[Key, list[Init]] = defaultdict(list)
 
     def handle(self, request: Request) -> list[Answer]:
@@ -133,9 +104,14 @@ class KVServer:
                 case Pull():
                     return self._pull(request)
                 case Describe():
-                    return [self._entry("pull of", request.key).reply(request)]
+                    return [self._entry(request.what, request.key).reply(request)]
                 case SetOptimizer():
                     return self._set_optimizer(request)
+                case SetUpdater():
+                    self.updater = request.updater
+                    return [Reply(request.run, request.node, request.number)]
+                case GetState() | SetState():
+                    return [self._state(request)]
             raise KVStoreError(f"a server has no answer to {type(request).__name__}.")
         except KVStoreError as refusal:
             return [error(request, refusal)]
@@ -145,7 +121,8 @@ class KVServer:
         entry, layout = self.entries.get(init.key), Layout(init.shape, init.dtype)
         if entry is not None:
             entry.layout.check("init of", init.key, layout)
-            if init.value is not None:
+            again = entry.first == (init.node, init.number) or init.node in self.newcomers
+            if init.value is not None and not again:
                 raise KVStoreError(
                     f"init of {init.key!r}, which this run has initialised already. "
                     "Change its value with push, or use another key."
@@ -154,54 +131,150 @@ class KVServer:
         if init.value is None:
             self._early[init.key].append(init)
             return []
-        entry = self.entries[init.key] = Entry(layout, init.value)
+        entry = self.entries[init.key] = Entry.of(init)
         early = self._early.pop(init.key, [])
         return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
 
     def _push(self, push: Push) -> list[Answer]:
         entry = self._entry("push of", push.key)
-        self._admit(push, entry)
-        entry.put(push)
-        if len(entry.inbox) == self.quorum:
-            self._update(push.key, entry)
+        if self._ledger.knows(push):
+            return [entry.reply(push)]
+        push = self._admit(push, entry)
+        self._ledger.accept(push)
+        if push.node not in self.members:
+            self._join(push.node)
+        place = self.rule.place(entry.clocks.get(push.node, 0), push.version, entry.version)
+        if place is None:
+            entry.dropped[push.node] += 1
+            return [entry.reply(push)]
+        n, entry.clocks[push.node] = place
+        entry.rounds.setdefault(n, {})[push.node] = push
+        self._update(push.key, entry)
         return [entry.reply(push), *self._due(entry)]
 
     def _update(self, key: Key, entry: Entry) -> None:
-        """Apply the sum of a round's gradients."""
-        pushes = entry.take_round()
-        staleness = tuple(entry.version - p.version for p in pushes)
-        with self.watch(Update(key, entry, tuple(p.node for p in pushes), staleness)):
-            gradient = _sum([p.value for p in pushes])
-            if self.optimizer is None:
-                entry.value = gradient
-            else:
-                entry.value, entry.momentum = self.optimizer.update(
-                    entry.value, gradient, entry.momentum
-                )
-        entry.version += 1
+        """Apply the sum of the gradients of each complete round."""
+        while entry.arrived and self.rule.complete(entry.arrived, self.members):
+            pushes = entry.take_round()
+            with self.watch(Update.by(key, entry, pushes)):
+                self._apply(key, entry, _sum([p.value for p in pushes]))
+            entry.version += 1
+
+    def _apply(self, key: Key, entry: Entry, gradient: Tensor) -> None:
+        if self.updater is not None:
+            value = entry.value.clone()
+            self.updater(key, gradient.view(entry.layout.shape), value.view(entry.layout.shape))
+            entry.value = value
+        elif self.optimizer is not None:
+            entry.value, entry.slots = self.optimizer.apply(entry.value, gradient, entry.slots)
+        else:
+            entry.value = gradient
 
     def _pull(self, pull: Pull) -> list[Answer]:
-        """Wait for as many updates as the worker has gradients in the inbox: async, none."""
         entry = self._entry("pull of", pull.key)
-        own = len(entry.inbox.get(pull.node, ()))
-        entry.waiting.append((pull, entry.version + own))
+        clock = entry.clocks.get(pull.node, 0)
+        if not entry.waiting and not self._awaited(entry, clock):
+            return [self._reply(entry, pull)]
+        entry.waiting[pull.node, pull.number] = pull, clock
         return self._due(entry)
 
+    def _reply(self, entry: Entry, pull: Pull) -> Reply:
+        value = entry.value
+        if pull.ranges is not None:
+            value = value[_indices(pull.ranges.view(-1, 2), len(value))]
+        return entry.reply(pull, value)
+
     def _due(self, entry: Entry) -> list[Answer]:
-        """The pulls whose version has come."""
-        due = [pull for pull, at_least in entry.waiting if at_least <= entry.version]
-        entry.waiting = [waits for waits in entry.waiting if waits[1] > entry.version]
-        return [entry.reply(pull, entry.value) for pull in due]
+        """The pulls that wait no longer: answered, or refused if they wait for the dead."""
+        due: list[Answer] = []
+        for name, (pull, clock) in list(entry.waiting.items()):
+            awaited = self._awaited(entry, clock)
+            missed = self._missed(entry, awaited)
+            if missed or not awaited:
+                del entry.waiting[name]
+                due.append(error(pull, self._halted(pull, missed)) if missed
+                           else self._reply(entry, pull))  # fmt: skip
+        return due
+
+    def _awaited(self, entry: Entry, clock: int) -> set[int]:
+        return self.rule.awaits(
+            clock, entry.version, entry.arrived, self.members, entry.clocks
+        )
+
+    # -- workers that leave and join --------------------------------------------
+
+    def leave(self, worker: int, how: str, first: int) -> list[Answer]:
+        """A worker has ended: answers to those who waited for it.
+
+        Who takes its place counts requests from ``first``; what the dead one asked is over.
+        """
+        if self._ledger.over(worker, first):
+            return []
+        self._ledger.end(worker, first)
+        self.newcomers.add(worker)
+        if self.on_crash == "continue" or not self.rule.halts:
+            self.members.discard(worker)
+        elif self.on_crash == "halt":
+            self.gone[worker] = how
+        for entry in self.entries.values():
+            entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
+        for key, entry in self.entries.items():
+            self._update(key, entry)
+        return [answer for entry in self.entries.values() for answer in self._due(entry)]
+
+    def _join(self, worker: int) -> None:
+        """A worker counts from its first push, in place of another or later than the others.
+
+        It begins as far as the slowest: nobody waits until it has caught up.
+        """
+        for entry in self.entries.values():
+            slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)
+            entry.clocks[worker] = max(entry.clocks.get(worker, 0), slowest)
+        self.members.add(worker)
+
+    def _missed(self, entry: Entry, awaited: set[int]) -> set[int]:
+        """Those awaited who have ended, if their round cannot be complete without them."""
+        if not (missed := awaited & self.gone.keys()):
+            return missed
+        possible = (self.members - self.gone.keys()).union(entry.arrived)
+        return set() if self.rule.complete(possible, self.members) else missed
+
+    def _halted(self, pull: Pull, missed: set[int]) -> str:
+        who = " and ".join(f"worker {w} ({self.gone[w]})" for w in sorted(missed))
+        return (
+            f"pull of {pull.key!r} waits for a gradient of {who}, which has ended: dist_sync needs "
+            "every worker in every round. To go on with the others, create the store with "
+            'on_crash="continue"; to have another worker take its place, with on_crash="replace".'
+        )
+
+    # -- the optimizer ----------------------------------------------------------
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         optimizer = from_spec(request.name, request.options)
-        if self.optimizer not in (None, optimizer):
+        if self.optimizer not in (None, optimizer) and not request.anew:
             raise KVStoreError(
                 f"set_optimizer with {optimizer}, but the servers have {self.optimizer}. "
                 "Give the same on every worker, once per run."
             )
         self.optimizer = optimizer
         return [Reply(request.run, request.node, request.number)]
+
+    def _state(self, request: GetState | SetState) -> Reply:
+        """What the optimizer keeps of a key."""
+        entry = self._entry("optimizer state of", request.key)
+        if request.slot not in SLOTS:
+            raise KVStoreError(f"no state {request.slot!r}. There are: {', '.join(SLOTS)}.")
+        if isinstance(request, GetState):
+            return entry.reply(request, getattr(entry.slots, request.slot))
+        if request.value.shape != entry.value.shape:
+            raise KVStoreError(
+                f"{request.slot} of {request.key!r} with {request.value.numel()} elements, "
+                f"but this server's part has {entry.value.numel()}."
+            )
+        entry.slots = replace(entry.slots, **{request.slot: request.value})
+        return entry.reply(request)
+
+    # -- what is refused --------------------------------------------------------
 
     def _entry(self, what: str, key: Key) -> Entry:
         if key not in self.entries:
@@ -211,13 +284,16 @@ class KVServer:
             )
         return self.entries[key]
 
-    def _admit(self, push: Push, entry: Entry) -> None:
+    def _admit(self, push: Push, entry: Entry) -> Push:
         """Refuse what could not be applied: an accepted gradient is applied exactly once."""
+        if push.codec:
+            size = entry.value.numel()
+            push = replace(push, value=unpack(push.codec, push.value, size, entry.value.dtype))
         entry.layout.check("push of", push.key, Layout(push.shape, dtype_name(push.value)))
         if push.value.shape != entry.value.shape:
             raise KVStoreError(f"push of {push.key!r} with {push.value.numel()} elements, "
                                f"but this server's part has {entry.value.numel()}.")  # fmt: skip
-        if self.must_update and self.optimizer is None:
+        if self.must_update and self.optimizer is None and self.updater is None:
             raise KVStoreError(
                 f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
                 "as it comes, so the servers must know how. Call kv.set_optimizer("
@@ -228,13 +304,24 @@ class KVServer:
                 f"push of {push.key!r}: an optimizer cannot update {entry.layout}. "
                 "Use a floating-point tensor, or no optimizer."
             )
+        return push
 
 
 def _sum(gradients: list[Tensor]) -> Tensor:
     """The sum, in the order given; one gradient is its own sum."""
     total: Any = gradients[0]
     if len(gradients) > 1:
-        total = total + gradients[1]
+        total = torch.add(total, gradients[1], out=empty_like(total))
         for g in gradients[2:]:
             total += g
     return total  # type: ignore[no-any-return]
+
+
+def _indices(ranges: Tensor, size: int) -> Tensor:
+    """Every element of these ranges, which end before ``size``."""
+    first, last = ranges[:, 0], ranges[:, 1]
+    if len(ranges) and (int(first.min()) < 0 or int(last.max()) > size or (last < first).any()):
+        raise KVStoreError(f"pull of elements that this server's part of {size} has not.")
+    lengths = last - first
+    starts = (first - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
+    return starts + torch.arange(len(starts))

@@ -1,29 +1,36 @@
-"""A server through the runs of its cluster: a fresh :class:`KVServer` for each."""
+"""A server through the runs of its cluster: a fresh :class:`KVServer` for each, and its copies."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 from distkit.errors import KVStoreError
+from distkit.kvstore.consistency import Terms
 from distkit.kvstore.messages import (
     AddressBook,
     Answer,
+    Copy,
+    Departed,
     Error,
     Message,
     Register,
+    Reply,
     Request,
     RollCall,
     stale,
 )
 from distkit.kvstore.node import Node
+from distkit.kvstore.replication import Backups, original, ring
 from distkit.kvstore.server import KVServer, Watch
-
-#: The modes of a distributed store.
-MODES = ("dist_sync", "dist_async")
 
 
 class Shard:
     """Registers a server for each run and hands its requests to the run's KVServer; no I/O.
+
+    ``backups`` have copies of what it holds, ``replicas`` are its own copies of others' values,
+    by node. Those that it must take over, since their server has ended, are in ``heirs`` until
+    somebody runs them.
 
     Args:
         node: the server's place in the cluster.
@@ -32,9 +39,22 @@ class Shard:
 
     def __init__(self, node: Node, watch: Watch = nullcontext) -> None:
         self.node, self.watch, self.run = node, watch, node.run
+        self._heir = False
+        self._clear()
+
+    def _clear(self) -> None:
         self.store: KVServer | None = None  # None until the scheduler says who is there
+        self.backups = Backups(self.run, self.node.id, [])
+        self.replicas: dict[int, KVServer] = {}
+        self.heirs: list[Shard] = []
+        self._departed: dict[int, Departed] = {}
         self._early: list[Request] = []
         self._asked = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it served in another's place, in a run that is over."""
+        return self._heir and self.store is None
 
     def register(self) -> Register:
         """The server's own request to the scheduler, with the endpoint it listens on."""
@@ -43,37 +63,113 @@ class Shard:
         return Register(self.run, n.id, self._asked, n.endpoint(n.id), n.workers, n.servers)
 
     def handle(self, request: Request) -> list[Message]:
-        """Answer a worker; the first request of a newer run clears the store."""
+        """Answer a worker, or a server whose backup this is.
+
+        The first request of a newer run clears the store.
+        """
         if request.run < self.run:
-            return [stale(request, self.run)]
+            return [] if isinstance(request, Copy) else [stale(request, self.run)]
         mine = self._begin(request.run) if request.run > self.run else []
         if self.store is None:
             self._early.append(request)
             return mine
-        return [*mine, *self.store.handle(request)]
+        return [*mine, *self._serve(request)]
 
     def hear(self, answer: Answer) -> list[Message]:
-        """Obey the scheduler.
+        """Obey the scheduler; note that a backup has a copy.
 
         Raises:
-            KVStoreError: it refuses this server.
+            KVStoreError: the scheduler refuses this server.
         """
         match answer:
             case RollCall() if answer.run > self.run:
                 return self._begin(answer.run)
             case AddressBook() if answer.run == self.run and self.store is None:
-                return self._open(answer.mode)
+                return self._open(answer)
+            case Departed() if answer.run == self.run and self.store is not None:
+                return self._depart(answer)
+            case Reply() if answer.run == self.run:
+                return [*self.backups.arrived(answer.number)]
             case Error():
                 raise KVStoreError(answer.text)
         return []
 
     def _begin(self, run: int) -> list[Message]:
-        self.run, self.store, self._early, self._asked = run, None, [], 0
-        return [self.register()]
+        self.run = run
+        self._clear()
+        return [] if self._heir else [self.register()]
 
-    def _open(self, mode: str) -> list[Message]:
+    def _open(self, book: AddressBook) -> list[Message]:
         """Serve from now on, first those who were told before this server was."""
-        sync = mode == "dist_sync"
-        store = KVServer(self.node.workers if sync else 1, must_update=not sync, watch=self.watch)
-        self.store, early, self._early = store, self._early, []
-        return [answer for request in early for answer in store.handle(request)]
+        n, terms = self.node, Terms.of(book.mode, book.bound, book.terms)
+        workers = [node for node in book.endpoints if node < n.workers]
+
+        def fresh(watch: Watch) -> KVServer:
+            return KVServer(terms.rule, workers, on_crash=terms.on_crash,
+                            must_update=not terms.sync, watch=watch)  # fmt: skip
+
+        self.store = fresh(self.watch)
+        self._rings = {n.workers + i: [n.workers + j for j in ring(i, n.servers, terms.replication)]
+                       for i in range(n.servers)}  # fmt: skip
+        self.backups = Backups(self.run, n.id, self._rings[n.id][1:])
+        self.replicas = {
+            server: fresh(nullcontext) for server, holders in self._rings.items()
+            if n.id in holders[1:]
+        }  # fmt: skip
+        early, self._early = self._early, []
+        return [answer for request in early for answer in self._serve(request)]
+
+    def _serve(self, request: Request) -> list[Message]:
+        if isinstance(request, Copy):
+            return self._follow(request)
+        assert self.store is not None
+        copies = self.backups.copies(request)
+        return [*copies, *self.backups.hold(self.store.handle(request))]
+
+    # -- as a backup ------------------------------------------------------------
+
+    def _follow(self, copy: Copy) -> list[Message]:
+        """Do as the primary did; its answers are the primary's to give.
+
+        Copies to or from a server that has ended are nobody's any more, and acknowledged by nobody.
+        """
+        replica = self.replicas.get(copy.node)
+        if replica is None:
+            return []
+        message = original(copy)
+        if isinstance(message, Departed):
+            replica.leave(message.who, message.how, message.first)
+        elif isinstance(message, Request):
+            replica.handle(message)
+        return [Reply(copy.run, copy.node, copy.number)]
+
+    # -- others that end --------------------------------------------------------
+
+    def _depart(self, departed: Departed) -> list[Message]:
+        assert self.store is not None
+        who = departed.who
+        self._departed[who] = departed
+        if who < self.node.workers:
+            copies = self.backups.copies(departed)
+            answers = self.store.leave(who, departed.how, departed.first)
+            return [*copies, *self.backups.hold(answers)]
+        self._inherit()
+        return [*self.backups.lost(who)]
+
+    def _inherit(self) -> None:
+        """Take over the servers that have ended and whose first backup left is this one."""
+        for server, holders in self._rings.items():
+            left = [h for h in holders if h not in self._departed]
+            if server in self._departed and left[:1] == [self.node.id] and server in self.replicas:
+                self.heirs.append(self._heir_of(server, self.replicas.pop(server), left[1:]))
+
+    def _heir_of(self, server: int, store: KVServer, backups: list[int]) -> Shard:
+        index = server - self.node.workers
+        heir = Shard(replace(self.node, index=index, run=self.run), self.watch)
+        heir._heir, heir.store, store.watch = True, store, self.watch
+        heir._rings, heir._departed = self._rings, dict(self._departed)
+        heir.backups = Backups(self.run, server, backups)
+        for d in self._departed.values():
+            if d.who < self.node.workers:
+                store.leave(d.who, d.how, d.first)
+        return heir

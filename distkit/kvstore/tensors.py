@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
+from distkit.kvstore.memory import empty
 from distkit.kvstore.messages import Key
 from distkit.kvstore.placement import Part, dtype_name
 from distkit.kvstore.wire import DTYPES
@@ -70,7 +71,11 @@ def fresh(tensors: Sequence[Tensor]) -> Tensor:
     The caller may change its tensors at once, while the copy is on its way.
     """
     first, *rest = (t.detach() for t in tensors)
-    total = first.to("cpu", copy=True, memory_format=torch.contiguous_format).resolve_conj()
+    total = empty(first.numel(), first.dtype).view(first.shape)
+    if len(rest) and first.device.type == "cpu":
+        torch.add(first, rest.pop(0).to("cpu"), out=total)
+    else:
+        total.copy_(first)
     for t in rest:
         total += t.to("cpu")
     return total.view(-1)
@@ -78,7 +83,7 @@ def fresh(tensors: Sequence[Tensor]) -> Tensor:
 
 def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """The parts of an array, put together."""
-    return (values[0] if len(values) == 1 else torch.cat(list(values))).view(shape)
+    return torch.cat(list(values)).view(shape)  # also of one: it is the server's memory
 
 
 def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:

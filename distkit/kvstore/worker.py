@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.messages import Barrier, Describe, Init, Key, Pull, Push, Reply, SetOptimizer
-from distkit.kvstore.optimizer import to_spec
-from distkit.kvstore.placement import Layout, Part, home, place
+from distkit.kvstore import states
+from distkit.kvstore.compression import Codec, Compression
+from distkit.kvstore.devices import Traffic, add_up
+from distkit.kvstore.messages import (
+    Barrier,
+    GetState,
+    Init,
+    Key,
+    Push,
+    Reply,
+    SetOptimizer,
+    SetState,
+    SetUpdater,
+)
+from distkit.kvstore.optimizer import SLOTS, from_spec, to_spec
+from distkit.kvstore.placement import Layout, Part
 from distkit.kvstore.requests import Call, Requests
+from distkit.kvstore.shards import Shards
 from distkit.kvstore.tensors import Keys, Values, each, fresh, pairs, whole, write
 
 
@@ -19,13 +36,13 @@ class KVStore:
 
     Args:
         requests: carries what it asks.
-        type: "local", "dist_sync" or "dist_async".
+        type: the name it was created by, such as "dist_sync".
         num_workers: how many workers share the store.
         servers: the ids of the nodes that hold it.
         scheduler: the id of the node where workers meet; None if there is one worker.
         bound: number of elements from which an array is split over all servers.
+        check_finite: refuse gradients with NaN or infinity.
 
-    >>> import torch
     >>> from distkit import kvstore
     >>> kv = kvstore.create("local")
     >>> kv.init("w", torch.zeros(2))
@@ -36,12 +53,16 @@ class KVStore:
 
     def __init__(
         self, requests: Requests, *, type: str, num_workers: int, servers: Sequence[int],
-        scheduler: int | None, bound: int,
+        scheduler: int | None, bound: int, check_finite: bool = False,
     ) -> None:  # fmt: skip
         self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
-        self._requests, self._servers, self._scheduler = requests, servers, scheduler
-        self._layouts: dict[Key, Layout] = {}
-        self._versions: dict[tuple[Key, int], int] = {}  # last pulled, by key and server
+        self._requests, self._scheduler = requests, scheduler
+        self._shards = Shards(requests, servers, bound)
+        self._check_finite = check_finite
+        self._compression: Compression | None = None
+        self._optimizer: tuple[str, dict[str, float]] | None = None
+        #: What its pushes came to so far.
+        self.traffic = Traffic()
         self._barriers = 0
 
     def __repr__(self) -> str:
@@ -62,6 +83,11 @@ class KVStore:
         """How many workers share the store."""
         return self._num_workers
 
+    @property
+    def dropped(self) -> dict[Key, int]:
+        """This worker's gradients of each key that came too late for their round."""
+        return dict(self._shards.dropped)
+
     # -- MXNet's calls ----------------------------------------------------------
 
     def init(self, key: Keys, value: Values) -> None:
@@ -78,32 +104,40 @@ class KVStore:
         """
         found = pairs("init", key, value)
         self._requests.ask([call for k, tensors in found for call in self._inits(k, tensors)])
-        self._layouts |= {k: Layout.of(tensors[0]) for k, tensors in found}
+        self._shards.layouts |= {k: Layout.of(tensors[0]) for k, tensors in found}
 
-    def push(self, key: Keys, value: Values) -> None:
+    def broadcast(self, key: Keys, value: Values, out: Values) -> None:
+        """An init, and a pull of worker 0's values into ``out``."""
+        self.init(key, value)
+        self.pull(key, out)
+
+    def push(self, key: Keys, value: Values, priority: int | Sequence[int] = 0) -> None:
         """Send gradients to the servers, without waiting for them to arrive.
 
         Args:
             key: a key or a list of keys.
             value: for each key a tensor like the first, or a list of such: their sum is sent.
+            priority: of the keys, or of each: keys of higher priority are sent first.
 
         Raises:
-            KVStoreError: not initialised, or with another shape or dtype. What only a server
-                can tell is raised by the next call on that key.
+            KVStoreError: not initialised, or with another shape or dtype, or not finite where
+                that is checked. What only a server can tell is raised by the next call on
+                that key.
         """
-        found = pairs("push", key, value)
-        self._requests.check(k for k, _ in found)
-        layouts = self._fitting("push of", found)
-        for k, tensors in found:
-            for call in self._pushes(k, layouts[k], fresh(tensors)):
-                self._requests.post(call)
+        try:
+            self._push(key, value, priority)
+        finally:
+            self._requests.dispatch()
 
-    def pull(self, key: Keys, out: Values | None = None) -> Tensor | list[Tensor] | None:
+    def pull(
+        self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0
+    ) -> Tensor | list[Tensor] | None:
         """Get the values; under ``dist_sync`` those with this worker's pushes merged in.
 
         Args:
             key: a key or a list of keys.
             out: for each key a tensor to write to, or a list of such.
+            priority: of the keys, or of each: keys of higher priority are asked for first.
 
         Returns:
             The tensor, or the list of tensors, if there is no ``out``.
@@ -113,36 +147,147 @@ class KVStore:
         """
         keys = each(key)
         outs = [] if out is None else pairs("pull", key, out)
-        self._fitting("pull of", outs)
-        values = self._values(keys)
+        self._shards.fitting("pull of", outs)
+        asked = [k for k, _ in _by_priority([(k, None) for k in keys], priority)]
+        values = self._shards.values(asked)
         for k, tensors in outs:
             for tensor in tensors:
-                write(tensor, self._parts(k), values[k])
+                write(tensor, self._shards.parts(k), values[k])
         if out is not None:
             return None
-        found = [whole(values[k], self._layout(k).shape) for k in keys]
+        found = [whole(values[k], self._shards.layout(k).shape) for k in keys]
         return found if isinstance(key, (list, tuple)) else found[0]
 
     def pushpull(
-        self, key: Keys, value: Values, out: Values | None = None
-    ) -> Tensor | list[Tensor] | None:
+        self, key: Keys, value: Values, out: Values | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> Tensor | list[Tensor] | None:  # fmt: skip
         """A push, and a pull of what came of it."""
-        self.push(key, value)
-        return self.pull(key, out)
+        try:
+            self._push(key, value, priority)
+            return self.pull(key, out, priority)
+        finally:
+            self._requests.dispatch()
 
-    def set_optimizer(self, optimizer: object) -> None:
+    def row_sparse_pull(
+        self, key: Key, out: Tensor | None = None, priority: int = 0, *, row_ids: Tensor
+    ) -> Tensor | None:
+        """Get some rows of a value: of an embedding those that the next batch needs.
+
+        Args:
+            key: a key whose value has rows, of shape ``(n, …)``.
+            out: a tensor of that shape; only the rows are written.
+            priority: as in :meth:`pull`; there is one key.
+            row_ids: numbers of rows, in any order; int64[m].
+
+        Returns:
+            A sparse tensor of the value's shape that has these rows, if there is no ``out``.
+
+        Raises:
+            KVStoreError: not initialised, no such rows, or ``out`` does not fit.
+        """
+        layout = self._shards.layout(key)
+        ids = torch.unique(row_ids.to("cpu", torch.int64))
+        if not layout.shape or (len(ids) and (ids[0] < 0 or ids[-1] >= layout.shape[0])):
+            raise KVStoreError(f"pull of rows {ids.tolist()[:9]} of {key!r}, which is {layout}.")
+        if out is not None:
+            self._shards.fitting("pull of", [(key, [out])])
+        rows = self._shards.rows(key, ids, layout)
+        if out is None:
+            return torch.sparse_coo_tensor(
+                ids[None], rows, layout.shape, is_coalesced=True, check_invariants=True
+            )
+        out.detach()[ids.to(out.device)] = rows.to(out.device)
+        return None
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Send this worker's gradients in fewer bits; what is lost is added to the next push.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``, or "1bit", or "topk" with
+                the "ratio" of elements that are kept.
+
+        Raises:
+            KVStoreError: unknown type or parameter, or a store that sends nothing.
+        """
+        if self.type == "local":
+            raise KVStoreError('set_gradient_compression on a "local" store, which sends nothing. '
+                               'Use "device" or a "dist_…" store.')  # fmt: skip
+        self._compression = Compression(Codec.of(compression_params))
+
+    # -- updates ----------------------------------------------------------------
+
+    def set_optimizer(self, optimizer: object, *, anew: bool = False) -> None:
         """Let the servers update the values with each gradient (or sum of gradients).
 
         Every worker calls it with the same optimizer, before the first push.
 
         Args:
             optimizer: such as ``kvstore.SGD(learning_rate=0.1)``.
+            anew: change the one that the servers have; between two barriers, on one worker.
 
         Raises:
             KVStoreError: none that the servers know, or another than they have.
         """
         spec = to_spec(optimizer)
-        self._requests.ask([Call(server, SetOptimizer, spec) for server in self._servers])
+        fields = (*spec, int(anew))
+        self._requests.ask([Call(s, SetOptimizer, fields) for s in self._shards.servers])
+        self._optimizer = spec
+
+    def set_updater(self, updater: Callable[[Key, Tensor, Tensor], None]) -> None:
+        """Let a function of yours update the values, in a store of one process.
+
+        Args:
+            updater: called with key, gradient and value, which it changes in place.
+
+        Raises:
+            KVStoreError: a distributed store: code does not travel to servers.
+        """
+        if self.type.startswith("dist"):
+            raise KVStoreError(
+                f'set_updater on a "{self.type}" store: functions do not travel to the servers. '
+                "Use kv.set_optimizer, or update on the workers: kvstore.Trainer(..., "
+                "update_on_kvstore=False)."
+            )
+        self._requests.ask([Call(s, SetUpdater, (updater,)) for s in self._shards.servers])
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Save what the optimizer keeps of each key that this worker has used.
+
+        Args:
+            fname: the file, written anew.
+            dump_optimizer: save the optimizer's name and numbers, too.
+
+        Raises:
+            KVStoreError: no optimizer was set by this worker.
+        """
+        if self._optimizer is None:
+            raise KVStoreError("save_optimizer_states without an optimizer. "
+                               "Call kv.set_optimizer(...) first.")  # fmt: skip
+        self._requests.flush()
+        found: states.States = {}
+        for k, slot in itertools.product(self._shards.layouts, SLOTS):
+            answers = self._requests.ask([
+                Call(self._shards.node_of(p), GetState, (k, slot)) for p in self._shards.parts(k)
+            ])  # fmt: skip
+            kept = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
+            if kept:
+                found[k, slot] = torch.cat(kept)
+        states.write(fname, found, self._optimizer if dump_optimizer else None)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Give the servers what :meth:`save_optimizer_states` saved: called by one worker.
+
+        Raises:
+            KVStoreError: no such file, or a key in it is not initialised here.
+        """
+        found, optimizer = states.read(fname)
+        if optimizer is not None:
+            self.set_optimizer(from_spec(*optimizer), anew=True)
+        self._requests.ask([
+            Call(self._shards.node_of(p), SetState, (k, slot, value[p.start : p.stop]))
+            for (k, slot), value in found.items() for p in self._shards.parts(k)
+        ])  # fmt: skip
 
     def barrier(self) -> None:
         """Wait until every worker is here; this worker's pushes have arrived by then.
@@ -166,8 +311,8 @@ class KVStore:
         Raises:
             KVStoreError: a key is not initialised.
         """
-        wanted = list(self._layouts) if keys is None else each(keys)
-        return {k: self._parts(k) for k in wanted}
+        wanted = list(self._shards.layouts) if keys is None else each(keys)
+        return {k: self._shards.parts(k) for k in wanted}
 
     def close(self, *, flush: bool = True) -> None:
         """Hang up, by default when all pushes have arrived. Called at the end of a run.
@@ -183,55 +328,58 @@ class KVStore:
 
     # -- requests of one key ----------------------------------------------------
 
+    def _push(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
+        found = pairs("push", key, value)
+        self._requests.check(k for k, _ in found)
+        layouts = self._shards.fitting("push of", found)
+        for k, tensors in _by_priority(found, priority):
+            for call in self._pushes(k, layouts[k], self._gathered(k, tensors)):
+                self._requests.post(call)
+
     def _inits(self, key: Key, tensors: list[Tensor]) -> Iterable[Call]:
         if len(tensors) > 1:
             raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Give one.")
         layout = Layout.of(tensors[0])
-        flat = fresh(tensors) if self.rank == 0 else None
-        for part in self._place(key, layout):
+        flat = None
+        if self.rank == 0:
+            stays = self.type == "device"
+            flat = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
+        for part in self._shards.place(key, layout):
             value = None if flat is None else flat[part.start : part.stop]
-            yield Call(self._node(part), Init, (key, layout.shape, layout.dtype, value))
+            yield Call(self._shards.node_of(part), Init, (key, layout.shape, layout.dtype, value))
+
+    def _gathered(self, key: Key, tensors: list[Tensor]) -> Tensor:
+        """One gradient of those of the devices, flat."""
+        where = {"device": "stay", "local": "host"}.get(
+            self.type, "device" if self.type.endswith("_device") else "host"
+        )
+        flat = add_up(tensors, where, self.traffic)
+        if self._check_finite and not bool(torch.isfinite(flat).all()):
+            raise KVStoreError(
+                f"push of {key!r} on worker {self.rank} with NaN or infinity: the value would be "
+                "so on every worker, for ever. Look for what made it, or lower the learning rate."
+            )
+        return flat
 
     def _pushes(self, key: Key, layout: Layout, flat: Tensor) -> Iterable[Call]:
-        for part in self._place(key, layout):
-            version = self._versions.get((key, part.server), 0)
-            value = flat[part.start : part.stop]
-            yield Call(self._node(part), Push, (key, layout.shape, version, value))
+        for part in self._shards.place(key, layout):
+            version = self._shards.versions.get((key, part.server), 0)
+            value, codec = flat[part.start : part.stop], ""
+            if self._compression is not None:
+                value = self._compression.pack(key, part.server, value)
+                codec = str(self._compression.codec)
+            self.traffic.sent += value.nbytes
+            fields = (key, layout.shape, version, value, self._requests.settled, codec)
+            yield Call(self._shards.node_of(part), Push, fields)
 
-    def _values(self, keys: list[Key]) -> dict[Key, list[Tensor]]:
-        """The parts of each key's value, all asked for at once."""
-        wanted = [(k, part) for k in dict.fromkeys(keys) for part in self._parts(k)]
-        answers = self._requests.ask([Call(self._node(p), Pull, (k,)) for k, p in wanted])
-        self._requests.check(keys)
-        values: dict[Key, list[Tensor]] = {k: [] for k in keys}
-        for (k, part), answer in zip(wanted, answers, strict=True):
-            assert isinstance(answer, Reply) and answer.value is not None
-            self._versions[k, part.server] = answer.version
-            values[k].append(answer.value)
-        return values
 
-    def _fitting(self, what: str, found: list[tuple[Key, list[Tensor]]]) -> dict[Key, Layout]:
-        """The layouts of these keys, which all their tensors have."""
-        layouts = {k: self._layout(k) for k, _ in found}
-        for k, tensors in found:
-            for tensor in tensors:
-                layouts[k].check(what, k, Layout.of(tensor))
-        return layouts
-
-    def _layout(self, key: Key) -> Layout:
-        """What a key was initialised as; asks its server if another worker did it."""
-        if key not in self._layouts:
-            call = Call(self._servers[home(key, len(self._servers))], Describe, (key,))
-            (answer,) = self._requests.ask([call])
-            assert isinstance(answer, Reply)
-            self._layouts[key] = Layout(answer.shape, answer.dtype)
-        return self._layouts[key]
-
-    def _parts(self, key: Key) -> list[Part]:
-        return self._place(key, self._layout(key))
-
-    def _place(self, key: Key, layout: Layout) -> list[Part]:
-        return place(key, layout.size, len(self._servers), self.bigarray_bound)
-
-    def _node(self, part: Part) -> int:
-        return self._servers[part.server]
+def _by_priority(
+    found: list[tuple[Key, Any]], priority: int | Sequence[int]
+) -> list[tuple[Key, Any]]:
+    """Keys of higher priority first, otherwise as they were given."""
+    if isinstance(priority, int):
+        return found
+    if len(priority) != len(found):
+        raise KVStoreError(f"{len(found)} keys with {len(priority)} priorities. Give one for each.")
+    order = sorted(range(len(found)), key=lambda i: -priority[i])
+    return [found[i] for i in order]

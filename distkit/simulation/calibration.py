@@ -14,12 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from distkit.simulation.fitting import Fit, fit, quiet
+from distkit.simulation.fitting import FEWEST, Fit, fit, quiet
 from distkit.simulation.network import Floats, Network
 
 #: What is measured by default [bytes], and how often.
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 BATCHES = 7
+
+#: So large is the largest message at least [bytes]: smaller ones take as long as an empty one.
+LARGE = 1 << 16
 
 #: pattern -> size -> seconds of each batch.
 Samples = dict[str, dict[int, list[float]]]
@@ -45,7 +48,8 @@ def calibrate(
         batches: how often each is measured; they take turns, and the quiet ones count.
 
     Raises:
-        ValueError: there is only one rank, or a size is not positive.
+        TypeError: ``cluster`` is no cluster.
+        ValueError: there is only one rank, or the sizes are too few or too small for a line.
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP
@@ -53,16 +57,27 @@ def calibrate(
         >>> machine.link                             # doctest: +SKIP
         Link(alpha=5.9e-05, beta=3.1e-10, gamma=1.9e-10, switches=())
     """
+    if not hasattr(cluster, "submit"):
+        raise TypeError(
+            f"calibrate measures a cluster, not {type(cluster).__name__}: "
+            "give a dk.Cluster, as in dk.calibrate(dk.Cluster(4))"
+        )
     check(sizes, batches)
     return Measured.of(cluster.submit(probe, list(sizes), batches).results)
 
 
 def check(sizes: Sequence[int], batches: int) -> None:
     """See that a calibration makes sense."""
-    if list(sizes) != sorted(set(sizes)) or len(sizes) < 2 or min(sizes) < 1 or batches < 1:
+    rising = list(sizes) == sorted(set(sizes))
+    if not rising or len(sizes) < FEWEST or min(sizes) < 1 or batches < 1:
         raise ValueError(
-            f"sizes {list(sizes)}, {batches} batches: give two sizes or more in rising order, "
+            f"sizes {list(sizes)}, {batches} batches: give three sizes or more in rising order, "
             "and at least one batch"
+        )
+    if sizes[-1] < LARGE:
+        raise ValueError(
+            f"messages of {sizes[-1]} bytes at most tell nothing about the bandwidth: "
+            f"give sizes up to {LARGE} bytes or more"
         )
 
 
@@ -173,6 +188,11 @@ class Measured(Network):
     def ranks(self) -> int:
         """How many there were."""
         return self.n
+
+    @property
+    def shown(self) -> str:
+        """See :attr:`Network.shown`."""
+        return "the ranks that were measured"
 
     def fit(self, count: int = 1) -> Fit:
         """The line through the times of so many transfers at once, with its confidence."""

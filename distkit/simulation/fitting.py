@@ -17,6 +17,9 @@ Batches = Mapping[int, Sequence[float]]
 #: At most so many protocols, each of so many sizes at least.
 PROTOCOLS, FEWEST = 3, 3
 
+#: Seconds per byte that are none: large messages took no longer than small ones.
+NO_TIME = 1e-15
+
 
 def quiet(times: ArrayLike) -> Floats:
     """The lower quartile along the last axis: how long it takes when little else disturbs.
@@ -44,13 +47,14 @@ class Fit:
 
     def __str__(self) -> str:
         low, high = (1e6 * x for x in self.alpha)
-        return (f"alpha {1e6 * self.link.alpha:.3g} µs [{low:.3g} to {high:.3g}], "
-                f"{1e-9 / self.last_beta:.3g} GB/s")  # fmt: skip
+        found = self.last_beta > NO_TIME
+        bandwidth = f"{1e-9 / self.last_beta:.3g} GB/s" if found else "no bandwidth found"
+        return f"alpha {1e6 * self.link.alpha:.3g} µs [{low:.3g} to {high:.3g}], {bandwidth}"
 
     @property
     def last_beta(self) -> float:
         """Seconds per byte of the largest messages."""
-        return max(self.link.switches[-1][2] if self.link.switches else self.link.beta, 1e-15)
+        return max(self.link.switches[-1][2] if self.link.switches else self.link.beta, NO_TIME)
 
 
 def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: int = 0) -> Fit:

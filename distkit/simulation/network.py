@@ -17,6 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int_]
 Floats = NDArray[np.float64]
 
+#: A beta above this [s/byte] is a bandwidth that was not inverted.
+SLOWEST = 1.0
+
 
 @dataclass(frozen=True)
 class Link:
@@ -30,7 +33,7 @@ class Link:
             than ``nbytes`` take these.
 
     Raises:
-        ValueError: something is negative or not finite.
+        ValueError: something is negative or not finite, or a beta is a bandwidth.
 
     Source:
         Hockney, "The communication challenge for MPP", 1994.
@@ -55,6 +58,11 @@ class Link:
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"a link's {name} is {value}: give seconds that are not negative")
+            if name.startswith("beta") and value > SLOWEST:
+                raise ValueError(
+                    f"a link's {name} is {value:g}: beta is seconds per byte: give 1/{value:g}, "
+                    "or dk.Link.of(latency, bandwidth)"
+                )
         starts = [s[0] for s in self.switches]
         if starts != sorted(set(starts)):
             raise ValueError(f"switches at {starts} bytes: give them in rising order")
@@ -78,6 +86,33 @@ class Link:
         starts, alphas, betas = map(np.array, zip(*self.switches, strict=True))
         at = np.searchsorted(starts, size, side="left")
         return plain(np.r_[self.alpha, alphas][at] + np.r_[self.beta, betas][at] * size)
+
+
+def a_link(given: object) -> None:
+    """See that this is a link.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(given, Link):
+        remedy = "give its .link" if isinstance(given, Network) else "give dk.Link(alpha, beta)"
+        raise TypeError(f"a formula takes a dk.Link, not {type(given).__name__}: {remedy}")
+
+
+def a_network(given: object, n: int) -> None:
+    """See that this is a network of ``n`` ranks.
+
+    Raises:
+        TypeError: it is no network.
+        ValueError: it has another number of ranks.
+    """
+    if not isinstance(given, Network):
+        what = "the link" if isinstance(given, Link) else "a dk.Link"
+        raise TypeError(
+            f"ranks are simulated on a dk.Network, not {type(given).__name__}: "
+            f"give dk.Network({what}) for equal links between all ranks"
+        )
+    given.check(n)
 
 
 def plain(numbers: ArrayLike) -> Any:
@@ -153,6 +188,11 @@ class Network:
         """How many ranks it has, None when any number fits."""
         return None
 
+    @property
+    def shown(self) -> str:
+        """Its ranks in words, as a plural."""
+        return "its places"
+
     def check(self, n: int) -> None:
         """See that ``n`` ranks are what this network has.
 
@@ -162,7 +202,10 @@ class Network:
         if n < 1:
             raise ValueError(f"{n} ranks: there must be at least one")
         if self.ranks not in (None, n):
-            raise ValueError(f"{n} ranks on {self!r} of {self.ranks}: give a network of {n}")
+            raise ValueError(
+                f"{self.shown} are {self.ranks} ranks, not {n}: give a network of {n}, "
+                f"or simulate {self.ranks}"
+            )
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """Seconds of each of some transfers that set out together.
@@ -204,6 +247,11 @@ class Hosts(Network):
         """Hosts times devices."""
         return self.count * self.devices
 
+    @property
+    def shown(self) -> str:
+        """See :attr:`Network.shown`."""
+        return f"{self.count} hosts of {self.devices} devices"
+
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
@@ -236,6 +284,11 @@ class Tree(Network):
         """Racks times hosts."""
         return self.racks * self.per_rack
 
+    @property
+    def shown(self) -> str:
+        """See :attr:`Network.shown`."""
+        return f"{self.racks} racks of {self.per_rack} hosts"
+
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
@@ -263,6 +316,11 @@ class Torus(Network):
     def ranks(self) -> int:
         """The product of the shape."""
         return math.prod(self.shape)
+
+    @property
+    def shown(self) -> str:
+        """See :attr:`Network.shown`."""
+        return f"the places of a torus of {' × '.join(map(str, self.shape))}"
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""

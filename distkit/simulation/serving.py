@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit.events import Event, Op, State, Trace
-from distkit.simulation.network import Link
+from distkit.simulation.network import Link, a_link
 from distkit.simulation.stragglers import Delay, Stragglers, constant
 
 Floats = NDArray[np.float64]
@@ -93,6 +93,7 @@ def parameter_server(
         >>> parameter_server(4, [400], 1, free, 1.0, steps=3).seconds
         3.0
     """
+    a_link(link)
     if workers < 1 or steps < 1:
         raise ValueError(f"{workers} workers, {steps} steps: there must be at least one of each")
     if not 0 <= backups < workers:

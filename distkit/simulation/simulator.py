@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.schedules import Round, chunk_sizes
 from distkit.events import Event, Op, State, Trace
-from distkit.simulation.network import Network
+from distkit.simulation.network import Network, a_network
 from distkit.simulation.stragglers import Stragglers
 
 Ints = NDArray[np.int_]
@@ -60,7 +60,7 @@ class Player:
     def __init__(
         self, n: int, network: Network, *, stragglers: Stragglers | None = None, seed: int = 0
     ) -> None:
-        network.check(n)
+        a_network(network, n)
         self.n, self.network = n, network
         wrong = stragglers or Stragglers()
         self._factors = wrong.factors(n) if wrong.slow else None
@@ -183,7 +183,9 @@ def plan(
         raise ValueError(f"{n} ranks: there must be at least one")
     if itemsize not in _DTYPES:
         raise ValueError(f"elements of {itemsize} bytes: give one of {sorted(_DTYPES)}")
-    if nbytes < 0 or nbytes % itemsize:
+    if nbytes < 0:
+        raise ValueError(f"{nbytes} bytes: nbytes must not be negative")
+    if nbytes % itemsize:
         raise ValueError(f"{nbytes} bytes are not whole elements of {itemsize}: give a multiple")
     if isinstance(schedule, str):
         schedule = algorithm(schedule)
@@ -249,6 +251,7 @@ def simulate(
         options: of the schedule, such as ``devices=`` of the hierarchical one.
 
     Raises:
+        TypeError: ``network`` is no network.
         ValueError: an unknown algorithm, a network of another size, too many events …
 
     Example:

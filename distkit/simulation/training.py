@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit.events import Op, Trace
-from distkit.simulation.network import Network
+from distkit.simulation.network import Network, a_network
 from distkit.simulation.simulator import Player, Schedule, Writer, plan
 from distkit.simulation.stragglers import Delay, Stragglers
 
@@ -195,7 +195,7 @@ def pipeline(
             f"order {order!r} of {microbatches} micro-batches: give one of {', '.join(ORDERS)}, "
             "and at least one micro-batch"
         )
-    network.check(stages)
+    a_network(network, stages)
     slow = (stragglers or Stragglers()).factors(stages)
     seconds = {"F": forward * slow, "B": backward * slow}
     todo = [ORDERS[order](s, stages, microbatches) for s in range(stages)]

@@ -114,6 +114,7 @@ class Tap:
             recorder = _recorder.current()
             if recorder is None:
                 return forward(*args)
+            recorder.wait_ends()  # under dk.use_algorithm this is a call within a call
             pending = self._start(recorder, call, args)
             if call.blocks:
                 limit = None if call.limit is None else args[call.limit]

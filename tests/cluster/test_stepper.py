@@ -61,6 +61,22 @@ def test_it_begins_paused_before_the_first_communication(usable: dk.Cluster) -> 
         assert not [e for e in stepper.trace if e.state is not State.SCHEDULED]
 
 
+def inside() -> float:
+    x = torch.ones(3) * (dist.get_rank() + 1)
+    with dk.use_algorithm("ring"):
+        dist.all_reduce(x)
+    return x[0].item()
+
+
+def test_calls_within_a_call_are_steps_as_well(usable: dk.Cluster) -> None:
+    for _ in range(5):  # what a rank notes of its wait in the outer call may come late
+        stepper = usable.step(inside)
+        assert calls(stepper) == ["all_reduce()"] * 3
+        stepper.next()
+        assert calls(stepper) == [f"send(dst={(r + 1) % 3})" for r in range(3)]
+        assert stepper.finish().results == [6.0] * 3
+
+
 def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).next()
     assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
+from distkit.kvstore.consistency import Asynchronous, Rule, Synchronous, Terms
 from distkit.kvstore.messages import (
     AddressBook,
     Answer,
     Barrier,
+    Departed,
     Error,
     Init,
+    Leave,
     Pull,
     Register,
     Reply,
@@ -115,7 +118,7 @@ NODE = Node("server", 0, workers=W, servers=S, folder="f")
 
 
 def book(run: int, mode: str = "dist_sync") -> AddressBook:
-    return AddressBook(run, 2, 1, mode, 100, {})
+    return AddressBook(run, 2, 1, mode, 100, {0: "", 1: ""})
 
 
 def init(run: int, node: int = 0) -> Init:
@@ -134,12 +137,15 @@ def test_requests_that_overtake_the_address_book_are_kept() -> None:
     assert isinstance(reply, Reply)
 
 
-@pytest.mark.parametrize(("mode", "quorum"), [("dist_sync", W), ("dist_async", 1)])
-def test_the_mode_is_a_quorum(mode: str, quorum: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "rule"), [("dist_sync", Synchronous()), ("dist_async_device", Asynchronous())]
+)
+def test_the_mode_is_a_rule(mode: str, rule: Rule) -> None:
     shard = Shard(NODE)
     shard.hear(book(0, mode))
     assert shard.store is not None
-    assert shard.store.quorum == quorum
+    assert shard.store.rule == rule
+    assert shard.store.members == {0, 1}
 
 
 def test_each_run_has_a_store_of_its_own() -> None:
@@ -187,3 +193,95 @@ def test_a_folder_too_long_for_a_socket_is_told() -> None:
     node = Node("server", 0, W, S, "/tmp/" + "x" * 100)
     with pytest.raises(KVStoreError, match="too long for a socket: 109 bytes"):
         node.endpoint(2)
+
+
+# -- nodes that end, and come late ------------------------------------------------
+
+
+def leave(node: int, run: int = 0) -> Leave:
+    return Leave(run, node, 0, "signal SIGKILL")
+
+
+def terms(**options: object) -> Scheduler:
+    """A complete cluster whose workers agreed on these terms."""
+    given = Terms("dist_sync", 100, **options)
+    scheduler = Scheduler(W, S)
+    for node in (0, 1):
+        scheduler.handle(Register(0, node, 0, "", W, S, given.mode, given.bound, given.numbers()))
+    for node in (2, 3):
+        scheduler.handle(server(node))
+    return scheduler
+
+
+def test_the_servers_are_told_who_has_ended_and_the_barrier_who_is_missing() -> None:
+    scheduler = terms()
+    scheduler.handle(Barrier(0, 0, 1, 0))
+    *told, refused = scheduler.handle(leave(1))
+    assert [(type(t), t.node, t.who) for t in told] == [(Departed, 2, 1), (Departed, 3, 1)]
+    assert "barrier waits for worker 1 (signal SIGKILL)" in refused.text
+    (later,) = scheduler.handle(Barrier(0, 0, 2, 1))
+    assert "worker 1" in later.text
+
+
+def test_continue_lets_the_others_pass_the_barrier() -> None:
+    scheduler = terms(on_crash="continue")
+    scheduler.handle(Barrier(0, 0, 1, 0))
+    passed = scheduler.handle(leave(1))[-1]
+    assert isinstance(passed, Reply)
+
+
+def test_who_takes_the_place_counts_from_higher_numbers() -> None:
+    scheduler = terms(on_crash="replace")
+    assert scheduler.handle(Barrier(0, 0, 1, 0)) == []
+    assert len(scheduler.handle(leave(1))) == 2
+    (book,) = scheduler.handle(worker_of(Terms("dist_sync", 100, on_crash="replace"), 1))
+    assert book.first > 0
+    assert len(scheduler.handle(Barrier(0, 1, book.first, 0))) == 2
+
+
+def worker_of(given: Terms, node: int) -> Register:
+    return Register(0, node, 0, "", W, S, given.mode, given.bound, given.numbers())
+
+
+def test_a_repeated_barrier_is_answered_again() -> None:
+    scheduler = complete()
+    scheduler.handle(Barrier(0, 0, 1, 0))
+    scheduler.handle(Barrier(0, 1, 1, 0))
+    assert [a.node for a in scheduler.handle(Barrier(0, 1, 1, 0))] == [1]
+
+
+def test_a_run_begins_with_those_who_must_be_there() -> None:
+    given, scheduler = Terms("dist_async", 100, wait_for=1), Scheduler(W, S)
+    for register in (server(2), server(3)):
+        assert scheduler.handle(register) == []
+    books = scheduler.handle(worker_of(given, 1))
+    assert [b.node for b in books] == [1, 2, 3]
+    assert [a.node for a in scheduler.handle(worker_of(given, 0))] == [0]
+
+
+@pytest.mark.parametrize("node", [0, 3])
+def test_who_ends_before_the_beginning_is_told_to_those_who_wait(node: int) -> None:
+    scheduler = Scheduler(W, S)
+    scheduler.handle(server(3))
+    scheduler.handle(worker(1))
+    *_, refused = scheduler.handle(leave(node))
+    name = "worker 0" if node == 0 else "server 1"
+    assert f"the beginning waits for {name} (signal SIGKILL)" in refused.text
+    for register in (server(3), server(2), worker(0)):
+        assert scheduler.handle(register) == []
+    assert len(scheduler.handle(worker(1))) == 4
+
+
+def test_a_server_that_takes_over_hears_who_has_ended() -> None:
+    scheduler = terms(on_crash="continue")
+    scheduler.handle(leave(1))
+    scheduler.handle(leave(2))
+    book, *told = scheduler.handle(server(2))
+    assert isinstance(book, AddressBook)
+    assert [t.who for t in told] == [1]
+
+
+def test_terms_that_no_cluster_of_this_size_keeps_are_refused() -> None:
+    scheduler = Scheduler(W, S)
+    (refused,) = scheduler.handle(worker_of(Terms("dist_sync", 100, replication=3), 0))
+    assert "replication=3 in a cluster of 2 workers and 2 servers" in refused.text

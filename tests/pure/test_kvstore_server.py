@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from distkit.kvstore.consistency import Asynchronous, Rule, Synchronous
+from distkit.kvstore.entry import Update
 from distkit.kvstore.messages import (
     Answer,
     Describe,
@@ -22,17 +24,18 @@ from distkit.kvstore.messages import (
     Request,
     SetOptimizer,
 )
-from distkit.kvstore.server import KVServer, Update
+from distkit.kvstore.server import KVServer
 
 WORKERS = 3
+SYNC, ASYNC = Synchronous(), Asynchronous()
 
 
 class Store:
     """A KVServer with one key "w" of two elements, and what its workers know."""
 
-    def __init__(self, quorum: int, *, adding: bool = True, must_update: bool = False) -> None:
+    def __init__(self, rule: Rule, *, adding: bool = True, must_update: bool = False) -> None:
         self.updates: list[Update] = []
-        self.server = KVServer(quorum, must_update=must_update, watch=self._watch)
+        self.server = KVServer(rule, range(WORKERS), must_update=must_update, watch=self._watch)
         self.asked = 0
         if adding:  # w ← w + g, so that nothing pushed is ever forgotten
             self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
@@ -72,7 +75,7 @@ def arrivals(rounds: int) -> st.SearchStrategy[list[int]]:
 
 @given(arrivals(rounds=3))
 def test_sync_replaces_the_value_by_the_sum_of_each_round(order: list[int]) -> None:
-    store, pushed = Store(WORKERS, adding=False), [0] * WORKERS
+    store, pushed = Store(SYNC, adding=False), [0] * WORKERS
     for worker in order:
         pushed[worker] += 1
         store.push(worker, 100.0 ** pushed[worker] * (worker + 1))
@@ -83,7 +86,7 @@ def test_sync_replaces_the_value_by_the_sum_of_each_round(order: list[int]) -> N
 
 @given(arrivals(rounds=3))
 def test_sync_applies_every_push_once_and_is_never_stale(order: list[int]) -> None:
-    store, version = Store(WORKERS), [0] * WORKERS
+    store, version = Store(SYNC), [0] * WORKERS
     for n, worker in enumerate(order):
         answers = store.push(worker, 2.0**n, version[worker])
         answers += store.pull(worker)
@@ -96,7 +99,7 @@ def test_sync_applies_every_push_once_and_is_never_stale(order: list[int]) -> No
 
 @given(arrivals(rounds=3), st.randoms(use_true_random=False))
 def test_async_staleness_counts_the_updates_since_the_pull(order: list[int], random) -> None:
-    store, pulled = Store(1), [0] * WORKERS
+    store, pulled = Store(ASYNC), [0] * WORKERS
     for n, worker in enumerate(order):
         if random.random() < 0.5:
             (reply,) = store.pull(worker)
@@ -110,9 +113,9 @@ def test_async_staleness_counts_the_updates_since_the_pull(order: list[int], ran
 class Machine(RuleBasedStateMachine):
     """Pushes and pulls in any order, beside a model that keeps lists of what was pushed."""
 
-    @initialize(quorum=st.sampled_from([1, WORKERS]))
-    def start(self, quorum: int) -> None:
-        self.store, self.sync = Store(quorum), quorum > 1
+    @initialize(rule=st.sampled_from([SYNC, ASYNC]))
+    def start(self, rule: Rule) -> None:
+        self.store, self.sync = Store(rule), rule is SYNC
         self.pushed: list[list[float]] = [[] for _ in range(WORKERS)]
         self.waits: dict[int, int] = {}  # number of the pull: the version it waits for
         self.count = 0
@@ -156,14 +159,14 @@ test_any_order_agrees_with_the_model = Machine.TestCase
 
 
 def test_an_answer_on_its_way_keeps_its_version() -> None:
-    store = Store(1)
+    store = Store(ASYNC)
     (reply,) = store.pull(0)
     store.push(0, 5.0)
     assert reply.value.tolist() == [0.0, 0.0]
 
 
 def test_worker_0_initialises_and_the_others_wait_for_it() -> None:
-    server = KVServer(2)
+    server = KVServer(SYNC, range(2))
     assert server.handle(Init(0, 1, 0, "w", (2,), "float32")) == []
     answers = server.handle(Init(0, 0, 0, "w", (2,), "float32", torch.ones(2)))
     assert [a.node for a in answers] == [0, 1]
@@ -171,7 +174,7 @@ def test_worker_0_initialises_and_the_others_wait_for_it() -> None:
 
 
 def test_a_worker_with_another_shape_hears_it_at_init() -> None:
-    server = KVServer(2)
+    server = KVServer(SYNC, range(2))
     server.handle(Init(0, 1, 0, "w", (3,), "float32"))
     mine, other = server.handle(Init(0, 0, 0, "w", (2,), "float32", torch.ones(2)))
     assert isinstance(mine, Reply)
@@ -196,14 +199,14 @@ def test_a_worker_with_another_shape_hears_it_at_init() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, says) -> None:
-    store = Store(1)
+    store = Store(ASYNC)
     assert says in refusal(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0
 
 
 def test_async_needs_an_optimizer() -> None:
-    store = Store(1, adding=False, must_update=True)
+    store = Store(ASYNC, adding=False, must_update=True)
     assert "kv.set_optimizer(" in refusal(store.push(0, 1.0))
     store.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
     store.push(0, 1.0)
@@ -211,7 +214,7 @@ def test_async_needs_an_optimizer() -> None:
 
 
 def test_an_optimizer_updates_no_integers() -> None:
-    store = Store(1)
+    store = Store(ASYNC)
     store.ask(Init, 0, "n", (1,), "int64", torch.ones(1, dtype=torch.int64))
     text = refusal(store.ask(Push, 0, "n", (1,), 0, torch.ones(1, dtype=torch.int64)))
     assert "cannot update int64[1]" in text

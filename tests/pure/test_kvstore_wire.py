@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -12,8 +17,10 @@ from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
 from distkit.kvstore import messages as m
+from distkit.kvstore.memory import LARGE, Exchange, Pool
 from distkit.kvstore.wire import DTYPES, decode, encode
 
+POOL = Pool()
 KEYS = st.integers() | st.text()
 COUNTS = st.integers(0, 2**40)
 SHAPES = st.lists(COUNTS, max_size=4).map(tuple)
@@ -36,7 +43,8 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, float]": st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
 }
 KINDS = [m.Register, m.Barrier, m.AddressBook, m.RollCall, m.Init, m.Push, m.Pull, m.Describe,
-         m.SetOptimizer, m.Reply, m.Error]  # fmt: skip
+         m.SetOptimizer, m.GetState, m.SetState, m.Copy, m.Leave, m.Departed, m.Reply,
+         m.Error]  # fmt: skip
 MESSAGES = st.one_of(
     [st.builds(kind, *(BY_TYPE[str(f.type)] for f in fields(kind))) for kind in KINDS]
 )
@@ -49,42 +57,97 @@ def bits(value: object) -> object:
     return value.dtype, value.shape, value.view(torch.uint8).tolist()
 
 
-def travelled(message: m.Message) -> m.Message:
-    return decode([memoryview(bytearray(frame)) for frame in encode(message)])
+def travelled(*messages: m.Message) -> list[m.Message]:
+    return decode([memoryview(bytearray(frame)) for frame in encode(*messages)]).messages
 
 
-@given(MESSAGES)
-def test_round_trip(message: m.Message) -> None:
-    other = travelled(message)
-    assert type(other) is type(message)
-    for f in fields(message):
-        assert bits(getattr(other, f.name)) == bits(getattr(message, f.name))
+@given(st.lists(MESSAGES, max_size=4))
+def test_round_trip(sent: list[m.Message]) -> None:
+    for other, message in zip(travelled(*sent), sent, strict=True):
+        assert type(other) is type(message)
+        for f in fields(message):
+            assert bits(getattr(other, f.name)) == bits(getattr(message, f.name))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("size", [0, 1, 1000])
 def test_every_dtype_travels(dtype: torch.dtype, size: int) -> None:
     value = (torch.arange(size) % 2).to(dtype)
-    other = travelled(m.Push(0, 0, 0, "w", (size,), 0, value))
+    (other,) = travelled(m.Push(0, 0, 0, "w", (size,), 0, value))
     assert bits(other.value) == bits(value)
 
 
-def test_nothing_is_copied() -> None:
-    value = torch.arange(10.0)
-    frames = encode(m.Push(0, 0, 0, "w", (10,), 0, value))
-    value[3] = 42.0
-    assert decode([frames[0], frames[1]]).value.data_ptr() == value.data_ptr()
+def large(n: int = LARGE) -> m.Push:
+    return m.Push(0, 0, 0, "w", (n,), 0, torch.arange(float(n)))
+
+
+def test_nothing_large_is_copied() -> None:
+    push = large()
+    frames = encode(push)
+    push.value[3] = 42.0
+    assert decode(frames).messages[0].value.data_ptr() == push.value.data_ptr()
 
 
 def test_a_tensor_at_an_odd_address_is_moved() -> None:
-    header, payload = encode(m.Push(0, 0, 0, "w", (4,), 0, torch.arange(4.0)))
-    room = bytearray(64)
+    header, small, payload = encode(large())
+    room = bytearray(len(payload) + 8)
     for offset in range(8):
-        view = memoryview(room)[offset : offset + 16]
+        view = memoryview(room)[offset : offset + len(payload)]
         view[:] = payload
-        value = decode([header, view]).value
-        assert value.tolist() == [0, 1, 2, 3]
+        value = decode([header, small, view]).messages[0].value
+        assert value[:3].tolist() == [0, 1, 2]
         assert value.data_ptr() % 4 == 0
+
+
+def test_what_is_lent_is_not_sent() -> None:
+    pool = Pool()
+    near, far = Exchange(pool, writable=False), Exchange(pool, writable=False)
+    value = pool.empty(LARGE, torch.float32).fill_(7)
+    frames = encode(m.Push(0, 0, 0, "w", (LARGE,), 0, value[10:]), lend=near.lend)
+    assert len(frames) == 1
+    (push,), _ = decode(frames, far.borrow)
+    assert push.value.shape == (LARGE - 10,)
+    assert push.value.sum() == 7 * (LARGE - 10)
+    assert far.given_up() == []
+    del push
+    (back,) = far.given_up()
+    address = value.data_ptr()
+    del value
+    assert pool.empty(LARGE, torch.float32).data_ptr() != address
+    near.take_back([back])
+    assert pool.empty(LARGE, torch.float32).data_ptr() == address
+
+
+def hostile_places() -> Iterator[list[int]]:
+    place = POOL.empty(LARGE, torch.uint8)
+    pid, file, inode, start, nbytes = POOL.find(place)
+    yield [pid, file, inode, start, 1 << 40, 0]
+    yield [pid, file, inode, -1, nbytes, 0]
+    yield [pid, file, inode, start, -1, 0]
+    yield [pid, file, inode + 1, start, nbytes, 0]
+    yield [pid, 1, os.fstat(1).st_ino, start, nbytes, 0]
+    yield [pid, file, inode, start]
+    with tempfile.TemporaryFile() as ordinary:
+        ordinary.write(bytes(nbytes))
+        yield [pid, ordinary.fileno(), os.fstat(ordinary.fileno()).st_ino, 0, nbytes, 0]
+    unsealed = os.memfd_create("x")
+    os.ftruncate(unsealed, nbytes)
+    yield [pid, unsealed, os.fstat(unsealed).st_ino, 0, nbytes, 0]
+    os.close(unsealed)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
+    for place in hostile_places():
+        said = json.dumps([[], ["SetState", 0, 0, 0, "w", "s", ["uint8", *place]]])
+        with pytest.raises(KVStoreError):
+            decode([said.encode()], Exchange(POOL, writable=False).borrow)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+def test_memory_of_a_process_that_is_gone() -> None:
+    with pytest.raises(KVStoreError, match="cannot be opened"):
+        Exchange(POOL, writable=False).borrow([2**22 + 1, 3, 4, 0, 8, 0])
 
 
 @given(st.lists(st.binary().map(bytearray), max_size=3))
@@ -103,7 +166,7 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
     else:
         del damaged[at:]
     try:
-        assert isinstance(decode(frames), m.Message)
+        assert all(isinstance(found, m.Message) for found in decode(frames).messages)
     except KVStoreError as e:
         assert "none of distkit's" in str(e)
 
@@ -113,15 +176,27 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
     [
         [],
         [b"[" * 100_000],
-        [b'["Pull",[0,0,0,"w"]]', b"more"],
-        [b'["Pull",[0,0,0,true]]'],
-        [b'["Pull",[0,0,"w"]]'],
-        [b'["Pickle",[0,0,0]]'],
-        [b'["Push",[0,0,0,"w",[1],0,"float32"]]'],
-        [b'["Push",[0,0,0,"w",[1],0,"float32"]]', b"abc"],
-        [b'["Push",[0,0,0,"w",[1],0,"save"]]', b"abcd"],
-        [b'["Push",[0,0,0,"w",[1],0,null]]'],
-        [b'["Pull",[0,0,0,"' + b"w" * (1 << 20) + b'"]]'],
+        [b"[]"],
+        [b"{}"],
+        [b"[[1.5]]"],
+        [b'[["w"]]'],
+        [b"[[],[]]"],
+        [b'[[],["Describe",0,0,0,"w","x"]]', b"more"],
+        [b'[[],["Describe",0,0,0,true,"x"]]'],
+        [b'[[],["Describe",0,0,"w","x"]]'],
+        [b'[[],["Pickle",0,0,0]]'],
+        [b'[[],["SetState",0,0,0,"w","s","float32"]]', b"abcd"],
+        [b'[[],["SetState",0,0,0,"w","s",[]]]', b"abcd"],
+        [b'[[],["SetState",0,0,0,"w","s",["float32"]]]'],
+        [b'[[],["SetState",0,0,0,"w","s",["float32"]]]', b"", b"abc"],
+        [b'[[],["SetState",0,0,0,"w","s",["float32",0,4]]]', b"abc"],
+        [b'[[],["SetState",0,0,0,"w","s",["float32",0,3]]]', b"abcd"],
+        [b'[[],["SetState",0,0,0,"w","s",["float32",-16,4]]]', b"abcd" * 8],
+        [b'[[],["SetState",0,0,0,"w","s",["float32",8,4]]]', b"abcd" * 8],
+        [b'[[],["SetState",0,0,0,"w","s",["float32",0,99999999999]]]', b"abcd"],
+        [b'[[],["SetState",0,0,0,"w","s",["save"]]]', b"abcd"],
+        [b'[[],["SetState",0,0,0,"w","s",["float32",1,2,3,4,5,6]]]'],
+        [b'[[],["Describe",0,0,0,"' + b"w" * (1 << 20) + b'","x"]]'],
     ],
     ids=lambda frames: repr(frames[:1])[:40],
 )

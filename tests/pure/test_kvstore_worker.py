@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Op, State, Trace
+from distkit.kvstore.consistency import Asynchronous
 from distkit.kvstore.messages import Message, Request
 from distkit.kvstore.placement import place
 from distkit.kvstore.requests import Requests
@@ -29,20 +31,28 @@ class Servers:
     """Servers 1, 2, … of one worker: each request and answer goes through the wire's bytes."""
 
     def __init__(self, count: int, *, must_update: bool = False) -> None:
-        self.nodes = {i + 1: KVServer(1, must_update=must_update) for i in range(count)}
+        self.nodes = {
+            i + 1: KVServer(Asynchronous(), range(4), must_update=must_update) for i in range(count)
+        }
         self.asked: list[tuple[int, str]] = []
         self._answers: deque[Message] = deque()
 
-    def send(self, to: int, request: Request) -> None:
-        self.asked.append((to, type(request).__name__))
-        sent = decode([bytearray(f) for f in encode(request)])
-        assert isinstance(sent, Request)
-        answers = self.nodes[to].handle(sent)
-        self._answers += [decode([bytearray(f) for f in encode(a)]) for a in answers]
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        self.asked += [(to, type(request).__name__) for request in requests]
+        for sent in decode([bytearray(f) for f in encode(*requests)]).messages:
+            assert isinstance(sent, Request)
+            answers = self.nodes[to].handle(sent)
+            self._answers += decode([bytearray(f) for f in encode(*answers)]).messages
 
     def receive(self, *, wait: bool) -> list[Message]:
         assert self._answers or not wait, "it would wait for ever"
         return [self._answers.popleft()] if self._answers else []
+
+    def lost(self) -> dict[int, str]:
+        return {}
+
+    def again(self) -> set[int]:
+        return set()
 
     def close(self) -> None:
         self.nodes.clear()
@@ -281,8 +291,9 @@ def test_outside_a_cluster_with_servers(name: str) -> None:
 
 
 def test_an_unknown_name_is_told_those_there_are() -> None:
-    with pytest.raises(KVStoreError, match=r'no "device" store\. There are: "local", "dist_sync"'):
-        kvstore.create("device")
+    names = r'There are: "local", "device", "dist_sync"'
+    with pytest.raises(KVStoreError, match=rf'no "dist" store\. {names}'):
+        kvstore.create("dist")
 
 
 def test_a_worker_serves_nothing() -> None:
@@ -308,7 +319,7 @@ def test_what_a_local_store_does_is_recorded(kv: KVStore) -> None:
     assert {s.state for s in trace.spans} == {State.COMPLETED}
     assert (push.label, push.nbytes, push.shape, push.dtype) == ("w", 8, (2,), "float32")
     assert (update.label, update.before.values, update.after.values) == (
-        "update w → v1", (0, 0), (1, 1))  # fmt: skip
+        "update w → v1 ← 0", (0, 0), (1, 1))  # fmt: skip
     assert pull.after.values == (1, 1)
     assert "test_kvstore_worker.py" in push.where
     assert trace.messages == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -131,12 +132,12 @@ def test_an_exchange_of_all_with_all_needs_no_more_parts_than_partners(n: int) -
 
 
 def test_a_hosts_card_is_shared() -> None:
-    inside, between = Link(0, 1), Link(0, 10)
+    inside, between = Link(0, 0.1), Link(0, 1)
     src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two leave host 0, one stays
     one = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
-    assert one.tolist() == [140, 140, 7]
+    assert one == pytest.approx([14, 14, 0.7])
     two = Network.hosts(2, 4, inside, between, nics=2).seconds(src, dst, [7, 7, 7])
-    assert two.tolist() == [70, 70, 7]
+    assert two == pytest.approx([7, 7, 0.7])
 
 
 def test_directions_are_not_shared() -> None:
@@ -154,13 +155,13 @@ def test_an_uplink_is_oversubscribed(oversubscription: float, took: float) -> No
 
 
 def test_a_torus_goes_the_short_way_and_shares_cables() -> None:
-    net = Network.torus((4, 4), Link(alpha=1, beta=10))
-    assert net.seconds([0, 0, 0], [1, 3, 5], [0, 0, 0]).tolist() == [1, 1, 2]
+    net = Network.torus((4, 4), Link(alpha=0.1, beta=1))
+    assert net.seconds([0, 0, 0], [1, 3, 5], [0, 0, 0]) == pytest.approx([0.1, 0.1, 0.2])
     r = np.arange(16)
     neighbours = net.seconds(r, r // 4 * 4 + (r + 1) % 4, np.full(16, 2))
-    assert neighbours.tolist() == [21] * 16
+    assert neighbours == pytest.approx([2.1] * 16)
     opposite = net.seconds(r, r // 4 * 4 + (r + 2) % 4, np.full(16, 2))
-    assert opposite.tolist() == [2 + 40] * 16  # each cable carries two
+    assert opposite == pytest.approx([0.2 + 4] * 16)  # each cable carries two
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
@@ -333,10 +334,12 @@ def test_a_served_trace_has_both_ends_of_every_request() -> None:
         (lambda: simulate("ring", -1, 4, NET), "-1 ranks"),
         (lambda: simulate("circle", 4, 4, NET), "no algorithm 'circle': choose from .*ring"),
         (lambda: simulate("ring", 4, 6, NET), "6 bytes are not whole elements of 4"),
-        (lambda: simulate("ring", 4, -4, NET), "-4 bytes"),
+        (lambda: simulate("ring", 4, -4, NET), "-4 bytes: nbytes must not be negative"),
         (lambda: simulate("ring", 4, 4, NET, itemsize=3), "elements of 3 bytes"),
-        (lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)), "4 ranks on .* of 6"),
-        (lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)), "a network of 4"),
+        (lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)), "torus of 2 × 3 are 6 ranks, not 4"),
+        (lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)), "^2 hosts of 4 devices are "
+         "8 ranks, not 4: give a network of 4, or simulate 8$"),
+        (lambda: simulate("ring", 4, 4, Network.tree(2, 4, ONE)), "^2 racks of 4 hosts are 8"),
         (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})), "no rank 4"),
         (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(fails={-1: 0})), "no rank -1"),
         (lambda: simulate("ring", 1024, 4096, NET), "take finish_times"),
@@ -358,6 +361,22 @@ def test_a_served_trace_has_both_ends_of_every_request() -> None:
 def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda given: simulate("ring", 4, 4, given),
+        lambda given: finish_times("ring", 4, 4, given),
+        lambda given: pipeline(2, 2, 1.0, 1.0, 4, given),
+        lambda given: data_parallel(2, Workload(1.0, 1.0, [4]), given),
+    ],
+)
+def test_a_link_is_no_network(call: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"not Link: give dk.Network\(the link\)"):
+        call(ONE)
+    with pytest.raises(TypeError, match=r"not float: give dk.Network\(a dk.Link\)"):
+        call(1e-6)
 
 
 def test_the_public_face() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -67,8 +68,7 @@ def working(node: Node, line: Connection) -> None:
         _rows(node, word)
         try:
             line.send("begun")
-            here = Node("worker", node.index, node.workers, node.servers, node.folder, run)
-            kvstore.use(here)
+            kvstore.use(replace(node, run=run))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
@@ -83,8 +83,11 @@ def working(node: Node, line: Connection) -> None:
 class Nodes:
     """W workers, S servers and a scheduler; ``run`` runs a function on every worker."""
 
-    def __init__(self, workers: int, servers: int, folder: str) -> None:
+    def __init__(
+        self, workers: int, servers: int, folder: str, keys: tuple[str, str] | None = None
+    ) -> None:  # fmt: skip
         self.workers, self.servers, self.folder, self.runs = workers, servers, folder, 0
+        self.keys = keys
         self.lines: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
         self.start("scheduler", 0)
@@ -93,9 +96,9 @@ class Nodes:
         for i in range(workers):
             self.start("worker", i)
 
-    def start(self, role: str, index: int, **other: int) -> int:
-        sizes = {"workers": self.workers, "servers": self.servers} | other
-        node = Node(role, index, folder=self.folder, run=0, **sizes)
+    def start(self, role: str, index: int, **other: Any) -> int:
+        fields = {"workers": self.workers, "servers": self.servers, "keys": self.keys} | other
+        node = Node(role, index, folder=self.folder, run=0, **fields)
         mine, theirs = START.Pipe()
         target = working if role == "worker" else serving
         process = START.Process(target=target, args=(node, theirs), daemon=True)
@@ -160,10 +163,12 @@ def forks() -> Iterator[None]:
 
 
 @contextmanager
-def started(workers: int, servers: int, *, broken: bool = False) -> Iterator[Nodes]:
+def started(
+    workers: int, servers: int, *, broken: bool = False, keys: tuple[str, str] | None = None
+) -> Iterator[Nodes]:
     """Nodes for a test; ``broken`` if it kills some, whose sockets then stay."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        nodes = Nodes(workers, servers, folder)
+        nodes = Nodes(workers, servers, folder, keys)
         yield nodes
         nodes.stop()
         assert broken or list(Path(folder).iterdir()) == []

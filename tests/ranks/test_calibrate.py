@@ -46,7 +46,7 @@ def test_it_is_a_network_to_simulate_on(machine: Measured) -> None:
     assert 0 < times[0] < times[1]
     trace = dk.simulate("tree", n, 4096, machine)
     assert len(trace.messages) == 2 * (n - 1)
-    with pytest.raises(ValueError, match=f"5 ranks on .* of {n}"):
+    with pytest.raises(ValueError, match=f"the ranks that were measured are {n} ranks, not 5"):
         dk.simulate("ring", 5, 4, machine)
     with pytest.raises(ValueError, match="17 at once was not measured"):
         machine.fit(17)
@@ -80,10 +80,20 @@ def test_a_cluster_can_be_calibrated() -> None:
         assert dk.calibrate(cluster, sizes=[4, 1024, 65536], batches=1).n == 2
 
 
-@pytest.mark.parametrize("sizes", [[], [4], [8, 4], [0, 4]])
+@pytest.mark.parametrize("sizes", [[], [4], [4, 1 << 20], [8, 4, 1 << 20], [0, 4, 1 << 20]])
 def test_sizes_that_make_no_sense_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match="two sizes or more in rising order"):
+    with pytest.raises(ValueError, match="three sizes or more in rising order"):
         dk.calibrate(Forked(2), sizes=sizes)
+
+
+def test_sizes_that_tell_nothing_about_the_bandwidth_are_refused() -> None:
+    with pytest.raises(ValueError, match="64 bytes at most .* up to 65536 bytes or more"):
+        dk.calibrate(Forked(2), sizes=[4, 8, 64])
+
+
+def test_what_is_no_cluster() -> None:
+    with pytest.raises(TypeError, match="not int: give a dk.Cluster"):
+        dk.calibrate(4)
 
 
 def test_one_rank_has_nobody_to_send_to() -> None:

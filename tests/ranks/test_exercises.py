@@ -86,7 +86,10 @@ def borrowed(x: torch.Tensor) -> None:
 
 def test_torchs_own_is_not_ones_own() -> None:
     verdict = dk.check.tree_all_reduce(borrowed)
-    assert not verdict and "it calls dist.all_reduce" in repr(verdict)
+    assert verdict.status == "not right yet"
+    assert [p.text for p in verdict.points] == [
+        "it calls dist.all_reduce: write it with send and recv, isend and irecv"
+    ]
 
 
 def off_by_one(x: torch.Tensor) -> None:
@@ -97,7 +100,7 @@ def off_by_one(x: torch.Tensor) -> None:
 def test_a_wrong_result_is_shown() -> None:
     verdict = dk.check.ring_all_reduce(off_by_one)
     assert verdict.status == "not right yet"
-    assert "on 2 ranks, with 1 elements, rank 0 ends with\n    [31]" in repr(verdict)
+    assert "on 2 ranks, with 1 element, rank 0 ends with\n    [31]" in repr(verdict)
     assert "where [30] would be right" in repr(verdict)
 
 
@@ -109,6 +112,79 @@ def stuck(x: torch.Tensor) -> None:
 def test_a_hang_is_explained() -> None:
     verdict = dk.check.ring_all_reduce(stuck)
     assert verdict.status == "not right yet" and "waits in recv" in repr(verdict)
+    assert "on 2 ranks:\n    stuck cannot go on: " in repr(verdict)
+    assert "released" not in repr(verdict) and "trial" not in repr(verdict)
+
+
+def outside(x: torch.Tensor) -> None:
+    over(x)
+
+
+def over(x: torch.Tensor) -> None:
+    if dist.get_world_size() == 3:
+        dist.send(x, 3)
+    flat(x)
+
+
+def test_an_error_shows_the_learners_lines_and_on_how_many_ranks_it_was() -> None:
+    text = repr(dk.check.ring_all_reduce(outside))
+    assert "✗ on 3 ranks:\n    rank 0 raised ValueError: send: there is no rank 3" in text
+    assert "in outside" in text and "in over" in text
+    assert not any(word in text for word in ("exercises/judge", "tasks.py", "-packages/", "trial"))
+
+
+def alone(x: torch.Tensor) -> None:
+    flat(x)
+    if dist.get_world_size() == 1:
+        x += 1.0
+
+
+def to_itself(x: torch.Tensor) -> None:
+    flat(x)
+    if dist.get_world_size() == 1:
+        dist.send(x, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [(alone, "on 1 rank, with 1 element, rank 0 ends with"), (to_itself, "on 1 rank:")],
+)
+def test_one_rank_is_tried_too(wrong: Any, says: str) -> None:
+    verdict = dk.check.ring_all_reduce(wrong)
+    assert verdict.status == "not right yet" and says in repr(verdict)
+
+
+def returned(x: torch.Tensor) -> torch.Tensor:
+    total = x.clone()
+    flat(total)
+    return total
+
+
+def returned_list(outputs: list[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    mine = [torch.zeros_like(x) for _ in outputs]
+    answer("all_gather")(mine, x)
+    return mine
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "says"),
+    [
+        ("ring_all_reduce", returned, "it returns the sum, but x has to hold it: write into x"),
+        ("all_gather", returned_list, "it returns the result, but outputs has to hold it"),
+    ],
+)
+def test_a_result_that_is_returned_is_told_from_a_wrong_one(
+    name: str, wrong: Any, says: str
+) -> None:
+    verdict = getattr(dk.check, name)(wrong)
+    assert verdict.status == "not right yet" and says in repr(verdict)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: None, lambda x, src, dst: None, lambda: None])
+def test_the_wrong_parameters_are_named(wrong: Any) -> None:
+    verdict = dk.check.broadcast(wrong)
+    assert verdict.status == "not right yet"
+    assert "✗ write def broadcast(x, src): yours takes (" in repr(verdict)
 
 
 def test_what_is_no_function() -> None:

@@ -142,6 +142,12 @@ def test_an_unknown_name() -> None:
         page("star")
 
 
+def test_it_belongs_inside_the_function() -> None:
+    with pytest.raises(RuntimeError, match="inside the function that runs on the ranks"):
+        with dk.use_algorithm("ring"):
+            pass
+
+
 def train(algorithm: str, how: str) -> list[float]:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

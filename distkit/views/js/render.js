@@ -9,7 +9,14 @@ export function renders(View, known) {
       return () => el.replaceChildren();
     }
     const view = new View(model, el);
-    return () => view.dispose();
+    const ended = () => {
+      for (const live of el.querySelectorAll(".dk-live")) live.textContent = "the kernel has ended";
+    };
+    model.on("comm_live_update", ended); // what a widget hears when its kernel restarts or ends
+    return () => {
+      model.off("comm_live_update", ended);
+      view.dispose();
+    };
   };
 }
 

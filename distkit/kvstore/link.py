@@ -1,0 +1,118 @@
+"""The asking end of ZeroMQ between the nodes of one host: a DEALER for each node that is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from distkit.kvstore import memory
+from distkit.kvstore.memory import Exchange
+from distkit.kvstore.messages import Message, Request
+from distkit.kvstore.sockets import LAST_WORD, Ends, open_socket, receive, send
+from distkit.kvstore.wire import decode, encode
+
+#: A batch without a message: its sender hangs up, and has not crashed.
+BYE = encode()
+
+
+class Line:
+    """A connection to a node that is asked: its socket, what both lend, and its end."""
+
+    def __init__(self, context: Any, endpoint: str, keys: tuple[str, str] | None) -> None:
+        self.socket = open_socket(context, zmq.DEALER, keys)
+        self.ends = Ends(self.socket)
+        self.exchange = Exchange(memory.shared(), writable=False)
+        self.socket.connect(endpoint)
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send a letter."""
+        exchange = self.exchange
+        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend)
+        send(self.socket, frames)
+
+    def receive(self) -> list[Message]:
+        """All messages that are here."""
+        found: list[Message] = []
+        while (frames := receive(self.socket)) is not None:
+            batch = decode([f.buffer for f in frames], self.exchange.borrow)
+            self.exchange.take_back(batch.back)
+            found += batch.messages
+        return found
+
+
+class ZmqLink:
+    """The asking end: one connection for each node that is asked.
+
+    Args:
+        keys: the cluster's, see :func:`.sockets.open_socket`.
+    """
+
+    def __init__(self, keys: tuple[str, str] | None = None) -> None:
+        self._context: Any = zmq.Context()
+        self._keys = keys
+        self._poller = zmq.Poller()
+        self._lines: dict[int, Line] = {}
+        self._by_end: dict[Any, tuple[int, Line]] = {}
+        self._lost: dict[int, str] = {}
+        self._again: set[int] = set()
+
+    def connect(self, node: int, endpoint: str) -> None:
+        """Connect to a node; it may come up later."""
+        line = self._lines[node] = Line(self._context, endpoint, self._keys)
+        for end in (line.socket, line.ends.socket):
+            self._poller.register(end, zmq.POLLIN)
+            self._by_end[end] = node, line
+
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        """Hand over requests. Their tensors are not copied: they must not change any more."""
+        self._lines[to].send(requests)
+
+    def receive(self, *, wait: bool) -> list[Message]:
+        """The answers that are here; if ``wait``, after one came or a node was lost."""
+        if not wait:
+            return [message for line in self._lines.values() for message in line.receive()]
+        found: list[Message] = []
+        for end, _ in self._poller.poll():
+            node, line = self._by_end[end]
+            if end is line.socket:
+                found += line.receive()
+            else:
+                self._listen(node, line)
+        return found
+
+    def lost(self) -> dict[int, str]:
+        """The nodes whose connections are broken, and how that came about."""
+        for node in list(self._lost):  # it may be there again
+            self._listen(node, self._lines[node])
+        return self._lost
+
+    def again(self) -> set[int]:
+        """The nodes that were lost since and are there again, told once: repeat what was asked."""
+        nodes, self._again = self._again - self._lost.keys(), self._again & self._lost.keys()
+        return nodes
+
+    def _listen(self, node: int, line: Line) -> None:
+        for how in line.ends.heard():
+            if how is not None:
+                self._lost[node] = how
+            elif self._lost.pop(node, None):
+                self._again.add(node)
+                line.exchange.renew()
+
+    def close(self) -> None:
+        """Hang up at once."""
+        for line in self._lines.values():
+            self._poller.unregister(line.ends.socket)
+            line.socket.disable_monitor()
+            line.ends.socket.close()
+            with suppress(zmq.Again):
+                line.socket.linger = LAST_WORD
+                line.socket.send_multipart(BYE, zmq.NOBLOCK)
+            line.socket.close()
+        self._lines.clear()
+        self._context.term()
+        if (pool := memory.shared()) is not None:
+            pool.trim()

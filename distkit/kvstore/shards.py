@@ -1,0 +1,93 @@
+"""What a worker knows of keys: their layouts, where their parts are, what it last pulled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from distkit.kvstore.messages import Describe, Key, Pull, Reply
+from distkit.kvstore.placement import Layout, Part, home, place
+from distkit.kvstore.requests import Call, Requests
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Shards:
+    """The servers of a store, as its worker sees them.
+
+    ``layouts`` of the keys that it has used; ``versions`` that it last pulled, by key and
+    server; ``dropped`` counts its gradients of each key that came too late for their round.
+
+    Args:
+        requests: carries what it asks.
+        servers: the ids of the nodes that hold the values.
+        bound: number of elements from which an array is split over all servers.
+    """
+
+    def __init__(self, requests: Requests, servers: Sequence[int], bound: int) -> None:
+        self._requests, self.servers, self.bound = requests, servers, bound
+        self.layouts: dict[Key, Layout] = {}
+        self.versions: dict[tuple[Key, int], int] = {}
+        self.dropped: dict[Key, int] = {}
+
+    def rows(self, key: Key, ids: Tensor, layout: Layout) -> Tensor:
+        """These rows, in ascending order, from the parts they lie in."""
+        width = math.prod(layout.shape[1:])
+        calls = []
+        for part in self.parts(key):
+            ends = torch.stack([ids * width, (ids + 1) * width], 1).clamp(part.start, part.stop)
+            ranges = ends[ends[:, 0] < ends[:, 1]] - part.start
+            if len(ranges):
+                calls.append(Call(self.node_of(part), Pull, (key, ranges.flatten())))
+        answers = self._requests.ask(calls)
+        self._requests.check([key])
+        values = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
+        empty = torch.empty(0, dtype=getattr(torch, layout.dtype))
+        return torch.cat(values or [empty]).view(len(ids), *layout.shape[1:])
+
+    def values(self, keys: list[Key]) -> dict[Key, list[Tensor]]:
+        """The parts of each key's value, all asked for at once."""
+        wanted = [(k, part) for k in dict.fromkeys(keys) for part in self.parts(k)]
+        answers = self._requests.ask([Call(self.node_of(p), Pull, (k,)) for k, p in wanted])
+        self._requests.check(keys)
+        values: dict[Key, list[Tensor]] = {k: [] for k in keys}
+        for (k, part), answer in zip(wanted, answers, strict=True):
+            assert isinstance(answer, Reply) and answer.value is not None
+            self.versions[k, part.server] = answer.version
+            if answer.dropped:
+                self.dropped[k] = answer.dropped
+            values[k].append(answer.value)
+        return values
+
+    def fitting(self, what: str, found: list[tuple[Key, list[Tensor]]]) -> dict[Key, Layout]:
+        """The layouts of these keys, which all their tensors have."""
+        layouts = {k: self.layout(k, what) for k, _ in found}
+        for k, tensors in found:
+            for tensor in tensors:
+                layouts[k].check(what, k, Layout.of(tensor))
+        return layouts
+
+    def layout(self, key: Key, what: str = "pull of") -> Layout:
+        """What a key was initialised as; asks its server if another worker did it."""
+        if key not in self.layouts:
+            call = Call(self.servers[home(key, len(self.servers))], Describe, (key, what))
+            (answer,) = self._requests.ask([call])
+            assert isinstance(answer, Reply)
+            self.layouts[key] = Layout(answer.shape, answer.dtype)
+        return self.layouts[key]
+
+    def parts(self, key: Key) -> list[Part]:
+        """Where its elements are."""
+        return self.place(key, self.layout(key))
+
+    def place(self, key: Key, layout: Layout) -> list[Part]:
+        """Where the elements of a key would be, initialised or not."""
+        return place(key, layout.size, len(self.servers), self.bound)
+
+    def node_of(self, part: Part) -> int:
+        """The id of the server that has the part."""
+        return self.servers[part.server]

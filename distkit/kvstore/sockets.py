@@ -1,0 +1,121 @@
+"""ZeroMQ sockets that keep strangers out, lose nothing, and tell when the other end is gone.
+
+On one host sockets are ``ipc://`` files in the cluster's own folder, which nobody but its user may
+enter. Where the cluster has keys (CurveZMQ), who does not know them cannot even shake hands.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+#: So long a last word may take to leave [ms]: to a live peer it takes much less.
+LAST_WORD = 200
+
+
+def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
+    """A socket that never drops a message for want of room.
+
+    Args:
+        context: ZeroMQ's.
+        kind: ``zmq.ROUTER`` to answer, ``zmq.DEALER`` to ask.
+        keys: the cluster's public and secret key; None to leave it to the folder's permissions.
+    """
+    sock = context.socket(kind)
+    sock.linger = sock.sndhwm = sock.rcvhwm = 0
+    sock.reconnect_ivl, sock.reconnect_ivl_max = 10, 200  # ms
+    if keys is not None:
+        public, secret = (key.encode() for key in keys)
+        sock.curve_publickey, sock.curve_secretkey = public, secret
+        if kind == zmq.ROUTER:
+            sock.curve_server = True
+        else:
+            sock.curve_serverkey = public
+    return sock
+
+
+def new_keys() -> tuple[str, str]:
+    """A public and a secret key for a cluster."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def listens(path: Path) -> bool:
+    """Whether a process listens at this socket; what one that has ended left does not count."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+#: How a connection that was good ended, and one that never was.
+BROKEN = "its connection broke"
+REFUSED = "it does not talk to this process: they have not the keys of one cluster"
+
+
+class Ends:
+    """Hears when connections of a socket begin and end: at once when the other process ends.
+
+    Args:
+        sock: the socket that is watched; :attr:`socket` is to be polled.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        self._refusals = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        known = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        for refusal in self._refusals:
+            known |= refusal
+        self.socket = sock.get_monitor_socket(known)
+        self.socket.linger = 0
+        self._good = False
+
+    def heard(self) -> list[str | None]:
+        """What became of the one connection of a DEALER: how it ended, None when it is good."""
+        found: list[str | None] = []
+        for event, _ in self._events():
+            if event in self._refusals:
+                self._good = False
+                found.append(REFUSED)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._good = True
+                found.append(None)
+            elif self._good:
+                self._good = False
+                found.append(BROKEN)
+        return found
+
+    def broken(self) -> list[int]:
+        """The file descriptors of those connections of a ROUTER that have ended."""
+        return [fd for event, fd in self._events() if event == zmq.EVENT_DISCONNECTED]
+
+    def _events(self) -> Iterator[tuple[int, int]]:
+        while self.socket.poll(0):
+            said = recv_monitor_message(self.socket)
+            yield int(said["event"]), int(said["value"])
+
+
+def receive(sock: Any) -> list[Any] | None:
+    """The frames of the next message, where ZeroMQ put them; None if there is none."""
+    if not sock.get(zmq.EVENTS) & zmq.POLLIN:  # cheaper than zmq.Again
+        return None
+    return sock.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[no-any-return]
+
+
+def send(sock: Any, frames: Sequence[Any]) -> None:
+    """Send a message: small frames are copied, which is faster, large ones are not."""
+    last = len(frames) - 1
+    for i, frame in enumerate(frames):
+        more = zmq.SNDMORE if i < last else 0
+        sock.send(frame, more, copy=len(frame) < zmq.COPY_THRESHOLD)
+
+
+def connection(frame: Any) -> int:
+    """The file descriptor of the connection that a frame came by."""
+    return int(frame.get(zmq.SRCFD))

@@ -1,0 +1,285 @@
+"""Consistency models: who is in a round, who waits for whom, who counts when somebody has ended."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.consistency import MODES, ON_CRASH, Asynchronous, Rule, Synchronous, Terms
+from distkit.kvstore.entry import Update
+from distkit.kvstore.messages import Answer, Error, Init, Pull, Push, Reply, SetOptimizer
+from distkit.kvstore.server import KVServer
+
+N = 3
+
+
+class Adding:
+    """A server that adds up whatever is pushed, and what its workers know."""
+
+    def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
+        self.server = KVServer(rule, range(workers), on_crash=on_crash, watch=self._watch)
+        self.updates: list[Update] = []
+        self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
+        self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
+        self.ask(Init, 0, "w", (1,), "float32", torch.zeros(1))
+
+    def _watch(self, update: Update):
+        self.updates.append(update)
+        return nullcontext()
+
+    def ask(self, kind, node, *fields) -> list[Answer]:
+        self.asked += 1
+        return self.heard(self.server.handle(kind(0, node, self.asked, *fields)))
+
+    def heard(self, answers: list[Answer]) -> list[Answer]:
+        for a in answers:
+            if isinstance(a, Reply) and a.value is not None:
+                self.pulled[a.node] = a.version
+        return answers
+
+    def push(self, worker: int, value: float = 1.0) -> list[Answer]:
+        return self.ask(Push, worker, "w", (1,), self.pulled[worker], torch.full((1,), value))
+
+    def pull(self, worker: int) -> list[Answer]:
+        return self.ask(Pull, worker, "w")
+
+    @property
+    def value(self) -> float:
+        return self.server.entries["w"].value.item()
+
+
+# -- bounded staleness ----------------------------------------------------------
+
+
+@given(st.integers(0, 4), st.lists(st.integers(0, N - 1), max_size=60))
+def test_nobody_reads_more_than_the_bound_ahead_of_the_slowest(bound: int, order) -> None:
+    """Every read holds all gradients that all workers made up to its own clock minus the bound."""
+    store, clocks, waiting = Adding(Asynchronous(bound)), [0] * N, {}
+    for worker in order:
+        if worker in waiting:
+            continue
+        clocks[worker] += 1
+        answers = store.push(worker)
+        waiting[worker] = clocks[worker]
+        answers += store.pull(worker)
+        for answer in answers:
+            if isinstance(answer, Reply) and answer.value is not None:
+                assert min(clocks) >= waiting.pop(answer.node) - bound
+                assert answer.value.item() == sum(clocks)
+        assert all(min(clocks) < c - bound for c in waiting.values())
+
+
+def test_a_bound_of_zero_lets_nobody_run_ahead_and_none_lets_anybody() -> None:
+    strict, free = Adding(Asynchronous(0)), Adding(Asynchronous())
+    for store, answers in ((strict, 1), (free, 2)):
+        assert len(store.push(0) + store.pull(0)) == answers
+    strict.push(1)
+    assert [a.node for a in strict.push(2)] == [2, 0]
+
+
+# -- backup workers -------------------------------------------------------------
+
+
+def test_the_first_make_the_round_and_the_late_are_dropped_and_counted() -> None:
+    store = Adding(Synchronous(backup=1))
+    for worker in range(N):
+        store.pull(worker)
+    store.push(0, 1.0)
+    store.push(2, 10.0)
+    assert store.value == 11
+    (reply,) = store.push(1, 100.0)
+    assert (store.value, reply.dropped) == (11, 1)
+    (reply,) = store.pull(1)
+    assert (reply.version, reply.dropped) == (1, 1)
+    store.push(1, 1000.0)
+    store.push(0, 10_000.0)
+    assert store.value == 11_011
+    assert [u.workers for u in store.updates] == [(0, 2), (0, 1)]
+
+
+@given(st.integers(0, 2), st.permutations([w for w in range(N) for _ in range(4)]))
+def test_every_gradient_is_applied_once_or_counted_as_dropped(backup: int, order) -> None:
+    store, value = Adding(Synchronous(backup)), 1.0
+    for worker in order:
+        if not store.server.entries["w"].waiting:
+            store.pull(worker)
+        store.push(worker, value)
+        value *= 2
+    entry = store.server.entries["w"]
+    kept = sum(len(arrived) for arrived in entry.rounds.values())
+    applied = sum(len(u.workers) for u in store.updates)
+    assert applied + kept + sum(entry.dropped.values()) == len(order)
+    assert bin(int(store.value)).count("1") == applied
+    assert all(len(u.workers) == N - backup for u in store.updates)
+
+
+# -- workers that end, and join ---------------------------------------------------
+
+
+def leave(store: Adding, worker: int) -> list[Answer]:
+    return store.heard(store.server.leave(worker, "signal SIGKILL", 1000))
+
+
+def test_halt_tells_those_who_wait_who_is_missing_and_what_can_be_done() -> None:
+    store = Adding(Synchronous())
+    store.push(0)
+    assert store.pull(0) == []
+    (told,) = leave(store, 1)
+    assert isinstance(told, Error)
+    assert "waits for a gradient of worker 1 (signal SIGKILL)" in told.text
+    assert 'on_crash="continue"' in told.text
+    assert 'on_crash="replace"' in told.text
+    store.push(2)
+    (later,) = store.pull(2)
+    assert "worker 1" in later.text
+
+
+def test_halt_spares_those_whose_round_can_still_be_complete() -> None:
+    store = Adding(Synchronous())
+    store.push(1)
+    store.push(0)
+    store.pull(0)
+    assert leave(store, 1) == []
+    answers = store.push(2)
+    assert [(a.node, a.version) for a in answers] == [(2, 1), (0, 1)]
+    backed = Adding(Synchronous(backup=1))
+    backed.push(0)
+    backed.pull(0)
+    assert leave(backed, 1) == []
+
+
+def test_continue_completes_the_round_without_it() -> None:
+    store = Adding(Synchronous(), on_crash="continue")
+    store.push(0, 1.0)
+    store.push(2, 2.0)
+    assert store.pull(0) == []
+    (answer,) = leave(store, 1)
+    assert (answer.node, answer.version, store.value) == (0, 1, 3)
+    store.push(0)
+    store.push(2)
+    assert store.server.entries["w"].version == 2
+
+
+def test_replace_waits_for_the_one_in_its_place() -> None:
+    store = Adding(Synchronous(), on_crash="replace")
+    store.push(0)
+    store.push(2)
+    store.pull(0)
+    assert leave(store, 1) == []
+    store.asked = 2000
+    init = store.ask(Init, 1, "w", (1,), "float32")
+    assert isinstance(init[0], Reply)
+    store.pull(1)
+    answers = store.push(1)
+    assert [a.node for a in answers] == [1, 0]
+    assert store.value == 3
+
+
+def test_worker_0_may_come_back_and_initialise() -> None:
+    store = Adding(Synchronous(), on_crash="replace")
+    leave(store, 0)
+    store.asked = 2000
+    (reply,) = store.ask(Init, 0, "w", (1,), "float32", torch.ones(1))
+    assert isinstance(reply, Reply)
+    assert store.value == 0
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_asynchronous_goes_on_and_the_newcomer_begins_with_the_slowest(bound) -> None:
+    store = Adding(Asynchronous(bound))
+    for _ in range(3):
+        store.push(0)
+        store.push(2)
+    store.pull(0)
+    leave(store, 1)
+    assert store.pulled[0] == 6
+    store.asked = 2000
+    store.push(1)
+    assert store.server.entries["w"].clocks == {0: 3, 1: 4, 2: 3}
+    assert len(store.pull(0)) == 1
+
+
+def test_what_the_dead_one_still_had_under_way_does_not_count() -> None:
+    store = Adding(Asynchronous())
+    leave(store, 1)
+    echo = store.push(1, 5.0)
+    assert isinstance(echo[0], Reply)
+    assert store.value == 0
+
+
+# -- what was accepted before ------------------------------------------------------
+
+
+def push(number: int, settled: int, value: float = 1.0) -> Push:
+    return Push(0, 1, number, "w", (1,), 0, torch.full((1,), value), settled)
+
+
+@given(st.lists(st.integers(0, 11), max_size=60))
+def test_each_push_counts_once_however_often_and_late_it_comes(echoes: list[int]) -> None:
+    """A worker's window of three: a push is repeated until it is settled, and echoes after."""
+    store, sent = Adding(Asynchronous()), 0
+    for echo in [*echoes, 11]:
+        for number in range(sent, max(sent, echo + 1)):
+            store.server.handle(push(number, max(0, number - 2), 2.0**number))
+        sent = max(sent, echo + 1)
+        store.server.handle(push(echo, max(0, echo - 2), 2.0**echo))
+        assert store.value == 2.0**sent - 1
+
+
+def test_pushes_that_overtake_each_other_all_count() -> None:
+    store = Adding(Asynchronous())
+    for number in (5, 3, 4, 3, 5, 6, 3):
+        store.server.handle(push(number, 5 if number == 6 else 3, 2.0**number))
+    assert store.value == 8 + 16 + 32 + 64
+
+
+def test_memory_for_echoes_does_not_grow() -> None:
+    store = Adding(Asynchronous())
+    for number in range(1000):
+        store.server.handle(push(number, number))
+    assert len(store.server._ledger._accepted[1]) == 1
+
+
+# -- terms -------------------------------------------------------------------------
+
+
+@given(st.sampled_from(MODES), st.integers(0, 9), st.sampled_from(ON_CRASH), st.integers(1, 3))
+def test_terms_survive_as_numbers(mode: str, n: int, crash: str, copies: int) -> None:
+    own = {"backup": n} if mode.startswith("dist_sync") else {"staleness": n}
+    terms = Terms(mode, 100, replication=copies, on_crash=crash, wait_for=None, **own)
+    assert Terms.of(mode, 100, terms.numbers()) == terms
+
+
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        ({"mode": "dist"}, 'no "dist" store'),
+        ({"on_crash": "pray"}, "There are: halt, continue, replace"),
+        ({"staleness": 3}, 'Use "dist_async"'),
+        ({"mode": "dist_async", "staleness": -1}, "less than 0"),
+        ({"mode": "dist_async", "backup": 1}, 'Use "dist_sync"'),
+        ({"backup": -1}, "0 or more"),
+        ({"replication": 0}, "1 is no copy"),
+    ],
+)
+def test_terms_that_do_not_go_together(terms, says: str) -> None:
+    with pytest.raises(KVStoreError) as refused:
+        Terms(**terms)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("terms", [{"replication": 3}, {"backup": 2}, {"wait_for": 3}])
+def test_too_small_a_cluster_is_told(terms) -> None:
+    with pytest.raises(KVStoreError, match="2 workers and 2 servers: too few"):
+        Terms(**terms).fit(2, 2)
+    Terms(**terms).fit(3, 3)
+
+
+def test_damaged_terms_are_refused() -> None:
+    with pytest.raises(KVStoreError, match="the same distkit"):
+        Terms.of("dist_sync", 1, {"luck": 1})

@@ -1,0 +1,360 @@
+"""What training code uses beside init, push and pull: compression, rows, states, the Trainer."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distkit import kvstore
+from distkit.errors import KVStoreError
+from distkit.kvstore import SGD, Trainer
+from distkit.kvstore.compression import Codec, Compression, unpack
+
+CODECS = [Codec("2bit", 0.5), Codec("1bit", 0.0), Codec("topk", 0.2)]
+SIZES = st.integers(1, 70)
+
+
+def noise(size: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
+
+
+# -- compression ----------------------------------------------------------------
+
+
+@given(SIZES, st.floats(0.1, 2))
+def test_2bit_is_mxnets(size: int, threshold: float) -> None:
+    """The rule of MXNet's gradient_compression.cc, element by element."""
+    compression, owed = Compression(Codec("2bit", threshold)), [0.0] * size
+    limit = float(np.float32(threshold))
+    for seed in range(4):
+        x = noise(size, seed)
+        packed = compression.pack("w", 0, x)
+        said = unpack(str(compression.codec), packed, size, torch.float32)
+        assert packed.nbytes == math.ceil(size / 4)
+        for i in range(size):
+            total = float(np.float32(owed[i]) + np.float32(x[i].item()))
+            one = limit if total >= limit else -limit if total <= -limit else 0.0
+            owed[i] = float(np.float32(total) - np.float32(one))
+            assert said[i].item() == one
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@given(size=SIZES, steps=st.integers(1, 8))
+def test_what_is_lost_in_one_push_comes_with_the_next(codec: Codec, size: int, steps: int) -> None:
+    compression, given_, received = Compression(codec), torch.zeros(size), torch.zeros(size)
+    for seed in range(steps):
+        x = noise(size, seed)
+        given_ += x
+        received += unpack(str(codec), compression.pack("w", 0, x), size, torch.float32)
+    owed = compression._owed["w", 0]
+    torch.testing.assert_close(received + owed, given_, rtol=1e-4, atol=1e-4)
+
+
+def test_1bit_says_the_means_and_topk_the_largest() -> None:
+    x = torch.tensor([1.0, 3.0, -2.0, -4.0])
+    assert Codec("1bit", 0).pack(x)[1].tolist() == [2, 2, -3, -3]
+    assert Codec("topk", 0.5).pack(x)[1].tolist() == [0, 3, 0, -4]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@given(data=st.binary(max_size=40), size=st.integers(0, 40))
+def test_random_bytes_are_unpacked_or_refused(codec: Codec, data: bytes, size: int) -> None:
+    packed = torch.tensor(list(data), dtype=torch.uint8)
+    try:
+        assert len(unpack(str(codec), packed, size, torch.float32)) == size
+    except KVStoreError as e:
+        assert "same distkit" in str(e)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"type": "3bit"}, "There are: 2bit, 1bit, topk"),
+        ({}, "type=None"),
+        ({"type": "2bit", "threshold": 0}, "above 0"),
+        ({"type": "topk", "ratio": 2}, "below 1"),
+        ({"type": "1bit", "threshold": 1}, "takes no other"),
+        ({"type": "2bit", "ratio": 1}, "takes 'threshold'"),
+    ],
+)
+def test_compressions_that_there_are_not(params, says: str) -> None:
+    with pytest.raises(KVStoreError) as refused:
+        kvstore.create("device").set_gradient_compression(params)
+    assert says in str(refused.value)
+
+
+def test_a_local_store_sends_nothing_to_compress() -> None:
+    with pytest.raises(KVStoreError, match='Use "device"'):
+        kvstore.create("local").set_gradient_compression({"type": "2bit"})
+
+
+def test_compressed_pushes_add_up_and_are_counted() -> None:
+    kv = kvstore.create("device")
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.set_optimizer(SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(100))
+    for _ in range(8):
+        kv.push("w", torch.full((100,), 0.25))
+    assert kv.pull("w").tolist() == [2.0] * 100
+    assert (kv.traffic.gradients, kv.traffic.sent) == (8 * 400, 8 * 25)
+    with pytest.raises(KVStoreError, match="int64 cannot be compressed"):
+        kv.init("n", torch.ones(2, dtype=torch.int64))
+        kv.push("n", torch.ones(2, dtype=torch.int64))
+
+
+# -- devices ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "copied"), [("local", 3 * 8), ("device", 0)])
+def test_devices_are_added_before_one_push(name: str, copied: int) -> None:
+    kv = kvstore.create(name)
+    kv.init("w", torch.zeros(2))
+    gradients = [torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 3.0)]
+    kv.push("w", gradients)
+    assert kv.pull("w").tolist() == [6, 6]
+    assert [g.tolist() for g in gradients] == [[1, 1], [2, 2], [3, 3]]
+    traffic = kv.traffic
+    assert (traffic.gradients, traffic.to_host, traffic.sent) == (24, copied, 8)
+
+
+# -- rows, priorities, updaters, guards -------------------------------------------
+
+
+@given(st.lists(st.integers(0, 6), max_size=10), st.integers(0, 2))
+def test_rows_are_those_of_the_value(ids: list[int], trailing: int) -> None:
+    kv, value = kvstore.create("local"), noise(7 * 3**trailing).view(7, *[3] * trailing)
+    kv.init("e", value)
+    rows = kv.row_sparse_pull("e", row_ids=torch.tensor(ids, dtype=torch.int64))
+    expected = torch.zeros_like(value)
+    expected[ids] = value[ids]
+    assert torch.equal(rows.to_dense(), expected)
+    out = torch.full_like(value, 9.0)
+    kv.row_sparse_pull("e", out, row_ids=torch.tensor(ids, dtype=torch.int64))
+    assert torch.equal(out[ids], value[ids])
+    assert int((out == 9).all(-1).sum() if trailing else (out == 9).sum()) >= 7 - len(set(ids))
+
+
+def test_rows_that_there_are_not() -> None:
+    kv = kvstore.create("local")
+    kv.init(["e", "s"], [torch.ones(4, 2), torch.tensor(1.0)])
+    for key, rows in (("e", [4]), ("e", [-1]), ("s", [0])):
+        with pytest.raises(KVStoreError, match=f"of rows .* of '{key}'"):
+            kv.row_sparse_pull(key, row_ids=torch.tensor(rows))
+    with pytest.raises(KVStoreError, match="float32\\[4\\], but"):
+        kv.row_sparse_pull("e", torch.ones(4), row_ids=torch.tensor([1]))
+
+
+def test_an_updater_of_ones_own() -> None:
+    kv, seen = kvstore.create("local"), []
+
+    def updater(key, gradient, value) -> None:
+        seen.append((key, tuple(gradient.shape)))
+        value -= 2 * gradient
+
+    kv.init("w", torch.ones(2, 2))
+    kv.set_updater(updater)
+    kv.push("w", torch.ones(2, 2))
+    assert kv.pull("w").tolist() == [[-1, -1], [-1, -1]]
+    assert seen == [("w", (2, 2))]
+
+
+def test_gradients_that_are_not_finite_are_refused_where_asked() -> None:
+    kv = kvstore.create("local", check_finite=True)
+    kv.init("w", torch.zeros(2))
+    with pytest.raises(KVStoreError, match="push of 'w' on worker 0 with NaN"):
+        kv.push("w", torch.tensor([1.0, math.nan]))
+    assert kv.pushpull("w", torch.ones(2)).tolist() == [1, 1]
+
+
+def test_broadcast_is_an_init_and_a_pull() -> None:
+    kv, out = kvstore.create("local"), torch.zeros(2)
+    kv.broadcast("w", torch.ones(2), out)
+    assert out.tolist() == [1, 1]
+
+
+def test_as_many_priorities_as_keys() -> None:
+    kv = kvstore.create("local")
+    kv.init([0, 1], [torch.zeros(1), torch.zeros(1)])
+    kv.push([0, 1], [torch.ones(1), torch.full((1,), 2.0)], priority=[0, 1])
+    assert [t.item() for t in kv.pull([0, 1], priority=[-1, 5])] == [1, 2]
+    with pytest.raises(KVStoreError, match="2 keys with 1 priorities"):
+        kv.push([0, 1], [torch.ones(1), torch.ones(1)], priority=[0])
+
+
+# -- precision and states -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_multi_precision_keeps_what_16_bits_would_lose(dtype: torch.dtype) -> None:
+    found = {}
+    for multi in (False, True):
+        kv = kvstore.create("local")
+        kv.set_optimizer(SGD(learning_rate=1e-4, multi_precision=multi))
+        kv.init("w", torch.ones(1, dtype=dtype))
+        for _ in range(1000):
+            kv.push("w", torch.ones(1, dtype=dtype))
+        found[multi] = kv.pull("w")
+        assert found[multi].dtype == dtype
+    assert found[False].item() == 1
+    assert found[True].item() == pytest.approx(0.9, rel=0.01)
+
+
+@pytest.mark.parametrize("dump", [False, True])
+def test_states_survive_in_a_file(tmp_path, dump: bool) -> None:
+    file, rule = str(tmp_path / "states"), SGD(0.1, 0.9, multi_precision=True)
+    first, second = kvstore.create("local"), kvstore.create("local")
+    for kv in (first, second):
+        kv.init([0, "w"], [torch.zeros(3), torch.ones(2, dtype=torch.bfloat16)])
+    first.set_optimizer(rule)
+    first.push([0, "w"], [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)])
+    first.save_optimizer_states(file, dump_optimizer=dump)
+    if not dump:
+        second.set_optimizer(rule)
+    second.load_optimizer_states(file)
+    entries = [kv._requests._link._server.entries for kv in (first, second)]
+    for key in (0, "w"):
+        a, b = entries[0][key].slots, entries[1][key].slots
+        assert torch.equal(a.momentum, b.momentum)
+        assert (a.master is None and b.master is None) or torch.equal(a.master, b.master)
+    assert second._requests._link._server.optimizer == rule
+
+
+def test_files_without_states(tmp_path) -> None:
+    kv = kvstore.create("local")
+    with pytest.raises(KVStoreError, match="without an optimizer"):
+        kv.save_optimizer_states(str(tmp_path / "x"))
+    (tmp_path / "junk").write_bytes(b"junk")
+    for name in ("nothing", "junk"):
+        with pytest.raises(KVStoreError, match="has no optimizer states"):
+            kv.load_optimizer_states(str(tmp_path / name))
+
+
+# -- the Trainer --------------------------------------------------------------------
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def train(net: torch.nn.Module, step, batches: int = 5) -> list[torch.Tensor]:
+    x = noise(batches * 8 * 5).view(batches, 8, 5)
+    for batch in x:
+        net.zero_grad()
+        net(batch).square().sum().backward()
+        step()
+    return [w.detach() for w in net.parameters()]
+
+
+OPTIONS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.01}
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("name", ["local", "device", None])
+def test_the_trainer_does_what_torchs_sgd_does(on_store: bool, name: str | None) -> None:
+    theirs, ours = network(), network()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.02, 0.9, weight_decay=0.01)
+
+    def step() -> None:
+        for w in theirs.parameters():
+            w.grad /= 8
+        optimizer.step()
+
+    expected = train(theirs, step)
+    trainer = Trainer(ours.parameters(), "sgd", OPTIONS, name, update_on_kvstore=on_store)
+    torch.testing.assert_close(train(ours, lambda: trainer.step(8)), expected)
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+def test_replicas_on_several_devices_stay_equal(on_store: bool) -> None:
+    one, two, whole = network(), network(), network()
+    params = [list(pair) for pair in zip(one.parameters(), two.parameters(), strict=True)]
+    trainer = Trainer(params, "sgd", OPTIONS, "device", update_on_kvstore=on_store)
+    alone = Trainer(whole.parameters(), "sgd", OPTIONS, None)
+    for batch in noise(5 * 8 * 5).view(5, 8, 5):
+        for net, part in ((one, batch[:4]), (two, batch[4:]), (whole, batch)):
+            net.zero_grad()
+            net(part).square().sum().backward()
+        trainer.step(8)
+        alone.step(8)
+    for a, b, c in zip(one.parameters(), two.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c)
+
+
+def test_gradients_can_be_clipped_between_sum_and_update() -> None:
+    net = network()
+    trainer = Trainer(net.parameters(), SGD(1.0), kvstore="local")
+    net(torch.ones(8, 5)).sum().backward()
+    before = copy.deepcopy(net.state_dict())
+    trainer.allreduce_grads()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    trainer.update(1)
+    moved = torch.cat([(net.state_dict()[k] - before[k]).flatten() for k in before])
+    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+def test_the_step_size_changes_and_states_are_kept(tmp_path, on_store: bool) -> None:
+    def half(resume: bool) -> list[torch.Tensor]:
+        net = network()
+        trainer = Trainer(net.parameters(), "sgd", OPTIONS, "local", update_on_kvstore=on_store)
+        train(net, lambda: trainer.step(8))
+        assert trainer.learning_rate == 0.02
+        trainer.set_learning_rate(0.01)
+        if resume:
+            trainer.save_states(str(tmp_path / "s"))
+            again = Trainer(net.parameters(), "sgd", OPTIONS | {"learning_rate": 0.01}, "local",
+                            update_on_kvstore=on_store)  # fmt: skip
+            again._begin(8)
+            again.load_states(str(tmp_path / "s"))
+            trainer = again
+        return train(net, lambda: trainer.step(8))
+
+    torch.testing.assert_close(half(resume=True), half(resume=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Trainer([], "sgd"), "without a parameter"),
+        (lambda: Trainer([1.0], "sgd"), "got a float"),
+        (lambda: Trainer(network().parameters(), "adam"), "The servers know: sgd"),
+        (lambda: Trainer(network().parameters(), "sgd", {"lr": 1}), r"with \['lr'\]"),
+        (lambda: Trainer(network().parameters(), SGD(), {"wd": 1}), "Give one"),
+        (lambda: Trainer(network().parameters(), torch.optim.SGD), "no server knows"),
+        (lambda: Trainer(network().parameters(), kvstore="dist"), 'no "dist" store'),
+        (lambda: Trainer(network().parameters(), SGD(), kvstore=None).step(1), "have no gradient"),
+    ],
+)
+def test_what_cannot_be_trained(make, says: str) -> None:
+    with pytest.raises(KVStoreError, match=says):
+        make()
+
+
+def test_what_the_servers_do_cannot_be_done_here() -> None:
+    net = network()
+    trainer = Trainer(net.parameters(), SGD(), kvstore="local", update_on_kvstore=True)
+    net(torch.ones(8, 5)).sum().backward()
+    trainer.step(8)
+    with pytest.raises(KVStoreError, match="servers divide by 8 since the first step"):
+        trainer.step(4)
+    for call in (trainer.allreduce_grads, lambda: trainer.update(8)):
+        with pytest.raises(KVStoreError, match="update_on_kvstore=True: the servers update"):
+            call()
+
+
+def test_frozen_and_shared_parameters_are_trained_as_they_should() -> None:
+    net = network()
+    net[0].weight.requires_grad_(False)
+    params = [*net.parameters(), net[2].weight]
+    trainer = Trainer(params, SGD(0.1), kvstore="local")
+    assert len(trainer._params) == 3
+    named = Trainer(dict(net.named_parameters()), SGD(0.1), kvstore="local")
+    assert named._params[0][0] is net[0].bias

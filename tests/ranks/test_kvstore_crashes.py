@@ -1,0 +1,278 @@
+"""Consistency models, crashes and the Trainer, through real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
+
+import psutil
+import pytest
+import torch
+from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
+
+from distkit import kvstore
+from distkit.errors import KVStoreError
+from distkit.kvstore import KVStore, Node, Trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> Iterator[None]:
+    with forks():
+        yield
+
+
+@pytest.fixture(scope="module")
+def team(warm: None) -> Iterator[Nodes]:
+    """2 workers and 2 servers for many runs."""
+    with started(2, 2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def crew(warm: None) -> Iterator[Nodes]:
+    """2 workers and 2 servers, to be broken."""
+    with started(2, 2, broken=True) as nodes:
+        yield nodes
+
+
+def flag(kv: KVStore, word: str) -> Path:
+    """A file by which the workers of a test tell each other and the test how far they are."""
+    return Path(gettempdir(), f"kv-{kv._requests._run}-{os.getppid()}-{word}")
+
+
+def of(nodes: Nodes, word: str) -> Path:
+    parent = psutil.Process(nodes.processes[0].pid).ppid()
+    return Path(gettempdir(), f"kv-{nodes.runs}-{parent}-{word}")
+
+
+# -- a worker that ends -------------------------------------------------------------
+
+
+def one_ends(kv: KVStore) -> list[float]:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    second = kv.rank == 1 and flag(kv, "died").exists()
+    seen = [] if second else [kv.pushpull("w", torch.ones(1)).item()]
+    if kv.rank == 1 and not second:
+        flag(kv, "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return seen + [kv.pushpull("w", torch.ones(1)).item() for _ in range(4)]
+
+
+def test_continue_goes_on_without_it(crew: Nodes) -> None:
+    crew.begin("dist_sync", one_ends, on_crash="continue")
+    assert crew.result(0) == [2, 3, 4, 5, 6]
+    of(crew, "died").unlink()
+
+
+def test_replace_waits_until_another_has_its_place(crew: Nodes) -> None:
+    crew.begin("dist_sync", one_ends, on_crash="replace")
+    died = of(crew, "died")
+    crew.processes[1].join(WAIT)
+    crew.start("worker", 1)
+    crew.runs -= 1
+    crew.begin("dist_sync", one_ends, only=[1], on_crash="replace")
+    ends = [crew.result(0), crew.result(1)]
+    died.unlink()
+    assert ends[0] == [2, 4, 6, 8, 10]
+    assert ends[1] == [4, 6, 8, 10]
+
+
+def comes_late(kv: KVStore) -> float:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    return kv.pushpull("w", torch.ones(1)).item()
+
+
+def test_a_worker_may_come_late(team: Nodes) -> None:
+    team.begin("dist_async", comes_late, only=[0], wait_for=1)
+    assert team.result(0) == 1
+    team.runs -= 1
+    team.begin("dist_async", comes_late, only=[1], wait_for=1)
+    assert team.result(1) == 2
+
+
+# -- a server that ends -------------------------------------------------------------
+
+
+def adds_while_a_server_ends(kv: KVStore) -> list[float]:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1, momentum=0.0))
+    keys = list(range(6))
+    kv.init([*keys, "big"], [torch.zeros(1)] * 6 + [torch.zeros(50_000)])
+    for n in range(60):
+        if n == 20 and kv.rank == 0:
+            flag(kv, "now").touch()
+        kv.push(keys, [torch.full((1,), 2.0**kv.rank)] * 6)
+        kv.push("big", torch.full((50_000,), 2.0**kv.rank))
+        if n % 3 == 0:
+            kv.pull([*keys, "big"])
+    kv.barrier()
+    *small, big = kv.pull([*keys, "big"])
+    assert bool((big == big[0]).all())
+    return [v.item() for v in small] + [big[0].item()]
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, server: int) -> None:
+    crew.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
+    now = of(crew, "now")
+    wait_until(now.exists)
+    now.unlink()
+    crew.processes[2 + server].kill()
+    expected = [60.0 * 3] * 7
+    assert [crew.result(0), crew.result(1)] == [expected] * 2
+
+
+def test_without_copies_the_end_of_a_server_is_told(crew: Nodes) -> None:
+    crew.begin("dist_async", adds_while_a_server_ends)
+    now = of(crew, "now")
+    wait_until(now.exists)
+    now.unlink()
+    crew.processes[2].kill()
+    for worker in range(2):
+        assert "server 0 has ended" in crew.result(worker)
+
+
+# -- consistency --------------------------------------------------------------------
+
+
+def leads(kv: KVStore) -> float:
+    """Worker 1 pushes its first gradient when worker 0 has gone as far as it may."""
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    if kv.rank == 1:
+        wait_until(flag(kv, "two").exists)
+        flag(kv, "two").unlink()
+        kv.push("w", torch.full((1,), 100.0))
+        kv.barrier()
+        return 0.0
+    for _ in range(2):
+        kv.pushpull("w", torch.ones(1))
+    kv.push("w", torch.ones(1))
+    flag(kv, "two").touch()
+    value = kv.pull("w").item()  # three ahead: waits for worker 1
+    kv.barrier()
+    return value
+
+
+def test_a_pull_waits_for_who_is_too_far_behind(team: Nodes) -> None:
+    assert team.run("dist_async", leads, staleness=2)[0] == 103
+
+
+def drops(kv: KVStore) -> tuple[float, int]:
+    kv.init("w", torch.zeros(1))
+    kv.pull("w")
+    kv.barrier()
+    if kv.rank == 1:
+        wait_until(flag(kv, "done").exists)
+        flag(kv, "done").unlink()
+        kv.push("w", torch.full((1,), 100.0))
+        return kv.pull("w").item(), kv.dropped.get("w", 0)
+    value = kv.pushpull("w", torch.ones(1)).item()
+    flag(kv, "done").touch()
+    return value, kv.dropped.get("w", 0)
+
+
+def test_a_backup_worker_too_late_is_dropped(team: Nodes) -> None:
+    assert team.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
+
+
+# -- all of MXNet's calls over the wire ----------------------------------------------
+
+
+def many_calls(kv: KVStore) -> list[object]:
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1, momentum=0.5, multi_precision=True))
+    kv.init("e", torch.arange(4000.0).view(1000, 4))
+    kv.init("h", torch.zeros(8, dtype=torch.float16))
+    kv.push("e", torch.full((1000, 4), 0.6))
+    kv.push("h", [torch.full((8,), 0.25, dtype=torch.float16)] * 2)
+    rows = kv.row_sparse_pull("e", row_ids=torch.tensor([999, 3, 499, 500])).to_dense()
+    kv.barrier()
+    file = str(flag(kv, f"states{kv.rank}"))
+    kv.save_optimizer_states(file, dump_optimizer=True)
+    kv.barrier()
+    if kv.rank == 0:
+        kv.load_optimizer_states(file)
+    Path(file).unlink()
+    return [rows[[3, 499, 500, 999]].tolist(), kv.pull("h").tolist(), kv.traffic.sent]
+
+
+def test_every_call_goes_through_the_wire(team: Nodes) -> None:
+    values = torch.arange(4000.0).view(1000, 4)[[3, 499, 500, 999]] + 1
+    for rows, half, sent in team.run("dist_sync_device", many_calls, bigarray_bound=1000):
+        assert rows == values.tolist()
+        assert half == [1.0] * 8
+        assert sent == 1000 + 2
+
+
+OPTIONS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.01}
+
+
+def trains_on_the_servers(kv: KVStore) -> list[torch.Tensor]:
+    return _train(kv, on_store=True)
+
+
+def trains_on_the_workers(kv: KVStore) -> list[torch.Tensor]:
+    return _train(kv, on_store=False)
+
+
+def _train(kv: KVStore | None, on_store: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x = torch.randn(6, 8, 5)
+    part = x if kv is None else x[:, kv.rank :: kv.num_workers]
+    if kv is not None and kv.rank:
+        torch.nn.init.ones_(net[0].weight)  # worker 0's weights count
+    trainer = Trainer(net.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
+    trainer._begin(8)
+    for batch in part:
+        net.zero_grad()
+        net(batch).square().sum().backward()
+        trainer.step(8)
+    return [w.detach() for w in net.parameters()]
+
+
+def test_both_update_modes_do_what_one_process_does(team: Nodes) -> None:
+    expected = _train(None, on_store=False)
+    for function in (trains_on_the_servers, trains_on_the_workers):
+        for weights in team.run("dist_sync", function):
+            torch.testing.assert_close(weights, expected)
+
+
+def updates_here(kv: KVStore) -> str:
+    try:
+        Trainer([torch.ones(1, requires_grad=True)], kvstore=kv, update_on_kvstore=False)
+    except KVStoreError as e:
+        return str(e)
+    return ""
+
+
+def test_async_has_no_sum_to_update_with(team: Nodes) -> None:
+    assert all("no sum of all gradients" in said for said in team.run("dist_async", updates_here))
+
+
+# -- nodes that should not be there ---------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_a_second_one_is_refused(team: Nodes, role: str) -> None:
+    service = kvstore.serve(Node(role, 0, 2, 2, team.folder))
+    with pytest.raises(KVStoreError, match=f"{role} 0 is there already"):
+        service.run()
+    assert team.run("dist_async", comes_late) in ([1, 2], [2, 1], [2, 2])
+
+
+def creates_local(kv: KVStore) -> str:
+    with pytest.warns(UserWarning) as said:
+        kvstore.create()
+    return str(said[0].message)
+
+
+def test_a_local_store_in_a_cluster_is_hardly_meant(team: Nodes) -> None:
+    for said in team.run("dist_sync", creates_local):
+        assert 'kvstore.create("dist_sync") is shared by its workers' in said

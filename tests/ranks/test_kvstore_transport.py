@@ -1,0 +1,149 @@
+"""How tensors and messages travel between the parameter server's processes, and who may listen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
+
+from distkit import kvstore
+from distkit.bench.kvstore_faults import throw
+from distkit.kvstore import KVStore, memory
+from distkit.kvstore.sockets import new_keys
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> Iterator[None]:
+    with forks():
+        yield
+
+
+@pytest.fixture
+def pair(warm: None) -> Iterator[Nodes]:
+    """2 workers and a server that have keys."""
+    with started(2, 1, broken=True, keys=new_keys()) as nodes:
+        yield nodes
+
+
+# -- memory that both see ----------------------------------------------------------
+
+
+def large(kv: KVStore) -> list[bool]:
+    """Of several rounds: whether everything pulled is what it should be, to the bit."""
+    names = ["float16", "float32", "float64", "int64", "complex64", "uint8"]
+    n = memory.LARGE
+    zeros = [torch.zeros(n, dtype=getattr(torch, name)) for name in names]
+    kv.init(names, zeros)
+    right = []
+    for round_ in range(1, 6):
+        mine = [(torch.arange(n) % 7 + kv.rank + round_).to(z.dtype) for z in zeros]
+        kv.push(names, mine)
+        for tensor in mine:
+            tensor.zero_()  # it was handed over: this must not be seen
+        found = kv.pull(names)
+        out = torch.empty(n, dtype=torch.float32)
+        kv.pull("float32", out=out)
+        total = 2 * (torch.arange(n) % 7) + 1 + 2 * round_
+        right.append(all(torch.equal(f, total.to(f.dtype)) for f in [*found, out]))
+        found[0].zero_()  # what was pulled is the worker's own
+    return right
+
+
+def test_large_tensors_arrive_to_the_bit(pair: Nodes) -> None:
+    assert pair.run("dist_sync", large) == [[True] * 5] * 2
+
+
+def used(kv: KVStore) -> list[int]:
+    """Bytes of memory that others can see, as rounds go by."""
+    kv.set_optimizer(kvstore.SGD(learning_rate=1))
+    kv.init("w", torch.zeros(1_000_000))
+    found = []
+    for _ in range(30):
+        kv.push("w", torch.ones(1_000_000))
+        kv.pull("w", out=torch.empty(1_000_000))
+        found.append(memory.shared().taken)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+def test_memory_is_used_again(pair: Nodes) -> None:
+    for sizes in pair.run("dist_sync", used):
+        assert 4_000_000 <= sizes[-1] <= 5 * 4_100_000
+
+
+def holds_much(kv: KVStore) -> None:
+    kv.init("w", torch.zeros(1_000_000))
+    kv.push("w", torch.ones(1_000_000))
+    kv.pull("w")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
+    before = set(Path("/dev/shm").glob("*")) if Path("/dev/shm").exists() else set()
+    pair.begin("dist_sync", holds_much)
+    for worker in (0, 1):
+        pair.processes[worker].join(WAIT)
+        pair.start("worker", worker)
+    assert pair.run("dist_sync", large) == [[True] * 5] * 2
+    assert set(Path("/dev/shm").glob("*")) <= before
+    assert {path.name for path in Path(pair.folder).iterdir()} == {"kv2", "kv3"}
+
+
+# -- who is gone ---------------------------------------------------------------------
+
+
+def waits_at_the_barrier(kv: KVStore) -> str:
+    if kv.rank == 0:
+        kv.barrier()
+    return "passed"
+
+
+def test_a_killed_scheduler_is_named(pair: Nodes) -> None:
+    pair.begin("dist_sync", waits_at_the_barrier)
+    assert pair.result(1) == "passed"
+    process = psutil.Process(pair.processes[0].pid)
+    wait_until(lambda: process.status() == psutil.STATUS_SLEEPING)
+    pair.processes[3].kill()
+    assert "the scheduler has ended" in pair.result(0)
+
+
+# -- who may talk --------------------------------------------------------------------
+
+
+def adds_up(kv: KVStore) -> float:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    for _ in range(100):
+        kv.push("w", torch.ones(1))
+        kv.pull("w")
+    kv.barrier()
+    return kv.pull("w").item()
+
+
+def test_strings_of_random_bytes_have_no_effect(pair: Nodes) -> None:
+    pair.begin("dist_async", adds_up)
+    for node in (2, 3):
+        throw(Path(pair.folder, f"kv{node}"), 300)
+    assert [pair.result(0), pair.result(1)] == [200, 200]
+
+
+@pytest.mark.parametrize("keys", [None, new_keys()], ids=["without", "other"])
+def test_a_worker_with_wrong_keys_hears_so_and_the_others_go_on(
+    pair: Nodes, keys: tuple[str, str] | None
+) -> None:
+    pair.lines[0].close()
+    pair.processes[0].join(WAIT)
+    pair.start("worker", 0, keys=keys)
+    pair.begin("dist_async", adds_up, only=[0])
+    assert "keys" in pair.result(0)
+    pair.lines[0].close()
+    pair.processes[0].join(WAIT)
+    pair.start("worker", 0)
+    assert pair.run("dist_async", adds_up) == [200, 200]
