@@ -24,7 +24,7 @@ def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         2 ─┼─► 0: Σ ──┼─► 2
         3 ─┘          └─► 3
 
-    2α + 2(n-1)Kβ + (n-1)Kγ: two rounds, and everything passes through one rank's link.
+    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which everything passes through one rank's link.
 
     Source:
         TensorFlow, ``tf.distribute.ReductionToOneDevice``.
@@ -53,7 +53,8 @@ def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         ▼ ╱  ╲ ▼
         2 ◄──► 3
 
-    α + (n-1)Kβ + (n-1)Kγ: one round. All reduce in the order of ranks, so that all round alike.
+    (n-1)(α + Kβ + Kγ), one message after the other, in one round. All reduce in the order of
+    ranks, so that all round alike.
 
     Source:
         The "all-to-all" variant of Chan, Heimlich, Purkayastha & van de Geijn, "Collective

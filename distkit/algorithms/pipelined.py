@@ -73,8 +73,7 @@ def double_tree_all_reduce(
                     1─┴─3   5─┴─7              0─┴─2   4─┴─6
 
     Each half goes up its tree and down again in S segments, one level in each round, both ways
-    at the same time. In S + 2⌈lg n⌉ - 1 rounds of α + 2K/S β: with many segments 2Kβ, nearly
-    the ring's, in a number of rounds that grows with lg n.
+    at the same time: some S + 2⌈lg n⌉ rounds, a number that grows with lg n and not with n.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.

@@ -113,10 +113,8 @@ def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
 def _numbers(returned: object) -> list[float] | None:
     """The numbers of a tensor, or of a list of tensors; None for anything else."""
     parts = returned if isinstance(returned, list | tuple) else [returned]
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        return None
-    numbers: list[float] = cat([part.detach().reshape(-1).float() for part in parts]).tolist()
-    return numbers
+    tensors = [part.detach().reshape(-1) for part in parts if isinstance(part, Tensor)]
+    return cat(tensors).tolist() if tensors and len(tensors) == len(parts) else None
 
 
 # -- in words --------------------------------------------------------------------------

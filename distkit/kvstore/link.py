@@ -77,10 +77,9 @@ class ZmqLink:
         found: list[Message] = []
         for end, _ in self._poller.poll():
             node, line = self._by_end[end]
-            if end is line.socket:
-                found += line.receive()
-            else:
+            if end is not line.socket:
                 self._listen(node, line)
+            found += line.receive()  # also its last answers, before it was lost
         return found
 
     def lost(self) -> dict[int, str]:

@@ -168,9 +168,8 @@ class Service:
         ready = dict(self._poller.poll(_PATIENCE if self._letters else None))
         if not ready:
             self._send(list(self._letters))
-        if self._ends.socket in ready:  # first: their descriptors may be others' soon
-            for descriptor in self._ends.broken():
-                self._miss(descriptor)
+        if self._ends.socket in ready:
+            self._part()
         if self._router in ready:
             self._serve_all()
         for line in self._backups.values():
@@ -188,8 +187,11 @@ class Service:
 
     # -- those who ask ----------------------------------------------------------
 
-    def _serve_all(self) -> None:
-        """Take up a few batches of requests; what answers them goes out together."""
+    def _serve_all(self) -> bool:
+        """Take up a few batches of requests; what answers them goes out together.
+
+        False when there are no more.
+        """
         answers: list[Message] = []
         for _ in range(_AT_ONCE):
             frames = receive(self._router)
@@ -197,6 +199,18 @@ class Service:
                 break
             answers += self._serve(frames)
         self._deliver(answers)
+        return frames is not None
+
+    def _part(self) -> None:
+        """Some connections have ended: what came by them is heard, who said no goodbye is missed.
+
+        Whose they were is looked up first: new connections may have their descriptors.
+        """
+        names = [self._descriptors.pop(d, b"") for d in self._ends.broken()]
+        while self._serve_all():
+            pass
+        for name in names:
+            self._miss(name)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
         """The answers to a batch of requests; what cannot be read is ignored."""
@@ -242,9 +256,9 @@ class Service:
             what = f"{self.node.role} {self.node.index} could not serve {type(request).__name__}"
             return [error(request, f"{what}: {type(e).__name__}: {e}")]
 
-    def _miss(self, descriptor: int) -> None:
+    def _miss(self, name: bytes) -> None:
         """A connection broke, without a last word: the process at its other end has ended."""
-        peer = self._peers.get(self._descriptors.pop(descriptor, b""))
+        peer = self._peers.get(name)
         if peer is None:
             return
         latest = self._ways.get(peer.node) is peer  # else another is there in its place

@@ -3,7 +3,7 @@
 n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes to one's own
 m·gamma. All functions take arrays for ``n`` and ``nbytes`` and broadcast them. Each form is what
 :func:`~distkit.simulation.simulator.finish_times` finds on a flat network when K divides by n,
-for every n; only the double tree's is an upper bound, up to three times as much. Tests hold that.
+for every n; only the double tree's is an upper bound, up to four times as much. Tests hold that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Form = Callable[..., Any]
 
 
 def _form(formula: Form) -> Form:
-    """Checks ``n``, ``nbytes`` and the link; inside they are arrays of floats, outside one is one."""
+    """Checks ``n``, ``nbytes`` and the link; inside, numbers are arrays of floats."""
 
     @functools.wraps(formula)
     def form(n: Numbers, nbytes: Numbers, link: Link, **options: Any) -> Numbers:
@@ -151,10 +151,11 @@ def torus(
 def double_tree(
     n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 4
 ) -> Numbers:
-    """(S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma) at most; S large: 2K·beta.
+    """(S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma) at most.
 
-    An upper bound: no rank has more than four messages and two sums in a round, most have fewer.
-    Sanders, Speck & Träff, 2009.
+    An upper bound up to eight segments: no rank has more than four messages and two sums in a
+    round, and most have fewer. With many more, ranks that are at different rounds keep each other
+    waiting, for up to half as long again. Sanders, Speck & Träff, 2009.
     """
     s = _at_least(1, segments=segments)
     each = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma

@@ -124,7 +124,7 @@ def regimes(sizes: Floats, times: Floats) -> list[int]:
     """Where protocols begin: as few as explain the times (Schwarz's criterion).
 
     >>> sizes = np.array([1.0, 2, 3, 100, 200, 300])
-    >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10))
+    >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10) / 10)
     [0, 3]
     """
     m = len(sizes)

@@ -184,13 +184,13 @@ class _Follower:
             if old.sure > self.found.changes[at].pieces[0].sure:
                 came = self.found.changes[at]
                 self.found.changes[at] = Change(came.time, s.rank, (replace(old, values=values),))
-        heard = self.heard[s.rank].get(s.nbytes)
+        heard = self.heard[s.rank].values()  # of any size: it may be a part of what came
         if old:
             piece = Piece(old.sure, old.maybe, values)
-        elif heard is None:
+        elif not heard:
             piece = Piece(frozenset({s.rank}), values=values)
         else:
-            piece = Piece(frozenset(), heard | {s.rank}, values)
+            piece = Piece(frozenset(), frozenset({s.rank}).union(*heard), values)
         self._learn(s.rank, s.nbytes, piece)
         return piece
 

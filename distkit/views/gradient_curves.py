@@ -71,6 +71,8 @@ def _drift(training: Training, ranks: Sequence[int]) -> list[Json]:
         crc, base = weights[min(weights)]
         for r in lines.keys() & weights.keys():
             mine, s = weights[r]
+            if len(s.values) != len(base.values):
+                continue  # replicas of another shape have no distance
             lines[r].append((n, 0.0 if mine == crc else math.dist(s.values, base.values)))
     return [_line(r, points) for r, points in lines.items() if points]
 

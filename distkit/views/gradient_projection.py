@@ -234,7 +234,10 @@ def _drift(trace: Trace, training: Training) -> list[Json]:
         return [_say(True, f"{which} equal to the bit {when}")]
     weights = complete[max(complete)]
     first = min(weights)
-    far = {r: math.dist(s.values, weights[first][1].values) for r, (_, s) in weights.items()}
+    base = weights[first][1].values
+    if any(len(s.values) != len(base) for _, s in weights.values()):
+        return [_say(False, "the replicas' weights have different shapes")]
+    far = {r: math.dist(s.values, base) for r, (_, s) in weights.items()}
     rank = max(far, key=lambda r: (far[r], -r))
     since = f"after step {apart[0]}" if apart[0] else "from the start"
     return [_say(False, f"the replicas' weights differ {since}: {name(trace, rank)} is now "

@@ -79,8 +79,9 @@ def value(formula: str, **names: float) -> float:
 def test_the_catalogues_formula_is_the_form(name: str, n: int, size: int, link: Link) -> None:
     """For powers of two, where lg n is whole and nobody is folded in."""
     g = schedules.columns(n) if name == "torus" else 2
-    said = value(ALL_REDUCES[name].cost, n=n, K=size, l=math.log2(n), g=g, m=n / g,
-                 S=4 if name == "double_tree" else 2, α=link.alpha, β=link.beta, γ=link.gamma)  # fmt: skip
+    segments = 4 if name == "double_tree" else 2
+    said = value(ALL_REDUCES[name].cost, n=n, K=size, l=math.log2(n), g=g, m=n / g, S=segments,
+                 α=link.alpha, β=link.beta, γ=link.gamma)  # fmt: skip
     assert said == pytest.approx(cost.all_reduce(name, n, size, link), rel=1e-9, abs=1e-18)
 
 
@@ -198,7 +199,7 @@ def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
     ],
 )
 def test_a_network_is_no_link(call: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match="takes a dk.Link, not Network: give its .link"):
+    with pytest.raises(TypeError, match=r"takes a dk.Link, not Network: give its .link"):
         call(4, 1000, Network(Link(1e-6, 1e-9)))
     with pytest.raises(TypeError, match=r"not float: give dk.Link\(alpha, beta\)"):
         call(4, 1000, 1e-6)

@@ -336,7 +336,8 @@ def test_a_served_trace_has_both_ends_of_every_request() -> None:
         (lambda: simulate("ring", 4, 6, NET), "6 bytes are not whole elements of 4"),
         (lambda: simulate("ring", 4, -4, NET), "-4 bytes: nbytes must not be negative"),
         (lambda: simulate("ring", 4, 4, NET, itemsize=3), "elements of 3 bytes"),
-        (lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)), "torus of 2 × 3 are 6 ranks, not 4"),
+        (lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)),
+         "the places of a torus of 2 × 3 are 6 ranks, not 4"),
         (lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)), "^2 hosts of 4 devices are "
          "8 ranks, not 4: give a network of 4, or simulate 8$"),
         (lambda: simulate("ring", 4, 4, Network.tree(2, 4, ONE)), "^2 racks of 4 hosts are 8"),

@@ -87,12 +87,12 @@ def test_sizes_that_make_no_sense_are_refused(sizes: list[int]) -> None:
 
 
 def test_sizes_that_tell_nothing_about_the_bandwidth_are_refused() -> None:
-    with pytest.raises(ValueError, match="64 bytes at most .* up to 65536 bytes or more"):
+    with pytest.raises(ValueError, match=r"64 bytes at most .* up to 65536 bytes or more"):
         dk.calibrate(Forked(2), sizes=[4, 8, 64])
 
 
 def test_what_is_no_cluster() -> None:
-    with pytest.raises(TypeError, match="not int: give a dk.Cluster"):
+    with pytest.raises(TypeError, match=r"not int: give a dk.Cluster"):
         dk.calibrate(4)
 
 

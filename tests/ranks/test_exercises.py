@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def over(x: torch.Tensor) -> None:
 
 def test_an_error_shows_the_learners_lines_and_on_how_many_ranks_it_was() -> None:
     text = repr(dk.check.ring_all_reduce(outside))
-    assert "✗ on 3 ranks:\n    rank 0 raised ValueError: send: there is no rank 3" in text
+    assert re.search(r"✗ on 3 ranks:\n    rank . raised ValueError: send: there is no rank 3", text)
     assert "in outside" in text and "in over" in text
     assert not any(word in text for word in ("exercises/judge", "tasks.py", "-packages/", "trial"))
 
