@@ -47,6 +47,7 @@ class Cockpit(Timeline):
         self._stepping = Stepping()
         self._stepping.changes(source, trouble="")
         self._moves, self._looks = Worker(), Worker()  # one may look around while ranks move
+        self._stays = False  # the picture in the notebook is that of the end
         self._notifier = Notifier(self._refresh)
         super().__init__(source)
         self.on_msg(self._hear)
@@ -66,7 +67,8 @@ class Cockpit(Timeline):
                 more = {f"step{self._stepped}": changes}
                 self._stepped += 1
                 self._publish(patch, **more)
-        if changes and self._source.finished:
+        if self._source.finished and (changes or not self._stays):
+            self._stays = True
             self._still.renew()
 
     def _steps(self) -> Json:

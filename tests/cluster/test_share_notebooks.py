@@ -47,6 +47,7 @@ SHOWN = {
     "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",
 }  # fmt: skip
 END = """stepper.finish()
+stepper._cockpit._refresh()  # now at the latest
 telling = stepper._cockpit._notifier._worker
 telling.close()
 telling._thread.join()  # it has told the last step
