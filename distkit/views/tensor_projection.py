@@ -56,7 +56,8 @@ def operations(trace: Trace) -> list[list[Span]]:
         if span.op not in COMPUTATION:
             at = span.rank, span.seq
             found[trace.matches.get(at, at)].append(span)
-    return [sorted(group, key=_place) for group in found.values() if any(s.dtype for s in group)]
+    groups = [sorted(g, key=_place) for g in found.values() if any(s.dtype for s in g)]
+    return sorted(groups, key=lambda group: group[0].start)  # a receiver may wait long before
 
 
 def _place(s: Span) -> tuple[bool, int]:
