@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def receive(sock: Any) -> list[Any] | None:
     """The frames of the next message, where ZeroMQ put them; None if there is none."""
     if not sock.get(zmq.EVENTS) & zmq.POLLIN:  # cheaper than zmq.Again
         return None
-    return sock.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[no-any-return]
+    with suppress(zmq.Again):  # its sender has gone meanwhile
+        return sock.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[no-any-return]
+    return None
 
 
 def send(sock: Any, frames: Sequence[Any]) -> None:

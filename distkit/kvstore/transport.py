@@ -88,6 +88,7 @@ class Service:
         self._peers: dict[bytes, _Peer] = {}  # by ZeroMQ's name of the connection
         self._ways: dict[int, _Peer] = {}  # by node
         self._descriptors: dict[int, bytes] = {}  # of connections
+        self._parted: list[bytes] = []  # connections that have ended
         self._letters: dict[int, list[Message]] = {}  # by node, not sent yet
         self._registering: Asking | None = None
         self._alone = False  # the scheduler has ended
@@ -169,9 +170,11 @@ class Service:
         if not ready:
             self._send(list(self._letters))
         if self._ends.socket in ready:
-            self._part()
+            self._look()
         if self._router in ready:
             self._serve_all()
+        if self._parted:
+            self._part()
         for line in self._backups.values():
             if line.socket in ready:
                 for answer in line.receive():
@@ -201,14 +204,15 @@ class Service:
         self._deliver(answers)
         return frames is not None
 
-    def _part(self) -> None:
-        """Some connections have ended: what came by them is heard, who said no goodbye is missed.
+    def _look(self) -> None:
+        """Which connections have ended: asked before a new one may have the same descriptor."""
+        self._parted += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
 
-        Whose they were is looked up first: new connections may have their descriptors.
-        """
-        names = [self._descriptors.pop(d, b"") for d in self._ends.broken()]
+    def _part(self) -> None:
+        """What came by connections that have ended is heard; who said no goodbye is missed."""
         while self._serve_all():
             pass
+        names, self._parted = self._parted, []
         for name in names:
             self._miss(name)
 
@@ -226,8 +230,10 @@ class Service:
             self._forget(name)
             return answers
         peer.node, peer.run = requests[0].node, requests[0].run
+        if name not in self._peers:
+            self._look()
+            self._descriptors[connection(frames[0])] = name
         self._peers[name] = self._ways[peer.node] = peer
-        self._descriptors[connection(frames[0])] = name
         for request in requests:
             if isinstance(request, Pull):
                 peer.open.add(request.number)
