@@ -9,6 +9,7 @@ for every n; only the double tree's is an upper bound, up to four times as much.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -253,7 +254,18 @@ def _folded(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
     return (n != np.exp2(_floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 
 
-_columns = np.vectorize(columns, otypes=[int], excluded=[1])
+_each_columns = np.vectorize(columns, otypes=[int], excluded=[1])
+
+
+def _columns(n: Numbers, devices_per_host: int | None) -> Numbers:
+    """:func:`columns` of each; of many numbers by a sieve, since most divisors are no news."""
+    if devices_per_host is not None or n.size < 1000 or n.max() > 10_000_000:
+        return _each_columns(n, devices_per_host)
+    most = int(n.max())
+    largest = np.ones(most + 1, dtype=np.int64)
+    for g in range(2, math.isqrt(most) + 1):
+        largest[g * g :: g] = g
+    return largest[n]
 
 
 def _floor_lg(n: Numbers) -> Numbers:

@@ -237,3 +237,10 @@ def test_no_line_goes_below_zero() -> None:
     assert (falling.link.beta, falling.link.alpha > 0) == (0.0, True)
     convex = fit({1000: [1e-9], 2000: [1e-8], 100_000: [1e-3]})
     assert convex.link.alpha == 0.0
+
+
+def test_many_tori_at_once_are_as_square_as_each() -> None:
+    n = np.arange(1, 2001)
+    link = Link(1e-6, 1e-9)
+    each = [cost.torus(int(k), 4096, link) for k in n]
+    assert np.allclose(cost.torus(n, 4096, link), each)
