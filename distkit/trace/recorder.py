@@ -29,7 +29,7 @@ _SAMPLE = 4096
 
 #: Looking at values may take this much processor time [s], and then this share of the time: beyond,
 #: events come without values, so that recording stays cheap in a training loop of any length.
-ALLOWANCE, SHARE = 0.02, 0.005
+ALLOWANCE, SHARE = 0.005, 0.005
 
 #: In a long run, collected events leave this often [s].
 SLOWEST = 0.2

@@ -28,9 +28,10 @@ _MODULES = {
     "compare": ("vendor/d3", "numbers", "dom", "colors", "columns", "store", "layout", "painter",
                 "arrows", "strips", "look", "gestures", "overlay", "causes", "around",
                 "tensorsparts", "comparecharts", "comparepanels", "compare"),
-    "stage": ("vendor/d3", "numbers", "dom", "colors", "scene", "script", "unfold", "stage"),
-    "servers": ("vendor/d3", "numbers", "dom", "colors", "tensorsparts", "script", "serversstate",
-                "serversplayer", "serversparts", "serversscene", "servers"),
+    "stage": ("vendor/d3", "numbers", "dom", "colors", "scene", "script", "player", "unfold",
+              "stage"),
+    "servers": ("vendor/d3", "numbers", "dom", "colors", "tensorsparts", "script", "player",
+                "serversstate", "serversparts", "serversscene", "servers"),
 }
 #: The style sheets of views that need more than their own.
 _SHEETS = {"gradients": ("tensors", "gradients"), "compare": ("tensors", "compare"),

@@ -10,6 +10,7 @@ nbconvert would fetch a widget manager from the network.
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -33,6 +34,7 @@ class Still:
 
     def __init__(self, draw: Callable[[], tuple[str, str]]) -> None:
         self._draw, self._handle = draw, None
+        self._renewing = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
         """Display the picture and the widget in the cell that runs.
@@ -49,9 +51,13 @@ class Still:
         display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
 
     def renew(self) -> None:
-        """Put the picture as it is now into the notebook, if it was displayed there."""
+        """Put the picture as it is now into the notebook, if it was displayed there.
+
+        From any thread: of several at once, the last to look at what is drawn is the last to send.
+        """
         if self._handle is not None:
-            self._handle.update(self.bundle(), raw=True)
+            with self._renewing:
+                self._handle.update(self.bundle(), raw=True)
 
     def bundle(self) -> dict[str, str]:
         """The picture for every kind of front end.

@@ -204,7 +204,7 @@ def test_the_next_run_may_follow_an_interrupt_at_once(usable: dk.Cluster) -> Non
 
 def test_the_stop_button(usable: dk.Cluster) -> None:
     run = usable.submit(hang, wait_forever=True)
-    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt, match=r"interrupted on all ranks(?s:.*)in a circle"):
         run.wait(20)
     assert run.finished

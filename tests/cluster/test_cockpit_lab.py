@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from labs import look, run_cell
 
 from distkit.bench.lab import IDLE, command
 from distkit.bench.step import notebook
-
-RESULTS = Path(__file__).parents[2] / "test-results"
 
 START = """
 import torch, torch.distributed as dist
@@ -65,12 +63,6 @@ def page(lab: Any, tab: Any) -> Iterator[Any]:
     assert tab.outside == []
 
 
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=60_000)
-
-
 def wait(page: Any, position: int, state: str = "now") -> None:
     page.wait_for_selector(
         f'.distkit-cockpit[data-position="{position}"][data-state="{state}"]', timeout=60_000
@@ -93,7 +85,7 @@ def test_drive_the_cockpit(page: Any) -> None:
     )
     assert sorted(lines) == [["0", "8"], ["1", "8"], ["2", "7"], ["3", "8"]]
     assert doing(page)[2] == "blocked"  # in its send: rank 3 has not received
-    look(page, "stepping")
+    look(page, {"stepping": page, "stepping-cockpit": page.locator(".distkit-cockpit")})
 
     page.locator(".distkit-cockpit").focus()
     page.keyboard.press("b")
@@ -123,7 +115,7 @@ def test_drive_the_cockpit(page: Any) -> None:
     assert not any("site-packages" in text or "distkit/cluster" in text for text in said)
     assert any("after [0, 1, 2, 3]" in text for text in said)
     page.locator(".jp-Cell").nth(4).scroll_into_view_if_needed()
-    look(page, "deadlock")
+    look(page, {"deadlock": page, "deadlock-cockpit": page.locator(".distkit-cockpit")})
 
 
 def test_a_restarted_kernel_is_told(page: Any) -> None:
@@ -153,14 +145,3 @@ def test_the_stop_button_ends_a_hung_cell(page: Any) -> None:
     said = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
     assert "RunStopped" in said and "was interrupted on all ranks" in said
     assert "after [0, 1, 2, 3]" in said
-
-
-def look(page: Any, name: str) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.wait_for_selector("#jupyterlab-splash", state="detached")
-        page.screenshot(path=RESULTS / f"{name}-{theme.lower()}.png", animations="disabled")
-        cockpit = page.locator(".distkit-cockpit")
-        file = RESULTS / f"{name}-cockpit-{theme.lower()}.png"  # the README's, when light
-        cockpit.screenshot(path=file, animations="disabled")

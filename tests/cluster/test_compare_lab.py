@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from distkit.bench.lab import IDLE, command
-from distkit.bench.step import notebook
+from labs import look, run_cell
 
-RESULTS = Path(__file__).parents[2] / "test-results"
+from distkit.bench.lab import IDLE
+from distkit.bench.step import notebook
 
 START = """
 from pathlib import Path
@@ -40,12 +39,6 @@ dk.Compare({"ring": own, "torch": other})
 WAIT = "go.touch()\nother.wait()\ncluster.stop()"
 
 
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=60_000)
-
-
 def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     (lab.root / "compare.ipynb").write_text(notebook(START, LIVE, WAIT))
     page = tab.page
@@ -73,15 +66,6 @@ def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     assert view.locator("th button[aria-pressed=true]").inner_text().startswith("torch")
     assert page.locator(".jp-Cell").count() == cells  # no key came through to JupyterLab
     page.keyboard.press("n")
-    look(page, view)
-    assert tab.errors == [] and tab.outside == []
-
-
-def look(page: Any, view: Any) -> None:
     page.set_viewport_size({"width": 1280, "height": 2600})  # all of it, beside no toolbar
-    RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
-        page.wait_for_timeout(400)  # the new colours arrive by a transition
-        view.screenshot(path=RESULTS / f"lab-compare-{theme.lower()}.png")
+    look(page, {"lab-compare": view})
+    assert tab.errors == [] and tab.outside == []

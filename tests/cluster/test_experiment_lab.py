@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from labs import look, run_cell
 
-from distkit.bench.lab import IDLE, command
+from distkit.bench.lab import IDLE
 from distkit.bench.step import notebook
-
-RESULTS = Path(__file__).parents[2] / "test-results"
 
 START = """
 import torch, torch.distributed as dist, torch.nn.functional as F
@@ -64,12 +62,6 @@ def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     assert tab.outside == []
 
 
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=120_000)
-
-
 def control(page: Any, name: str) -> Any:
     """The row of a control."""
     label = page.locator(".widget-label", has_text=name)
@@ -98,7 +90,7 @@ def test_drive_an_experiment(page: Any) -> None:
     page.locator(".dkx-run").click()
     panel.locator(".dkx-words", has_text=" of 100,000").wait_for(timeout=90_000)
     assert panel.locator(".dkx-run").is_disabled()
-    look(page, "experiment-running")
+    look(page, {"experiment-running": page.locator(".distkit-experiment")})
     panel.locator(".dkx-stop").click()
     panel.locator(".dkx-note", has_text="train was interrupted on all ranks").wait_for()
 
@@ -111,23 +103,23 @@ def test_drive_an_experiment(page: Any) -> None:
     press_run(page, 4)
     told = panel.locator(".dkx-trouble").inner_text()
     assert "RankError rank 1 raised RuntimeError: as asked" in told and "line" in told
-    look(page, "experiment-failed")
+    look(page, {"experiment-failed": page.locator(".distkit-experiment")})
 
-    run_cell(page, 2)
+    run_cell(page, 2, 120_000)
     said = page.locator(".jp-OutputArea-output").all_inner_texts()
     assert "[(33, 40, False), (33, 100000, False), (33, 40, False), (33, 40, True)]\n" in said
 
-    run_cell(page, 3)
+    run_cell(page, 3, 120_000)
     swept = page.locator(".jp-Cell").nth(3).locator(".jp-RenderedSVG img")
     swept.wait_for()
     panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
     for name in ("Stage", "Gradients", "Timeline"):
         panel.locator(".lm-TabBar-tab", has_text=name).click()
         panel.locator(f".distkit-{name.lower()}").first.wait_for()
-    look(page, "experiment")
+    look(page, {"experiment": page.locator(".distkit-experiment")})
     page.set_viewport_size({"width": 760, "height": 1600})
-    look(page, "experiment-narrow")
-    run_cell(page, 4)
+    look(page, {"experiment-narrow": page.locator(".distkit-experiment")})
+    run_cell(page, 4, 120_000)
     said = page.locator(".jp-OutputArea-output").all_inner_texts()
     assert any("after [0, 1, 2, 3]" in text for text in said)
 
@@ -138,7 +130,7 @@ def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:
         """text => jupyterapp.shell.currentWidget.content.widgets[2]
             .model.sharedModel.setSource(text)""", pids,
     )  # fmt: skip
-    run_cell(page, 2)
+    run_cell(page, 2, 120_000)
     said = page.locator(".jp-OutputArea-output", has_text="pids").last.inner_text()
     control(page, "steps").locator("select").select_option(index=1)
     page.locator(".dkx-run").click()
@@ -148,14 +140,3 @@ def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive
     page.wait_for_function(IDLE, timeout=60_000)
-
-
-def look(page: Any, name: str) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        body = f"body[data-jp-theme-name='JupyterLab {theme}']"
-        page.wait_for_selector(body, state="attached")
-        page.wait_for_timeout(400)  # the new colours arrive by a transition
-        panel = page.locator(".distkit-experiment")
-        panel.screenshot(path=RESULTS / f"{name}-{theme.lower()}.png", animations="disabled")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from distkit.bench.lab import IDLE, command
-from distkit.bench.step import notebook
+from labs import look, run_cell
 
-RESULTS = Path(__file__).parents[2] / "test-results"
+from distkit.bench.lab import IDLE
+from distkit.bench.step import notebook
 
 START = """
 import torch
@@ -34,12 +33,6 @@ def train(mode, steps=8):
 LIVE = 'run = cluster.submit(train, "dist_sync")\ndk.Servers(run)'
 WAIT = "run.wait()"
 ASYNC = 'free = cluster.run(train, "dist_async")\ncluster.stop()\ndk.Servers(free)'
-
-
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=60_000)
 
 
 def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
@@ -74,12 +67,5 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
     for _ in range(4):
         page.keyboard.press("ArrowLeft")
     page.set_viewport_size({"width": 1280, "height": 3000})  # all of it, beside no toolbar
-    RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        body = f"body[data-jp-theme-name='JupyterLab {theme}']"
-        page.wait_for_selector(body, state="attached")
-        page.wait_for_timeout(400)  # the new colours arrive by a transition
-        for name, view in (("sync", sync), ("async", free)):
-            view.screenshot(path=RESULTS / f"lab-servers-{name}-{theme.lower()}.png")
+    look(page, {"lab-servers-sync": sync, "lab-servers-async": free})
     assert tab.errors == [] and tab.outside == []

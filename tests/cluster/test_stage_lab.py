@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from labs import look, run_cell
 
-from distkit.bench.lab import IDLE, command
+from distkit.bench.lab import IDLE
 from distkit.bench.step import notebook
-
-RESULTS = Path(__file__).parents[2] / "test-results"
 
 START = """
 import torch, torch.distributed as dist
@@ -26,12 +24,6 @@ def average_gradients_by_a_ring_and_say_so_on_every_rank():
 with dk.Cluster(4) as cluster:
     run = cluster.submit(average_gradients_by_a_ring_and_say_so_on_every_rank).wait()
 """
-
-
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=60_000)
 
 
 def at(page: Any, beat: int) -> None:
@@ -77,11 +69,5 @@ def test_the_stage_is_played_in_a_notebook(width: int, lab: Any, tab: Any) -> No
     run_cell(page, 2)
     timeline.wait_for()
     page.set_viewport_size({"width": width, "height": 2400})  # all of it, beside no toolbar
-    RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
-        page.wait_for_timeout(400)  # the new colours arrive by a transition
-        for view, its in (("stage", stage), ("timeline", timeline)):
-            its.screenshot(path=RESULTS / f"lab-{view}-{theme.lower()}-{width}.png")
+    look(page, {"lab-stage": stage, "lab-timeline": timeline}, f"-{width}")
     assert tab.errors == [] and tab.outside == []

@@ -300,7 +300,7 @@ def test_the_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
         time.sleep(60)
 
     stepper = usable.step(slow)
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         stepper.next()
     assert doing(stepper) == ["paused"] * 3  # the last moment; the ranks run

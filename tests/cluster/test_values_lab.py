@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from distkit.bench.lab import IDLE, command
-from distkit.bench.step import notebook
+from labs import look, run_cell
 
-RESULTS = Path(__file__).parents[2] / "test-results"
+from distkit.bench.lab import IDLE
+from distkit.bench.step import notebook
 
 START = """
 import torch, torch.distributed as dist, torch.nn.functional as F
@@ -27,12 +26,6 @@ def train(steps=24):
 LIVE = "run = cluster.submit(train)\ndk.Gradients(run)"
 WAIT = "run.wait()\ncluster.stop()"
 TENSORS = "dk.Tensors(run)"
-
-
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=60_000)
 
 
 def test_gradients_grow_and_tensors_are_walked_through(lab: Any, tab: Any) -> None:
@@ -60,12 +53,5 @@ def test_gradients_grow_and_tensors_are_walked_through(lab: Any, tab: Any) -> No
     )
     assert "after\nthe same on all" in tensors.locator(".dkv-verdicts").inner_text()
     page.set_viewport_size({"width": 1280, "height": 3200})  # all of it, beside no toolbar
-    RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        body = f"body[data-jp-theme-name='JupyterLab {theme}']"
-        page.wait_for_selector(body, state="attached")
-        page.wait_for_timeout(400)  # the new colours arrive by a transition
-        for name, view in (("gradients", gradients), ("tensors", tensors)):
-            view.screenshot(path=RESULTS / f"lab-{name}-{theme.lower()}.png")
+    look(page, {"lab-gradients": gradients, "lab-tensors": tensors})
     assert tab.errors == [] and tab.outside == []

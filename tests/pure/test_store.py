@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -65,7 +66,7 @@ def test_a_wait_has_its_end(store: PatientStore) -> None:
 @pytest.mark.parametrize("through", ["itself", "a prefix"])
 def test_a_signal_ends_a_wait(store: PatientStore, through: str) -> None:
     used = store if through == "itself" else dist.PrefixStore("p", store)
-    threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         used.get("never")

@@ -1,18 +1,38 @@
 // The parameter server in the browser: keys on their servers, gradients that gather, who waits for whom.
 
 import { h } from "./dom.js";
-import { humanSeconds } from "./numbers.js";
+import { clamp, humanSeconds } from "./numbers.js";
 import { readable } from "./colors.js";
+import { Bar, Player } from "./player.js";
 import { Script } from "./script.js";
-import { Player } from "./serversplayer.js";
 import { counters, Updates, Waiting } from "./serversparts.js";
 import { Shelves } from "./serversscene.js";
-import { Moments } from "./serversstate.js";
+import { Moments, order } from "./serversstate.js";
 import { Sheet } from "./tensorsparts.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
+const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
+const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
 const LEGEND = [["grad", "∇v1", "gradient computed from version 1"], ["pull", "", "pull"], ["wait", "", "pull that waits"],
   ["weights", "v1", "weights, version 1"], ["late", "2 late", "2 updates came in between"]];
+
+// Busy and idle stretches pass at a pace that lets every message be seen.
+function pace({ beats, ends, start, end, last }) {
+  const ticks = [...new Set([...beats.map(({ begin }) => begin), ...ends, start, last])].sort((a, b) => a - b);
+  return (time, left) => {
+    while (left > 0 && time < last) {
+      const i = order.right(ticks, time);
+      if (i >= ticks.length) return last;
+      if (i < 1) return time;
+      const gap = ticks[i] - ticks[i - 1];
+      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * WHOLE, SHORT, LONG);
+      const need = ((ticks[i] - time) / gap) * lasts;
+      time = need <= left ? ticks[i] : time + (gap * left) / lasts;
+      left -= need;
+    }
+    return time;
+  };
+}
 
 export class Servers extends Sheet {
   constructor(model, el) {
@@ -23,27 +43,16 @@ export class Servers extends Sheet {
   }
 
   build() {
-    const button = (name, label, icon, act) => {
-      const b = h("button", { type: "button", class: `dk-button dk-${name}`, "aria-label": label, title: label },
-        h("i", { class: `dk-icon dk-icon-${icon}`, "aria-hidden": "true" }));
-      b.addEventListener("click", act);
-      return b;
-    };
-    this.player = new Player((moving) => (moving ? this.paint() : this.later()), () => this.icon());
-    this.play = button("play", "play (space)", "play", () => this.player.toggle());
-    this.speeds = h("select", { class: "dk-speed", "aria-label": "speed" }, SPEEDS.map((s) =>
-      h("option", { value: s, ...(s === 1 ? { selected: "" } : {}) }, `${s} ×`)));
-    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, max: 2000, step: 1, "aria-label": "time" });
-    this.clock = h("output", { class: "dk-clock" });
+    this.player = new Player(pace, (moving) => (moving ? this.paint() : this.later()), () => this.bar.tell(this.root));
+    this.bar = new Bar(this.player, SPEEDS, 2000);
     this.scene = new Shelves();
     this.fact = h("p", { class: "dk-fact" });
     this.legend = h("ul", { class: "dkp-legend", "aria-label": "legend" }, LEGEND.map(([kind, sign, words]) =>
       h("li", {}, h("i", { class: `dkp-sign dkp-sign-${kind}`, "aria-hidden": "true" }, sign), words)));
     this.updates = new Updates((time) => this.player.go(this.script.at(time)));
-    this.waiting = new Waiting(this.scrub);
+    this.waiting = new Waiting(this.bar.scrub);
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
-      button("back", "previous message (←)", "left", () => this.player.step(-1)), this.play,
-      button("next", "next message (→)", "right", () => this.player.step(1)), this.speeds, this.clock);
+      this.bar.buttons, this.bar.clock);
     this.sums = h("div", { class: "dk-sums" });
     this.said = h("p", { class: "dk-said" });
     this.empty = h("p", { class: "dkv-empty" });
@@ -51,12 +60,6 @@ export class Servers extends Sheet {
       h("div", { class: "dk-body" }, h("div", { class: "dk-scene" }, this.scene.root, this.fact, this.legend), this.updates.root),
       this.waiting.root, this.controls, this.sums);
     this.body.append(this.empty, this.said, this.all);
-    this.speeds.addEventListener("change", () => { this.player.speed = Number(this.speeds.value); });
-    this.scrub.addEventListener("input", () => {
-      const { start, end } = this.script;
-      const part = this.scrub.value / 2000;
-      this.player.seek(part < 1 ? start + part * (end - start) : end);
-    });
     this.root.addEventListener("keydown", (e) => this.typed(e));
     this.load();
   }
@@ -68,7 +71,7 @@ export class Servers extends Sheet {
     for (const beat of picture.beats) this.complete(beat);
     this.script = new Script({ ...picture, changes: [], nodes: [] }, false);
     this.moments = new Moments(picture, this.script);
-    player.load(this.script, picture.opening, follow);
+    player.load(this.script, { opening: picture.opening, follow });
     this.scene.load(picture);
     this.updates.load(picture);
     this.waiting.load(picture, this.moments);
@@ -123,13 +126,8 @@ export class Servers extends Sheet {
     const { time, beat } = player;
     this.state = this.moments.at(time);
     this.scene.draw(time, script, this.state, player.resting ? beat : -1);
-    const part = (time - script.start) / Math.max(script.end - script.start, 1e-12);
-    this.scrub.value = Math.round(2000 * part);
-    this.scrub.style.setProperty("--part", part);
     const { who = "before the first message", more = "", where = "" } = script.beats[beat] ?? {};
-    const clock = humanSeconds(time - script.start);
-    this.scrub.setAttribute("aria-valuetext", `${clock}: ${who}`);
-    this.clock.textContent = clock;
+    this.bar.show(humanSeconds(time - script.start), who);
     this.fact.replaceChildren(h("strong", {}, who), h("span", {}, [more, where].filter(Boolean).join(" · ")));
     this.updates.mark(time);
     this.waiting.draw(script, this.look, this.scene.lanes, time);
@@ -137,28 +135,10 @@ export class Servers extends Sheet {
     this.root.dataset.beat = beat;
   }
 
-  icon() {
-    const { playing } = this.player;
-    this.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
-    this.play.setAttribute("aria-label", playing ? "pause (space)" : "play (space)");
-    this.root.dataset.playing = playing;
-  }
-
   typed(e) {
-    if (e.ctrlKey || e.metaKey || e.altKey || ["Tab", "Escape", "Enter"].includes(e.key)) return;
-    e.stopPropagation(); // JupyterLab has other uses for these keys
-    if (e.target.closest("select, input") || (e.key === " " && e.target.closest("button"))) return;
     const { player, script } = this;
     const update = (by) => player.go(script.at(this.updates.beside(player.time, by)));
-    const act = {
-      " ": () => player.toggle(), p: () => player.toggle(), n: () => player.step(1), b: () => player.step(-1),
-      ArrowRight: () => player.step(1), ArrowLeft: () => player.step(-1),
-      PageDown: () => update(1), PageUp: () => update(-1),
-      Home: () => player.go(-1), End: () => player.seek(script.end),
-    }[e.key];
-    if (!act) return;
-    e.preventDefault();
-    act();
+    this.bar.typed(e, { PageDown: () => update(1), PageUp: () => update(-1) });
   }
 
   dispose() {

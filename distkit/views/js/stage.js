@@ -1,8 +1,9 @@
 // The stage in the browser: plays a run along the links between its ranks, in trace time.
 
-import { h, still } from "./dom.js";
+import { h } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { brightness, readable } from "./colors.js";
+import { Bar, Player } from "./player.js";
 import { Scene } from "./scene.js";
 import { Script, words } from "./script.js";
 import { unfold } from "./unfold.js";
@@ -15,10 +16,21 @@ const KEYS = "Space plays and pauses; arrow right and left go to the next and th
   "page down and page up to the next and the previous round, Home and End to the ends; " +
   "v switches between contributions and values.";
 
+// All of a run in a time that its rounds give, and no long wait for what comes next.
+function pace(script) {
+  const { start, end, rounds, last } = script;
+  const rate = Math.max(end - start, 1e-9) / clamp(rounds * BEAT, BEAT, LONGEST); // of the trace's time per millisecond
+  return (time, elapsed) => {
+    const next = script.wakes(time);
+    const from = next - time > IDLE * rate ? next - IDLE * rate : time;
+    return Math.min(from + elapsed * rate, last);
+  };
+}
+
 export class Stage {
   constructor(model, el) {
     const picture = model.get("picture");
-    Object.assign(this, { model, theme: picture.theme, next: picture.next ?? 0, speed: 1, playing: false });
+    Object.assign(this, { model, theme: picture.theme, next: picture.next ?? 0 });
     this.#build(el);
     this.#listen();
     this.#load(picture);
@@ -29,19 +41,10 @@ export class Stage {
   // -- what is on the page ----------------------------------------------------------
 
   #build(el) {
-    const button = (name, label, icon, act) => {
-      const b = h("button", { type: "button", class: `dk-button dk-${name}`, "aria-label": label, title: label },
-        h("i", { class: `dk-icon dk-icon-${icon}`, "aria-hidden": "true" }));
-      b.addEventListener("click", act);
-      return b;
-    };
+    this.player = new Player(pace, () => this.#draw(), () => this.bar.tell(this.root));
+    this.bar = new Bar(this.player, SPEEDS, 1000);
     this.head = h("div", { class: "dk-head" });
     this.notices = h("ul", { class: "dk-notices" });
-    this.play = button("play", "play (space)", "play", () => this.#toggle());
-    this.speeds = h("select", { class: "dk-speed", "aria-label": "speed" }, SPEEDS.map((s) =>
-      h("option", { value: s, ...(s === 1 ? { selected: "" } : {}) }, `${s} ×`)));
-    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, max: 1000, step: 1, "aria-label": "time" });
-    this.clock = h("output", { class: "dk-clock" });
     this.mode = h("div", { class: "dk-mode", role: "group", "aria-label": "what the strips show" },
       ["contributions", "values"].map((name) => {
         const b = h("button", { type: "button", "data-mode": name }, name);
@@ -55,9 +58,7 @@ export class Stage {
         return b;
       }));
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
-      button("back", "previous message (←)", "left", () => this.#step(-1)), this.play,
-      button("next", "next message (→)", "right", () => this.#step(1)),
-      this.speeds, this.scrub, this.clock, this.clocks);
+      this.bar.buttons, this.bar.scrub, this.bar.clock, this.clocks);
     this.scene = new Scene();
     this.fact = h("p", { class: "dk-fact", "aria-live": "polite" });
     this.list = h("ol", { class: "dk-beats", "aria-label": "messages" });
@@ -77,15 +78,9 @@ export class Stage {
     on(this.root, "keydown", (e) => this.#typed(e));
     on(this.root, "transitionend", (e) => e.target === this.root && this.#look());
     on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#look());
-    on(this.speeds, "change", () => { this.speed = Number(this.speeds.value); });
-    on(this.scrub, "input", () => {
-      const [part, { start, end }] = [this.scrub.value / 1000, this.script];
-      this.#pause();
-      this.#seek(part < 1 ? start + part * (end - start) : end);
-    });
     on(this.list, "click", (e) => {
       const row = e.target.closest("li");
-      if (row) this.#glide(Number(row.dataset.beat));
+      if (row) this.player.go(Number(row.dataset.beat));
     });
   }
 
@@ -116,25 +111,26 @@ export class Stage {
 
   #load(told) {
     const picture = unfold(told);
-    const follows = !this.script || (this.picture.live && this.time >= this.script.end);
+    const follows = !this.script || (this.picture.live && this.player.time >= this.script.end);
     this.picture = picture;
     this.ticks ??= picture.clock ?? "time";
     this.script = new Script(picture, this.ticks === "rounds");
     for (const b of this.clocks.children) b.setAttribute("aria-pressed", String(b.dataset.clock === this.ticks));
+    const { opening } = this.script;
+    this.player.load(this.script, { opening, home: opening, follow: follows && picture.live });
     this.scene.load(picture, this.script);
     this.#words();
     this.#rows();
     this.#show(picture.known ? this.scene.mode ?? "contributions" : "values");
-    this.time = clamp(follows && picture.live ? this.script.end : this.time ?? this.script.opening,
-      this.script.start, this.script.end);
     this.#look();
   }
 
   // Another clock: the run begins anew.
   #wind(ticks) {
     if (ticks === this.ticks) return;
-    this.#pause();
-    Object.assign(this, { ticks, time: undefined });
+    this.player.pause();
+    Object.assign(this.player, { chosen: null, time: undefined });
+    this.ticks = ticks;
     this.#load(this.picture);
   }
 
@@ -162,135 +158,18 @@ export class Stage {
     this.marked = undefined;
   }
 
-  // -- time -----------------------------------------------------------------------------
-
-  #rate() { // seconds of the trace per millisecond
-    const { start, end, rounds } = this.script;
-    return (this.speed * Math.max(end - start, 1e-9)) / clamp(rounds * BEAT, BEAT, LONGEST);
-  }
-
-  #toggle() {
-    if (this.playing) return this.#pause();
-    if (this.time >= this.script.last) this.#seek(this.script.opening);
-    if (!this.script.beats.length) return;
-    this.playing = true;
-    this.#icon();
-    let before = performance.now();
-    const tick = (now) => {
-      if (!this.playing || this.gone) return;
-      this.#advance(Math.min(now - before, 100));
-      before = now;
-      if (this.time >= this.script.last) this.#pause();
-      else this.ticking = requestAnimationFrame(tick);
-    };
-    if (still()) this.#march();
-    else this.ticking = requestAnimationFrame(tick);
-  }
-
-  // Without motion: from message to message.
-  #march() {
-    if (!this.playing || this.gone) return;
-    this.#step(1, true);
-    if (this.time >= this.script.last) return this.#pause();
-    this.marching = setTimeout(() => this.#march(), BEAT / this.speed / 1.5);
-  }
-
-  #advance(elapsed) {
-    const rate = this.#rate();
-    const next = this.script.wakes(this.time);
-    const from = next - this.time > IDLE * rate ? next - IDLE * rate : this.time;
-    this.#seek(Math.min(from + elapsed * rate, this.script.last));
-  }
-
-  #pause() {
-    this.playing = false;
-    cancelAnimationFrame(this.ticking);
-    clearTimeout(this.marching);
-    this.#icon();
-    if (this.script) this.#draw();
-  }
-
-  #icon() {
-    this.play.firstChild.className = `dk-icon dk-icon-${this.playing ? "pause" : "play"}`;
-    this.play.setAttribute("aria-label", this.playing ? "pause (space)" : "play (space)");
-    this.root.dataset.playing = this.playing;
-  }
-
-  #seek(time) {
-    cancelAnimationFrame(this.gliding);
-    this.time = clamp(time, this.script.start, this.script.end);
-    this.#draw();
-  }
-
-  #step(by, playing = false) {
-    if (!playing) this.#pause();
-    const target = this.script.beside(this.#target ?? this.#current(), by);
-    if (target < 0) return this.#glideTo(this.script.opening, -1);
-    this.#glide(target);
-  }
-
-  #target = null;
-
-  #current() {
-    return this.chosen ?? this.script.at(this.time);
-  }
-
-  #round(by) {
-    this.#pause();
-    this.#glide(this.script.round(this.#target ?? this.#current(), by));
-  }
-
-  // To the moment when a message has arrived, seeing it come if that is near.
-  #glide(i) {
-    if (i < 0) return this.#seek(this.script.opening);
-    const beat = this.script.beats[i];
-    if (beat) this.#glideTo(beat.end ?? this.script.end, i);
-  }
-
-  #glideTo(time, i) {
-    cancelAnimationFrame(this.gliding);
-    const from = this.time;
-    const beat = this.script.beats[i];
-    const begin = beat && time > from ? Math.max(from, beat.begin) : from;
-    const finish = () => {
-      this.#target = null;
-      this.chosen = i;
-      this.time = time;
-      this.#draw(false, true);
-    };
-    if (still() || time <= from) return finish();
-    this.#target = i;
-    const started = performance.now();
-    const tick = (now) => {
-      const t = clamp((now - started) / 520, 0, 1);
-      if (t >= 1) return finish();
-      this.time = begin + t * (time - begin);
-      this.chosen = null;
-      this.#draw();
-      this.gliding = requestAnimationFrame(tick);
-    };
-    this.gliding = requestAnimationFrame(tick);
-  }
-
   // -- drawing -------------------------------------------------------------------------------
 
   #show(mode) {
     this.scene.mode = mode;
     for (const b of this.mode.children) b.setAttribute("aria-pressed", String(b.dataset.mode === mode));
-    if (this.time !== undefined) this.#draw(true);
+    this.#draw(true);
   }
 
-  #draw(anew = false, chosen = false) {
-    if (!chosen) this.chosen = null;
-    const { script, time } = this;
-    const now = this.chosen ?? script.at(time);
-    this.scene.draw(time, { anew, resting: !this.playing && this.#target === null ? now : -1 });
-    const part = (time - script.start) / Math.max(script.end - script.start, 1e-12);
-    this.scrub.value = Math.round(1000 * part);
-    this.scrub.style.setProperty("--part", part);
-    const clock = script.says(time);
-    this.scrub.setAttribute("aria-valuetext", clock);
-    if (this.clock.textContent !== clock) this.clock.textContent = clock;
+  #draw(anew = false) {
+    const { script, player: { time, beat: now, resting } } = this;
+    this.scene.draw(time, { anew, resting: resting ? now : -1 });
+    this.bar.show(script.says(time));
     if (now !== this.marked) this.#mark(now);
     this.root.dataset.beat = now;
   }
@@ -312,26 +191,21 @@ export class Stage {
   // -- the reader ------------------------------------------------------------------------------
 
   #typed(e) {
-    if (e.ctrlKey || e.metaKey || e.altKey || ["Tab", "Escape", "Enter"].includes(e.key)) return;
-    e.stopPropagation(); // JupyterLab has other uses for these keys
-    if (e.target.closest("select, input") || (e.key === " " && e.target.closest("button"))) return;
-    const act = {
-      " ": () => this.#toggle(), p: () => this.#toggle(), n: () => this.#step(1), b: () => this.#step(-1),
-      ArrowRight: () => this.#step(1), ArrowLeft: () => this.#step(-1),
+    this.bar.typed(e, {
       PageDown: () => this.#round(1), PageUp: () => this.#round(-1),
-      Home: () => { this.#pause(); this.#seek(this.script.opening); },
-      End: () => { this.#pause(); this.#seek(this.script.end); },
       v: () => this.picture.known && this.#show(this.scene.mode === "values" ? "contributions" : "values"),
-    }[e.key];
-    if (!act) return;
-    e.preventDefault();
-    act();
+    });
+  }
+
+  // To the next round, or the one before; after the last there is none.
+  #round(by) {
+    const { player, script } = this;
+    const to = script.round(player.target ?? player.beat, by);
+    if (to >= 0 || by < 0) player.go(to);
   }
 
   dispose() {
-    this.gone = true;
-    this.#pause();
-    cancelAnimationFrame(this.gliding);
+    this.player.pause();
     this.stop.abort();
     this.model.off("change", this.changed);
     this.root.remove();

@@ -1,0 +1,179 @@
+// Goes through a script's beats: plays, pauses, steps, seeks; and the buttons, the scale and the keys for that.
+
+import { h, still } from "./dom.js";
+import { clamp } from "./numbers.js";
+
+const GLIDE = 520; // milliseconds of a step
+const MARCH = 800; // milliseconds from beat to beat without motion
+
+export class Player {
+  // show(moving): time or beat have changed; told(): it has begun or ended to play.
+  // pace(script): where a time has come to after so many milliseconds at speed 1.
+  constructor(pace, show, told) {
+    Object.assign(this, { pace, show, told, speed: 1, playing: false, chosen: null, target: null });
+  }
+
+  // home: the time before the first beat's end; follow: stay at the end.
+  load(script, { opening, home = script.start, follow = false }) {
+    Object.assign(this, { script, home, after: this.pace(script) });
+    if (follow) this.chosen = null;
+    this.time = clamp(follow ? script.end : this.time ?? opening, script.start, script.end);
+  }
+
+  // The beat that is shown; -1: none has ended yet.
+  get beat() {
+    return this.chosen ?? this.script.at(this.time);
+  }
+
+  get resting() {
+    return !this.playing && this.target === null;
+  }
+
+  toggle() {
+    if (this.playing) return this.pause();
+    const { script } = this;
+    if (!script.beats.length) return;
+    if (this.time >= script.last) this.seek(this.home);
+    this.playing = true;
+    this.told();
+    if (still()) return this.#march();
+    let before = performance.now();
+    const tick = (now) => {
+      if (!this.playing) return;
+      this.#advance(Math.min(now - before, 100) * this.speed);
+      before = now;
+      if (this.time >= this.script.last) return this.pause();
+      this.show(true);
+      this.ticking = requestAnimationFrame(tick);
+    };
+    this.ticking = requestAnimationFrame(tick);
+  }
+
+  // Without motion: from beat to beat.
+  #march() {
+    if (!this.playing) return;
+    this.#to(this.script.beside(this.beat, 1));
+    this.show(false);
+    if (this.time >= this.script.last) return this.pause();
+    this.marching = setTimeout(() => this.#march(), MARCH / this.speed);
+  }
+
+  #advance(elapsed) {
+    this.chosen = null;
+    this.time = this.after(this.time, elapsed);
+  }
+
+  pause() {
+    cancelAnimationFrame(this.ticking);
+    cancelAnimationFrame(this.gliding);
+    clearTimeout(this.marching);
+    const was = this.playing;
+    Object.assign(this, { playing: false, target: null });
+    if (was) this.told();
+    if (this.script) this.show(false);
+  }
+
+  seek(time) {
+    this.chosen = null;
+    this.time = clamp(time, this.script.start, this.script.end);
+    this.pause();
+  }
+
+  step(by) {
+    this.go(this.script.beside(this.target ?? this.beat, by));
+  }
+
+  // To a beat's end, seeing it come if that is near.
+  go(i) {
+    const from = this.time;
+    this.pause();
+    const beat = this.script.beats[i];
+    const end = beat ? beat.end ?? this.script.end : this.home;
+    if (still() || !beat || end <= from) {
+      this.#to(i);
+      return this.show(false);
+    }
+    const begin = Math.max(from, beat.begin);
+    const started = performance.now();
+    this.target = i;
+    const tick = (now) => {
+      const part = (now - started) / GLIDE;
+      if (part >= 1) {
+        this.target = null;
+        this.#to(i);
+        return this.show(false);
+      }
+      this.chosen = null;
+      this.time = begin + Math.max(part, 0) * (end - begin);
+      this.show(true);
+      this.gliding = requestAnimationFrame(tick);
+    };
+    this.gliding = requestAnimationFrame(tick);
+  }
+
+  #to(i) {
+    const beat = this.script.beats[i];
+    this.chosen = i;
+    this.time = beat ? beat.end ?? this.script.end : this.home;
+  }
+}
+
+// Buttons, speeds, the scale of time, the clock. steps: of the scale.
+export class Bar {
+  constructor(player, speeds, steps) {
+    Object.assign(this, { player, steps });
+    const button = (name, label, icon, act) => {
+      const b = h("button", { type: "button", class: `dk-button dk-${name}`, "aria-label": label, title: label },
+        h("i", { class: `dk-icon dk-icon-${icon}`, "aria-hidden": "true" }));
+      b.addEventListener("click", act);
+      return b;
+    };
+    this.play = button("play", "play (space)", "play", () => player.toggle());
+    this.speeds = h("select", { class: "dk-speed", "aria-label": "speed" }, speeds.map((s) =>
+      h("option", { value: s, ...(s === 1 ? { selected: "" } : {}) }, `${s} ×`)));
+    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, max: steps, step: 1, "aria-label": "time" });
+    this.clock = h("output", { class: "dk-clock" });
+    this.buttons = [button("back", "previous message (←)", "left", () => player.step(-1)), this.play,
+      button("next", "next message (→)", "right", () => player.step(1)), this.speeds];
+    this.speeds.addEventListener("change", () => { player.speed = Number(this.speeds.value); });
+    this.scrub.addEventListener("input", () => {
+      const { start, end } = player.script;
+      const part = this.scrub.value / steps;
+      player.seek(part < 1 ? start + part * (end - start) : end);
+    });
+  }
+
+  // The time that is shown, on the scale and in words.
+  show(clock, more = "") {
+    const { time, script } = this.player;
+    const part = (time - script.start) / Math.max(script.end - script.start, 1e-12);
+    this.scrub.value = Math.round(this.steps * part);
+    this.scrub.style.setProperty("--part", part);
+    this.scrub.setAttribute("aria-valuetext", more ? `${clock}: ${more}` : clock);
+    if (this.clock.textContent !== clock) this.clock.textContent = clock;
+  }
+
+  // Whether it plays.
+  tell(root) {
+    const { playing } = this.player;
+    this.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
+    this.play.setAttribute("aria-label", playing ? "pause (space)" : "play (space)");
+    root.dataset.playing = playing;
+  }
+
+  // A key was typed; more: what a view's own keys do.
+  typed(e, more) {
+    if (e.ctrlKey || e.metaKey || e.altKey || ["Tab", "Escape", "Enter"].includes(e.key)) return;
+    e.stopPropagation(); // JupyterLab has other uses for these keys
+    if (e.target.closest("select, input") || (e.key === " " && e.target.closest("button"))) return;
+    const { player } = this;
+    const act = {
+      " ": () => player.toggle(), p: () => player.toggle(), n: () => player.step(1), b: () => player.step(-1),
+      ArrowRight: () => player.step(1), ArrowLeft: () => player.step(-1),
+      Home: () => player.go(-1), End: () => player.seek(player.script.end), ...more,
+    }[e.key];
+    if (!act) return;
+    e.preventDefault();
+    act();
+  }
+}

@@ -1,0 +1,44 @@
+"""The picture beside a widget: what stays in the notebook is what was drawn last."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from distkit.views.still import Still
+
+
+class Handle:
+    """Where IPython would replace the picture."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def update(self, bundle: dict[str, str], raw: bool) -> None:
+        self.sent.append(bundle["text/plain"])
+
+
+def test_a_slow_drawing_does_not_replace_a_newer_one() -> None:
+    state, drawing, finish = ["old"], threading.Event(), threading.Event()
+
+    def draw() -> tuple[str, str]:
+        now = state[0]
+        if now == "old":
+            drawing.set()
+            finish.wait(10)
+        return "<svg/>", now
+
+    still = Still(draw)
+    handle: Any = Handle()
+    still._handle = handle
+    slow = threading.Thread(target=still.renew)
+    slow.start()
+    assert drawing.wait(10)
+    state[0] = "new"
+    quick = threading.Thread(target=still.renew)
+    quick.start()
+    quick.join(0.1)  # it may be done by now; it must not be
+    finish.set()
+    slow.join(10)
+    quick.join(10)
+    assert handle.sent == ["old", "new"]
