@@ -61,7 +61,7 @@ class Cockpit(Timeline):
         with self._lock:
             changes = self._stepping.changes(self._source, trouble=self._trouble)
             events = self._source.trace.events if "moments" in changes else ()
-            patch = self._projection.feed(events[self._seen :])
+            patch = self._bars.take(events[self._seen :])
             self._seen = max(self._seen, len(events))
             if changes:
                 more = {f"step{self._stepped}": changes}
@@ -127,7 +127,7 @@ class Cockpit(Timeline):
     # -- elsewhere ------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return to_table(self._steps(), self._first(3 * MAX_BARS))
+        return to_table(self._steps(), self._bars.first(3 * MAX_BARS))
 
     def _svg(self) -> str:
-        return to_svg(self._steps(), self._first(3 * MAX_BARS))
+        return to_svg(self._steps(), self._bars.first(3 * MAX_BARS))

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from distkit.events import Event, Trace
+from distkit.views.bars import Bars
 from distkit.views.columns import Columns
 from distkit.views.compare_figures import figures, training
 from distkit.views.frame import Json, clean
-from distkit.views.packing import lettered, packed
-from distkit.views.projection import Projection
 from distkit.views.units import count, human_seconds
 
-#: Up to so many operations are told one by one, more of them in columns.
-FEW = 1_000
 #: The figures of a run that goes on are renewed each time it has grown by this part.
 GROWN = 0.1
 MAX_NOTICES = 6
@@ -67,20 +64,17 @@ class Side:
     def __init__(self, name: str, trace: Trace, live: bool = False) -> None:
         self.name, self.live = name, live
         self._meta, self._events = trace.meta, list[Event]()  # a run hands over all it has
-        self._projection = Projection(trace.meta, live=True) if live else None
-        if self._projection is not None:
-            self._projection.feed(trace.events)
+        self._bars = Bars(trace, live, thin=True)
         self._settle(trace)
 
     def _settle(self, trace: Trace) -> None:
         """Look at the whole trace so far."""
-        self.columns, self._seen = Columns(trace), len(trace)
+        self.columns, self._seen = self._bars.columns or Columns(trace), len(trace)
         self.told = about(self.name, trace, self.columns, live=self.live)
 
     def take(self, events: list[Event]) -> Json | None:
         """Take in events of the run; what changed in the picture, None for nothing."""
-        assert self._projection is not None
-        patch = self._projection.feed(events)
+        patch = self._bars.take(events)
         self._events += events
         return patch if patch["bars"] else None
 
@@ -93,21 +87,15 @@ class Side:
 
     def end(self, trace: Trace) -> Json:
         """The run is over: take in its whole trace, return what changed."""
-        assert self._projection is not None
-        self.live = self._projection.live = False
-        self._projection.meta = dict(trace.meta)
-        patch = self._projection.feed(trace.events)
-        whole, self._projection = self._projection.whole, None
+        self.live = False
+        patch = self._bars.end(trace)
         self._settle(trace)
-        return patch if whole else lettered(packed(self.columns, thin=True))
+        return patch
 
     @property
     def picture(self) -> Json:
         """Bars and arrows, as the painter of the timeline takes them."""
-        if self._projection is not None:
-            return self._projection.snapshot()
-        few = len(self.columns.ops) <= FEW
-        return self.columns.picture() if few else packed(self.columns, thin=True)
+        return self._bars.picture()
 
 
 def about(name: str, trace: Trace, columns: Columns, *, live: bool = False) -> Json:

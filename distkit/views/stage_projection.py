@@ -16,7 +16,7 @@ from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State, Trace
 from distkit.views.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
 from distkit.views.projection import Json, clean
 from distkit.views.stage_layout import KINDS, Pair, arrange, pattern
-from distkit.views.units import count, human_bytes, human_seconds
+from distkit.views.units import count, human_bytes
 
 #: At most so many beats and links are drawn, of so many ranks; a notice names the rest.
 MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
@@ -339,8 +339,3 @@ def _opening(picture: Json) -> float:
     first = min((b["end"] for b in picture["beats"] if b["end"] is not None), default=math.inf)
     times = (c["time"] for c in picture["changes"] if c["time"] < first)
     return float(max(times, default=picture["start"]))
-
-
-def spent(picture: Json) -> str:
-    """How long the run took."""
-    return human_seconds(picture["end"] - picture["start"])

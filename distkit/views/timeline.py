@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from distkit.events import Event, Trace
 from distkit.views.assets import css, esm
-from distkit.views.columns import Columns
+from distkit.views.bars import Bars
 from distkit.views.frame import Json
-from distkit.views.packing import lettered, packed
-from distkit.views.projection import Projection
 from distkit.views.static import MAX_BARS, to_svg
 from distkit.views.text import table
 from distkit.views.view import View
-
-#: Up to so many operations are told one by one, more of them in columns.
-FEW = 1_000
 
 
 class Timeline(View):
@@ -46,34 +41,20 @@ class Timeline(View):
     _css = css("timeline")
 
     def _begin(self, trace: Trace, live: bool) -> None:
-        self._projection = Projection(trace.meta, live=live)
-        self._columns = None if live else Columns(trace)
-        if live:
-            self._projection.feed(trace.events)
+        self._bars = Bars(trace, live)
 
     def _take(self, events: list[Event]) -> Json | None:
-        patch = self._projection.feed(events)
+        patch = self._bars.take(events)
         return patch if patch["bars"] else None
 
     def _end(self, trace: Trace) -> Json:
-        self._projection.meta, self._projection.live = dict(trace.meta), False
-        patch = self._projection.feed(trace.events)  # what is open now stays open
-        if self._projection.whole:
-            return patch
-        self._columns = Columns(trace)  # more than was drawn so far: all of it, anew
-        return lettered(packed(self._columns))
+        return self._bars.end(trace)
 
     def _picture(self) -> Json:
-        if self._columns is None:
-            return self._projection.snapshot()
-        return self._columns.picture() if len(self._columns.ops) <= FEW else packed(self._columns)
-
-    def _first(self, most: int) -> Json:
-        """About the first ``most`` operations, for static pictures."""
-        return self._picture() if self._columns is None else self._columns.picture(most)
+        return self._bars.picture()
 
     def _svg(self) -> str:
-        return to_svg(self._first(3 * MAX_BARS))
+        return to_svg(self._bars.first(3 * MAX_BARS))
 
     def __repr__(self) -> str:
-        return table(self._first(3 * MAX_BARS))
+        return table(self._bars.first(3 * MAX_BARS))

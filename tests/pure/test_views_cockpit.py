@@ -458,7 +458,7 @@ def test_a_program_whose_source_is_not_known_has_a_picture():
 
 def test_a_long_run_that_is_over_keeps_a_picture_of_how_it_began():
     cockpit = Cockpit(ring(3))
-    cockpit._columns = Columns(big(4000))
+    cockpit._bars.columns = Columns(big(4000))
     words = texts(cockpit._svg())
     assert any(word.endswith("of 4,000 operations") for word in words)
     assert cockpit._svg().count("<rect") > 100
