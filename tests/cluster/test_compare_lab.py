@@ -39,15 +39,28 @@ dk.Compare({"ring": own, "torch": other})
 WAIT = "go.touch()\nother.wait()\ncluster.stop()"
 
 
-def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
-    (lab.root / "compare.ipynb").write_text(notebook(START, LIVE, WAIT))
-    page = tab.page
-    page.goto(lab.address("compare.ipynb"))
+def live(lab: Any, page: Any, name: str) -> Any:
+    """The comparison of a run with one that goes on, in a notebook of this name."""
+    (lab.root / name).write_text(notebook(START, LIVE, WAIT))
+    page.goto(lab.address(name))
     page.wait_for_function(IDLE, timeout=60_000)
     for cell in (0, 1):
         run_cell(page, cell)
     view = page.locator(".distkit-compare[data-drawn]")
     view.locator(".dkc-title .dk-live").wait_for()
+    return view
+
+
+def test_a_view_says_when_its_kernel_has_ended(lab: Any, tab: Any) -> None:
+    page = tab.page
+    view = live(lab, page, "compare-ended.ipynb")
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    view.locator(".dkc-title .dk-live", has_text="the kernel has ended").wait_for()
+
+
+def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
+    page = tab.page
+    view = live(lab, page, "compare.ipynb")
     cells = page.locator(".jp-Cell").count()
     view.locator("canvas").first.focus()
     page.keyboard.press("o")
