@@ -3,6 +3,7 @@
 MXNet wants a Python of its own: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
 the path of that Python in ``DISTKIT_MXNET_PYTHON``. Without it the reference is a loopback ZeroMQ
 socket that echoes the same bytes: how far the parameter server is from bare messages.
+TensorFlow trains the same model beside both, see :mod:`distkit.bench.kvstore_tensorflow`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from distkit.bench import kvstore_faults, kvstore_peers
+from distkit.bench import kvstore_faults, kvstore_peers, kvstore_tensorflow
 from distkit.bench.figure import Figure, figure
 
 #: Workers and servers.
@@ -26,7 +27,10 @@ BATCH, RATE = 32, 0.1
 #: Upper limits of our time over MXNet's: must and aim.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
+#: Contenders: seconds of each of their turns, by size and by "step" of training.
 Seconds = dict[Any, list[float]]
+Turns = dict[str, Seconds]
+OURS = "ours"
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
@@ -36,14 +40,13 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     for workers, servers in CLUSTERS:
         for mode in STEPS:
             trips = {size: n for (m, size), n in TRIPS.items() if m == mode}
-            ours, theirs, peer = _turns(workers, servers, mode, trips, reps, say)
+            turns = _turns(workers, servers, mode, trips, reps, say)
             where = f"{workers} workers + {servers} server{'s' * (servers > 1)}, {mode}"
-            figures += _figures(where, workers, ours, theirs, peer)
+            figures += _figures(where, workers, turns)
             details[where] = {
                 f"{what}, {who}": {"us": [1e6 * s for s in times], "median_us": 1e6 * median(times)}
-                for who, found in (("ours", ours), (peer, theirs))
-                for what, times in found.items()
-            }
+                for who, found in turns.items() for what, times in found.items()
+            }  # fmt: skip
     found, seen = kvstore_faults.measure(say)
     return figures + found, details | seen
 
@@ -51,24 +54,27 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
 def _turns(
     workers: int, servers: int, mode: str, trips: dict[int, int], reps: int,
     say: Callable[[str], None],
-) -> tuple[Seconds, Seconds, str]:  # fmt: skip
-    """Each contender's seconds by size, and by "step" of training; and the peer's name."""
+) -> Turns:  # fmt: skip
+    """Each contender's seconds: ours, MXNet's or the echo's, TensorFlow's."""
     from distkit.cluster.cluster import Cluster
 
-    ours: Seconds = {}
-    theirs: Seconds = {}
+    turns: Turns = {OURS: {}}
     data, jobs = kvstore_peers.digits(), {"trips": trips, "steps": STEPS[mode]}
-    python = os.environ.get("DISTKIT_MXNET_PYTHON")
-    with kvstore_peers.peer(python, workers, servers, mode, data) as peer, Cluster(
-        workers=workers, servers=servers
-    ) as cluster:
+    mxnet, tensorflow = map(os.environ.get, ("DISTKIT_MXNET_PYTHON", "DISTKIT_TENSORFLOW_PYTHON"))
+    with (
+        kvstore_peers.peer(mxnet, workers, servers, mode, data) as peer,
+        kvstore_tensorflow.tensorflow(tensorflow, workers, servers, data) as other,
+        Cluster(workers=workers, servers=servers) as cluster,
+    ):
         for rep in range(reps):
             say(f"kvstore: {workers} + {servers}, {mode}, {rep + 1} of {reps}")
             for job in jobs.items():
                 run = cluster._submit(on_worker, (mode, job, data), {}, record=False).wait()
-                _add(ours, run.results)
-                _add(theirs, peer.turn(job))
-        return ours, theirs, peer.name
+                _add(turns[OURS], run.results)
+                _add(turns.setdefault(peer.name, {}), peer.turn(job))
+            if other is not None:
+                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [other.turn(STEPS[mode])])
+    return turns
 
 
 def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
@@ -76,13 +82,11 @@ def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
         seconds.setdefault(what, []).append(max(result[what] for result in results))
 
 
-def _figures(
-    where: str, workers: int, ours: Seconds, theirs: Seconds, peer: str
-) -> list[Figure]:  # fmt: skip
+def _figures(where: str, workers: int, turns: Turns) -> list[Figure]:
+    """Each of our times beside that of MXNet or the echo, a step beside TensorFlow's, too."""
     found = []
-    for what, seconds in ours.items():
-        against = theirs.get(what)
-        us, reference = _us(seconds), _us(against) if against else None
+    peer = kvstore_peers.MXNET if kvstore_peers.MXNET in turns else kvstore_peers.ECHO
+    for what, seconds in turns[OURS].items():
         limits: dict[str, Any] = {}
         if what == "step":
             rate = workers * BATCH / median(seconds)
@@ -94,8 +98,22 @@ def _figures(
             limits = dict(zip(("must", "aim"), _LIMITS[int(what)], strict=True))
         if peer != kvstore_peers.MXNET:
             limits = {}  # they hold for MXNet
-        found.append(figure(name, "us", us, peer, reference, **limits))
+        found.append(figure(name, "us", _us(seconds), peer, _us(turns[peer].get(what)), **limits))
+        if what == "step":
+            found += _beside_tensorflow(name, seconds, turns.get(kvstore_tensorflow.NAME, {}))
     return found
+
+
+def _beside_tensorflow(name: str, seconds: list[float], theirs: Seconds) -> list[Figure]:
+    """A step beside a step of TensorFlow's, and beside one of ten in a call of its coordinator."""
+    if not theirs:
+        return [figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, must=1 / 3, aim=0.1)]
+    limits: dict[str, dict[str, float]] = {"step": {"must": 1 / 3, "aim": 0.1}}
+    return [
+        figure(name, "us", _us(seconds), f"{kvstore_tensorflow.NAME} ({what})", _us(times),
+               **limits.get(what, {}))
+        for what, times in theirs.items()
+    ]  # fmt: skip
 
 
 def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
@@ -167,8 +185,8 @@ def _timed(kv: Any, call: Callable[[], None], calls: int) -> float:
     return seconds
 
 
-def _us(seconds: list[float]) -> list[float]:
-    return [1e6 * s for s in seconds]
+def _us(seconds: list[float] | None) -> list[float]:
+    return [1e6 * s for s in seconds or []]
 
 
 def _size(size: int) -> str:

@@ -1,4 +1,7 @@
-"""The simulator's speed, and how well a calibrated model predicts what all-reduces take here."""
+"""The simulator's speed, and how well calibrated models predict what things take here.
+
+What is predicted are all-reduces, and the parameter server (:mod:`distkit.bench.serving`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from distkit.bench import serving
 from distkit.bench.figure import Figure, figure
 
 RANKS, MANY = 4096, 1_000_000
@@ -20,7 +24,7 @@ TENSORS = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Time the simulator and the closed forms, then predict and measure all-reduces in turns."""
+    """Time the simulator and the closed forms, then predict and measure in turns."""
     say(f"simulate: a ring of {RANKS} ranks")
     rings = [_seconds(_ring) for _ in range(reps)]
     say(f"simulate: all closed forms for 1 to {MANY:,} ranks")
@@ -29,6 +33,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     for n in GROUPS:
         say(f"simulate: predicting and measuring {n} ranks")
         rows += predicted(n, TENSORS, reps)
+    served, seen = serving.measure(reps, say)
     errors = [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
     limits: dict[str, Any] = {"absolute": True}
     messages = 2 * RANKS * (RANKS - 1) / median(rings) / 1e6
@@ -39,7 +44,8 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
                must=1, aim=0.1, **limits),
         figure(f"error of calibrated predictions, {len(rows)} algorithms x sizes x ranks", "%",
                errors, must=25, aim=10, **limits),
-    ], {"ring_s": rings, "forms_s": forms, "predictions": rows}  # fmt: skip
+        *served,
+    ], {"ring_s": rings, "forms_s": forms, "predictions": rows, **seen}  # fmt: skip
 
 
 def _seconds(action: Callable[[], object]) -> float:

@@ -3,20 +3,23 @@
 :mod:`~distkit.simulation.cost` has the formulas of the papers; :func:`simulate` plays a schedule
 on a :class:`Network` and writes the trace that real ranks would have left; :func:`data_parallel`,
 :func:`pipeline` and :func:`parameter_server` play whole training steps; :func:`calibrate`
-measures what the formulas need.
+measures what the formulas need. :class:`Host` is a machine whose processors a parameter server's
+workers and servers share.
 """
 
 from distkit.simulation import cost
 from distkit.simulation.calibration import Measured, calibrate
+from distkit.simulation.game import Served
+from distkit.simulation.hosting import Host
 from distkit.simulation.network import Link, Network
 from distkit.simulation.plots import compare
-from distkit.simulation.serving import Served, parameter_server, place
+from distkit.simulation.serving import parameter_server, place
 from distkit.simulation.simulator import finish_times, simulate
 from distkit.simulation.stragglers import Stragglers, constant, exponential, lognormal
 from distkit.simulation.training import Workload, data_parallel, pipeline
 
 __all__ = [
-    "Link", "Measured", "Network", "Served", "Stragglers", "Workload", "calibrate", "compare",
-    "constant", "cost", "data_parallel", "exponential", "finish_times", "lognormal",
+    "Host", "Link", "Measured", "Network", "Served", "Stragglers", "Workload", "calibrate",
+    "compare", "constant", "cost", "data_parallel", "exponential", "finish_times", "lognormal",
     "parameter_server", "pipeline", "place", "simulate",
 ]  # fmt: skip

@@ -12,9 +12,9 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from distkit.simulation.fitting import FEWEST, Fit, fit, quiet
+from distkit.simulation.fitting import FEWEST, Fit, along, fit, quiet
 from distkit.simulation.network import Floats, Network
 
 #: What is measured by default [bytes], and how often.
@@ -207,22 +207,14 @@ class Measured(Network):
         share = np.interp(size.size, counts, np.arange(len(counts)))
         low = int(share)
         high = min(low + 1, len(counts) - 1)
-        fewer, more = (_along(size, self.sizes, self._times[i]) for i in (low, high))
+        fewer, more = (along(size, self.sizes, self._times[i]) for i in (low, high))
         return fewer + (share - low) * (more - fewer)
 
     def calling(self, nbytes: int) -> float:
         """See :meth:`Network.calling`."""
-        return float(_along(np.array(float(nbytes)), self.sizes, self._calls))
+        return float(along(np.array(float(nbytes)), self.sizes, self._calls))
 
     def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.adding`."""
         size = np.asarray(nbytes, float)
-        return np.where(size > 0, _along(size, self.sizes, self._adds), 0.0)
-
-
-def _along(size: Floats, sizes: NDArray[np.float64], times: NDArray[np.float64]) -> Floats:
-    """Linear between the sizes, and on beyond the last."""
-    slope = max(0.0, (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
-    found: Floats = np.interp(size, sizes, times) + slope * np.maximum(size - sizes[-1], 0.0)
-    return found
-
+        return np.where(size > 0, along(size, self.sizes, self._adds), 0.0)

@@ -33,6 +33,17 @@ def quiet(times: ArrayLike) -> Floats:
     return found
 
 
+def along(size: Floats, sizes: Floats, times: Floats) -> Floats:
+    """Linear between the sizes, and on beyond the last.
+
+    >>> along(np.array([1.5, 4.0]), np.array([1.0, 2.0]), np.array([10.0, 20.0])).tolist()
+    [15.0, 40.0]
+    """
+    slope = max(0.0, (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
+    found: Floats = np.interp(size, sizes, times) + slope * np.maximum(size - sizes[-1], 0.0)
+    return found
+
+
 @dataclass(frozen=True)
 class Fit:
     """A link and the 95 % confidence intervals of its first protocol's alpha and beta.

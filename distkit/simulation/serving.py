@@ -1,21 +1,19 @@
 """Plays training with a parameter server: synchronous, asynchronous, bounded, with backups. Pure.
 
-A worker pulls from every server, computes, and pushes to every server. Servers and workers send
-one message and receive one at a time, so that queues form where they would.
+A worker pulls from every server, computes, and pushes to every server. Over links, servers and
+workers send one message and receive one at a time, so that queues form where they would; on one
+host, all share its processors.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, Op, State, Trace
+from distkit.simulation.game import Game, Served
+from distkit.simulation.hosting import Host, Hosted
 from distkit.simulation.network import Link, a_link
 from distkit.simulation.stragglers import Delay, Stragglers, constant
 
@@ -39,29 +37,9 @@ def place(tensors: Sequence[int], servers: int) -> Floats:
     return load
 
 
-@dataclass
-class Served:
-    """What came of it: ``trace``; when steps were complete; how stale gradients were; waiting.
-
-    ``finished`` are the times [s] at which gradients were applied, ``staleness`` how many others
-    had been applied since their worker pulled (none if synchronous), ``waited`` the seconds each
-    worker stood still, ``dropped`` the gradients that backups made superfluous.
-    """
-
-    finished: list[float] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)
-    waited: Floats = field(default_factory=lambda: np.zeros(0))
-    dropped: int = 0
-    trace: Trace = field(default_factory=Trace)
-
-    @property
-    def seconds(self) -> float:
-        """When the last gradient was applied."""
-        return max(self.finished, default=0.0)
-
-
 def parameter_server(
-    workers: int, tensors: Sequence[int], servers: int, link: Link, compute: Delay | float, *,
+    workers: int, tensors: Sequence[int], servers: int, link: Link | Host,
+    compute: Delay | float, *,
     steps: int = 1, staleness: float = 0, backups: int = 0,
     stragglers: Stragglers | None = None, seed: int = 0, record: bool = True,
 ) -> Served:  # fmt: skip
@@ -71,7 +49,7 @@ def parameter_server(
         workers: number of workers; their ranks come first, then the servers'.
         tensors: bytes of each parameter array, placed whole by :func:`place`.
         servers: number of servers.
-        link: between workers and servers.
+        link: between workers and servers, or the host whose processes they are.
         compute: seconds of a step's computation, or what draws them.
         steps: of each worker.
         staleness: by how many steps a worker may be ahead of the slowest one: 0 is synchronous
@@ -93,7 +71,8 @@ def parameter_server(
         >>> parameter_server(4, [400], 1, free, 1.0, steps=3).seconds
         3.0
     """
-    a_link(link)
+    if not isinstance(link, Host):
+        a_link(link)
     if workers < 1 or steps < 1:
         raise ValueError(f"{workers} workers, {steps} steps: there must be at least one of each")
     if not 0 <= backups < workers:
@@ -103,151 +82,9 @@ def parameter_server(
             f"a staleness of {staleness} with {backups} backups: it is not negative, and backups "
             "are of synchronous training, staleness=0"
         )
-    game = _Game(workers, place(tensors, servers), link, steps, staleness, backups, seed, record)
+    load, rules = place(tensors, servers), (steps, staleness, backups, seed, record)
+    game = (Hosted(workers, load, link, *rules) if isinstance(link, Host)
+            else Game(workers, load, link, *rules))  # fmt: skip
     game.compute = compute if callable(compute) else constant(compute)
     game.slow = (stragglers or Stragglers()).factors(workers)
     return game.play()
-
-
-class _Game:
-    """Workers, servers and what happens next, in order of time."""
-
-    compute: Delay
-    slow: Floats
-
-    def __init__(
-        self, workers: int, load: Floats, link: Link, steps: int, staleness: float, backups: int,
-        seed: int, record: bool,
-    ) -> None:  # fmt: skip
-        self.workers, self.servers, self.load = workers, len(load), load
-        self.steps, self.staleness, self.backups = steps, staleness, backups
-        self.took: list[float] = link.seconds(load).tolist()
-        self.gamma = (link.gamma * load).tolist()
-        self.rng, self.record = np.random.default_rng(seed), record
-        self.into, self.out = [0.0] * self.servers, [0.0] * self.servers  # busy until
-        self.step, self.pulled = [0] * workers, [0] * workers
-        self.version = 0  # gradients applied, of all workers
-        self.came: list[list[int]] = [[] for _ in range(steps)]  # workers, in each step
-        self.updates = 0
-        self.waiting: dict[int, float] = {}  # worker -> since when
-        self.heap: list[tuple[float, int, int, str, int, int]] = []
-        self.number = 0
-        self.events: list[Event] = []
-        self.seq = [0] * (workers + self.servers)
-        self.result = Served(waited=np.zeros(workers))
-
-    def play(self) -> Served:
-        for w in range(self.workers):
-            self._next(0.0, w, "pull", 0)
-        while self.heap:
-            time, _, w, what, j, step = heapq.heappop(self.heap)
-            if step == self.step[w]:  # else it was told to stop
-                {"pull": self._pull, "compute": self._compute, "push": self._push}[what](time, w, j)
-        self.result.waited = np.array(self.result.waited)
-        self.result.trace = self._trace()
-        return self.result
-
-    def _next(self, time: float, w: int, what: str, j: int) -> None:
-        self.number += 1
-        heapq.heappush(self.heap, (time, self.number, w, what, j, self.step[w]))
-
-    def _pull(self, time: float, w: int, j: int) -> None:
-        if j == 0:
-            self.pulled[w] = self.version
-        end = self._transfer(Op.PULL, time, w, j, self.out)
-        self._next(end, w, *(("pull", j + 1) if j + 1 < self.servers else ("compute", 0)))
-
-    def _compute(self, time: float, w: int, j: int) -> None:
-        took = float(self.slow[w] * self.compute(self.rng, (1,))[0])
-        self._note(w, Op.MARK, time, time + took, label=f"step {self.step[w]}")
-        self._next(time + took, w, "push", 0)
-
-    def _push(self, time: float, w: int, j: int) -> None:
-        if j == self.servers:
-            self._applied(time, w)
-            return
-        self._next(self._transfer(Op.PUSH, time, w, j, self.into), w, "push", j + 1)
-
-    def _transfer(self, op: Op, time: float, w: int, j: int, busy: list[float]) -> float:
-        """A message between worker ``w`` and the j-th server of its round; when it is through."""
-        s = (w + j) % self.servers
-        begin = max(time, busy[s])
-        end = float(begin + self.took[s])
-        busy[s] = end + (self.gamma[s] if op is Op.PUSH else 0.0)
-        if self.record:
-            self._message(op, w, s, time, begin, end)
-        return end
-
-    def _applied(self, time: float, w: int) -> None:
-        """A gradient is complete on all servers."""
-        step = self.step[w]
-        self.result.finished.append(time)
-        behind = self.version - self.pulled[w] if self.staleness else 0  # all at once: none
-        self.result.staleness.append(behind)
-        self.version += 1
-        self.came[step].append(w)
-        self.step[w] += 1
-        self.waiting[w] = time
-        complete = len(self.came[step]) == self.workers - self.backups
-        if self.staleness:
-            self._update(time, [w], behind)
-        elif complete:
-            self._update(time, self.came[step], 0)
-        if self.backups and complete:
-            for late in range(self.workers):
-                if self.step[late] == step:
-                    self.step[late] += 1
-                    self.result.dropped += 1
-                    self.waiting[late] = time
-        self._wake(time)
-
-    def _wake(self, time: float) -> None:
-        """Who may begin another step does."""
-        slowest = min(self.step)
-        for w, since in list(self.waiting.items()):
-            if self.step[w] < self.steps and self.step[w] - slowest <= self.staleness:
-                del self.waiting[w]
-                self.result.waited[w] += time - since
-                self._next(time, w, "pull", 0)
-
-    # -- the trace ----------------------------------------------------------------------
-
-    def _update(self, time: float, workers: Sequence[int], late: int) -> None:
-        """All servers apply what these workers pushed, in the words of the KVStore's traces."""
-        self.updates += 1
-        givers = ", ".join(f"{w} ({late} late)" if late else str(w) for w in sorted(workers))
-        for s in range(self.servers):
-            label = f"update {_key(s)} → v{self.updates} ← {givers}"
-            self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], label=label, tag=late)
-
-    def _message(self, op: Op, w: int, s: int, asked: float, begin: float, end: float) -> None:
-        """A request at the worker, and both ends of its answer at the server."""
-        peer = self.workers + s
-        match, nbytes = f"{op}:{len(self.events)}", int(self.load[s])
-        data = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "match": match,
-                "label": _key(s)}  # fmt: skip
-        there, back = (begin, end) if op is Op.PULL else (end, end)
-        self._note(w, op, asked, end, peer=peer, **data)
-        self._note(peer, Op.RECV, there, there, peer=w, **data)
-        self._note(peer, Op.SEND, there, back, peer=w, **data)
-
-    def _note(self, rank: int, op: Op, begin: float, end: float, **fields: Any) -> None:
-        if self.record:
-            seq = self.seq[rank]
-            self.seq[rank] += 1
-            self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
-            if math.isfinite(end):
-                self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
-
-    def _trace(self) -> Trace:
-        roles = ["worker"] * self.workers + ["server"] * self.servers
-        ranks = {str(r): {"name": f"{role} {r if role == 'worker' else r - self.workers}",
-                          "role": role, "host": "simulated", "device": "simulated"}
-                 for r, role in enumerate(roles)}  # fmt: skip
-        return Trace(self.events, {"name": "parameter server, simulated", "simulated": True,
-                                   "world_size": len(roles), "ranks": ranks})  # fmt: skip
-
-
-def _key(server: int) -> str:
-    """What a server holds, as one key."""
-    return f"shard{server}"

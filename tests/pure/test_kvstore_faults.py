@@ -2,202 +2,75 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from distkit.kvstore.messages import (
-    AddressBook,
-    Answer,
-    Copy,
-    Departed,
-    Error,
-    Init,
-    Message,
-    Pull,
-    Push,
-    Reply,
-    Request,
-    SetOptimizer,
-)
-from distkit.kvstore.node import Node
+from distkit.bench.kvstore_schedules import MODES, SERVERS, Network, S, Schedule, W, at_random
+from distkit.kvstore.entry import Ledger
+from distkit.kvstore.messages import Departed, Init, Pull, Push, SetOptimizer
 from distkit.kvstore.replication import Backups, changes, original, ring
-from distkit.kvstore.server import KVServer
-from distkit.kvstore.shard import Shard
 from distkit.kvstore.wire import decode, encode
 
-W, S = 2, 3
-SERVERS = range(W, W + S)
-
-
-class Network:
-    """Servers in processes, and connections that each keep their order, and nothing else."""
-
-    def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
-        terms = {"replication": replication, "on_crash": ["halt", "continue"].index(on_crash)}
-        self.hosts = {n: [Shard(Node("server", n - W, W, S, "f"))] for n in SERVERS}
-        self.lines: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        self.dead: set[int] = set()
-        self.heard: dict[int, list[Answer]] = defaultdict(list)  # by worker
-        everybody = dict.fromkeys(range(W + S), "")
-        for n, (shard,) in self.hosts.items():
-            shard.hear(AddressBook(0, n, 0, mode, 100, everybody, terms))
-
-    def shard(self, node: int) -> Shard | None:
-        return next((s for h in self.hosts.values() for s in h if s.node.id == node), None)
-
-    def send(self, src: int, dst: int, message: Message) -> None:
-        self.lines[src, dst].append(message)
-
-    def deliver(self, line: tuple[int, int]) -> None:
-        """The next message of a connection."""
-        message, dst = self.lines[line].popleft(), line[1]
-        if dst < W:
-            self.heard[dst].append(message)
-            return
-        shard = self.shard(dst)
-        if shard is None:
-            return
-        said = shard.handle(message) if isinstance(message, Request) else shard.hear(message)
-        for m in said:
-            self.send(dst, m.to if isinstance(m, Copy) else m.node, m)
-        for host in self.hosts.values():
-            for heir in [heir for s in host for heir in take(s.heirs)]:
-                host.append(heir)  # it registers, and hears who has ended so far
-                for who in self.dead - {heir.node.id}:
-                    self.send(-1, heir.node.id, self.departed(heir.node.id, who))
-
-    def deliver_all(self) -> None:
-        while lines := [line for line, queue in self.lines.items() if queue]:
-            self.deliver(lines[0])
-
-    def crash(self, host: int) -> None:
-        """A server's process ends: what was under way to and from it is lost."""
-        gone = [s.node.id for s in self.hosts.pop(host)]
-        self.dead |= set(gone)
-        for line, queue in self.lines.items():
-            if set(line) & set(gone):
-                queue.clear()
-        for left in [s.node.id for h in self.hosts.values() for s in h]:
-            for who in gone:
-                self.send(-1, left, self.departed(left, who))
-
-    def departed(self, to: int, who: int) -> Departed:
-        return Departed(0, to, 0, who, "signal SIGKILL", 0)
-
-
-def take(heirs: list[Shard]) -> list[Shard]:
-    found = list(heirs)
-    heirs.clear()
-    return found
-
-
-def held(store: KVServer, key: str) -> float:
-    """All that it has of what was pushed: applied, or waiting for its round."""
-    entry = store.entries[key]
-    waiting = [p.value for arrived in entry.rounds.values() for p in arrived.values()]
-    return sum([entry.value, *waiting]).item()
+WORKER, SERVER = st.integers(0, W - 1), st.sampled_from(SERVERS)
+CHANCE = st.randoms(use_true_random=False)
 
 
 class Faults(RuleBasedStateMachine):
-    """Workers push to every server, each push a bit of its own; beside it, what they pushed."""
+    """Hypothesis says what happens next in a schedule."""
 
-    @initialize(mode=st.sampled_from(["dist_sync", "dist_async"]), copies=st.integers(1, S))
+    @initialize(mode=st.sampled_from(MODES), copies=st.integers(1, S))
     def start(self, mode: str, copies: int) -> None:
-        self.net, self.crashes = Network(mode, copies), copies - 1
-        self.numbers = [0] * W
-        self.sent: dict[tuple[int, int], tuple[int, Push]] = {}  # all of them
-        self.open: list[set[int]] = [set() for _ in range(W)]  # not acknowledged
-        self.pushed: dict[int, float] = defaultdict(float)
-        for server in SERVERS:
-            self.ask(0, server, SetOptimizer, "sgd", {"learning_rate": -1.0})
-            value = torch.zeros(1, dtype=torch.float64)
-            self.ask(0, server, Init, f"w{server}", (1,), "float64", value)
-        self.settle()
+        self.schedule = Schedule(mode, copies)
 
-    def ask(self, worker: int, server: int, kind: type[Request], *fields: object) -> Request:
-        request = kind(0, worker, self.numbers[worker], *fields)
-        self.numbers[worker] += 1
-        self.net.send(worker, server, request)
-        return request
-
-    @rule(worker=st.integers(0, W - 1), server=st.sampled_from(SERVERS))
+    @rule(worker=WORKER, server=SERVER)
     def push(self, worker: int, server: int) -> None:
-        value = 2.0 ** len(self.sent)
-        self.pushed[server] += value
-        settled = min(self.open[worker], default=self.numbers[worker])
-        gradient = torch.full((1,), value, dtype=torch.float64)
-        push = self.ask(worker, server, Push, f"w{server}", (1,), 0, gradient, settled)
-        self.sent[worker, push.number] = server, push
-        self.open[worker].add(push.number)
+        self.schedule.push(worker, server)
 
-    @rule(choice=st.randoms(use_true_random=False), count=st.integers(1, 6))
-    def deliver(self, choice, count: int) -> None:
-        for _ in range(count):
-            if lines := sorted(line for line, queue in self.net.lines.items() if queue):
-                self.net.deliver(choice.choice(lines))
-        self.hear()
-
-    @precondition(lambda self: self.sent)
-    @rule(choice=st.randoms(use_true_random=False))
-    def echo(self, choice) -> None:
-        """A message comes again, however old."""
-        worker, number = choice.choice(sorted(self.sent))
-        server, push = self.sent[worker, number]
-        self.net.send(worker, server, push)
-
-    @rule(worker=st.integers(0, W - 1), server=st.sampled_from(SERVERS))
+    @rule(worker=WORKER, server=SERVER)
     def pull(self, worker: int, server: int) -> None:
-        self.ask(worker, server, Pull, f"w{server}")
+        self.schedule.pull(worker, server)
 
-    @precondition(lambda self: self.crashes > 0)
-    @rule(choice=st.randoms(use_true_random=False))
-    def crash(self, choice) -> None:
-        self.crashes -= 1
-        self.net.crash(choice.choice(sorted(self.net.hosts)))
+    @rule(chance=CHANCE, count=st.integers(1, 6))
+    def deliver(self, chance, count: int) -> None:
+        self.schedule.deliver(chance, count)
 
-    @rule(worker=st.integers(0, W - 1))
+    @precondition(lambda self: self.schedule.sent)
+    @rule(chance=CHANCE)
+    def echo(self, chance) -> None:
+        self.schedule.echo(chance)
+
+    @precondition(lambda self: self.schedule.crashes > 0)
+    @rule(chance=CHANCE)
+    def crash(self, chance) -> None:
+        self.schedule.crash(chance)
+
+    @rule(worker=WORKER)
     def repeat(self, worker: int) -> None:
-        """A worker has connected again: what was not acknowledged goes out again."""
-        for number in sorted(self.open[worker]):
-            self.net.send(worker, *self.sent[worker, number])
-
-    def hear(self) -> None:
-        for worker, answers in self.net.heard.items():
-            for a in answers:
-                assert not isinstance(a, Error), a.text
-                assert isinstance(a, Reply)
-                self.open[worker].discard(a.number)
-            answers.clear()
-
-    def settle(self) -> None:
-        self.net.deliver_all()
-        self.hear()
+        self.schedule.repeat(worker)
 
     def teardown(self) -> None:
-        if not hasattr(self, "net"):
-            return
-        self.settle()
-        for worker in range(W):
-            self.repeat(worker)
-        self.settle()
-        assert not any(self.open)
-        for server in SERVERS:
-            shard = self.net.shard(server)
-            assert shard is not None
-            assert held(shard.store, f"w{server}") == self.pushed[server]
-            for host in self.net.hosts.values():
-                for replica in (s.replicas.get(server) for s in host):
-                    if replica is not None:
-                        assert held(replica, f"w{server}") == self.pushed[server]
+        if hasattr(self, "schedule"):
+            assert self.schedule.end() == []
 
 
 Faults.TestCase.settings = settings(max_examples=500, stateful_step_count=30, deadline=None)
 test_every_push_counts_once_in_500_schedules_of_faults = Faults.TestCase
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "instead"),
+    [
+        (Ledger, "knows", lambda self, push: False),  # counts what comes again
+        (Backups, "copies", lambda self, request: []),  # loses what it acknowledged
+    ],
+)
+def test_schedules_at_random_find_what_is_broken(monkeypatch, broken, name, instead) -> None:
+    assert not any(at_random(seed) for seed in range(50))
+    monkeypatch.setattr(broken, name, instead)
+    assert any(at_random(seed) for seed in range(50))
 
 
 # -- one thing at a time -----------------------------------------------------------

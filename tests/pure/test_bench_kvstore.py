@@ -1,0 +1,43 @@
+"""What the benchmark makes of its measurements: which figures, beside what, with which limits."""
+
+from __future__ import annotations
+
+from distkit.bench import kvstore, kvstore_peers, kvstore_tensorflow, serving
+
+OURS = {4 << 20: [1e-3, 2e-3, 3e-3], "step": [1e-3]}
+
+
+def test_without_peers_the_echo_and_a_note_are_there() -> None:
+    turns = {kvstore.OURS: OURS, kvstore_peers.ECHO: {4 << 20: [1e-3]}}
+    trip, step, tensorflow = kvstore._figures("somewhere", 2, turns)
+    assert (trip.ratio, trip.reached) == (2, "")  # limits hold for MXNet
+    assert (step.reference_value, step.reached) == (None, "")
+    assert tensorflow.reference == kvstore_tensorflow.MISSING
+    assert tensorflow.reached == "reference missing"
+
+
+def test_each_peer_has_its_limits() -> None:
+    turns = {
+        kvstore.OURS: OURS,
+        kvstore_peers.MXNET: {4 << 20: [2e-3], "step": [1.5e-3]},
+        kvstore_tensorflow.NAME: {"step": [5e-3], "ten steps a call": [2e-3]},
+    }
+    trip, step, one, ten = kvstore._figures("somewhere", 2, turns)
+    assert (trip.ratio, trip.reached) == (1, "must")
+    assert (round(step.ratio, 2), step.reached) == (0.67, "must")
+    assert "64,000 samples/s" in step.name
+    assert (one.ratio, one.reached) == (0.2, "must")
+    assert (ten.ratio, ten.reached) == (0.5, "")  # shown, no limit
+
+
+def test_what_the_ruler_measures_is_not_scored() -> None:
+    for case in serving.cases():
+        assert (case.workers, case.servers) != (serving.CROWD, 1)
+        assert case.nbytes not in serving.RULER
+
+
+def test_a_row_is_in_the_words_of_its_unit() -> None:
+    plain, training = serving.cases()[0], serving.cases()[-1]
+    assert serving.row(plain, 4.0, 2.0)["predicted"] == plain.workers / 4.0
+    assert serving.row(training, 4.0, 2.0)["measured"] == 2.0
+    assert serving.rate([[0.0, 1.0, 2.0], [0.0, 4.0, 8.0]]) == 1.0
