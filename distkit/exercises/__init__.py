@@ -1,4 +1,4 @@
-"""Your turn: write an algorithm yourself, and have it judged on real ranks.
+"""Your turn: write it yourself, and have it judged: on real ranks, or beside the real server.
 
 ::
 
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from distkit.exercises.judge import judge
 from distkit.exercises.source import Source, source
-from distkit.exercises.tasks import TASKS, Task
+from distkit.exercises.task import Task
+from distkit.exercises.tasks import TASKS
 from distkit.exercises.verdict import Verdict
 
 __all__ = ["check", "hint", "solution"]
@@ -53,7 +53,7 @@ class _Check:
         self._task = task
 
     def __call__(self, mine: Callable[..., Any]) -> Verdict:
-        return judge(self._task, mine)
+        return self._task.judge(mine)
 
     def __repr__(self) -> str:
         return str(self._task)
@@ -77,7 +77,7 @@ def _hint(task: Task) -> _Hint:
 
 
 def _solution(task: Task) -> Source:
-    return source(task.algorithm.page)
+    return source(task.page)
 
 
 check = _Desk("dk.check.NAME(f) judges f on real ranks:", _Check)

@@ -1,4 +1,4 @@
-"""The judge: runs an answer on real ranks, and compares result and messages with the best."""
+"""Judges a collective: runs it on real ranks, and compares result and messages with the best."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
-from inspect import signature
 from pathlib import Path
 
 from torch import Tensor, cat, equal, tensor
@@ -16,10 +15,9 @@ from distkit.cluster.local import run_ranks
 from distkit.cluster.notebook import place
 from distkit.errors import DeadlockError, RankError, RunError
 from distkit.events import COLLECTIVES, Op, State, Trace
-from distkit.exercises.tasks import Call, Task
+from distkit.exercises.collectives import Call, Collective
+from distkit.exercises.task import Answer, name_of
 from distkit.exercises.verdict import Point, Verdict
-
-Answer = Callable[..., object]
 
 #: What a rank holds after a call, and the tensor that the call returned, if it did.
 Outcome = tuple[list[float], list[float] | None]
@@ -35,67 +33,40 @@ N, LENGTH = 4, 1024
 _FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
 
 
-def judge(task: Task, mine: Answer) -> Verdict:
+def judge(task: Collective, mine: Answer) -> Verdict:
     """Run an answer and say how good it is.
 
     Args:
         task: the exercise.
         mine: the answer; every rank calls it as ``task.signature`` says.
-
-    Raises:
-        TypeError: ``mine`` is no function.
     """
-    if not callable(mine):
-        raise TypeError(
-            f"dk.check.{task.name} judges a function, not {type(mine).__name__}. "
-            f"Write def {task.signature} and pass it without calling it."
-        )
-    if not _takes(mine, len(task.parameters)):
-        return _not_yet(task, f"write def {task.signature}: yours takes {signature(mine)}")
     for n in WORLDS:
         try:
             run = run_ranks(_named(mine), n, task.call, mine, LENGTHS)
         except RunError as error:
             if isinstance(error, RankError) and "NotImplementedError" in str(error):
-                return _not_attempted(task)
-            return _not_yet(task, f"on {_ranks(n)}:\n{_said(error, mine)}")
+                return task.not_attempted()
+            return task.not_yet(f"on {_ranks(n)}:\n{_said(error, mine)}")
         theirs = sorted({str(s.op) for s in run.trace.spans if s.op in COLLECTIVES})
         if theirs:
             calls = ", ".join(f"dist.{op}" for op in theirs)
-            return _not_yet(
-                task, f"it calls {calls}: write it with send and recv, isend and irecv"
-            )
+            return task.not_yet(f"it calls {calls}: write it with send and recv, isend and irecv")
         if wrong := _wrong(task, n, run.results):
             attempted = n == 1 or _touched(task, n, run.results, run.trace)
-            return _not_yet(task, wrong) if attempted else _not_attempted(task)
+            return task.not_yet(wrong) if attempted else task.not_attempted()
     trace = run_ranks(_named(mine), N, task.call, mine, (LENGTH,)).trace
     points = (Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks"),
               *_compared(task, trace))  # fmt: skip
     solved = all(p.good for p in points)
     return Verdict(task.name, "solved" if solved else "right, but not the best", points,
-                   "" if solved else _help(task))  # fmt: skip
-
-
-def _takes(mine: Answer, count: int) -> bool:
-    """Whether a function can be called with so many arguments."""
-    try:
-        signature(mine).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:  # compiled: it does not say what it takes
-        return True
-    return True
+                   "" if solved else task.help)  # fmt: skip
 
 
 def _named(mine: Answer) -> Callable[..., list[Outcome]]:
     """The trial under the answer's name, which errors then say."""
     run = partial(trial)
-    run.__name__ = _name(mine)  # type: ignore[attr-defined]
+    run.__name__ = name_of(mine)  # type: ignore[attr-defined]
     return run
-
-
-def _name(mine: Answer) -> str:
-    return getattr(mine, "__name__", type(mine).__name__)
 
 
 def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
@@ -123,7 +94,7 @@ def _numbers(returned: object) -> list[float] | None:
 def _said(error: RunError, mine: Answer) -> str:
     """What went wrong, with the learner's lines only."""
     if isinstance(error, DeadlockError):
-        return f"{_name(mine)} cannot go on: " + "\n".join(map(str, error.findings))
+        return f"{name_of(mine)} cannot go on: " + "\n".join(map(str, error.findings))
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
     ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
@@ -134,7 +105,7 @@ def _said(error: RunError, mine: Answer) -> str:
     return str(error).replace(error.traceback, frames)
 
 
-def _wrong(task: Task, n: int, results: list[list[Outcome]]) -> str:
+def _wrong(task: Collective, n: int, results: list[list[Outcome]]) -> str:
     """The first difference from what a rank should hold, in words; "" if there is none."""
     for rank, outcomes in enumerate(results):
         for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
@@ -162,7 +133,7 @@ def _few(numbers: list[float]) -> str:
     return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"
 
 
-def _touched(task: Task, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
+def _touched(task: Collective, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
     """Whether the answer does anything at all."""
 
     def nothing(*_: object) -> None:
@@ -174,22 +145,10 @@ def _touched(task: Task, n: int, results: list[list[Outcome]], trace: Trace) -> 
     return held != before or bool(trace.messages)
 
 
-def _not_attempted(task: Task) -> Verdict:
-    return Verdict(task.name, "not attempted", (), f"{task}\nStuck? dk.hint.{task.name}()")
-
-
-def _not_yet(task: Task, why: str) -> Verdict:
-    return Verdict(task.name, "not right yet", (Point(False, why),), _help(task))
-
-
-def _help(task: Task) -> str:
-    return f"dk.hint.{task.name}() helps; dk.solution.{task.name}() shows the library's page."
-
-
 # -- against the best ------------------------------------------------------------------
 
 
-def _compared(task: Task, trace: Trace) -> Iterator[Point]:
+def _compared(task: Collective, trace: Trace) -> Iterator[Point]:
     """Messages, bytes and rounds beside the algorithm's."""
     best = task.algorithm
     messages, sent = traffic(best.schedule(N), N, 4 * LENGTH * (N if task.parts else 1),

@@ -8,7 +8,7 @@ from html import escape
 
 @dataclass(frozen=True)
 class Point:
-    """One thing that was looked at; ``good`` is None where it could not be."""
+    """One thing that was looked at, and whether it is as it should be."""
 
     good: bool
     text: str
@@ -43,7 +43,7 @@ class Verdict:
             f"{escape(p.text)}</td></tr>"
             for p in self.points
         )
-        advice = f"<div>{escape(self.advice)}</div>" if self.advice else ""
+        advice = self.advice and f'<div style="white-space:pre-wrap">{escape(self.advice)}</div>'
         return (
             f'<div style="border-left:4px solid {colour};padding:4px 12px"><strong>'
             f"{escape(self.name)}: {self.status}</strong><table>{rows}</table>{advice}</div>"

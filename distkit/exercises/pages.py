@@ -1,0 +1,58 @@
+"""The library's answers to the parameter server's exercises; the real one is kvstore/server.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass
+class Server:
+    """What a server of one key keeps, for ``dk.check.push_handler``.
+
+    ``sync``: as ``dist_sync``, else as ``dist_async``. ``workers``: how many there are.
+    ``waiting``: the workers whose pulls have no answer yet. ``inbox``: gradients that wait for
+    their round, by worker. ``seen``: the (worker, number) of pushes that were accepted.
+    """
+
+    sync: bool
+    workers: int
+    value: Tensor
+    updates: int = 0
+    waiting: list[int] = field(default_factory=list)
+    inbox: dict[int, Tensor] = field(default_factory=dict)
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def update(self, gradient: Tensor | int) -> None:
+        """The optimizer's step, with learning rate −1: the value shows what was added."""
+        self.value = self.value + gradient
+        self.updates += 1
+
+
+def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """A push has arrived. Returns the workers whose waiting pulls are answered now."""
+    if (worker, number) in server.seen:  # its answer was lost, so it came again
+        return []
+    server.seen.add((worker, number))
+
+    server.inbox[worker] = gradient
+    if server.sync and len(server.inbox) < server.workers:
+        return []  # somebody is missing in this round
+
+    server.update(sum(server.inbox.values()))
+    server.inbox.clear()
+    answered, server.waiting = server.waiting, []
+    return answered
+
+
+def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
+    """The workers that a pull waits for: those more than ``bound`` gradients behind."""
+    return {other for other, clock in clocks.items() if clock < clocks[worker] - bound}
+
+
+def staleness_bound(step: float, pause: float) -> int:
+    """While one worker pauses the others make ``pause / step`` gradients, rounded up."""
+    return math.ceil(pause / step)
