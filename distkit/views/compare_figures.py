@@ -85,7 +85,8 @@ def waits(columns: Columns) -> Floats:
     tied = pairs.tie >= 0
     last = np.full(len(pairs.ties), -np.inf)
     np.maximum.at(last, pairs.tie[tied], ops.start[tied])
-    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV])
+    # a pull waits for its answer
+    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL])
     got = (pairs.recv >= 0) & receives[pairs.recv]
     until[pairs.recv[got]] = np.where(np.isnan(pairs.sent[got]), np.inf, pairs.sent[got])
     met = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]

@@ -127,7 +127,8 @@ def _join(first: Look, last: Look, nbytes: int) -> Look:
     return Look(
         first.op, last.state, first.peer if last.peer is None else last.peer, first.group, nbytes,
         first.shape or last.shape, first.dtype or last.dtype,
-        first.tag if last.tag is None else last.tag, first.where, first.label,
+        first.tag if last.tag is None else last.tag, first.where,
+        last.label or first.label,
     )  # fmt: skip
 
 

@@ -255,6 +255,10 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
     known = story.updates or any(r.op is Op.REGISTER and r.key for r in story.requests)
     if not known or not workers:
         return ""
+    if most <= 1 and workers > 1 and story.bounds:
+        ahead = count(max(story.bounds.values()), "gradient")
+        return (f"Each gradient is applied as it comes. A pull waits as long as a worker is more "
+                f"than {ahead} behind.")  # fmt: skip
     if most <= 1 and workers > 1:
         return ("Each gradient is applied as it comes: nobody waits. A gradient is late when "
                 "others updated the value after its worker had pulled it.")  # fmt: skip

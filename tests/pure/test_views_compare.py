@@ -94,6 +94,16 @@ def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
     assert [r["busy"] for r in per_rank(c, waits(c))] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
 
 
+def test_a_pull_waits_for_its_answer() -> None:
+    s = Script()
+    names = {"label": "w", "match": "kv:1:0:1", **CHUNK}
+    s.op(0, Op.PULL, 0, 5 * MS, peer=1, **names)
+    s.op(1, Op.RECV, 1 * MS, 1 * MS, peer=0, **names)
+    s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, **names)
+    c = Columns(s.trace(world_size=1, nodes={"1": {"name": "server 0", "role": "server"}}))
+    assert waits(c).max() == pytest.approx(4 * MS)
+
+
 def test_the_critical_path_goes_through_the_straggler() -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 1 * MS, label="compute")

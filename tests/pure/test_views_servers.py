@@ -313,6 +313,7 @@ def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     assert (now.rows[0].version, now.rows[0].held) == (2, [0])
     assert now.status[0][:2] == ("waits", "waits for worker 1")
     assert picture["facts"][0] == "dist_async staleness=1"
+    assert picture["said"].endswith("as long as a worker is more than 1 gradient behind.")
 
 
 def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:

@@ -14,7 +14,7 @@ export function waits(store) {
     const kind = kinds[store.look[i]];
     let until = -Infinity;
     if (tie[i] >= 0) until = last[tie[i]];
-    else if (kind === "recv" && into[i] >= 0) until = sent[into[i]];
+    else if ((kind === "recv" || kind === "pull") && into[i] >= 0) until = sent[into[i]]; // of a pull, its answer
     else if (kind === "send" && out[i] >= 0 && recv[out[i]] >= 0) until = start[recv[out[i]]];
     const most = Number.isNaN(end[i]) ? store.frame.end : end[i];
     found[i] = Math.max(0, Math.min(until || most, most) - start[i]);
