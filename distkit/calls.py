@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from distkit.events import COLLECTIVES, P2P, Event, Op, Span
+from distkit.events import COLLECTIVES, P2P, REQUESTS, Event, Op, Span
 
 
 class Called(Protocol):
@@ -31,9 +32,13 @@ def call(it: Called) -> str:
     >>> from distkit.events import State
     >>> call(Event(2, 0, Op.RECV, State.STARTED, 0.0, peer=0, tag=7))
     'recv(src=0, tag=7)'
+    >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, label="w, b"))
+    "push(['w', 'b'])"
     """
     if it.op is None:
         return ""
+    if it.op in REQUESTS:
+        return _request(it)
     name = it.label if "_object" in it.label else it.op
     given = [it.label] if _reduction(it) else []
     if it.op is Op.NEW_GROUP and it.label:
@@ -45,6 +50,25 @@ def call(it: Called) -> str:
     if it.tag and it.op in P2P:
         given.append(f"tag={it.tag}")
     return f"{name}({', '.join(given)})"
+
+
+def _request(it: Called) -> str:
+    """What was asked of a parameter server."""
+    if it.op is Op.REGISTER:
+        return f"kvstore.create({it.label.partition(' ')[0]!r})"
+    if it.op is Op.INIT and it.label.startswith("optimizer "):
+        return f"set_optimizer({it.label.partition(' ')[2]})"
+    return f"{it.op}({keys(it.label)})"
+
+
+def keys(label: str) -> str:
+    """The keys of a request, as they are written in a program.
+
+    >>> keys("w"), keys("0, 1, …, 9")
+    ("'w'", '[0, 1, …, 9]')
+    """
+    shown = [k if re.fullmatch(r"-?\d+|…|'.*'", k) else repr(k) for k in label.split(", ")]
+    return f"[{', '.join(shown)}]" if len(shown) > 1 else shown[0]
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -32,7 +32,7 @@ def span_of(events: Sequence[Event]) -> Span:
         peer=last.peer if last.peer is not None else first.peer,
         group=first.group, nbytes=max(e.nbytes for e in events), shape=first.shape or last.shape,
         dtype=first.dtype or last.dtype, tag=last.tag if last.tag is not None else first.tag,
-        where=first.where, label=first.label, match=first.match or last.match or None,
+        where=first.where, label=last.label or first.label, match=first.match or last.match or None,
         before=started.summary or first.summary, after=last.summary if ended else None,
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def _request_messages(spans: list[Span]) -> Iterator[Message]:
     got = {s.match: s for s in spans if s.op is Op.RECV and s.match is not None}
     back = {s.match: s for s in spans if s.op is Op.SEND and s.match is not None}
     for match, s in asked.items():
-        if s.peer is None:
+        if s.peer is None or s.state is State.SCHEDULED:
             continue
         server, reply = got.get(match), back.get(match)
         me = (s.rank, s.seq)

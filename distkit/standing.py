@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distkit.calls import at, call, named, never_meet
-from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, WORLD, Event, Op, State, _Word
+from distkit.awaiting import Awaited, Awaiting, concerns
+from distkit.calls import at, call, keys, named, never_meet
+from distkit.events import COLLECTIVES, COMPUTATION, WORLD, Event, Op, State, _Word
 
 
 class Doing(_Word):
@@ -91,7 +92,7 @@ class Board:
     """Where the ranks of a run are, kept up to date event by event.
 
     Args:
-        world_size: number of ranks.
+        world_size: number of ranks; those with higher numbers are servers and their scheduler.
         groups: the global ranks of each group, as far as they are known.
 
     >>> board = Board(2)
@@ -114,6 +115,8 @@ class Board:
         self._at: dict[int, Event] = {}  # what a rank is paused before or blocked in
         self._inboxes: dict[tuple[str, int, int | None], _Inbox] = defaultdict(_Inbox)
         self._calls: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        #: What the ranks have asked of a parameter server.
+        self.awaiting = Awaiting(world_size)
 
     def group(self, name: str, members: Sequence[int]) -> None:
         """Make known who belongs to a group."""
@@ -123,14 +126,21 @@ class Board:
         """A rank has ended the function: it "returned", was "released", or failed; and why."""
         doing = {"returned": Doing.FINISHED, "released": Doing.RELEASED}.get(how, Doing.FAILED)
         self._ends[rank] = doing, why
+        if how == "died":
+            self.awaiting.died(rank)
 
     def feed(self, events: Iterable[Event]) -> None:
         """Take note of events: each rank's in their order, the ranks in any order."""
         for e in events:
-            if e.op not in COMPUTATION:
-                self._move(e)
-                if e.match is None and e.state not in (State.SCHEDULED, State.BLOCKED):
-                    self._start(e)
+            if e.op in COMPUTATION or e.rank >= self._size:
+                continue
+            self._move(e)
+            if e.state in (State.SCHEDULED, State.BLOCKED):
+                continue
+            if concerns(e):
+                self.awaiting.feed(e)
+            elif e.match is None:
+                self._start(e)
 
     def _move(self, e: Event) -> None:
         """Note where the rank stands."""
@@ -140,7 +150,7 @@ class Board:
         elif e.state is State.BLOCKED:
             at = self._at.get(e.rank)
             paused = at is not None and at.state is State.SCHEDULED  # in a call within this one
-            if key in self._open and not paused and e.match is None and e.op not in REQUESTS:
+            if key in self._open and not paused and (e.match is None or concerns(e)):
                 self._at[e.rank] = e
         elif (found := self._at.get(e.rank)) is not None and found.seq == e.seq:
             del self._at[e.rank]
@@ -214,14 +224,19 @@ class Board:
         return sorted(held)
 
     def _may_go_on(self, rank: int, missing: tuple[int, ...], held: set[int]) -> bool:
-        e = self._at[rank]
+        e, spare = self._at[rank], 0
+        if concerns(e):
+            awaited = self.awaiting.whom(e)
+            spare = awaited.spare if awaited.certain else len(missing)
         lost = [other in held or other in self._ends or self._in_vain(e, other)
                 for other in missing]  # fmt: skip
         anyone = e.op is Op.RECV and e.peer is None
-        return not (all(lost) if anyone else any(lost))
+        return not (all(lost) if anyone else sum(lost) > spare)
 
     def _missing(self, e: Event) -> tuple[int, ...]:
         """The ranks that have not started their part of an operation."""
+        if concerns(e):
+            return self.awaiting.whom(e).workers
         if e.op in COLLECTIVES:
             return tuple(self._absent(e))
         if e.op is Op.RECV and e.peer is None:
@@ -250,7 +265,7 @@ class Board:
 
     def _in_vain(self, e: Event, other: int) -> bool:
         """Whether another rank called something else where this collective was its turn."""
-        return e.op in COLLECTIVES and self._instead(e, other) is not None
+        return e.op in COLLECTIVES and e.match is None and self._instead(e, other) is not None
 
     def _instead(self, e: Event, other: int) -> Event | None:
         nth = _nth(self._calls[e.group][e.rank], e.seq)
@@ -264,6 +279,8 @@ class Board:
     # -- reasons ----------------------------------------------------------------
 
     def _reason(self, e: Event, waits_for: tuple[int, ...]) -> str:
+        if concerns(e):
+            return self._reason_of_server(e, waits_for)
         if e.op is Op.RECV and e.peer is None:
             return "nobody has sent"
         if len(waits_for) == 1:
@@ -276,14 +293,40 @@ class Board:
         if (instead := self._instead(e, other) if e.op in COLLECTIVES else None) is not None:
             size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
             return f"called {call(instead)}{size}{at(instead.where)} instead"
-        if other in self._ends:
-            return f"has {self._ends[other][0]}"
-        its = self._at.get(other)
-        if its is not None and its.state is State.SCHEDULED:
-            return f"is paused before {call(its)}{at(its.where)}"
-        return {Op.RECV: "has not sent", Op.SEND: "has not received"}.get(
-            e.op, "has not called it"
-        )
+        return self._what_it_does(other) or {
+            Op.RECV: "has not sent", Op.SEND: "has not received",
+        }.get(e.op, "has not called it")  # fmt: skip
+
+    def _what_it_does(self, rank: int) -> str:
+        """That a rank has ended, or is paused; "" for neither."""
+        if rank in self._ends:
+            return f"has {self._ends[rank][0]}"
+        its = self._at.get(rank)
+        paused = its is not None and its.state is State.SCHEDULED
+        return f"is paused before {call(its)}{at(its.where)}" if its is not None and paused else ""
+
+    def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
+        """Whom the server waits for that does not answer, and what keeps them."""
+        who = "the scheduler" if e.peer is None else f"server {e.peer - self._size}"
+        if e.op is Op.REGISTER:
+            who = "the scheduler"
+        awaited = self.awaiting.whom(e)
+        if not awaited.certain:
+            return f"{who} has not answered"
+        if len(waits_for) > 1:
+            some = f"{len(waits_for) - awaited.spare} of " * bool(awaited.spare)
+            return f"{who} waits for {some}{named(waits_for).replace('rank', 'worker')}"
+        (rank,) = waits_for
+        does = self._what_it_does(rank) or self._short_of(e, rank, awaited)
+        return f"{who} waits for worker {rank}, which {does}"
+
+    def _short_of(self, e: Event, rank: int, awaited: Awaited) -> str:
+        done = self.awaiting.done(rank, e)
+        if e.op is not Op.PULL:
+            return "has not called it"
+        if not done:
+            return f"has not pushed {keys(e.label)}"
+        return f"has pushed {keys(e.label)} {done} of {awaited.count} times"
 
 
 def _standing(

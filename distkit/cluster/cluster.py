@@ -13,7 +13,7 @@ from distkit.cluster import card, limits
 from distkit.cluster.forkserver import server
 from distkit.cluster.notebook import OfCells, cell
 from distkit.cluster.pickling import pack
-from distkit.cluster.plan import Plan, make_plan
+from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
 from distkit.cluster.room import Room
 from distkit.cluster.run import GRACE, LET_GO, Run
 from distkit.cluster.stepper import Stepper
@@ -39,6 +39,8 @@ class Cluster:
         device: "auto" (GPUs where there are some), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl when every rank has a GPU of its own, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; as many as the cgroup's quota gives when None.
+        heartbeat_timeout: with servers: a worker or server that gives no sign of life for so long
+            is ended [s], and what follows a crash follows. One that only computes gives them.
 
     Raises:
         StartError: this machine cannot give what was asked for; the message says what it can.
@@ -55,6 +57,7 @@ class Cluster:
     def __init__(
         self, ranks: int | None = None, *, workers: int | None = None, servers: int = 0,
         device: str = "auto", backend: str = "auto", threads: int | None = None,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:  # fmt: skip
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
@@ -64,14 +67,16 @@ class Cluster:
             count, servers, device, backend, cpus=limits.cpus(), memory=limits.memory(),
             gpus=server().gpus(device), threads=threads,
         )  # fmt: skip
-        self._open(plan)
+        if not heartbeat_timeout > 0:
+            raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
+        self._open(plan, heartbeat_timeout)
         self._card.show(self._room)
         _made.add(self)
 
-    def _open(self, plan: Plan) -> None:
+    def _open(self, plan: Plan, heartbeat_timeout: float = HEARTBEAT_TIMEOUT) -> None:
         """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
-        self._room = Room(plan, self._card.refresh)
+        self._room = Room(plan, self._card.refresh, heartbeat_timeout)
         self._runs = 0
         self._latest: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None
@@ -156,7 +161,8 @@ class Cluster:
         if earlier is not None and here is not None and earlier[0] == here:
             earlier[1].stop()  # the cell runs again
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, step=True)
-        stepper = Stepper(run, partial(self._room.go, run.number))
+        room = self._room
+        stepper = Stepper(run, partial(room.go, run.number), partial(room.settle, run.number))
         self._stepper = here, stepper
         try:
             stepper.settle()

@@ -62,8 +62,18 @@ class Group:
         self._let_go(keep=None)
         self._join()
 
+    def stay_out(self) -> None:
+        """Be in no group: this rank has a dead one's place in the middle of a run."""
+        self.generation = -1
+
     def _join(self) -> None:
         spec = self.spec
+        if self.generation < 0:
+            raise RuntimeError(
+                f"rank {spec.rank} took the place of one that ended, and the default process "
+                "group has not been initialized: it needs all ranks from its beginning. With "
+                'on_crash="replace" let the workers speak through the store alone.'
+            )
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         path = f"{spec.folder}/store-{self.generation}-{self._joins}"
         self._joins += 1

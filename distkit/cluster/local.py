@@ -102,6 +102,10 @@ class _Gang:
         """Crew: end these ranks' processes."""
         server().kill([self.ranks[r] for r in ranks])
 
+    def replace(self, run: Run, rank: int, life: int) -> None:
+        """Crew: never asked for without a parameter server."""
+        raise NotImplementedError
+
     def settle(self, run: int) -> None:
         """Crew: the ranks are all there is."""
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.forkserver import Child, server
+from distkit.cluster.report import cause
+from distkit.errors import StartError
 
 if TYPE_CHECKING:
     from distkit.cluster.plan import Plan
@@ -21,13 +23,18 @@ class Nodes:
     Args:
         plan: how many there are.
         folder: the cluster's own.
-        hear: called with a node's id and what it records.
+        hear: called with a node's id and what it records; with "replaced" and how it ended; and
+            with "missed" and the pid of a process that the scheduler takes for dead.
+        heartbeat_timeout: how long a node may be silent before that [s].
     """
 
     def __init__(
-        self, plan: Plan, folder: str, hear: Callable[[int, str, Any], None]
-    ) -> None:
+        self, plan: Plan, folder: str, hear: Callable[[int, str, Any], None],
+        heartbeat_timeout: float,
+    ) -> None:  # fmt: skip
         self._plan, self._folder, self._hear = plan, folder, hear
+        self._heartbeat_timeout, self.closed = heartbeat_timeout, False
+        self._starting = threading.Lock()
         self.children: dict[int, Child] = {}
         self._flushed = threading.Semaphore(0)  # counts nodes that did as told
         self._recording = True
@@ -38,11 +45,16 @@ class Nodes:
 
     def start(self) -> None:
         """Start those that are not there: all at first, later those that have ended."""
+        with self._starting:
+            missing = {n: role for n, role in self.roles.items() if self._ended(n)}
+            if missing and not self.closed:
+                self._start(missing)
+
+    def _ended(self, node: int) -> bool:
+        return node not in self.children or self.children[node].status is not None
+
+    def _start(self, missing: dict[int, tuple[str, int]]) -> None:
         plan, folder = self._plan, self._folder
-        missing = {n: r for n, r in self.roles.items()
-                   if n not in self.children or self.children[n].status is not None}  # fmt: skip
-        if not missing:
-            return
         from distkit.kvstore import Node
         from distkit.kvstore.sockets import new_keys
 
@@ -50,14 +62,27 @@ class Nodes:
         for n in missing:  # who served in its place does so no more
             Path(folder, f"kv{n}").unlink(missing_ok=True)
         children = server().fork_all("distkit.cluster.processes:node", [
-            {"node": Node(role, i, plan.ranks, plan.servers, folder, 0, self.keys),
-             "folder": folder, "log": f"{role}-{i}.log"}
+            {"node": Node(role, i, plan.ranks, plan.servers, folder, keys=self.keys,
+                          heartbeat_timeout=self._heartbeat_timeout),
+             "folder": folder, "log": f"{role}-{i}.log", "recording": self._recording}
             for role, i in missing.values()
         ])  # fmt: skip
         for n, child in zip(missing, children, strict=True):
             self.children[n] = child
             child.hear(partial(self._said, n))
-        self._recording = True
+            if self.roles[n][0] == "scheduler":
+                child.on_exit(partial(self._replace_scheduler, n))
+
+    def _replace_scheduler(self, node: int, status: int) -> None:
+        """It has ended: another goes on from what it has written down, at once."""
+        if not self.closed:
+            self._hear(node, "replaced", cause(status))
+            threading.Thread(target=self._start_scheduler, args=(node,), daemon=True).start()
+
+    def _start_scheduler(self, node: int) -> None:
+        with self._starting, suppress(StartError):  # the next run will tell
+            if self._ended(node) and not self.closed:
+                self._start({node: self.roles[node]})
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message

@@ -12,6 +12,9 @@ from distkit.errors import StartError
 #: What one more rank takes, with torch shared by fork and room for small work [bytes].
 RANK_BYTES = 90_000_000
 
+#: A node of the parameter server that gives no sign of life for so long counts as dead [s].
+HEARTBEAT_TIMEOUT = 30.0
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -117,13 +117,13 @@ def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None
     threading.Thread(target=watch, name="distkit-lifeline", daemon=True).start()
 
 
-def node(lifeline: Channel, node: Any, folder: str) -> None:
+def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     """Be a server or the scheduler of a parameter server; serves run after run."""
     from distkit import kvstore
     from distkit.trace import recorder
 
     mine = recorder.Recorder(node.id)
-    recorder.set_current(mine)
+    recorder.set_current(mine if recording else None)
     flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
 
     def obey(word: str) -> None:
@@ -134,4 +134,6 @@ def node(lifeline: Channel, node: Any, folder: str) -> None:
         lifeline.send(("flushed", word))
 
     _end_with(lifeline, obey)
-    kvstore.serve(node).run()
+    service = kvstore.serve(node)
+    service.missed = lambda pid: lifeline.send(("missed", pid))
+    service.run()

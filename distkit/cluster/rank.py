@@ -147,11 +147,14 @@ class Rank:
         outcome: dict[str, Any] = {"rank": self.spec.rank}
         run = options["run"]
         try:
-            self.group.join(options["generation"])
+            if options["generation"] is None:
+                self.group.stay_out()
+            else:
+                self.group.join(options["generation"])
             with (
                 self._recording(options, emit, outcome),
                 self._releasable(run),
-                self._kvstore(run, emit),
+                self._kvstore(run, options.get("life", 0), emit),
             ):
                 try:
                     value = _call(payload)
@@ -166,14 +169,15 @@ class Rank:
         return outcome
 
     @contextmanager
-    def _kvstore(self, run: int, emit: Emit) -> Iterator[None]:
+    def _kvstore(self, run: int, life: int, emit: Emit) -> Iterator[None]:
         """In a cluster with servers: let the function create its KVStore."""
         if self.spec.node is None:
             yield
             return
         from distkit import kvstore
 
-        kvstore.use(replace(self.spec.node, run=run), lambda spares: emit("spares", spares))
+        node = replace(self.spec.node, run=run, life=life)
+        kvstore.use(node, partial(emit, "aftermath"))
         try:
             yield
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import signal
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,12 @@ from distkit.trace.recorder import MACHINERY, PACKAGE, is_users
 if TYPE_CHECKING:
     from distkit.cluster.run import Run
 
+#: Of a process that was ended because it hung.
+HUNG = "it gave no sign of life for longer than the heartbeat_timeout, and was ended"
+
+#: What torch says where there is no process group.
+_NO_GROUP = "process group has not been initialized"
+
 Outcome = dict[str, Any]
 Frame = tuple[str, int, str, "str | None"]
 
@@ -33,6 +40,13 @@ Frame = tuple[str, int, str, "str | None"]
 def lost(rank: int) -> Outcome:
     """The outcome of a rank that could not even be ended."""
     return {"rank": rank, "died": "no answer", "log": "", "intact": False}
+
+
+def cause(status: int, *, asked: bool = False, hung: bool = False) -> str:
+    """How a process ended: by its exit status, and by what was meant to end it."""
+    if status == -signal.SIGKILL and (asked or hung):
+        return "dk.trouble killed it, as asked" if asked else HUNG
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def ends(outcomes: list[Outcome]) -> dict[str, dict[str, str]]:
@@ -68,15 +82,30 @@ def stopped(run: Run) -> RunStopped:
     return error
 
 
-def warn(findings: list[Finding]) -> None:
-    """Warn of mistakes that hang nobody, at the reader's line."""
+def of_findings(findings: list[Finding]) -> list[str]:
+    """Mistakes that hang nobody."""
+    return [str(f) for f in findings if f.kind is not Kind.STRAGGLER]
+
+
+def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
+    """Those that ended without ending the run."""
+    again = {"scheduler": "another went on where it was"}
+    return [
+        f"{r['name'].replace('scheduler', 'the scheduler')} ended in the middle of {name} "
+        f"({r['how']}), and was replaced at once: "
+        f"{again.get(r['name'], 'another ran the function from its beginning')}."
+        for r in replaced
+    ]
+
+
+def warn(texts: list[str]) -> None:
+    """Warn at the reader's line."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    for finding in findings:
-        if finding.kind is not Kind.STRAGGLER:
-            file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
-            warnings.warn_explicit(str(finding), CommunicationWarning, file, int(line))
+    for text in texts:
+        file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
+        warnings.warn_explicit(text, CommunicationWarning, file, int(line))
 
 
 def verdict(name: str, outcomes: list[Outcome], order: list[int], trace: Trace) -> RunError | None:
@@ -110,8 +139,12 @@ def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
     others = f" (and so did {listing([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
     words = _last_words(log)
     said = f"\nIts last words:\n{words}" if words else ""
-    why = [f for f in trace.diagnose() if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
+    found = trace.diagnose()
+    why = [f for f in found if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
     search = "look for what ended it: os._exit, a crash in native code, or too little memory."
+    for f in found:
+        if f.kind is Kind.DIED:
+            search = f.remedy[:1].lower() + f.remedy[1:]
     if ASKED in dead[0]["died"]:
         search = "nothing is wrong with the program."
     return RankDied(
@@ -146,6 +179,12 @@ def _exception(
         waits = "; ".join(_waited(trace, r) for r in others)
         parts.append(f"The others were released: {waits}.")
     text = "".join(_frame(*frame) for frame in _shown(error["frames"]))
+    if trace.meta.get("replaced") and (_is_consequence(first) or _NO_GROUP in error["text"]):
+        parts.append(
+            "A worker was replaced before: torch.distributed's groups end with any of their "
+            'ranks, and have no place for a new one. With on_crash="replace" let the workers '
+            "speak through the store alone."
+        )
     parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
     if error["cause"]:
         parts.append(f"caused by {error['cause']}")

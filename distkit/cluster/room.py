@@ -1,21 +1,21 @@
-"""The engine room: the processes of one cluster, and ipyparallel's client that talks to them.
+"""The engine room: the processes of one cluster, started, heard, replaced and ended.
 
-The only place that talks to ipyparallel's client. One lock guards the client: JupyterLab
-runs widget callbacks on threads of their own.
+One lock guards ipyparallel's client: JupyterLab runs widget callbacks on threads of their own.
 """
 
 from __future__ import annotations
 
 import platform
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.engines import PATIENCE, Engines
 from distkit.cluster.forkserver import Child, private_folder, server
 from distkit.cluster.nodes import Nodes
 from distkit.cluster.plan import Plan
@@ -26,8 +26,9 @@ from distkit.errors import ClusterError, DistkitError, StartError
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
 PERIOD, MISSES = 50, 1200
-#: How long the ranks may take to register [s]: generous, for laptops under load.
-PATIENCE = 120.0
+
+#: Whose connections broke has ended, or does so within this time [s]; or else it hangs.
+ENDS = 1.0
 
 
 class Room:
@@ -37,12 +38,15 @@ class Room:
     state changes.
     """
 
-    def __init__(self, plan: Plan, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: Plan, on_change: Callable[[], None], heartbeat_timeout: float
+    ) -> None:
         self.plan, self._on_change = plan, on_change
+        self._heartbeat_timeout = heartbeat_timeout
         self.stage, self.failure = "starting", ""
         self.folder = private_folder()
         self.ranks: dict[int, Child] = {}
-        self.nodes = Nodes(plan, self.folder, self._hear_node)
+        self.nodes = Nodes(plan, self.folder, self._hear_node, heartbeat_timeout)
         self.generation = 0
         self.started = time.monotonic()
         self.run: Run | None = None
@@ -50,11 +54,10 @@ class Room:
         self.settled = threading.Event()  # the latest run and its aftermath are over
         self.closed = False
         self._up = False  # has been ready once: from then on ranks that end are replaced
-        self._idents: dict[int, str] = {}
         self._lock = threading.RLock()
-        self._client: Any = None
+        self._engines: Engines | None = None
         self._controller: Child | None = None
-        self._connection: dict[str, Any] = {}
+        self._call: tuple[bytes, dict[str, Any]] = b"", {}  # of the latest run
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
     # -- starting ---------------------------------------------------------------
@@ -84,25 +87,29 @@ class Room:
         )  # fmt: skip
         fork.preload("distkit.cluster.warm")
         self._stage("importing torch")
-        import ipyparallel
-
         try:
-            self._connection = self._controller.channel.recv()
+            connection = self._controller.channel.recv()
         except EOFError:
             raise StartError(
                 "ipyparallel's controller did not start. " + self._log("controller.log")
             ) from None
-        self._client = ipyparallel.Client(
-            self._connection["client"], profile_dir=self.folder, timeout=PATIENCE
-        )
+        self._engines = Engines(connection, self.folder)
         self.nodes.start()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
-        self._await_registration()
+        self._await_registration(range(self.plan.ranks))
+
+    @property
+    def engines(self) -> Engines:
+        """ipyparallel's client, once the controller has told where it is."""
+        assert self._engines is not None
+        return self._engines
 
     def _hear_node(self, node: int, kind: str, what: Any) -> None:
         """Pass on what a server or the scheduler records."""
-        if self.run is not None:
+        if kind == "missed":
+            threading.Thread(target=self._missed, args=(what,), daemon=True).start()
+        elif self.run is not None:
             self.run.hear(node, kind, what)
 
     def settle(self, run: int) -> None:
@@ -112,11 +119,9 @@ class Room:
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
         around = surroundings()
-        for r in ranks:
-            self._idents[r] = f"rank-{r}-{secrets.token_hex(4)}"
         children = server().fork_all("distkit.cluster.processes:engine", [
-            {"spec": self._spec(r, around), "connection": self._connection["engine"],
-             "ident": self._idents[r], "generation": join, "profile": self.folder,
+            {"spec": self._spec(r, around), "connection": self.engines.connection,
+             "ident": self.engines.name(r), "generation": join, "profile": self.folder,
              "folder": self.folder, "log": f"rank-{r}.log"}
             for r in ranks
         ])  # fmt: skip
@@ -130,14 +135,15 @@ class Room:
         if plan.servers:
             from distkit.kvstore import Node
 
-            node = Node("worker", r, plan.ranks, plan.servers, self.folder, 0, self.nodes.keys)
+            node = Node("worker", r, plan.ranks, plan.servers, self.folder, keys=self.nodes.keys,
+                        heartbeat_timeout=self._heartbeat_timeout)  # fmt: skip
         return Spec(rank=r, world_size=plan.ranks, folder=self.folder, backend=plan.backend,
                     device=plan.devices[r], threads=plan.threads, node=node, **around)  # fmt: skip
 
-    def _await_registration(self) -> None:
-        """Wait until every rank's engine is known to the client."""
+    def _await_registration(self, ranks: Iterable[int]) -> None:
+        """Wait until these ranks' engines are known to the client."""
         end = time.monotonic() + PATIENCE
-        while missing := [r for r in self.ranks if self._engine(r) is None]:
+        while missing := [r for r in ranks if self.engines.find(r) is None]:
             ended = [r for r in missing if self.ranks[r].status is not None]
             if ended:
                 raise StartError(
@@ -150,11 +156,6 @@ class Room:
                     "overloaded: stop other programs, or ask for fewer ranks."
                 )
             time.sleep(0.005)
-
-    def _engine(self, rank: int) -> int | None:
-        """ipyparallel's id of a rank's engine, None when it has not registered."""
-        ident = self._idents[rank]
-        return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
 
     def _explain(self, error: Exception) -> str:
         if isinstance(error, DistkitError):
@@ -184,28 +185,39 @@ class Room:
 
     def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
-        from distkit.cluster.processes import execute
-
         options = {**options, "run": run.number, "generation": self.generation}
-        engines = {r: self._engine(r) for r in run.ranks}
-        missing = [r for r, engine in engines.items() if engine is None]
+        missing = [r for r in run.ranks if self.engines.find(r) is None]
         if missing:
             raise ClusterError(f"ranks {missing} are not there. Use cluster.restart().")
         self.nodes.start()
         self.run = run
         self.settled.clear()
         self.nodes.record(options.get("record", True))
-        with self._lock:
-            for r, engine in engines.items():
-                # through the stream: a bare socket's send can swallow the news of a reply
-                future = self._client.send_apply_request(
-                    self._client._mux_stream,
-                    execute,
-                    (payload, options),
-                    ident=self._client._engines[engine].encode(),
-                )
-                future.add_done_callback(partial(self._on_reply, run, r))
+        self._call = payload, options
+        for r in run.ranks:
+            self._execute(run, r, options)
         threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
+
+    def _execute(self, run: Run, rank: int, options: dict[str, Any]) -> None:
+        from distkit.cluster.processes import execute
+
+        reply = partial(self._on_reply, run, rank)
+        with self._lock:
+            self.engines.apply(rank, execute, (self._call[0], options), reply)
+
+    def replace(self, run: Run, rank: int, life: int) -> None:
+        """Crew: put another in a dead rank's place, in the middle of its run.
+
+        It runs the function from its beginning. It is in no process group: the others' would
+        have to be made anew on every rank.
+        """
+        with self._lock:
+            self._fork_again([rank])
+        options = {**self._call[1], "life": life, "generation": None}
+        if options.get("trouble") is not None:  # what was to kill the rank has done so
+            kill = {r: n for r, n in options["trouble"].kill.items() if r != rank}
+            options["trouble"] = replace(options["trouble"], kill=kill)
+        self._execute(run, rank, options)
 
     def _hear_rank(self, rank: int, message: tuple[int, str, Any]) -> None:
         number, kind, what = message
@@ -252,6 +264,15 @@ class Room:
 
     # -- ranks that end ---------------------------------------------------------
 
+    def _missed(self, pid: int) -> None:
+        """The scheduler takes a process for dead; if it is not, it hangs, and is ended."""
+        everybody = [*self.ranks.items(), *self.nodes.children.items()]
+        for n, child in everybody:
+            if child.pid == pid and not child.wait(ENDS) and not self.closed:
+                if self.run is not None:
+                    self.run.hung.add(n)
+                server().kill([child])
+
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         """A rank's process ended: tell the run, and put another in its place."""
         if self.ranks.get(rank) is not child:
@@ -261,7 +282,7 @@ class Room:
             run.add_death(rank, status, self.folder)
         if self.closed:
             return
-        self._unregister(rank)
+        self.engines.forget(rank)
         if self._up and (run is None or run.finished):
             self._replace()
         self._on_change()
@@ -278,18 +299,6 @@ class Room:
         self._stage("failed")
         server().kill(list(self.ranks.values()))
 
-    def _unregister(self, rank: int) -> None:
-        """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
-        engine, client = self._engine(rank), self._client
-        if engine is not None:
-
-            def send() -> None:
-                client.session.send(
-                    client._query_stream, "unregistration_request", content={"id": engine}
-                )
-
-            client._io_loop.add_callback(send)
-
     def _replace(self) -> None:
         """Fork new ranks in the place of those that ended."""
         with self._lock:
@@ -300,16 +309,19 @@ class Room:
             self.ready.clear()
             self._stage("replacing ranks " + ", ".join(map(str, gone)))
             try:
-                while any(self._engine(r) is not None for r in gone):
-                    time.sleep(0.005)
-                self._fork_ranks(gone, join=None)
-                self._await_registration()
+                self._fork_again(gone)
                 self._stage("ready")
             except Exception as error:
                 self.failure = str(error)
                 self._stage("failed")
             finally:
                 self.ready.set()
+
+    def _fork_again(self, gone: list[int]) -> None:
+        while any(self.engines.find(r) is not None for r in gone):
+            time.sleep(0.005)
+        self._fork_ranks(gone, join=None)
+        self._await_registration(gone)
 
     def restart(self) -> None:
         """End every rank and start new ones in their place."""
@@ -334,12 +346,12 @@ class Room:
         self._on_change()
 
     def _end_all(self) -> None:
+        self.nodes.closed = True
         children = [*self.ranks.values(), *self.nodes.children.values()]
         if self._controller is not None:
             children.append(self._controller)
-        if self._client is not None:
-            with suppress(Exception):
-                self._client.close()
+        if self._engines is not None:
+            self._engines.close()
         fork = server()
         fork.kill(children)
         for child in children:

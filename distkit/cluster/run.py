@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import queue
-import signal
-import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from pickle import dumps, loads
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
 from distkit.cluster import report
+from distkit.cluster.crew import Crew
+from distkit.cluster.lives import Lives, failed, note
 from distkit.cluster.notebook import place, sources
+from distkit.cluster.prints import Prints
 from distkit.cluster.watch import Watch
-from distkit.errors import RunError, RunInterrupted
+from distkit.errors import DistkitError, RunError, RunInterrupted
 from distkit.events import Event, Op, Trace
 from distkit.trace import blackbox
 from distkit.trace.diagnosis import Finding
@@ -39,19 +39,6 @@ LOOKED_AT = 10_000
 LIMIT = 2_000_000
 
 
-class Crew(Protocol):
-    """Those who run it: whatever can release or end ranks."""
-
-    def release(self, ranks: Iterable[int], run: int) -> None:
-        """Get these ranks out of whatever they wait in."""
-
-    def end(self, ranks: Iterable[int]) -> None:
-        """End these ranks' processes; their deaths are reported to the run."""
-
-    def settle(self, run: int) -> None:
-        """All have ended: have whoever else holds events of the run hand them over."""
-
-
 class Run:
     """A function running, or run, on the ranks.
 
@@ -67,13 +54,15 @@ class Run:
         self.name, self.number, self.ranks = name, number, ranks
         self._meta = {**meta, "name": name, "groups": {}}
         self.stepped, self.doomed = False, set[int]()  # those that dk.trouble is going to kill
+        self.hung = set[int]()  # those that gave no sign of life, and are ended for it
+        self._lives = Lives()
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
         self._watch, self._wait_forever = Watch(), wait_forever
         self._deadlock: list[Finding] = []
         self._explained = 0.0  # when it was found
         self._events: list[Event] = []
-        self._packed: list[tuple[int, bytes]] = []  # arrived, not yet looked at
+        self._packed: list[tuple[int, int, bytes]] = []  # arrived, not yet looked at
         self._unpacking = threading.RLock()  # a subscriber may look at the trace
         self._arrived = self._dropped = 0  # events
         self._rows: dict[int, int] = defaultdict(int)  # that arrived from each rank
@@ -81,11 +70,10 @@ class Run:
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._order: list[int] = []  # ranks in the order in which they ended
         self._changed = threading.Condition()
-        self._interrupted = self._spares = False
+        self._interrupted, self._aftermath = False, "halt"  # of a rank that dies
         self._after = "the cluster is ready for the next run"
         self._ended: set[int] = set()  # ranks whose processes we had to end
-        self._texts: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()
-        self._partial: dict[tuple[int, str], str] = {}
+        self.prints = Prints()
         self._subscribers: list[Callable[[list[Event]], None]] = []
         self._done = threading.Event()
         self._started, self.seconds = time.perf_counter(), 0.0
@@ -99,6 +87,7 @@ class Run:
             state = f"failed: {str(self._error).splitlines()[0]}"
         else:
             state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {self._arrived} events"
+            state += "".join(f", {r['name']} replaced" for r in self.replaced)
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
@@ -130,14 +119,20 @@ class Run:
         return self._error
 
     @property
+    def replaced(self) -> list[dict[str, Any]]:
+        """Who ended in the middle of the run and was replaced: node, name, how and time [s]."""
+        return [{**r, "time": self.clock(r["time"])} for r in self._lives.replaced]
+
+    @property
     def trace(self) -> Trace:
         """What the ranks said to each other, as far as it has arrived."""
         if self._trace is None or not self.finished:
             self._unpack()
             events, until = list(self._events), self.clock(time.monotonic())
+            told = {"replaced": self.replaced} if self.replaced else {}
             self._trace = Trace(events, {
                 "until": until, "ends": report.ends(list(self._outcomes.values())), **self._meta,
-                "sources": sources(events),
+                "sources": sources(events), **told,
             })  # fmt: skip
         return self._trace
 
@@ -157,16 +152,19 @@ class Run:
             TimeoutError: ``timeout`` seconds have passed; the run goes on.
         """
         try:
-            self._print_until_done(timeout)
+            if not self.prints.print_until(lambda: self.finished, timeout):
+                raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
         except KeyboardInterrupt:
             self.interrupt()
-            self._print_until_done(None)
+            self.prints.print_until(lambda: self.finished, None)
             raise report.stopped(self) from None
         if self._error is not None:
             raise self._error
-        if (self._arrived <= LOOKED_AT or self.died) and not self._looked:
+        if not self._looked:
             self._looked = True
-            report.warn(self.findings)
+            report.warn(report.of_replacements(self.name, self.replaced))
+            if self._arrived <= LOOKED_AT or self.died:
+                report.warn(report.of_findings(self.findings))
         return self
 
     def interrupt(self) -> None:
@@ -199,13 +197,15 @@ class Run:
         if kind == "rows":
             self.add_rows(rank, *what)
         elif kind == "text":
-            self.add_text(rank, *what)
+            self.prints.add(rank, *what)
+        elif kind == "replaced":
+            self._lives.begin(rank, self._named(rank), what, time.monotonic())
         elif kind == "outcome":
             self.add_outcome(rank, what)
         elif kind == "group":
             self._meta["groups"].update([what])
-        elif kind == "spares":  # ranks that die: the others do without
-            self._spares = what
+        elif kind == "aftermath":  # of ranks that die, as the store's on_crash says
+            self._aftermath = what
         elif kind == "waits":
             with self._changed:
                 self._watch.hear(rank, *what)
@@ -218,7 +218,7 @@ class Run:
             return
         self._arrived += count
         self._rows[rank] += count
-        self._packed.append((rank, packed))
+        self._packed.append((rank, self._lives.first(rank), packed))
         if self._subscribers:
             self._unpack()
 
@@ -231,24 +231,17 @@ class Run:
 
     def _unpack_all(self) -> list[Event]:
         packed, self._packed = self._packed, []
-        new = [to_event(rank, row, place, self.clock)
-               for rank, rows in packed for row in loads(rows)]  # fmt: skip
+        new = [to_event(rank, row if not first else (row[0] + first, *row[1:]), place, self.clock)
+               for rank, first, rows in packed for row in loads(rows)]  # fmt: skip
         self._events.extend(new)
         return new
-
-    def add_text(self, rank: int, stream: str, text: str) -> None:
-        """Something that a rank printed."""
-        *lines, rest = (self._partial.pop((rank, stream), "") + text).split("\n")
-        if rest:
-            self._partial[rank, stream] = rest
-        for line in lines:
-            self._texts.put((rank, stream, line))
 
     def add_outcome(self, rank: int, outcome: dict[str, Any]) -> None:
         """A rank has ended the function."""
         with self._changed:
             if rank not in self._outcomes:
-                self._outcomes[rank] = {**outcome, "spared": "died" in outcome and self._spares}
+                spared = "died" in outcome and self._aftermath == "continue"
+                self._outcomes[rank] = {**outcome, "spared": spared}
                 self._order.append(rank)
                 self._changed.notify_all()
 
@@ -266,16 +259,19 @@ class Run:
             ended = {"died": "it did not let go, and was ended", "released": True}
             self.add_outcome(rank, {"rank": rank, "log": "", "intact": False, **ended})
             return
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        if status == -signal.SIGKILL and rank in self.doomed:
-            how = "dk.trouble killed it, as asked"
+        how = report.cause(status, asked=rank in self.doomed, hung=rank in self.hung)
+        with self._changed:
+            over = self.ending or self._failed() or bool(self._deadlock)
+            if self._aftermath == "replace" and not over and self._lives.vacate(rank, how):
+                self._changed.notify_all()
+                return
         self.add_outcome(rank, {"rank": rank, "died": how, "log": text, "intact": False})
 
     # -- conducting -------------------------------------------------------------
 
     def conduct(self, crew: Crew) -> None:
         """See the run through to its end: when one rank fails, the others are released."""
-        self._until_end_or_deadlock()
+        self._until_end_or_deadlock(crew)
         if self.waiting:
             if not (self._interrupted or self._deadlock):
                 self._until(lambda: self._interrupted or not self.waiting, GRACE)
@@ -288,18 +284,42 @@ class Run:
         crew.settle(self.number)
         self._finish()
 
-    def _until_end_or_deadlock(self) -> None:
+    def _until_end_or_deadlock(self, crew: Crew) -> None:
         def over() -> bool:
             return self._interrupted or self._failed() or not self.waiting
 
+        vacant = self._lives.vacant
         while True:
-            self._until(lambda: over() or self._watch.due(self.waiting))
+            self._until(lambda: over() or vacant or self._watch.due(self.waiting))
             if over():
                 return
+            if vacant:
+                self._replace(crew, *vacant.popitem())
+                continue
             certain = self._watch.judge(self.trace, self.waiting)
             if certain and not self._wait_forever:
                 self._deadlock, self._explained = certain, time.monotonic()
                 return
+
+    def _replace(self, crew: Crew, rank: int, how: str) -> None:
+        """A rank's process has ended: what it was in failed, and another begins."""
+        began = time.monotonic()
+        self._unpack()
+        self.add_rows(rank, *failed(self._events, rank, self._lives.first(rank), began))
+        self._lives.begin(rank, self._named(rank), how, began)
+        self._rows[rank] = 0
+        self._watch.forget(rank)
+        self.doomed.discard(rank)
+        self.hung.discard(rank)
+        try:
+            crew.replace(self, rank, self._lives.of(rank))
+        except DistkitError as error:
+            said = {"rank": rank, "died": f"{how}; no other could be started: {error}"}
+            self.add_outcome(rank, {**said, "log": "", "intact": False})
+        self.add_rows(rank, *note(how, began, time.monotonic()))
+
+    def _named(self, node: int) -> str:
+        return str(self._meta["ranks"][str(node)]["name"])
 
     def _end(self, crew: Crew, ranks: list[int]) -> None:
         self._ended.update(ranks)
@@ -354,9 +374,7 @@ class Run:
         results = (o.get("result") for o in outcomes)
         self._results = [None if r is None else cloudpickle.loads(r) for r in results]
         self._done.set()
-        for (rank, stream), rest in sorted(self._partial.items()):
-            self._texts.put((rank, stream, rest))
-        self._texts.put(None)
+        self.prints.end()
         for callback in list(self._subscribers):
             callback([])
 
@@ -372,29 +390,3 @@ class Run:
             seconds=self.seconds, until=self.clock(time.monotonic()), ends=report.ends(outcomes),
         )  # fmt: skip
         self._trace = None
-
-    # -- printing ---------------------------------------------------------------
-
-    def print_now(self) -> None:
-        """Print what the ranks have printed so far."""
-        with suppress(queue.Empty):
-            while (item := self._texts.get_nowait()) is not None:
-                _print(item)
-
-    def _print_until_done(self, timeout: float | None) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
-        while not (self.finished and self._texts.empty()):
-            left = 0.1 if end is None else min(0.1, end - time.monotonic())
-            if left <= 0:
-                raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
-            try:
-                item = self._texts.get(timeout=left)
-            except queue.Empty:
-                continue
-            if item is not None:
-                _print(item)
-
-
-def _print(item: tuple[int, str, str]) -> None:
-    rank, stream, line = item
-    print(f"[rank {rank}] {line}", file=getattr(sys, stream), flush=True)

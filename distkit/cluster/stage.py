@@ -46,11 +46,14 @@ class Stage:
     Args:
         run: that has just been submitted; its times leave the pauses out from now on.
         go: lets ranks through their gates.
+        collect: has servers hand over what they have recorded.
         changed: called, from any thread, when there is a new moment, or the run has ended.
     """
 
-    def __init__(self, run: Run, go: Go, changed: Callable[[], None]) -> None:
-        self.run, self._go, self._changed = run, go, changed
+    def __init__(
+        self, run: Run, go: Go, collect: Callable[[], None], changed: Callable[[], None]
+    ) -> None:
+        self.run, self._go, self._collect, self._changed = run, go, collect, changed
         self.moments: list[Moment] = []
         self._board = Board(len(run.ranks))
         self._heard: Counter[int] = Counter()  # events of each rank
@@ -113,6 +116,8 @@ class Stage:
                     break
         if self._ending():
             self.run._done.wait(EXPLAINED)
+        if not self.run.finished:
+            self._collect()  # what they did belongs to this moment
         self.note(choice)
         if self.run.error is not None:
             raise self.run.error

@@ -23,7 +23,10 @@ class Stepper:
     """A run that stops before each communication, until it is let go.
 
     Any program can be stepped through, DDP included: the gate is where torch hands its
-    communication to the backend. Times in its trace leave the pauses out.
+    communication to the backend. A worker of a parameter server stops before each call of its
+    KVStore, however many keys it has; a push that was let go has arrived when the step is over,
+    so that workers let go one after the other come to the servers in this order. Times in its
+    trace leave the pauses out.
 
     Made by :meth:`distkit.Cluster.step`. In a notebook it displays as a cockpit with the same
     controls. As a context manager it ends the run when the block is left.
@@ -35,14 +38,14 @@ class Stepper:
         >>> stepper.run_to(op="all_reduce").finish().results       # doctest: +SKIP
     """
 
-    def __init__(self, run: Run, go: Go) -> None:
+    def __init__(self, run: Run, go: Go, collect: Callable[[], None] = lambda: None) -> None:
         self.run, self.name, self.ranks = run, run.name, run.ranks
         self.position, self.playing = 0, False
         self._stepping = threading.Lock()
         self._pause = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
-        self._stage = Stage(run, go, self._notify)
+        self._stage = Stage(run, go, collect, self._notify)
 
     # -- going on -------------------------------------------------------------------
 
@@ -339,7 +342,7 @@ class Stepper:
     def _show_now(self) -> None:
         self.position = len(self.moments) - 1
         if threading.current_thread() is threading.main_thread():
-            self.run.print_now()
+            self.run.prints.print_now()
         self._notify()
 
     def _set_playing(self, playing: bool) -> None:

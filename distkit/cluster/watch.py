@@ -33,6 +33,10 @@ class Watch:
         """A rank waits in its operation ``seq``: from ``since`` until at least ``until``."""
         self._waits[rank] = seq, since, until
 
+    def forget(self, rank: int) -> None:
+        """It has ended, and another has its place."""
+        self._waits.pop(rank, None)
+
     def due(self, running: Collection[int]) -> bool:
         """Whether it is worth a look; ``running`` are the ranks that have not ended."""
         waiting = [r for r in running if r in self._waits]

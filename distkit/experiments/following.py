@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager, nullcontext, suppress
-from queue import Empty
 from typing import Any
 
 from distkit.cluster.cluster import Cluster
@@ -61,9 +60,7 @@ def _over(run: Run, printed: MutableSequence[str] | None) -> bool:
         return False
     run._looked = True  # the panel says it, no warning does
     over = run._done.wait(PERIOD)
-    with suppress(Empty):
-        while (item := run._texts.get_nowait()) is not None:
-            printed.append(f"[rank {item[0]}] {item[2]}")
+    printed.extend(f"[rank {rank}] {line}" for rank, _, line in run.prints.take())
     if over and run.error is not None:
         raise run.error
     return over

@@ -17,6 +17,7 @@ parameter server, 2014; the names are Apache MXNet's.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -25,12 +26,14 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.consistency import Terms
 from distkit.kvstore.link import ZmqLink
 from distkit.kvstore.local import LocalLink
-from distkit.kvstore.messages import AddressBook, Register
+from distkit.kvstore.messages import AddressBook, Present, Register
 from distkit.kvstore.node import Node
 from distkit.kvstore.optimizer import SGD
 from distkit.kvstore.placement import BIGARRAY_BOUND, Part
+from distkit.kvstore.recording import Clocks
 from distkit.kvstore.replication import ring
 from distkit.kvstore.requests import Call, Requests
+from distkit.kvstore.scheduler import LIFE
 from distkit.kvstore.trainer import Trainer
 from distkit.kvstore.transport import Service
 from distkit.kvstore.worker import KVStore
@@ -38,10 +41,17 @@ from distkit.kvstore.worker import KVStore
 __all__ = ["SGD", "KVStore", "Node", "Part", "Service", "Trainer", "create", "release", "serve",
            "use"]  # fmt: skip
 
+#: So long another scheduler may take to be there when one has ended [s].
+PATIENCE = 10.0
+
+#: So long a server that breaks the connection may take to be there again [s]: it does not end
+#: then, it had not heard of this worker for too long.
+RETURN = 1.0
+
 _here: Node | None = None
 _store: KVStore | None = None
 _terms: Terms | None = None  # of _store
-_tell: Callable[[bool], None]
+_tell: Callable[[str], None]
 
 
 def create(
@@ -66,7 +76,8 @@ def create(
             acknowledged push is lost.
         on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
             names it. ``"continue"``: they go on without it; the sum is of fewer gradients.
-            ``"replace"``: they wait until another has its place.
+            ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
+            once: it runs the function again from its beginning, and pulls what is there.
         wait_for: how many workers must be there to begin; those that come later join in then.
         check_finite: refuse gradients with NaN or infinity, on this worker.
 
@@ -86,8 +97,8 @@ def create(
     node = _check(name)
     terms.fit(node.workers, node.servers)
     if _store is None:
+        _tell(terms.aftermath)  # first: whoever is there may end any time
         _store, _terms = _join(node, terms, check_finite), terms
-        _tell(terms.spares)
     if _terms != terms:
         raise KVStoreError(
             f"worker {node.index} has a store {_terms} in this run and asks for {terms}. "
@@ -120,16 +131,20 @@ def _join(node: Node, terms: Terms, check_finite: bool) -> KVStore:
     """Register with the scheduler, wait for everybody, and connect to the servers."""
     link = ZmqLink(node.keys)
     requests = Requests(link, node.run, node.id, name=node.name)
+    requests.count_from(LIFE * node.life)
+    requests.greetings[node.scheduler] = Present, ("", os.getpid())
     try:
-        link.connect(node.scheduler, node.endpoint(node.scheduler))
-        me = ("", node.workers, node.servers, terms.mode, terms.bound, terms.numbers())
+        link.connect(node.scheduler, node.endpoint(node.scheduler), patience=PATIENCE)
+        agreed = terms.mode, terms.bound, terms.numbers()
+        me = ("", node.workers, node.servers, *agreed, os.getpid())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
         requests.count_from(book.first)
+        requests.clocks = Clocks() if terms.backup else None
         servers = range(node.workers, node.scheduler)
         requests.holders = partial(_holders, node, terms)
         for server in servers:
-            link.connect(server, book.endpoints[server])
+            link.connect(server, book.endpoints[server], patience=RETURN)
     except BaseException:
         requests.close()
         raise
@@ -147,14 +162,15 @@ def _holders(node: Node, terms: Terms, server: int) -> list[int]:
     return [w + i for i in ring(server - w, node.servers, terms.replication)]
 
 
-def use(node: Node, tell: Callable[[bool], None] = lambda spares: None) -> None:
+def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> None:
     """Make this process a worker of a cluster, for the run that ``node`` names.
 
     What is left of an earlier run is closed.
 
     Args:
         node: its place.
-        tell: called when a store is created: whether its other workers go on when one ends.
+        tell: called when a store is created: what becomes of its run when a worker ends, as
+            ``on_crash`` says.
     """
     global _here, _tell
     release(flush=False)

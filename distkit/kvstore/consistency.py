@@ -174,7 +174,12 @@ class Terms:
     @property
     def spares(self) -> bool:
         """Whether the others go on when a worker has ended."""
-        return not self.sync or self.on_crash == "continue"
+        return self.aftermath == "continue"
+
+    @property
+    def aftermath(self) -> str:
+        """What becomes of the run when a worker has ended: without rounds nobody halts."""
+        return "continue" if self.on_crash == "halt" and not self.sync else self.on_crash
 
     def fit(self, workers: int, servers: int) -> None:
         """Check that a cluster can keep them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ import zmq
 from distkit.kvstore import memory
 from distkit.kvstore.memory import Exchange
 from distkit.kvstore.messages import Message, Request
-from distkit.kvstore.sockets import LAST_WORD, Ends, open_socket, receive, send
+from distkit.kvstore.sockets import BROKEN, LAST_WORD, Ends, open_socket, receive, send
 from distkit.kvstore.wire import decode, encode
 
 #: A batch without a message: its sender hangs up, and has not crashed.
@@ -23,9 +24,18 @@ class Line:
 
     def __init__(self, context: Any, endpoint: str, keys: tuple[str, str] | None) -> None:
         self.socket = open_socket(context, zmq.DEALER, keys)
-        self.ends = Ends(self.socket)
+        self.ends, self.endpoint = Ends(self.socket), endpoint
         self.exchange = Exchange(memory.shared(), writable=False)
         self.socket.connect(endpoint)
+
+    def close(self) -> None:
+        """Hang up, with a last word."""
+        self.socket.disable_monitor()
+        self.ends.socket.close()
+        with suppress(zmq.Again):
+            self.socket.linger = LAST_WORD
+            self.socket.send_multipart(BYE, zmq.NOBLOCK)
+        self.socket.close()
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send a letter."""
@@ -58,13 +68,41 @@ class ZmqLink:
         self._by_end: dict[Any, tuple[int, Line]] = {}
         self._lost: dict[int, str] = {}
         self._again: set[int] = set()
+        self._broken: set[int] = set()  # nodes whose connections were, since they were replaced
+        self._patience: dict[int, float] = {}
+        self._until: dict[int, float] = {}  # when those that may come back are given up
+        self._abandoned: list[Exchange] = []
 
-    def connect(self, node: int, endpoint: str) -> None:
-        """Connect to a node; it may come up later."""
+    def connect(self, node: int, endpoint: str, *, patience: float = 0.0) -> None:
+        """Connect to a node; it may come up later.
+
+        Args:
+            node: its id.
+            endpoint: where it listens.
+            patience: when its connection breaks it counts as lost only after this long [s].
+        """
+        self._patience[node] = patience
         line = self._lines[node] = Line(self._context, endpoint, self._keys)
         for end in (line.socket, line.ends.socket):
             self._poller.register(end, zmq.POLLIN)
             self._by_end[end] = node, line
+
+    def renew(self, node: int) -> None:
+        """Another process is in this node's place: connect to it, unless that was done.
+
+        The one before may only be stopped: what it was lent stays as it is, for good.
+        """
+        if node in self._broken:
+            self._broken.discard(node)
+            return
+        line = self._lines[node]
+        for end in (line.socket, line.ends.socket):
+            self._poller.unregister(end)
+            del self._by_end[end]
+        line.close()
+        self._abandoned.append(line.exchange)
+        self.connect(node, line.endpoint, patience=self._patience[node])
+        self._again.add(node)
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Hand over requests. Their tensors are not copied: they must not change any more."""
@@ -75,7 +113,9 @@ class ZmqLink:
         if not wait:
             return [message for line in self._lines.values() for message in line.receive()]
         found: list[Message] = []
-        for end, _ in self._poller.poll():
+        left = min(self._until.values(), default=None)
+        most = None if left is None else max(0, int(1000 * (left - time.monotonic())) + 1)  # ms
+        for end, _ in self._poller.poll(most):
             node, line = self._by_end[end]
             if end is not line.socket:
                 self._listen(node, line)
@@ -86,6 +126,10 @@ class ZmqLink:
         """The nodes whose connections are broken, and how that came about."""
         for node in list(self._lost):  # it may be there again
             self._listen(node, self._lines[node])
+        if self._until:
+            now = time.monotonic()
+            self._until = {n: until for n, until in self._until.items() if until > now}
+            return {n: how for n, how in self._lost.items() if n not in self._until}
         return self._lost
 
     def again(self) -> set[int]:
@@ -97,7 +141,11 @@ class ZmqLink:
         for how in line.ends.heard():
             if how is not None:
                 self._lost[node] = how
+                self._broken.add(node)
+                if how == BROKEN and self._patience[node]:
+                    self._until[node] = time.monotonic() + self._patience[node]
             elif self._lost.pop(node, None):
+                self._until.pop(node, None)
                 self._again.add(node)
                 line.exchange.renew()
 
@@ -105,12 +153,7 @@ class ZmqLink:
         """Hang up at once."""
         for line in self._lines.values():
             self._poller.unregister(line.ends.socket)
-            line.socket.disable_monitor()
-            line.ends.socket.close()
-            with suppress(zmq.Again):
-                line.socket.linger = LAST_WORD
-                line.socket.send_multipart(BYE, zmq.NOBLOCK)
-            line.socket.close()
+            line.close()
         self._lines.clear()
         self._context.term()
         if (pool := memory.shared()) is not None:

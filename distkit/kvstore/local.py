@@ -28,6 +28,9 @@ class LocalLink:
         answers, self._answers = self._answers, []
         return answers
 
+    def renew(self, node: int) -> None:
+        """Nobody takes its place."""
+
     def lost(self) -> dict[int, str]:
         """Nobody: it is here."""
         return {}

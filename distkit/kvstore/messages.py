@@ -58,7 +58,7 @@ class Register(Request):
 
     Workers listen nowhere; servers leave it to the workers to choose ``mode`` and ``bound``
     (the number of elements from which an array is split) and the other ``terms``
-    (:class:`.consistency.Terms`).
+    (:class:`.consistency.Terms`). ``pid`` is its process.
     """
 
     endpoint: str
@@ -67,6 +67,18 @@ class Register(Request):
     mode: str = ""
     bound: int = 0
     terms: dict[str, float] = field(default_factory=dict)
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Present(Request):
+    """I take part in this run, and listen here: to a scheduler that may not know it.
+
+    It may be another one than before; or another process serves as this node than before.
+    """
+
+    endpoint: str
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,12 +96,31 @@ class Leave(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Missed(Request):
+    """From a server: the connection to ``who`` broke, which had last asked with number ``last``."""
+
+    who: int
+    last: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Departed(Answer):
-    """To the servers: ``who`` has ended, and how; who takes its place counts from ``first``."""
+    """``who`` has ended, and how; who takes its place counts from ``first``.
+
+    Servers hear it of everybody, workers of a server if nobody has its values.
+    """
 
     who: int
     how: str
     first: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced(Answer):
+    """To the workers: another process serves as node ``who``. Connect to it anew."""
+
+    who: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,6 +270,15 @@ def stale(request: Message, run: int) -> Error:
         f"stale node of run {request.run}, the cluster is at run {run}. "
         'Make a new store with kvstore.create(...) inside the current run.',
     )  # fmt: skip
+
+
+def given_up(request: Request, name: str) -> Error:
+    """The answer to a node that was taken for dead: others may have its place by now."""
+    return error(request, (
+        f"stale: {name} was given up, since its connection broke or it gave no sign of life for "
+        "too long, and the others went on without it. What it still says does not count. If it "
+        "was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
+    ))  # fmt: skip
 
 
 def error(request: Request, text: object) -> Error:

@@ -27,6 +27,10 @@ class Node:
             sockets in it are protected by its permissions.
         run: number of the present run of the cluster.
         keys: public and secret key of the cluster (CurveZMQ); None to rely on the folder alone.
+        life: how many had its place in this run before.
+        heartbeat_timeout: who gives no sign of life for so long counts as dead [s]. Who does so
+            for less than half of it never does. The signs come from ZeroMQ's own thread: a
+            process that computes, whatever it holds, goes on giving them.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -39,6 +43,8 @@ class Node:
     folder: str
     run: int = 0
     keys: tuple[str, str] | None = field(default=None, repr=False)
+    life: int = 0
+    heartbeat_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))

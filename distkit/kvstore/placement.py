@@ -8,6 +8,7 @@ the bound ``MXNET_KVSTORE_BIGARRAY_BOUND``.)
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,6 +85,11 @@ class Layout:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such a tensor."""
+        return self.size * int(re.sub(r"\D", "", self.dtype) or 8) // 8  # "bool" has no number
 
     def check(self, what: str, key: Key, other: Layout) -> None:
         """Refuse a tensor that does not fit the key.

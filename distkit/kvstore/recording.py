@@ -1,21 +1,25 @@
 """What the parameter server's processes write into the trace. Nothing, when nobody records.
 
-A request is one operation at the node that asks (``push`` …), a ``recv`` and a ``send`` at the one
-that answers; all three share a ``match``, from which a trace draws the two arrows.
+A worker that is gone through step by step waits here, too, before it asks. A request is one
+operation at the node that asks (``push`` …), a ``recv`` and a ``send`` at the one that answers;
+all three share a ``match``, from which a trace draws the two arrows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distkit.events import Op, State
+from distkit.events import WORLD, Op, State
+from distkit.kvstore.consistency import ON_CRASH
 from distkit.kvstore.entry import Update
 from distkit.kvstore.messages import (
     Answer,
     Barrier,
     Init,
+    Key,
     Message,
     Pull,
     Push,
@@ -25,14 +29,43 @@ from distkit.kvstore.messages import (
 )
 from distkit.kvstore.placement import dtype_name
 from distkit.trace import recorder
+from distkit.trace.tap import tap
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from distkit.trace.recorder import Recorder
 
 #: Requests that are drawn as messages; a barrier is drawn as the workers' one collective.
 _MESSAGES = {Register: Op.REGISTER, Init: Op.INIT, SetOptimizer: Op.INIT, Push: Op.PUSH,
              Pull: Op.PULL}  # fmt: skip
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
+
+
+#: What a worker passes before it asks: the gate of a run that is stepped through, trouble.
+gates = tap.before
+
+
+class Step(NamedTuple):
+    """A call of the user's on a worker with :data:`gates`: its first request passes them.
+
+    ``label`` names its keys if there are several; ``nbytes`` are those of all of them.
+    """
+
+    label: str = ""
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], nbytes: int = 0) -> Step:
+        """A call with these keys."""
+        names = [*map(name, keys)]
+        if len(names) > _NAMED:
+            names[_NAMED - 1 : -1] = "…"
+        return cls(", ".join(names) if len(names) > 1 else "", nbytes)
+
+
+#: So many keys are named.
+_NAMED = 4
 
 
 class Asking:
@@ -41,34 +74,93 @@ class Asking:
     Args:
         request: what is asked.
         peer: id of the node that is asked; None if it is this process.
+        step: what it is the first request of, if that has gates to pass.
     """
 
-    def __init__(self, request: Request, peer: int | None) -> None:
-        self._rec = recorder.current() if type(request) in _OPS else None
-        if self._rec is None:
-            return
-        self._op, self._seq = _OPS[type(request)], self._rec.next_seq()
-        self._common: dict[str, Any] = {
-            "peer": peer, "match": request.match, "label": _label(request),
-            "where": recorder.user_line(), **_layout(_tensor(request)),
-        }  # fmt: skip
-        if isinstance(request, Barrier):
-            self._common |= {"peer": None, "match": f"kv:{request.run}:barrier:{request.nth}"}
-        self._note(State.SCHEDULED)
-        self._note(State.STARTED, _tensor(request))
+    __slots__ = ("_rec", "done", "fields", "op", "seq")
 
-    def answered(self, answer: Answer) -> None:
-        """The answer is here: with the value, if it was a pull."""
-        self._note(State.COMPLETED, _tensor(answer))
+    def __init__(self, request: Request, peer: int | None, step: Step | None = None) -> None:
+        op = _OPS.get(type(request))
+        self._rec = rec = recorder.current() if op is not None else None
+        if rec is None or op is None:
+            return
+        self.op, self.seq, self.done = op, rec.next_seq(), False
+        tensor, match = _tensor(request), request.match
+        if isinstance(request, Barrier):
+            peer, match = None, f"kv:{request.run}:barrier:{request.nth}"
+        label, where = _label(request), recorder.user_line()
+        self.fields: tuple[Any, ...] = (
+            peer, WORLD, *_layout(tensor), None, where, label, match
+        )  # fmt: skip
+        called = time.monotonic()
+        values = rec.look(tensor) if tensor is not None and rec.can_look() else None
+        if step is None:
+            rec.put(self.seq, op, State.SCHEDULED, called, self.fields)
+        else:
+            told = *self.fields[:-2], step.label or label, match
+            rec.put(self.seq, op, State.SCHEDULED, called, told, values if rec.stepped else None)
+            for pass_by in gates:
+                pass_by(op, step.nbytes)
+        rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is in the trace."""
+        return self._rec is not None
+
+    def answered(self, answer: Answer, clock: int | None = None) -> None:
+        """The answer is here: with the value, if it was a pull; ``clock`` is what Clocks say."""
+        if clock is not None and self._rec is not None:
+            self.fields = *self.fields[:5], clock, *self.fields[6:]
+        self._end(State.COMPLETED, _tensor(answer))
 
     def failed(self) -> None:
         """It was refused, or nobody waits for the answer any more."""
-        self._note(State.FAILED)
+        self._end(State.FAILED)
 
-    def _note(self, state: State, tensor: Tensor | None = None) -> None:
-        if self._rec is not None:
-            fields = self._common | _values(tensor)
-            self._rec.record(self._seq, self._op, state, **fields)
+    def _end(self, state: State, tensor: Tensor | None = None) -> None:
+        rec = self._rec
+        if rec is None:
+            return
+        self.done, now, fields, values = True, time.monotonic(), self.fields, None
+        if tensor is not None:
+            fields = *fields[:2], *_layout(tensor), *fields[5:]
+            values = rec.look(tensor) if rec.can_look() else None
+        rec.put(self.seq, self.op, state, now, fields, values)
+        if rec.stepped:
+            rec.hurry()
+
+
+class Clocks:
+    """What servers count of this worker's gradients, where some are dropped: with backup workers.
+
+    A trace tells it with each push (as its tag), since the other events do not.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Key], tuple[int, int]] = {}
+
+    def after(self, server: int, push: Push, answer: Answer) -> int:
+        """The worker's clock after this push, as :meth:`.consistency.Rule.place` has it."""
+        clock, dropped = self._known.get((server, push.key), (0, 0))
+        if (now := getattr(answer, "dropped", 0)) == dropped:
+            clock = max(clock, push.version) + 1
+        self._known[server, push.key] = clock, now
+        return clock
+
+
+def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
+    """This thread waits for the answers; who watches the run is told, until ``wait_ends()``."""
+    rec = recorder.current()
+    if rec is not None and (noted := [a for a in askings if a.recorded]):
+        rec.wait_begins(*noted)
+    return rec
+
+
+def stepped() -> bool:
+    """Whether this run is gone through step by step."""
+    rec = recorder.current()
+    return rec is not None and rec.stepped
 
 
 class Answering:
@@ -84,7 +176,7 @@ class Answering:
             return
         label = self._labels[request.match] = _label(request)
         tensor = _tensor(request)
-        common = {"peer": request.node, "match": request.match, "label": label, **_layout(tensor)}
+        common = {"peer": request.node, "match": request.match, "label": label, **_fields(tensor)}
         seq = rec.next_seq()
         rec.record(seq, Op.RECV, State.SCHEDULED, **common)
         rec.record(seq, Op.RECV, State.COMPLETED, **common | _values(tensor))
@@ -99,7 +191,7 @@ class Answering:
         # of a worker whose gradients came too late for their round: so many did
         late = getattr(answer, "dropped", 0) or None
         common = {"peer": answer.node, "match": answer.match, "label": label, "tag": late,
-                  **_layout(tensor)}  # fmt: skip
+                  **_fields(tensor)}  # fmt: skip
         seq = rec.next_seq()
         rec.record(seq, Op.SEND, State.STARTED, **common | _values(tensor))
         rec.record(seq, Op.SEND, State.COMPLETED, **common)
@@ -119,7 +211,7 @@ def updating(update: Update) -> Iterator[None]:
     seq, entry = rec.next_seq(), update.entry
     gradients = (f"{worker} ({n} late)" if n else str(worker)
                  for worker, n in zip(update.workers, update.staleness, strict=True))  # fmt: skip
-    label = f"update {update.key} → v{entry.version + 1} ← {', '.join(gradients)}"
+    label = f"update {name(update.key)} → v{entry.version + 1} ← {', '.join(gradients)}"
     tag = max(update.staleness)
     rec.record(seq, Op.MARK, State.STARTED, label=label, tag=tag, **_values(entry.value))
     yield
@@ -129,7 +221,7 @@ def updating(update: Update) -> Iterator[None]:
 def _label(request: Request) -> str:
     match request:
         case Init() | Push() | Pull():
-            return str(request.key)
+            return name(request.key)
         case SetOptimizer():
             return f"optimizer {request.name}"
         case Register():
@@ -137,26 +229,45 @@ def _label(request: Request) -> str:
     return ""
 
 
+def name(key: Key) -> str:
+    """A key as a trace names it: a string of digits is no number.
+
+    >>> name("w"), name(7), name("7")
+    ('w', '7', "'7'")
+    """
+    return repr(key) if isinstance(key, str) and key.lstrip("-").isdecimal() else str(key)
+
+
 def _terms(register: Register) -> str:
-    """What decides who waits: the mode, and its bound or backup workers: "dist_sync backup=1"."""
-    staleness, backup = (register.terms.get(name, -1) for name in ("staleness", "backup"))
-    told = [register.mode, f"staleness={staleness:g}" * (staleness >= 0),
-            f"backup={backup:g}" * (backup > 0)]  # fmt: skip
-    return " ".join(filter(None, told))
+    """What decides who waits: the mode, and what is not as usual: "dist_sync backup=1"."""
+    terms = register.terms
+    told = [register.mode, *(f"{term}={n:g}" for term, unusual in _UNUSUAL.items()
+                             if (n := terms.get(term, -1)) >= unusual)]  # fmt: skip
+    crash = ON_CRASH[int(terms.get("on_crash", 0))]
+    return " ".join(filter(None, [*told, f"on_crash={crash}" * (crash != ON_CRASH[0])]))
+
+
+#: Terms that have a number, and from where on they are worth telling.
+_UNUSUAL = {"staleness": 0, "backup": 1, "wait_for": 1}
 
 
 def _tensor(message: Message) -> Tensor | None:
     return getattr(message, "value", None)
 
 
-def _layout(tensor: Tensor | None) -> dict[str, Any]:
+def _layout(tensor: Tensor | None) -> tuple[int, tuple[int, ...], str]:
+    """Bytes, shape and dtype."""
     if tensor is None:
-        return {}
-    return {"nbytes": tensor.nbytes, "shape": tuple(tensor.shape), "dtype": dtype_name(tensor)}
+        return 0, (), ""
+    return tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)
+
+
+def _fields(tensor: Tensor | None) -> dict[str, Any]:
+    return dict(zip(("nbytes", "shape", "dtype"), _layout(tensor), strict=True))
 
 
 def _values(tensor: Tensor | None) -> dict[str, Any]:
     rec = recorder.current()
     if tensor is None or rec is None or not rec.can_look():
-        return _layout(tensor)
-    return {**_layout(tensor), "summary": rec.look(tensor)}
+        return _fields(tensor)
+    return {**_fields(tensor), "summary": rec.look(tensor)}

@@ -66,11 +66,11 @@ class Backups:
         run: number of the run.
         node: the primary's id.
         nodes: the ids of its backups.
+        first: numbers of copies count from here.
     """
 
-    def __init__(self, run: int, node: int, nodes: Collection[int]) -> None:
-        self._run, self._node, self.nodes = run, node, list(nodes)
-        self._number = 0
+    def __init__(self, run: int, node: int, nodes: Collection[int], first: int = 0) -> None:
+        self._run, self._node, self.nodes, self._number = run, node, list(nodes), first
         self._under_way: dict[int, int] = {}  # copy: backup
         self._held: deque[tuple[int, list[Answer]]] = deque()
 

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.messages import Answer, Error, Key, Message, Push, Request, error
-from distkit.kvstore.recording import Asking
-from distkit.kvstore.sockets import BROKEN
+from distkit.kvstore.messages import (
+    Answer,
+    Departed,
+    Error,
+    Key,
+    Message,
+    Push,
+    Replaced,
+    Request,
+    error,
+)
+from distkit.kvstore.recording import Asking, Clocks, Step, wait_begins
+from distkit.kvstore.sockets import REFUSED
 
 #: So many bytes of pushes may be in flight before push waits.
 WINDOW = 1 << 28
@@ -25,6 +35,9 @@ class Link(Protocol):
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a node was lost."""
+
+    def renew(self, node: int) -> None:
+        """Connect to this node anew: another process is in its place."""
 
     def lost(self) -> dict[int, str]:
         """The nodes that cannot be reached any more, and why."""
@@ -74,6 +87,15 @@ class Requests:
         self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
         #: Who can answer in a node's place: none is given up as long as one of them is there.
         self.holders: Callable[[int], Sequence[int]] = lambda node: [node]
+        #: What is said first to a node that is there again, by node: a kind and its fields.
+        self.greetings: dict[int, tuple[type[Request], tuple[Any, ...]]] = {}
+        #: The user's call that comes next, on a worker with gates.
+        self.step: Step | None = None
+        self._greeted = -1  # number of the latest greeting
+        self._given_up = ""  # by the others, and what they say
+        #: Of a store with backup workers.
+        self.clocks: Clocks | None = None
+        self._departed: dict[int, str] = {}  # whose values are lost: as the scheduler said
         self._next = 0
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, _InFlight] = {}
@@ -100,10 +122,9 @@ class Requests:
         numbers = [self._put(call) for call in calls]
         try:
             self._send()
-            if self._link.lost():
+            if self._lost:
                 self._receive(wait=False)
-            while not self._answers.keys() >= set(numbers):
-                self._receive(wait=True)
+            self._wait_for(numbers)
         finally:
             answers = [self._answers.pop(n, None) for n in numbers]
             self._abandon(numbers)
@@ -112,6 +133,16 @@ class Requests:
             if isinstance(answer, Error):
                 raise KVStoreError(answer.text)
         return found
+
+    def _wait_for(self, numbers: list[int]) -> None:
+        flights = map(self._in_flight.get, numbers)
+        watched = None if self._local else wait_begins(f.asking for f in flights if f is not None)
+        try:
+            while not self._answers.keys() >= set(numbers):
+                self._receive(wait=True)
+        finally:
+            if watched is not None:
+                watched.wait_ends()
 
     def post(self, call: Call) -> None:
         """Have a push sent with the next :meth:`dispatch`; if it is refused, :meth:`check` tells.
@@ -137,10 +168,14 @@ class Requests:
         Raises:
             KVStoreError: one was refused.
         """
+        self.arrive()
+        self.check(list(self._refused))
+
+    def arrive(self) -> None:
+        """Wait until every push is acknowledged, or refused."""
         self.dispatch()
         while any(isinstance(f.request, Push) for f in self._in_flight.values()):
             self._receive(wait=True)
-        self.check(list(self._refused))
 
     def check(self, keys: Iterable[Key]) -> None:
         """Tell, once, of a refused push of these keys.
@@ -167,9 +202,13 @@ class Requests:
                 f"this store was of run {self._run}, which has ended. "
                 "Make a new one with kvstore.create(...) inside the function that is run."
             )
+        if self._given_up:
+            raise KVStoreError(self._given_up)
         request = call.kind(self._run, self.node, self._next, *call.fields)
         self._next += 1
-        flight = _InFlight(call.to, request, Asking(request, None if self._local else call.to))
+        step, self.step = self.step, None
+        asking = Asking(request, None if self._local else call.to, step)
+        flight = _InFlight(call.to, request, asking)
         self._in_flight[request.number] = flight
         self._pushed += flight.pushed
         self._outbox.setdefault(call.to, []).append(request)
@@ -186,12 +225,41 @@ class Requests:
                 flight = self._in_flight.pop(message.number, None)
                 if flight is not None:
                     self._settle(flight, message)
-        for node, how in self._link.lost().items():
-            if all(holder in self._link.lost() for holder in self.holders(node)):
+                else:
+                    self._hear(message)
+        lost = self._lost
+        for node, how in lost.items():
+            if all(holder in lost for holder in self.holders(node)):
                 self._give_up(node, how)
         for node in self._link.again():
-            again = [f.request for f in self._in_flight.values() if f.to == node]
-            self._link.send(node, again)
+            self._repeat(node)
+
+    @property
+    def _lost(self) -> dict[int, str]:
+        lost = self._link.lost()
+        return lost | self._departed if self._departed else lost
+
+    def _hear(self, news: Message) -> None:
+        """What the scheduler says unasked; all else is an answer that nobody waits for."""
+        if isinstance(news, Departed):
+            self._departed[news.who] = news.how
+        elif isinstance(news, Replaced):
+            self._departed.pop(news.who, None)
+            self._link.renew(news.who)
+        elif isinstance(news, Error) and news.number == self._greeted:
+            self._given_up = news.text
+            for flight in self._in_flight.values():
+                self._settle(flight, error(flight.request, news.text))
+            self._in_flight.clear()
+
+    def _repeat(self, node: int) -> None:
+        """It is there again, or another in its place: ask again what was not answered."""
+        again = [f.request for f in self._in_flight.values() if f.to == node]
+        if node in self.greetings:
+            kind, fields = self.greetings[node]
+            again.insert(0, kind(self._run, self.node, self._next, *fields))
+            self._greeted, self._next = self._next, self._next + 1
+        self._link.send(node, again)
 
     def _give_up(self, node: int, how: str) -> None:
         """Whoever waits for this node hears that it is gone."""
@@ -199,17 +267,32 @@ class Requests:
             if flight.to == node:
                 del self._in_flight[number]
                 what = type(flight.request).__name__.lower()
-                lost = "has ended" if how == BROKEN else "cannot be reached"
+                lost = "cannot be reached" if how == REFUSED else "has ended"
                 self._settle(flight, error(flight.request, (
                     f"{self._name(node)} {lost} ({how}) while {self._name(self.node)} waited "
-                    f"for its answer to {what}{_of(flight.request)}. The log of the cluster tells "
-                    "more; run again, and another has its place."
+                    f"for its answer to {what}{_of(flight.request)}. {self._advice(node)}"
+                    "The log of the cluster tells more; run again, and another has its place."
                 )))  # fmt: skip
+
+    def _advice(self, node: int) -> str:
+        """How its values would still be there."""
+        copies = len(self.holders(node)) - 1
+        if copies:
+            return "Those that had copies of its values have ended, too. "
+        if not self._name(node).startswith("server"):
+            return ""
+        return (
+            "Its values are lost: to keep copies, create the store with replication=2, in a "
+            "cluster with 2 servers or more. "
+        )
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
         self._pushed -= flight.pushed
+        request = flight.request
         if isinstance(answer, Error):
             flight.asking.failed()
+        elif self.clocks is not None and isinstance(request, Push):
+            flight.asking.answered(answer, self.clocks.after(flight.to, request, answer))
         else:
             flight.asking.answered(answer)
         if not isinstance(flight.request, Push):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.consistency import Terms
@@ -13,13 +15,21 @@ from distkit.kvstore.messages import (
     Departed,
     Error,
     Leave,
+    Missed,
+    Present,
     Register,
+    Replaced,
     Reply,
     Request,
     RollCall,
     error,
+    given_up,
     stale,
 )
+from distkit.kvstore.replication import ring
+
+#: The number of what nobody has asked for.
+_UNASKED = -1
 
 #: A worker that takes a dead one's place counts its requests from here, the next from twice that.
 LIFE = 1 << 40
@@ -29,7 +39,8 @@ class Scheduler:
     """Registration and barriers of one cluster, run after run: messages in, answers out, no I/O.
 
     Node ids are 0 to W−1 for workers, W to W+S−1 for servers. The first request of a newer run
-    clears everything and calls the servers to register again.
+    clears everything and calls the servers to register again. ``changed`` says whether there is
+    something new in its :meth:`journal`, from which another can go on in its place.
 
     Args:
         workers: how many there are, W.
@@ -46,17 +57,48 @@ class Scheduler:
 
     def __init__(self, workers: int, servers: int, run: int = 0) -> None:
         self.workers, self.servers, self.run = workers, servers, run
+        self.changed = False
         self._callable: set[int] = set()  # servers that have ever been heard
         self._clear()
 
     def _clear(self) -> None:
+        self.changed = True
         self.begun = False  # enough were there, and were told
         self.terms: Terms | None = None  # as the first worker said
         self.present: dict[int, Register] = {}  # who has registered for this run
-        self.gone: dict[int, str] = {}  # who has ended, and how
+        self.gone: dict[int, str] = {}  # who has ended, and how; nobody has its place yet
+        self._ends: dict[int, str] = {}  # the same since the beginning, whoever has the place
+        self.parted: set[int] = set()  # who has hung up in order
         self.at_barrier: dict[int, Barrier] = {}
         self._passed: dict[int, int] = {}  # number of each worker's last barrier
         self._lives: Counter[int] = Counter()  # how often each worker has ended
+
+    def journal(self) -> dict[str, Any]:
+        """All that another in its place must know; what was not answered is asked again."""
+        self.changed, terms = False, self.terms
+        present = self.present.items() if self.begun else ()
+        return {
+            "run": self.run, "begun": self.begun, "callable": sorted(self._callable),
+            "terms": terms and [terms.mode, terms.bound, terms.numbers()],
+            "present": [[n, r.endpoint, r.pid] for n, r in present],
+            "gone": list(self.gone.items()), "ends": list(self._ends.items()),
+            "lives": list(self._lives.items()), "passed": list(self._passed.items()),
+            "parted": sorted(self.parted),
+        }  # fmt: skip
+
+    def resume(self, journal: dict[str, Any]) -> None:
+        """Go on where another has stopped."""
+        self.run, self._callable = journal["run"], set(journal["callable"])
+        self._clear()
+        self.begun = journal["begun"]
+        self.terms = journal["terms"] and Terms.of(*journal["terms"])
+        self.present = {n: self._place(n, *where) for n, *where in journal["present"]}
+        self.gone, self._ends = dict(journal["gone"]), dict(journal["ends"])
+        self._passed = dict(journal["passed"])
+        self._lives, self.parted = Counter(dict(journal["lives"])), set(journal["parted"])
+
+    def _place(self, node: int, endpoint: str, pid: int) -> Register:
+        return Register(self.run, node, 0, endpoint, self.workers, self.servers, pid=pid)
 
     def handle(self, request: Request) -> list[Answer]:
         """Answers to this request, and to others that waited for it."""
@@ -72,14 +114,25 @@ class Scheduler:
             self._callable.add(request.node)
         if request.run < self.run:
             return [self._call(request.node) if is_server else stale(request, self.run)]
+        if self.late(request):
+            return [given_up(request, self._name(request.node))]
         match request:
             case Register():
                 return self._register(request)
+            case Present():
+                return self._greet(request)
+            case Missed():
+                return self._miss(request)
             case Barrier():
                 return self._barrier(request)
             case Leave():
                 return self._leave(request)
         raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
+
+    def late(self, request: Request) -> bool:
+        """Whether a node that was taken for dead still says something."""
+        said = request.run == self.run and not isinstance(request, (Register, Leave))
+        return said and request.number < LIFE * self._lives[request.node]
 
     def _begin(self, run: int) -> list[Answer]:
         """A newer run: forget the last one and call the roll."""
@@ -97,13 +150,40 @@ class Scheduler:
 
     def _register(self, register: Register) -> list[Answer]:
         self._check(register)
-        self.present[register.node] = register
-        self.gone.pop(register.node, None)
+        node, life = register.node, register.number // LIFE
+        if self.begun and node >= self.workers and self._lives[node]:
+            return []  # the values of this run are elsewhere, or lost: it waits for the next
+        told: list[Answer] = []
+        if node in self.present and life > self._lives[node]:  # it is quicker than the bad news
+            told = self._leave(Leave(self.run, node, 0, "another is in its place"))
+        self._lives[node] = max(self._lives[node], life)
+        self.present[node], self.changed = register, True
+        self.gone.pop(node, None)
+        self.parted.discard(node)
         if not self.begun:
-            return self._introduce()
-        if register.node < self.workers:
-            return [self._book(register)]
-        return [self._book(register), *(self._departed(register.node, n) for n in self.gone)]
+            return [*told, *self._introduce()]
+        return [*told, self._book(register), *self._news(node)]
+
+    def _greet(self, present: Present) -> list[Answer]:
+        """One that this run has already, or one that has taken a server's place.
+
+        It gets news instead of an answer, whose number could be that of a copy under way.
+        """
+        node = present.node
+        told: list[Answer] = []
+        if node in self.gone and node >= self.workers:
+            del self.gone[node]
+            told = [Replaced(self.run, w, _UNASKED, node) for w in self._working()]
+        self._lives[node] = max(self._lives[node], present.number // LIFE)
+        place = self._place(node, present.endpoint, present.pid)
+        self.present[node] = replace(self.present.get(node, place), pid=present.pid)
+        self.changed = True
+        return [*self._news(node), *told]
+
+    def _news(self, node: int) -> list[Answer]:
+        """What a server may have missed."""
+        others = self._ends.keys() - {node} if node >= self.workers else ()
+        return [self._departed(node, n) for n in sorted(others)]
 
     def _introduce(self) -> list[Answer]:
         """Tell all about all, as soon as enough are there; or that this cannot be."""
@@ -113,7 +193,7 @@ class Scheduler:
             return [error(r, text) for r in self._waiting_workers()]
         if not self._complete():
             return []
-        self.begun = True
+        self.begun, self._ends = True, {}
         return [self._book(self.present[node]) for node in sorted(self.present)]
 
     def _check(self, register: Register) -> None:
@@ -179,7 +259,7 @@ class Scheduler:
         awaited = {*self._working(), *(() if spares else dead)}
         if not waiting or not self.at_barrier.keys() >= awaited:
             return []
-        self.at_barrier = {}
+        self.at_barrier, self.changed = {}, True
         self._passed |= {b.node: b.number for b in waiting}
         return [_done(b) for b in waiting]
 
@@ -188,19 +268,42 @@ class Scheduler:
     def _leave(self, leave: Leave) -> list[Answer]:
         """Tell the servers, and those who would wait for ever."""
         node = leave.node
-        if node >= self.workers and node not in self.present:
-            return []  # one of an earlier run: another may be on its way
-        self.gone[node] = leave.how
+        if node not in self.present and (node >= self.workers or node in self.gone):
+            return []  # known, or one of an earlier run: another may be on its way
+        self.gone[node] = self._ends[node] = leave.how
+        self.changed = True
         self.present.pop(node, None)
         self.at_barrier.pop(node, None)
         self._lives[node] += 1
         told = [self._departed(server, node) for server in sorted(self._callable - {node})]
+        told += [self._departed(w, lost) for lost in self._lost() for w in self._working()]
         if self.begun:
             return [*told, *self._pass()]
         return [*told, *self._introduce()]
 
-    def _departed(self, server: int, who: int) -> Departed:
-        return Departed(self.run, server, 0, who, self.gone[who], LIFE * self._lives[who])
+    def _miss(self, missed: Missed) -> list[Answer]:
+        """A server has noticed; perhaps alone, if this scheduler was not there yet."""
+        who = missed.who
+        if who in self.parted or missed.last < LIFE * self._lives[who]:
+            return []
+        return self._leave(Leave(self.run, who, 0, missed.how))
+
+    def bye(self, node: int) -> None:
+        """A node hangs up in order: it will not be missed."""
+        self.changed = True
+        self.parted.add(node)
+
+    def _departed(self, to: int, who: int) -> Departed:
+        return Departed(self.run, to, _UNASKED, who, self._ends[who], LIFE * self._lives[who])
+
+    def _lost(self) -> list[int]:
+        """The servers that have ended and whose values nobody has."""
+        if not self.begun or self.terms is None:
+            return []
+        rings = {n: ring(n - self.workers, self.servers, self.terms.replication)
+                 for n in self.gone if n >= self.workers}  # fmt: skip
+        return [n for n, holders in rings.items()
+                if not any(self.workers + h in self.present for h in holders)]  # fmt: skip
 
     def _waiting_workers(self) -> list[Register]:
         """Those who wait for the beginning: they are refused, and may come again."""

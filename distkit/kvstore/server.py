@@ -40,6 +40,7 @@ from distkit.kvstore.messages import (
     SetState,
     SetUpdater,
     error,
+    given_up,
 )
 from distkit.kvstore.optimizer import SGD, SLOTS, from_spec
 from distkit.kvstore.placement import Layout, dtype_name
@@ -91,10 +92,13 @@ class KVServer:
         self.updater: Updater | None = None
         self.entries: dict[Key, Entry] = {}
         self._ledger = Ledger()
+        self._over: dict[int, int] = {}  # by worker: what it asked before this was given up
         self._early: dict[Key, list[Init]] = defaultdict(list)
 
     def handle(self, request: Request) -> list[Answer]:
         """Answers to this request, and to others that waited for it."""
+        if self._over and self.late(request):
+            return [given_up(request, f"worker {request.node}")]
         try:
             match request:
                 case Init():
@@ -115,6 +119,10 @@ class KVServer:
             raise KVStoreError(f"a server has no answer to {type(request).__name__}.")
         except KVStoreError as refusal:
             return [error(request, refusal)]
+
+    def late(self, request: Request) -> bool:
+        """Whether a worker that was taken for dead still says something."""
+        return request.number < self._over.get(request.node, 0)
 
     def _init(self, init: Init) -> list[Answer]:
         """Worker 0's value counts; the others' must have its shape, and wait for it."""
@@ -211,6 +219,7 @@ class KVServer:
         if self._ledger.over(worker, first):
             return []
         self._ledger.end(worker, first)
+        self._over[worker] = first
         self.newcomers.add(worker)
         if self.on_crash == "continue" or not self.rule.halts:
             self.members.discard(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -14,14 +15,18 @@ from distkit.kvstore.messages import (
     Departed,
     Error,
     Message,
+    Missed,
+    Present,
     Register,
     Reply,
     Request,
     RollCall,
+    given_up,
     stale,
 )
 from distkit.kvstore.node import Node
 from distkit.kvstore.replication import Backups, original, ring
+from distkit.kvstore.scheduler import LIFE
 from distkit.kvstore.server import KVServer, Watch
 
 
@@ -48,6 +53,7 @@ class Shard:
         self.replicas: dict[int, KVServer] = {}
         self.heirs: list[Shard] = []
         self._departed: dict[int, Departed] = {}
+        self._missed: dict[int, tuple[int, str]] = {}  # who, its last request, and how
         self._early: list[Request] = []
         self._asked = 0
 
@@ -56,11 +62,30 @@ class Shard:
         """Whether it served in another's place, in a run that is over."""
         return self._heir and self.store is None
 
-    def register(self) -> Register:
+    def register(self) -> Register | Present:
         """The server's own request to the scheduler, with the endpoint it listens on."""
-        n = self.node
+        n, pid = self.node, os.getpid()
         self._asked += 1
-        return Register(self.run, n.id, self._asked, n.endpoint(n.id), n.workers, n.servers)
+        head = self.run, n.id, self._asked, n.endpoint(n.id)
+        if self.store is not None:
+            return Present(*head, pid)
+        return Register(*head, n.workers, n.servers, pid=pid)
+
+    def miss(self, who: int, last: int, how: str) -> Missed:
+        """Tell the scheduler that the connection to a node broke."""
+        self._missed[who] = last, how
+        self._asked += 1
+        return Missed(self.run, self.node.id, self._asked, who, last, how)
+
+    def greet(self) -> list[Message]:
+        """All that a scheduler must hear that has just begun."""
+        missed = [self.miss(who, *what) for who, what in self._missed.items()]
+        return [self.register(), *missed]
+
+    def late(self, request: Request) -> bool:
+        """Whether a worker that was taken for dead still says something."""
+        store = self.store if request.run == self.run else None
+        return store is not None and store.late(request)
 
     def handle(self, request: Request) -> list[Message]:
         """Answer a worker, or a server whose backup this is.
@@ -108,7 +133,7 @@ class Shard:
             return KVServer(terms.rule, workers, on_crash=terms.on_crash,
                             must_update=not terms.sync, watch=watch)  # fmt: skip
 
-        self.store = fresh(self.watch)
+        self.store, self._asked = fresh(self.watch), max(self._asked, book.first)
         self._rings = {n.workers + i: [n.workers + j for j in ring(i, n.servers, terms.replication)]
                        for i in range(n.servers)}  # fmt: skip
         self.backups = Backups(self.run, n.id, self._rings[n.id][1:])
@@ -131,11 +156,14 @@ class Shard:
     def _follow(self, copy: Copy) -> list[Message]:
         """Do as the primary did; its answers are the primary's to give.
 
-        Copies to or from a server that has ended are nobody's any more, and acknowledged by nobody.
+        Copies to a server that has ended are nobody's any more, and acknowledged by nobody. One
+        that was taken for dead hears so: then it cannot acknowledge any more either.
         """
         replica = self.replicas.get(copy.node)
         if replica is None:
-            return []
+            gone = self._departed.get(copy.node)
+            late = gone is not None and copy.number < gone.first
+            return [given_up(copy, self.node.name(copy.node))] if late else []
         message = original(copy)
         if isinstance(message, Departed):
             replica.leave(message.who, message.how, message.first)
@@ -167,8 +195,10 @@ class Shard:
         index = server - self.node.workers
         heir = Shard(replace(self.node, index=index, run=self.run), self.watch)
         heir._heir, heir.store, store.watch = True, store, self.watch
+        before = self._rings[server].index(self.node.id) - 1  # heirs that may have been
+        heir._asked = self._departed[server].first + before * LIFE
         heir._rings, heir._departed = self._rings, dict(self._departed)
-        heir.backups = Backups(self.run, server, backups)
+        heir.backups = Backups(self.run, server, backups, heir._asked)
         for d in self._departed.values():
             if d.who < self.node.workers:
                 store.leave(d.who, d.how, d.first)

@@ -19,17 +19,23 @@ from zmq.utils.monitor import recv_monitor_message
 LAST_WORD = 200
 
 
-def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
+def open_socket(
+    context: Any, kind: int, keys: tuple[str, str] | None, heartbeat_timeout: float = 0.0
+) -> Any:
     """A socket that never drops a message for want of room.
 
     Args:
         context: ZeroMQ's.
         kind: ``zmq.ROUTER`` to answer, ``zmq.DEALER`` to ask.
         keys: the cluster's public and secret key; None to leave it to the folder's permissions.
+        heartbeat_timeout: connections over which nothing came for so long are broken [s]; 0: none.
+            ZeroMQ's own threads ask and answer (ZMTP's PING and PONG).
     """
     sock = context.socket(kind)
     sock.linger = sock.sndhwm = sock.rcvhwm = 0
     sock.reconnect_ivl, sock.reconnect_ivl_max = 10, 200  # ms
+    if heartbeat_timeout:
+        sock.heartbeat_ivl = sock.heartbeat_timeout = max(1, int(500 * heartbeat_timeout))  # ms
     if keys is not None:
         public, secret = (key.encode() for key in keys)
         sock.curve_publickey, sock.curve_secretkey = public, secret

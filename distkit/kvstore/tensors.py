@@ -49,6 +49,22 @@ def each(key: Keys) -> list[Key]:
     return keys
 
 
+def by_priority(
+    found: list[tuple[Key, Any]], priority: int | Sequence[int]
+) -> list[tuple[Key, Any]]:
+    """Keys of higher priority first, otherwise as they were given.
+
+    Raises:
+        KVStoreError: there is not one priority for each.
+    """
+    if isinstance(priority, int):
+        return found
+    if len(priority) != len(found):
+        raise KVStoreError(f"{len(found)} keys with {len(priority)} priorities. Give one for each.")
+    order = sorted(range(len(found)), key=lambda i: -priority[i])
+    return [found[i] for i in order]
+
+
 def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
     tensors = list(value) if isinstance(value, (list, tuple)) else [value]
     for t in tensors or [None]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import zmq
 
 from distkit.errors import KVStoreError
 from distkit.kvstore import memory
+from distkit.kvstore.journal import Kept
 from distkit.kvstore.link import BYE, Line
 from distkit.kvstore.memory import Exchange
 from distkit.kvstore.messages import (
@@ -25,21 +25,23 @@ from distkit.kvstore.messages import (
     Copy,
     Leave,
     Message,
+    Missed,
+    Present,
     Pull,
     Register,
     Reply,
     Request,
     error,
+    given_up,
 )
 from distkit.kvstore.node import Node
+from distkit.kvstore.peers import Peer, Peers
 from distkit.kvstore.recording import Answering, Asking, updating
-from distkit.kvstore.scheduler import Scheduler
 from distkit.kvstore.shard import Shard
 from distkit.kvstore.sockets import (
     BROKEN,
     LAST_WORD,
     Ends,
-    connection,
     listens,
     open_socket,
     receive,
@@ -52,17 +54,6 @@ _AT_ONCE = 8
 
 #: So long the acknowledgement of a push waits for the pull that came with it [ms].
 _PATIENCE = 5
-
-
-@dataclass
-class _Peer:
-    """A node that asks: who it is, the way back to it, and what both lend."""
-
-    node: int
-    run: int
-    identity: bytes
-    exchange: Exchange
-    open: set[int] = field(default_factory=set)  # numbers of the pulls that it waits for
 
 
 class Service:
@@ -83,12 +74,11 @@ class Service:
             )
         self.node = node
         self.ignored = 0  # malformed messages
+        #: The scheduler's: called with the process of a node that is taken for dead.
+        self.missed: Callable[[int], None] = lambda pid: None
+        self._inode = 0  # of the socket that it listens at
         self._stop, self._stopped = socket.socketpair()
         self._notes = Answering()
-        self._peers: dict[bytes, _Peer] = {}  # by ZeroMQ's name of the connection
-        self._ways: dict[int, _Peer] = {}  # by node
-        self._descriptors: dict[int, bytes] = {}  # of connections
-        self._parted: list[bytes] = []  # connections that have ended
         self._letters: dict[int, list[Message]] = {}  # by node, not sent yet
         self._registering: Asking | None = None
         self._alone = False  # the scheduler has ended
@@ -97,9 +87,9 @@ class Service:
         self._heir = heir is not None
         self._backups: dict[int, Line] = {}
         self._heirs: list[tuple[Service, threading.Thread]] = []
-        self._machine: Scheduler | Shard = heir or (
+        self._machine: Kept | Shard = heir or (
             Shard(node, updating) if node.role == "server"
-            else Scheduler(node.workers, node.servers, node.run)
+            else Kept(node.workers, node.servers, node.run)
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -126,16 +116,22 @@ class Service:
     def _open(self, context: Any) -> None:
         """Listen; a server then tells the scheduler where."""
         node = self.node
-        self._router = open_socket(context, zmq.ROUTER, node.keys)
+        self._router = open_socket(context, zmq.ROUTER, node.keys, node.heartbeat_timeout)
         self._scheduler = open_socket(context, zmq.DEALER, node.keys)
         self._ends, self._schedulers = Ends(self._router), Ends(self._scheduler)
-        endpoint = node.endpoint(node.id)
-        if not self._heir and listens(node.path(node.id)):  # the dead may still be closing
-            raise KVStoreError(f"{node.role} {node.index} is there already: somebody listens at "
-                               f"{endpoint}. Start each node of a cluster once.")  # fmt: skip
+        self._peers = Peers(self._ends, self._pool)
+        endpoint, path = node.endpoint(node.id), node.path(node.id)
         try:
+            if not self._heir and listens(path):  # the dead may still be closing
+                raise BlockingIOError
+            if isinstance(self._machine, Kept):
+                self._machine.open(path.with_suffix(".journal"))
             self._router.bind(endpoint)
-        except zmq.ZMQError as e:
+            self._inode = path.stat().st_ino
+        except BlockingIOError:
+            raise KVStoreError(f"{node.role} {node.index} is there already: somebody listens at "
+                               f"{endpoint}. Start each node of a cluster once.") from None
+        except (zmq.ZMQError, OSError) as e:
             raise KVStoreError(f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
                                "Give a folder that exists and can be written.") from e  # fmt: skip
         self._poller = zmq.Poller()
@@ -161,8 +157,10 @@ class Service:
                 self._scheduler.disable_monitor()
                 self._schedulers.socket.close()
                 self._scheduler.close()
-            else:
-                self.node.path(self.node.id).unlink(missing_ok=True)  # ZeroMQ leaves it
+            elif self._listens():
+                self.node.path(self.node.id).unlink()  # ZeroMQ leaves it
+            if isinstance(self._machine, Kept):
+                self._machine.close()
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when told to stop."""
@@ -170,10 +168,10 @@ class Service:
         if not ready:
             self._send(list(self._letters))
         if self._ends.socket in ready:
-            self._look()
+            self._peers.look()
         if self._router in ready:
             self._serve_all()
-        if self._parted:
+        if self._peers.parted:
             self._part()
         for line in self._backups.values():
             if line.socket in ready:
@@ -187,6 +185,12 @@ class Service:
             self._retire()  # a server has its place again
         over = isinstance(self._machine, Shard) and self._machine.over
         return not over and self._stopped.fileno() not in ready
+
+    def _listens(self) -> bool:
+        """Whether who connects to its address comes to it, and not to one in its place."""
+        with suppress(OSError):
+            return self.node.path(self.node.id).stat().st_ino == self._inode
+        return False
 
     # -- those who ask ----------------------------------------------------------
 
@@ -204,22 +208,17 @@ class Service:
         self._deliver(answers)
         return frames is not None
 
-    def _look(self) -> None:
-        """Which connections have ended: asked before a new one may have the same descriptor."""
-        self._parted += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
-
     def _part(self) -> None:
         """What came by connections that have ended is heard; who said no goodbye is missed."""
         while self._serve_all():
             pass
-        names, self._parted = self._parted, []
-        for name in names:
-            self._miss(name)
+        for peer in self._peers.part():
+            self._miss(peer)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
         """The answers to a batch of requests; what cannot be read is ignored."""
         name = bytes(frames[0].buffer)
-        peer = self._peers.get(name) or _Peer(-1, -1, name, Exchange(self._pool, writable=True))
+        peer = self._peers.at(name)
         answers: list[Message] = []
         try:
             requests = self._read(peer, [frame.buffer for frame in frames[1:]])
@@ -227,13 +226,15 @@ class Service:
             self.ignored += 1
             return answers
         if not requests:
-            self._forget(name)
+            self._peers.forget(name)
+            if isinstance(self._machine, Kept):
+                self._machine.bye(peer.node)
             return answers
-        peer.node, peer.run = requests[0].node, requests[0].run
-        if name not in self._peers:
-            self._look()
-            self._descriptors[connection(frames[0])] = name
-        self._peers[name] = self._ways[peer.node] = peer
+        if self._machine.late(requests[0]):  # nobody else's answers may go its way
+            who = self.node.name(requests[0].node)
+            send(self._router, [name, *encode(*(given_up(r, who) for r in requests))])
+            return answers
+        self._peers.know(peer, requests[-1], frames[0])
         for request in requests:
             if isinstance(request, Pull):
                 peer.open.add(request.number)
@@ -241,7 +242,7 @@ class Service:
             answers += self._answers(request)
         return answers
 
-    def _read(self, peer: _Peer, frames: list[Any]) -> list[Request]:
+    def _read(self, peer: Peer, frames: list[Any]) -> list[Request]:
         """The requests in these frames, all of one node; none when it hangs up.
 
         Raises:
@@ -262,23 +263,17 @@ class Service:
             what = f"{self.node.role} {self.node.index} could not serve {type(request).__name__}"
             return [error(request, f"{what}: {type(e).__name__}: {e}")]
 
-    def _miss(self, name: bytes) -> None:
-        """A connection broke, without a last word: the process at its other end has ended."""
-        peer = self._peers.get(name)
-        if peer is None:
-            return
-        latest = self._ways.get(peer.node) is peer  # else another is there in its place
-        self._forget(peer.identity)
-        if not latest or not isinstance(self._machine, Scheduler):
-            return
-        if peer.run == self._machine.run or peer.node >= self.node.workers:
+    def _miss(self, peer: Peer) -> None:
+        """A connection broke without a last word: the process at its other end counts as dead."""
+        of_this_run = peer.run == self._machine.run
+        if isinstance(self._machine, Shard):
+            if of_this_run:
+                self._deliver([self._machine.miss(peer.node, peer.last, BROKEN)])
+        elif of_this_run or peer.node >= self.node.workers:
+            there = self._machine.present.get(peer.node)
             self._deliver(self._machine.handle(Leave(self._machine.run, peer.node, 0, BROKEN)))
-
-    def _forget(self, name: bytes) -> _Peer | None:
-        peer = self._peers.pop(name, None)
-        if peer is not None and self._ways.get(peer.node) is peer:
-            del self._ways[peer.node]
-        return peer
+            if there is not None:
+                self.missed(there.pid)
 
     # -- the scheduler's word to a server, and everybody's answers --------------
 
@@ -311,12 +306,19 @@ class Service:
             thread.join()
 
     def _greet(self) -> None:
-        """The connection to the scheduler broke, and another is there: it has to know us."""
+        """The connection to the scheduler broke, and one is there again: it has to know us.
+
+        Raises:
+            KVStoreError: the scheduler had taken this server for dead, and another has its place.
+        """
         for how in self._schedulers.heard():
             self._alone = self._alone or how is not None
-            if self._alone and how is None and isinstance(self._machine, Shard) and not self._heir:
+            if self._alone and how is None and isinstance(self._machine, Shard):
                 self._alone = False
-                self._deliver([self._machine.register()])
+                if not self._listens():
+                    raise KVStoreError(f"{self.node.name(self.node.id)} gave no sign of life for "
+                                       "too long, and another has its place.")  # fmt: skip
+                self._deliver(self._machine.greet())
 
     def _backup(self, node: int) -> Line:
         """The connection to a server that keeps copies."""
@@ -331,12 +333,13 @@ class Service:
         """Note each message, then send it: who has the answer finds it in the trace."""
         copies: dict[int, list[Copy]] = {}
         for message in messages:
-            if isinstance(message, Register):
-                self._registering = Asking(message, self.node.scheduler)
+            if isinstance(message, (Register, Present, Missed)):
+                if isinstance(message, Register):
+                    self._registering = Asking(message, self.node.scheduler)
                 self._scheduler.send_multipart(encode(message))
             elif isinstance(message, Copy):
                 copies.setdefault(message.to, []).append(message)
-            elif message.node in self._ways:
+            elif message.node in self._peers.ways:
                 self._notes.answering(message)
                 self._letters.setdefault(message.node, []).append(message)
         for node, same in copies.items():
@@ -345,7 +348,7 @@ class Service:
 
     def _waits(self, node: int) -> bool:
         """Whether the node waits for a pull anyway, and its letter has nothing but receipts."""
-        way = self._ways.get(node)
+        way = self._peers.ways.get(node)
         if way is None:
             return False
         way.open.difference_update(m.number for m in self._letters[node])
@@ -355,7 +358,7 @@ class Service:
 
     def _send(self, nodes: Iterable[int]) -> None:
         for node in nodes:
-            letter, way = self._letters.pop(node), self._ways.get(node)
+            letter, way = self._letters.pop(node), self._peers.ways.get(node)
             if way is not None:
                 frames = encode(*letter, back=way.exchange.given_up(), lend=way.exchange.lend)
                 send(self._router, [way.identity, *frames])

@@ -39,7 +39,8 @@ _KINDS: tuple[Any, ...] = (
     messages.Register, messages.Barrier, messages.AddressBook, messages.RollCall, messages.Init,
     messages.Push, messages.Pull, messages.Describe, messages.SetOptimizer, messages.GetState,
     messages.SetState, messages.Copy, messages.Leave, messages.Departed, messages.Reply,
-    messages.Error,
+    messages.Error, messages.Present, messages.Missed,
+    messages.Replaced,
 )  # fmt: skip
 
 #: Of each kind, its class and its fields: name, and how to read it; None if it is a tensor.

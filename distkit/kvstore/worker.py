@@ -26,9 +26,10 @@ from distkit.kvstore.messages import (
 )
 from distkit.kvstore.optimizer import SLOTS, from_spec, to_spec
 from distkit.kvstore.placement import Layout, Part
+from distkit.kvstore.recording import Step, gates, stepped
 from distkit.kvstore.requests import Call, Requests
 from distkit.kvstore.shards import Shards
-from distkit.kvstore.tensors import Keys, Values, each, fresh, pairs, whole, write
+from distkit.kvstore.tensors import Keys, Values, by_priority, each, fresh, pairs, whole, write
 
 
 class KVStore:
@@ -103,8 +104,11 @@ class KVStore:
             KVStoreError: initialised already in this run, or with another shape or dtype.
         """
         found = pairs("init", key, value)
+        layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
+        if gates:
+            self._step([*layouts], layouts.values() if self.rank == 0 else ())
         self._requests.ask([call for k, tensors in found for call in self._inits(k, tensors)])
-        self._shards.layouts |= {k: Layout.of(tensors[0]) for k, tensors in found}
+        self._shards.layouts |= layouts
 
     def broadcast(self, key: Keys, value: Values, out: Values) -> None:
         """An init, and a pull of worker 0's values into ``out``."""
@@ -128,6 +132,8 @@ class KVStore:
             self._push(key, value, priority)
         finally:
             self._requests.dispatch()
+        if gates and stepped():
+            self._requests.arrive()  # what others push afterwards comes later
 
     def pull(
         self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0
@@ -148,7 +154,9 @@ class KVStore:
         keys = each(key)
         outs = [] if out is None else pairs("pull", key, out)
         self._shards.fitting("pull of", outs)
-        asked = [k for k, _ in _by_priority([(k, None) for k in keys], priority)]
+        if gates:
+            self._step(keys, map(self._shards.layout, keys))
+        asked = [k for k, _ in by_priority([(k, None) for k in keys], priority)]
         values = self._shards.values(asked)
         for k, tensors in outs:
             for tensor in tensors:
@@ -163,6 +171,9 @@ class KVStore:
         priority: int | Sequence[int] = 0,
     ) -> Tensor | list[Tensor] | None:  # fmt: skip
         """A push, and a pull of what came of it."""
+        if gates:  # two steps
+            self.push(key, value, priority)
+            return self.pull(key, out, priority)
         try:
             self._push(key, value, priority)
             return self.pull(key, out, priority)
@@ -192,6 +203,8 @@ class KVStore:
             raise KVStoreError(f"pull of rows {ids.tolist()[:9]} of {key!r}, which is {layout}.")
         if out is not None:
             self._shards.fitting("pull of", [(key, [out])])
+        if gates:
+            self._step([key], [layout])
         rows = self._shards.rows(key, ids, layout)
         if out is None:
             return torch.sparse_coo_tensor(
@@ -231,6 +244,8 @@ class KVStore:
         """
         spec = to_spec(optimizer)
         fields = (*spec, int(anew))
+        if gates:
+            self._step([])
         self._requests.ask([Call(s, SetOptimizer, fields) for s in self._shards.servers])
         self._optimizer = spec
 
@@ -297,6 +312,8 @@ class KVStore:
         """
         self._requests.flush()
         if self._scheduler is not None:
+            if gates:
+                self._step([])
             self._requests.ask([Call(self._scheduler, Barrier, (self._barriers,))])
         self._barriers += 1
 
@@ -328,11 +345,18 @@ class KVStore:
 
     # -- requests of one key ----------------------------------------------------
 
+    def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
+        """A call with these keys, which sends or gets such tensors, is one step."""
+        if self._scheduler is not None:  # else there is nobody to ask
+            self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
+
     def _push(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
         found = pairs("push", key, value)
         self._requests.check(k for k, _ in found)
         layouts = self._shards.fitting("push of", found)
-        for k, tensors in _by_priority(found, priority):
+        if gates:
+            self._step([*layouts], layouts.values())
+        for k, tensors in by_priority(found, priority):
             for call in self._pushes(k, layouts[k], self._gathered(k, tensors)):
                 self._requests.post(call)
 
@@ -371,15 +395,3 @@ class KVStore:
             self.traffic.sent += value.nbytes
             fields = (key, layout.shape, version, value, self._requests.settled, codec)
             yield Call(self._shards.node_of(part), Push, fields)
-
-
-def _by_priority(
-    found: list[tuple[Key, Any]], priority: int | Sequence[int]
-) -> list[tuple[Key, Any]]:
-    """Keys of higher priority first, otherwise as they were given."""
-    if isinstance(priority, int):
-        return found
-    if len(priority) != len(found):
-        raise KVStoreError(f"{len(found)} keys with {len(priority)} priorities. Give one for each.")
-    order = sorted(range(len(found)), key=lambda i: -priority[i])
-    return [found[i] for i in order]

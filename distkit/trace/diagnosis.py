@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from distkit.calls import named
 from distkit.events import Span, Trace
-from distkit.trace import mismatches, waits
+from distkit.trace import mismatches, unanswered, waits
 from distkit.trace.evidence import Evidence
 from distkit.trace.findings import Finding, Kind, clauses, lines, verb
 from distkit.trace.remarks import remarks
@@ -78,7 +78,8 @@ class _Diagnosis:
         if standing is None or finding.kind is Kind.DIFFERENT_REDUCTION:
             return False
         its = self.facts.span(standing)
-        behind = finding.kind in _SHIFTS and its.group == span.group and its.seq > span.seq
+        same = its.group == span.group and its.match is None
+        behind = finding.kind in _SHIFTS and same and its.seq > span.seq
         return its.seq == span.seq or behind
 
     def _with_victims(self, finding: Finding, victims: list[int]) -> Finding:
@@ -106,8 +107,9 @@ class _Diagnosis:
             return finding
         spans = [self.facts.span(self.facts.stuck[r]) for r in waiting]
         message = f"{finding.message[:-1]}; {clauses(spans, 'wait in')}."
+        remedy = unanswered.way_on(finding, spans)
         return replace(
-            self._waited(finding, waiting, in_words=False), message=message,
+            self._waited(finding, waiting, in_words=False), message=message, remedy=remedy,
             lines={**lines(*spans), **finding.lines},
         )  # fmt: skip
 
@@ -115,7 +117,8 @@ class _Diagnosis:
 
     def _stuck(self) -> Iterator[Finding]:
         """Why the ranks are stuck that nothing has explained so far."""
-        for rule in (waits.wrong_end, waits.left_alone, waits.circle):
+        rules = waits.wrong_end, unanswered.unanswered, waits.left_alone, waits.circle
+        for rule in rules:
             while (found := rule(self.facts, self._untold())) is not None:
                 finding, core = found
                 yield self._waited(finding, self._explain({*finding.culprits, *core}, also=core))

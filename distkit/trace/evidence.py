@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from distkit.awaiting import concerns
 from distkit.calls import call, named
 from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State, Trace
 from distkit.standing import Board, Doing, Standing
@@ -16,7 +17,9 @@ from distkit.standing import Board, Doing, Standing
 ASKED = "dk.trouble"
 
 #: How a rank fails that only waited for another one.
-_CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|[Tt]imed out|did not let go")
+_CONSEQUENCE = re.compile(
+    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|waits for .* which has ended"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,13 @@ class Evidence:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.ranks = trace.ranks
-        spans = [s for s in trace.spans if s.match is None and s.state is not State.SCHEDULED]
+        begun = [s for s in trace.spans if s.state is not State.SCHEDULED]
+        spans = [s for s in begun if s.match is None]
         self.strangers = [s for s in spans if not s.group]  # calls on a group of others
         self.spans = [s for s in spans if s.group]
-        self.by_key = {(s.rank, s.seq): s for s in self.spans}
-        failed = {s.rank for s in self.spans if s.state is State.FAILED}
+        self.asked = [s for s in begun if concerns(s)]  # of a parameter server
+        self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.asked)}
+        failed = {s.rank for s in self.by_key.values() if s.state is State.FAILED}
         ends = {int(r): End(end["how"], end.get("text", ""), end.get("where", ""))
                 for r, end in trace.meta.get("ends", {}).items()}  # fmt: skip
         self.held = {r for r, end in ends.items() if _was_held(end, r in failed)}
@@ -51,7 +56,8 @@ class Evidence:
 
     def _board(self) -> Board:
         groups = self.trace.meta.get("groups", {})
-        board = Board(max(self.ranks, default=-1) + 1, groups)
+        size = int(self.trace.meta.get("world_size", 0))
+        board = Board(size or max(self.ranks, default=-1) + 1, groups)
         board.feed(self._before_release())
         for rank, end in self.ends.items():
             board.end(rank, end.how)
@@ -138,7 +144,7 @@ class Evidence:
         assert standing.seq is not None
         return self.by_key[standing.rank, standing.seq]
 
-    def asked(self, ranks: list[int]) -> str:
+    def known_of(self, ranks: list[int]) -> str:
         """What is known of why ranks came to an early end, in brackets; "" for nothing."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
@@ -149,7 +155,7 @@ class Evidence:
 
     def last(self, rank: int) -> Span | None:
         """The latest operation of a rank."""
-        mine = [s for s in self.spans if s.rank == rank]
+        mine = [s for s in self.by_key.values() if s.rank == rank]
         return max(mine, key=lambda s: s.seq, default=None)
 
     def ended_in(self, span: Span) -> bool:

@@ -1,6 +1,7 @@
 """Trouble on demand: stragglers, slow links, lost and killed ranks, on real ranks, without root.
 
-What it does happens on the ranks, in the tap's hook before a communication goes to the backend.
+What it does happens on the ranks, in the tap's hook before a communication goes to the backend,
+and before each call of a KVStore.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ def trouble(
 
     The cost of a link is charged to who sends, and to every member of a collective: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
+
+    Each call of a KVStore that servers have to answer (``init``, ``push``, ``pull``, ``barrier``,
+    ``set_optimizer``; a ``pushpull`` is two) is one communication of its worker, of the bytes of
+    all its keys.
 
     Args:
         delay: ``{rank: seconds}`` that the rank wastes before each communication: a straggler.

@@ -150,7 +150,8 @@ def _all_in(facts: Evidence, group: str, other: str, op: Op) -> Finding:
 
 def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
     """A rank waits for one that has come to the end of its program; messages first."""
-    for mine in sorted(stuck.values(), key=lambda s: s.op not in P2P):
+    calls = [s for s in stuck.values() if s.match is None]
+    for mine in sorted(calls, key=lambda s: s.op not in P2P):
         gone = [r for r in facts.stuck[mine.rank].waits_for if facts.returned(r)]
         everyone = mine.op is Op.RECV and mine.peer is None
         if not gone or (everyone and len(gone) < len(facts.stuck[mine.rank].waits_for)):
@@ -175,7 +176,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
     return Finding(
         Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
         f"rank {mine.rank} waits in {call(mine)}{at(mine.where)}, "
-        f"but {named(gone)} {has} finished {done}{facts.asked(gone)}.",
+        f"but {named(gone)} {has} finished {done}{facts.known_of(gone)}.",
         f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
         f"{mine.op}: each send needs one recv.",
         tuple(gone), missing_ranks=tuple(gone), lines=lines(mine),
@@ -211,7 +212,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     if kind in (Kind.NEW_GROUP, Kind.UNUSED_PARAMETER) or len(here) == len(gone):
         culprits = tuple(gone)
     return Finding(
-        kind, f"{waiting}, but {absent}{facts.asked(gone)}.", remedy, culprits,
+        kind, f"{waiting}, but {absent}{facts.known_of(gone)}.", remedy, culprits,
         missing_ranks=tuple(gone), lines=lines(*here.values()),
     )  # fmt: skip
 
@@ -312,7 +313,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
         message = f"{named(ranks)} raised {said}{at(where)}."
     else:
         kind = Kind.DIED
-        remedy = "Look for what ended it: os._exit, a crash in native code, too little memory."
+        remedy = "Look for what ended it: os._exit, a crash in native code, or too little memory."
         if ASKED in text:
             remedy = "That is what you asked for."
         of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"

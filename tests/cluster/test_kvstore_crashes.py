@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
@@ -101,3 +102,135 @@ def test_between_runs_any_of_them_may_end(cluster, gone: list[int]) -> None:
         wait_for_end(cluster._room.nodes.children[i])
     for mode in ("dist_sync", "dist_async"):
         assert cluster.run(adds, mode).results == [100, 100]
+
+
+# -- in the middle of a run: others take their places --------------------------------
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
+    """Adds up to 50 per worker; one dies at its 10th push, in its first life."""
+    kv = kvstore.create(mode, on_crash="replace")
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    lives = Path(folder, f"life-{kv.rank}")
+    life = len(lives.read_text()) if lives.exists() else 0
+    lives.write_text("x" * (life + 1))
+    for n in range(50 if life == 0 else 40):
+        kv.pushpull("w", torch.ones(4))
+        if n == 9 and kv.rank == 1 and life < dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+    kv.barrier()
+    return kv.pull("w")[0].item(), life
+
+
+@pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
+def test_a_worker_that_dies_is_replaced_and_begins_again(cluster, mode: str, tmp_path) -> None:
+    before = dict(cluster.wait()._room.ranks)
+    with pytest.warns(dk.CommunicationWarning, match=r"worker 1 ended .* \(signal SIGKILL\), and"):
+        run = cluster.run(begins_again, mode, str(tmp_path))
+    assert run.results == [(100, 0), (100, 1)]
+    assert cluster._room.ranks[0] is before[0]
+    assert cluster._room.ranks[1] is not before[1]
+    (told,) = run.trace.meta["replaced"]
+    assert (told["node"], told["name"], told["how"]) == (1, "worker 1", "signal SIGKILL")
+    assert "worker 1 replaced" in repr(run)
+    spans = [s for s in run.trace.spans if s.rank == 1]
+    assert all(s.end is not None for s in spans)
+    (vacant,) = [s for s in spans if s.label == "replaced: signal SIGKILL"]
+    assert len({s.match for s in spans if s.op is dk.Op.REGISTER}) == 2
+    assert any(s.start > vacant.end for s in spans)
+    assert cluster.run(adds, mode).results == [100, 100]
+    assert cluster.run(sums_up).results == [1, 1]  # the group is whole again
+
+
+def sums_up() -> float:
+    x = torch.full((1,), float(dist.get_rank()))
+    dist.all_reduce(x)
+    return x.item()
+
+
+def test_one_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
+    with pytest.raises(dk.RankDied, match="rank 1"):
+        cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
+    assert Path(tmp_path, "life-1").read_text() == "x" * 4
+    assert cluster.run(adds, "dist_sync").results == [100, 100]
+
+
+def reduces_too(folder: str) -> None:
+    kv = kvstore.create("dist_sync", on_crash="replace")
+    first, second = Path(folder, "first"), Path(folder, "second")
+    if kv.rank == 1 and not first.exists():
+        first.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    second.touch() if kv.rank == 1 else until(second.exists)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_process_group_has_no_place_for_another(cluster, tmp_path) -> None:
+    with pytest.raises(dk.RankError, match=r"torch\.distributed's groups end with any of their"):
+        cluster.run(reduces_too, str(tmp_path))
+    assert cluster.run(sums_up).results == [1, 1]
+
+
+def meets(flag: str) -> list[float]:
+    kv = kvstore.create("dist_sync")
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    seen = []
+    for n in range(60):
+        kv.push("w", torch.ones(1))
+        kv.barrier()
+        seen.append(kv.pull("w").item())
+        kv.barrier()
+        if n == 20 and kv.rank == 0:
+            Path(flag).touch()
+    return seen
+
+
+def test_a_scheduler_killed_in_the_middle_of_a_run_is_replaced(cluster, tmp_path) -> None:
+    run = cluster.submit(meets, str(tmp_path / "now"))
+    until((tmp_path / "now").exists)
+    before = node(cluster, 4)
+    pids = {name: pid for name, _, pid, *_ in cluster.status().rows}
+    assert pids["scheduler"] == before
+    os.kill(before, signal.SIGKILL)
+    with pytest.warns(dk.CommunicationWarning, match="the scheduler ended"):
+        assert run.wait().results == [[2.0 * n for n in range(1, 61)]] * 2
+    assert [r["name"] for r in run.replaced] == ["scheduler"]
+    assert node(cluster, 4) != before
+    assert cluster.run(adds, "dist_async").results == [100, 100]
+
+
+# -- silence ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watchful() -> Iterator[dk.Cluster]:
+    with dk.Cluster(workers=2, servers=2, heartbeat_timeout=1.0) as cluster:
+        yield cluster
+
+
+def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
+    run = watchful.submit(goes_on, str(tmp_path / "now"), 100, replication=2, on_crash="replace")
+    until((tmp_path / "now").exists)
+    hung = [node(watchful, 2), watchful._room.ranks[1].pid]
+    os.kill(hung[0], signal.SIGSTOP)
+    os.kill(hung[1], signal.SIGSTOP)
+    with pytest.warns(dk.CommunicationWarning, match="no sign of life"):
+        values = run.wait().results[0]
+    assert min(values) >= 200  # all of the others', and what the first life of worker 1 pushed:
+    assert max(values) - min(values) in (0, 1)  # its last push perhaps to one server alone
+    assert [r["name"] for r in run.replaced] == ["worker 1"]
+    assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
+
+
+def test_silence_is_counted_in_seconds() -> None:
+    with pytest.raises(dk.StartError, match="heartbeat_timeout=0"):
+        dk.Cluster(workers=1, servers=1, heartbeat_timeout=0)

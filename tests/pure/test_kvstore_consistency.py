@@ -207,8 +207,9 @@ def test_asynchronous_goes_on_and_the_newcomer_begins_with_the_slowest(bound) ->
 def test_what_the_dead_one_still_had_under_way_does_not_count() -> None:
     store = Adding(Asynchronous())
     leave(store, 1)
-    echo = store.push(1, 5.0)
-    assert isinstance(echo[0], Reply)
+    (refused,) = store.push(1, 5.0)
+    assert isinstance(refused, Error)
+    assert "worker 1 was given up" in refused.text
     assert store.value == 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.consistency import Asynchronous, Rule, Synchronous, Terms
+from distkit.kvstore.journal import Journal, Kept
 from distkit.kvstore.messages import (
     AddressBook,
     Answer,
@@ -17,13 +21,16 @@ from distkit.kvstore.messages import (
     Error,
     Init,
     Leave,
+    Missed,
+    Present,
     Pull,
     Register,
+    Replaced,
     Reply,
     RollCall,
 )
 from distkit.kvstore.node import Node
-from distkit.kvstore.scheduler import Scheduler
+from distkit.kvstore.scheduler import LIFE, Scheduler
 from distkit.kvstore.shard import Shard
 
 W, S = 2, 2
@@ -276,12 +283,115 @@ def test_a_server_that_takes_over_hears_who_has_ended() -> None:
     scheduler = terms(on_crash="continue")
     scheduler.handle(leave(1))
     scheduler.handle(leave(2))
-    book, *told = scheduler.handle(server(2))
-    assert isinstance(book, AddressBook)
-    assert [t.who for t in told] == [1]
+    told = scheduler.handle(Present(0, 2, LIFE + 1, "ipc://2"))
+    assert [(type(t), t.node, t.who) for t in told] == [(Departed, 2, 1), (Replaced, 0, 2)]
 
 
 def test_terms_that_no_cluster_of_this_size_keeps_are_refused() -> None:
     scheduler = Scheduler(W, S)
     (refused,) = scheduler.handle(worker_of(Terms("dist_sync", 100, replication=3), 0))
     assert "replication=3 in a cluster of 2 workers and 2 servers" in refused.text
+
+
+# -- silence, and another scheduler -------------------------------------------------
+
+
+def again(scheduler: Scheduler) -> Scheduler:
+    """Another in its place, from what it has written down."""
+    other = Scheduler(W, S)
+    other.resume(json.loads(json.dumps(scheduler.journal())))
+    return other
+
+
+def test_a_barrier_that_was_passed_is_not_waited_for_again() -> None:
+    scheduler = complete()
+    scheduler.handle(Barrier(0, 0, 1, 0))
+    assert len(scheduler.handle(Barrier(0, 1, 1, 0))) == 2
+    other = again(scheduler)
+    assert [type(a) for a in other.handle(Barrier(0, 1, 1, 0))] == [Reply]
+    assert other.handle(Barrier(0, 1, 2, 1)) == []
+    assert [a.node for a in other.handle(Barrier(0, 0, 2, 1))] == [0, 1]
+
+
+def test_another_scheduler_knows_the_run_its_terms_and_who_has_ended() -> None:
+    scheduler = terms(on_crash="continue")
+    scheduler.handle(leave(1))
+    other = again(scheduler)
+    assert [type(a) for a in other.handle(Barrier(0, 0, 1, 0))] == [Reply]
+    (told,) = other.handle(Present(0, 2, 5, "ipc://2"))
+    assert (type(told), told.who, told.first) == (Departed, 1, LIFE)
+    assert again(other).journal() == other.journal()
+
+
+def test_who_waits_for_the_beginning_says_so_again() -> None:
+    scheduler = Scheduler(W, S)
+    for register in (worker(0), server(2), server(3)):
+        scheduler.handle(register)
+    other = again(scheduler)
+    for register in (worker(0), server(2), server(3)):
+        assert other.handle(register) == []
+    assert len(other.handle(worker(1))) == 4
+
+
+def test_servers_tell_another_scheduler_whom_they_miss() -> None:
+    other = again(terms())
+    assert [a.who for a in other.handle(Missed(0, 2, 5, 1, 7, "broke"))] == [1, 1]
+    assert other.handle(Missed(0, 3, 5, 1, 7, "broke")) == []
+
+
+def test_nobody_misses_who_hung_up_in_order_or_has_another_in_its_place() -> None:
+    scheduler = terms(on_crash="replace")
+    scheduler.bye(0)
+    assert scheduler.handle(Missed(0, 2, 5, 0, 7, "broke")) == []
+    scheduler.handle(leave(1))
+    scheduler.handle(worker_of(Terms("dist_sync", 100, on_crash="replace"), 1))
+    assert again(scheduler).handle(Missed(0, 2, 6, 1, 7, "broke")) == []
+
+
+@pytest.mark.parametrize("late", [Barrier(0, 1, 5, 0), Present(0, 1, 6, ""), Barrier(0, 1, 0, 0)])
+def test_who_was_given_up_is_refused(late: Barrier) -> None:
+    scheduler = terms(on_crash="replace")
+    scheduler.handle(leave(1))
+    (refused,) = scheduler.handle(late)
+    assert isinstance(refused, Error)
+    assert "worker 1 was given up" in refused.text
+    (book,) = scheduler.handle(worker_of(Terms("dist_sync", 100, on_crash="replace"), 1))
+    assert scheduler.handle(Barrier(0, 1, book.first, 0)) == []
+
+
+def test_a_worker_quicker_than_the_news_of_the_one_before() -> None:
+    scheduler, given = terms(on_crash="replace"), Terms("dist_sync", 100, on_crash="replace")
+    fields = "", W, S, given.mode, given.bound, given.numbers()
+    *told, book = scheduler.handle(Register(0, 1, LIFE, *fields))
+    assert [(t.node, t.who) for t in told] == [(2, 1), (3, 1)]
+    assert book.first == LIFE
+
+
+def test_workers_hear_of_values_that_nobody_has() -> None:
+    lost = [a for a in terms().handle(leave(2)) if a.node < W]
+    assert [(type(a), a.node, a.who) for a in lost] == [(Departed, 0, 2), (Departed, 1, 2)]
+    scheduler = terms(replication=2)
+    assert [a for a in scheduler.handle(leave(2)) if a.node < W] == []
+    assert {a.who for a in scheduler.handle(leave(3)) if a.node < W} == {2, 3}
+
+
+def test_a_fresh_server_cannot_have_the_values_of_this_run() -> None:
+    scheduler = terms(replication=2)
+    scheduler.handle(leave(2))
+    assert scheduler.handle(server(2)) == []
+
+
+def test_the_journal_is_whole_and_has_one_owner(tmp_path: Path) -> None:
+    first = Kept(W, S)
+    first.open(tmp_path / "j")
+    first.handle(server(2, run=3))
+    with pytest.raises(BlockingIOError):
+        Kept(W, S).open(tmp_path / "j")
+    told = json.loads((tmp_path / "j").read_text())
+    assert (told["run"], told["callable"]) == (3, [2])
+    first.close()
+    assert list(tmp_path.iterdir()) == []
+    journal = Journal(tmp_path / "j")
+    journal.write({"long": "x" * 100})
+    journal.write({"a": 1})
+    assert journal.read() == {"a": 1}

@@ -39,13 +39,14 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events calls matching standing table tracefile "
+WAIST = "errors events calls matching awaiting standing table tracefile "
 LAYERS = {
     "errors": "",
     "events": "errors",
     "calls": "errors events",
     "matching": "errors events",
-    "standing": "errors events calls",
+    "awaiting": "errors events",
+    "standing": "errors events calls awaiting",
     "table": "events",
     "tracefile": "errors events table",
     "algorithms": WAIST,
@@ -54,7 +55,7 @@ LAYERS = {
     "kvstore": WAIST + "trace",
     "cluster": WAIST + "trace kvstore views",  # it serves roles, and a Run shows itself
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
-    "exercises": WAIST + "algorithms cluster",
+    "exercises": WAIST + "algorithms kvstore cluster",
     "experiments": WAIST + "trace views cluster",  # above everything but those at the top
 }
 TOP = {"__init__", "__main__", "bench", "cli", "demos", "hangs", "magics"}  # may import all

@@ -83,11 +83,9 @@ def working(node: Node, line: Connection) -> None:
 class Nodes:
     """W workers, S servers and a scheduler; ``run`` runs a function on every worker."""
 
-    def __init__(
-        self, workers: int, servers: int, folder: str, keys: tuple[str, str] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, workers: int, servers: int, folder: str, **others: Any) -> None:
         self.workers, self.servers, self.folder, self.runs = workers, servers, folder, 0
-        self.keys = keys
+        self.others = others  # fields of every Node
         self.lines: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
         self.start("scheduler", 0)
@@ -97,7 +95,7 @@ class Nodes:
             self.start("worker", i)
 
     def start(self, role: str, index: int, **other: Any) -> int:
-        fields = {"workers": self.workers, "servers": self.servers, "keys": self.keys} | other
+        fields = {"workers": self.workers, "servers": self.servers} | self.others | other
         node = Node(role, index, folder=self.folder, run=0, **fields)
         mine, theirs = START.Pipe()
         target = working if role == "worker" else serving
@@ -163,12 +161,10 @@ def forks() -> Iterator[None]:
 
 
 @contextmanager
-def started(
-    workers: int, servers: int, *, broken: bool = False, keys: tuple[str, str] | None = None
-) -> Iterator[Nodes]:
+def started(workers: int, servers: int, *, broken: bool = False, **others: Any) -> Iterator[Nodes]:
     """Nodes for a test; ``broken`` if it kills some, whose sockets then stay."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        nodes = Nodes(workers, servers, folder, keys)
+        nodes = Nodes(workers, servers, folder, **others)
         yield nodes
         nodes.stop()
         assert broken or list(Path(folder).iterdir()) == []

@@ -1,0 +1,178 @@
+"""Whom a worker's request to the parameter server waits for, told from workers' events alone. Pure.
+
+===========  =====================================================================
+request      is answered when
+===========  =====================================================================
+register     every worker has registered
+init         worker 0 has given the value
+push         it comes
+pull         it comes (``dist_async``); no worker has pushed the key more than s times
+             less than the one that pulls (``staleness=s``); every worker has pushed it
+             as often (``dist_sync``), or all but b in each round (``backup=b``)
+barrier      every worker is there
+===========  =====================================================================
+
+A pull counts as waiting only when no answer can be under way: its worker's own pushes are
+acknowledged, and those that it waits for have not even begun to push. A gradient of theirs that
+is under way counts as one that has come.
+
+Where workers come and go in the middle of a run, events of workers do not tell all that servers
+take into account: then the answer is a guess, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from distkit.events import REQUESTS, Event, Op, Span, State
+
+_TERM = re.compile(r"(\w+)=(\w+)")
+_OPTIMIZER = "optimizer "  # how the label of an init begins that gives no value
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The workers that a request waits for; all but ``spare`` of them are enough.
+
+    ``count``: how often each must have asked the like. ``certain``: it is not answered before.
+    """
+
+    workers: tuple[int, ...] = ()
+    count: int = 0
+    spare: int = 0
+    certain: bool = True
+
+
+class Awaiting:
+    """What the workers of one run have asked for.
+
+    Args:
+        workers: how many there are.
+
+    >>> def asked(rank, seq, op, state):
+    ...     return Event(rank, seq, op, state, 0.0, peer=2, label="w", match=f"kv:1:{rank}:{seq}")
+    >>> it = Awaiting(2)
+    >>> it.feed(Event(0, 0, Op.REGISTER, State.STARTED, 0.0, peer=3, label="dist_sync"))
+    >>> for state in (State.STARTED, State.COMPLETED):
+    ...     it.feed(asked(0, 1, Op.PUSH, state))
+    >>> it.whom(asked(0, 2, Op.PULL, State.BLOCKED))
+    Awaited(workers=(1,), count=1, spare=0, certain=True)
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = range(workers)
+        self._mode, self._terms = "", dict[str, str]()
+        self._dead: set[int] = set()
+        self._changed = False  # the store goes on without some, or with others in their places
+        #: By what is asked, how often each worker has; of pushes also how many have arrived.
+        self._asked: dict[object, Counter[int]] = defaultdict(Counter)
+        self._arrived: dict[object, Counter[int]] = defaultdict(Counter)
+        #: With backup workers: each worker's clock, and whose gradients are in each round.
+        self._clocks: dict[object, Counter[int]] = defaultdict(Counter)
+        self._rounds: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+
+    @property
+    def staleness(self) -> int | None:
+        """By how many gradients a worker may be ahead, where that is bounded."""
+        return int(self._terms["staleness"]) if "staleness" in self._terms else None
+
+    @property
+    def backup(self) -> int:
+        """How many of the workers a round does not wait for."""
+        return int(self._terms.get("backup", 0))
+
+    def feed(self, e: Event) -> None:
+        """Take note of a worker's event: each worker's in their order."""
+        what = _what(e)
+        if e.state is State.STARTED:
+            self._asked[what][e.rank] += 1
+            if e.op is Op.REGISTER:
+                self._register(e)
+        elif e.state is State.FAILED and e.op in (Op.PUSH, Op.INIT):
+            self._asked[what][e.rank] -= 1  # refused
+        elif e.state is State.COMPLETED and e.op is Op.PUSH:
+            self._arrived[what][e.rank] += 1
+            if e.tag is not None and e.tag > self._clocks[what][e.rank]:
+                self._clocks[what][e.rank] = e.tag
+                self._rounds[what][e.tag - 1].add(e.rank)
+
+    def _register(self, e: Event) -> None:
+        self._mode = e.label.partition(" ")[0]
+        self._terms = dict(_TERM.findall(e.label))
+        self._changed |= "wait_for" in self._terms or self._asked[_what(e)][e.rank] > 1
+
+    def died(self, worker: int) -> None:
+        """Its process has ended: under ``dist_sync`` the others halt, if they said nothing else."""
+        self._dead.add(worker)
+        self._changed |= "on_crash" in self._terms or not self._mode.startswith("dist_sync")
+
+    # -- questions --------------------------------------------------------------
+
+    def done(self, worker: int, like: Event | Span) -> int:
+        """How often a worker has done what a request like this one waits for."""
+        return self._asked[_awaits(like)][worker]
+
+    def whom(self, request: Event | Span) -> Awaited:
+        """Whom a request waits for that its server has not answered."""
+        if not self._mode or request.op not in (Op.REGISTER, Op.INIT, Op.PULL, Op.BARRIER):
+            return Awaited()
+        if request.op is Op.INIT:
+            givers = [] if request.label.startswith(_OPTIMIZER) else [0]
+            return self._fewer(request, givers, 1)
+        asked = self.done(request.rank, request)
+        if request.op is not Op.PULL:
+            return self._fewer(request, self._workers, asked)
+        if self._on_the_way(request, request.rank):
+            return Awaited()  # a push of its own: until it is acknowledged, it may be refused
+        if self._mode.startswith("dist_sync"):
+            most = self._fewer(request, self._workers, asked)
+            return self._in_round(request) if self.backup and most.certain else most
+        ahead = asked if self.staleness is None else self.staleness
+        return self._fewer(request, self._workers, asked - ahead)
+
+    def _on_the_way(self, pull: Event | Span, worker: int) -> bool:
+        place = _awaits(pull)
+        return self._arrived[place][worker] < self._asked[place][worker]
+
+    def _fewer(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
+        """Those who have not asked the like as often."""
+        if count <= 0:
+            return Awaited()
+        others = [w for w in workers if w != request.rank]
+        if self._changed:
+            alive = tuple(w for w in others if w not in self._dead)
+            return Awaited(alive, count, certain=False)
+        return Awaited(tuple(w for w in others if self.done(w, request) < count), count)
+
+    def _in_round(self, pull: Event | Span) -> Awaited:
+        """Those whose gradients are not in the present round, if the pull waits for it."""
+        place, backup = _awaits(pull), self.backup
+        mine, rounds = self._clocks[place][pull.rank], self._rounds[place]
+        enough = len(self._workers) - backup
+        version = next(n for n in count() if len(rounds.get(n, ())) < enough)
+        missing = tuple(w for w in self._workers if w not in rounds.get(version, ())
+                        and not self._on_the_way(pull, w))  # fmt: skip
+        waits = version < mine and len(missing) > backup
+        return Awaited(missing, mine, backup) if waits else Awaited()
+
+
+def concerns(e: Event | Span) -> bool:
+    """Whether something is of a request to servers or the scheduler of the run."""
+    barrier = e.op is Op.BARRIER and e.match is not None
+    return barrier or (e.op in REQUESTS and e.peer is not None)
+
+
+def _what(it: Event | Span) -> object:
+    """What is asked: of the scheduler one thing, of servers one for each of their keys."""
+    if it.op in (Op.REGISTER, Op.BARRIER):
+        return it.op
+    return it.op, it.peer, it.label
+
+
+def _awaits(it: Event | Span) -> object:
+    """What others must have asked before this is answered."""
+    return (Op.PUSH, it.peer, it.label) if it.op is Op.PULL else _what(it)

@@ -1,0 +1,71 @@
+"""The ranks as ipyparallel's engines: who has registered, and how a call reaches them.
+
+The only place that talks to ipyparallel's client.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+#: How long the ranks may take to register [s]: generous, for laptops under load.
+PATIENCE = 120.0
+
+
+class Engines:
+    """ipyparallel's client of one cluster.
+
+    Args:
+        connection: what the controller says about itself.
+        folder: the cluster's own.
+    """
+
+    def __init__(self, connection: dict[str, Any], folder: str) -> None:
+        import ipyparallel
+
+        self.connection = connection["engine"]
+        self._idents: dict[int, str] = {}
+        self._client: Any = ipyparallel.Client(
+            connection["client"], profile_dir=folder, timeout=PATIENCE
+        )
+
+    def name(self, rank: int) -> str:
+        """A name for the process that is about to be this rank."""
+        self._idents[rank] = f"rank-{rank}-{secrets.token_hex(4)}"
+        return self._idents[rank]
+
+    def find(self, rank: int) -> int | None:
+        """ipyparallel's id of a rank's engine, None when it has not registered."""
+        ident = self._idents[rank]
+        return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
+
+    def apply(
+        self, rank: int, function: Callable[..., Any], args: tuple[Any, ...],
+        reply: Callable[[Any], None],
+    ) -> None:  # fmt: skip
+        """Have a rank call a function; ``reply`` is called with the future that is done."""
+        # through the stream: a bare socket's send can swallow the news of a reply
+        future = self._client.send_apply_request(
+            self._client._mux_stream, function, args,
+            ident=self._client._engines[self.find(rank)].encode(),
+        )  # fmt: skip
+        future.add_done_callback(reply)
+
+    def forget(self, rank: int) -> None:
+        """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
+        engine, client = self.find(rank), self._client
+        if engine is not None:
+
+            def send() -> None:
+                client.session.send(
+                    client._query_stream, "unregistration_request", content={"id": engine}
+                )
+
+            client._io_loop.add_callback(send)
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(Exception):
+            self._client.close()

@@ -1,0 +1,81 @@
+"""What a scheduler leaves to the next: a small file in the cluster's folder.
+
+It is written after each change and before anybody hears of it. A lock on it, which ends with the
+process that holds it, keeps a second scheduler out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from distkit.kvstore.messages import Answer, Request
+from distkit.kvstore.scheduler import Scheduler
+
+
+class Journal:
+    """The file, opened by the one scheduler that there may be.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._last = path, b""
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def read(self) -> dict[str, Any] | None:
+        """What was written last; None if nothing was."""
+        line, ended, _ = os.pread(self._file, 1 << 24, 0).partition(b"\n")
+        return dict(json.loads(line)) if ended else None
+
+    def write(self, told: dict[str, Any]) -> None:
+        """Keep this, instead of what was there. One system call: it is whole or not there."""
+        line = json.dumps(told).encode() + b"\n"
+        if line != self._last:
+            os.pwrite(self._file, line, 0)
+            self._last = line
+
+    def close(self) -> None:
+        """Remove it, and let go of it."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+class Kept(Scheduler):
+    """A scheduler that keeps a journal, and goes on where the one before it stopped."""
+
+    _journal: Journal | None = None
+
+    def open(self, path: Path) -> None:
+        """Begin: as the only one.
+
+        Raises:
+            BlockingIOError: another scheduler is at work.
+            OSError: the journal cannot be opened.
+        """
+        self._journal = Journal(path)
+        told = self._journal.read()
+        if told is not None:
+            self.resume(told)
+
+    def handle(self, request: Request) -> list[Answer]:
+        """As a scheduler does; whoever hears an answer can rely on its being written down."""
+        answers = super().handle(request)
+        if self.changed and self._journal is not None:
+            self._journal.write(self.journal())
+        return answers
+
+    def close(self) -> None:
+        """End in order: nobody goes on."""
+        if self._journal is not None:
+            self._journal.close()

@@ -1,0 +1,312 @@
+"""Pushes and pulls step by step, and workers that a parameter server can never answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit import kvstore
+from distkit.events import Op, State
+from distkit.standing import Doing
+from distkit.trace.findings import Kind
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(workers=3, servers=2) as made:
+        yield made
+
+
+@pytest.fixture
+def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
+    """A cluster that must still work when the test is over."""
+    yield cluster
+    assert cluster.run(total).results == [6.0] * 3
+
+
+def total() -> float:
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(1))
+    return kv.pushpull("w", torch.ones(1) * (kv.rank + 1)).item()
+
+
+def train(mode: str, rounds: int = 2, **options) -> list[float]:
+    """Each worker adds its number to what it has pulled."""
+    kv = kvstore.create(mode, **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    seen = []
+    for _ in range(rounds):
+        w = kv.pull("w")
+        seen.append(w[0].item())
+        kv.push("w", w * kv.rank + kv.rank + 1)
+    kv.barrier()
+    return [*seen, kv.pull("w")[0].item()]
+
+
+def doing(stepper: dk.Stepper) -> list[str]:
+    return [str(s.doing) for s in stepper.moment.standings]
+
+
+def calls(stepper: dk.Stepper) -> list[str]:
+    return [s.call() for s in stepper.moment.standings]
+
+
+def late(run: dk.Run) -> list[int]:
+    """The staleness of each gradient, in the order of the updates."""
+    return [s.tag or 0 for s in run.trace.spans if s.op is Op.MARK and s.label.startswith("upd")]
+
+
+# -- stepping -----------------------------------------------------------------------------
+
+
+def test_every_call_of_a_store_is_a_step(usable: dk.Cluster) -> None:
+    stepper = usable.step(train, "dist_sync", 1)
+    seen = [calls(stepper)[0]]
+    while not stepper.next().finished:
+        assert len(set(calls(stepper))) == 1, "no call waits when all go together"
+        seen.append(calls(stepper)[0])
+        assert doing(stepper) == ["paused"] * 3
+    assert seen == [
+        "set_optimizer(sgd)", "init('w')", "pull('w')", "push('w')", "barrier()", "pull('w')",
+    ]  # fmt: skip
+    assert stepper.finish().results == [[0.0, 6.0]] * 3
+
+
+def keys() -> float:
+    """Two keys, of which one is split over both servers: one call, one step."""
+    kv = kvstore.create("dist_sync", bigarray_bound=4)
+    kv.init(["w", "b"], [torch.zeros(8), torch.zeros(2)])
+    w, b = kv.pushpull(["w", "b"], [torch.ones(8), torch.ones(2)])
+    return w.sum().item() + b.sum().item()
+
+
+def test_a_call_of_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> None:
+    stepper = usable.step(keys)
+    seen = [calls(stepper)[0]]
+    while not stepper.next().finished:
+        seen.append(calls(stepper)[0])
+    assert seen == [f"{op}(['w', 'b'])" for op in ("init", "push", "pull")]
+    assert stepper.finish().results == [30.0] * 3
+    pushes = [s.label for s in stepper.trace.spans if s.op is Op.PUSH and s.rank == 0]
+    assert pushes == ["w", "w", "b"], "the trace reads like one that ran by itself"
+
+
+def test_a_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
+    stepper = usable.step(train, "dist_sync").run_to(op="push").next(rank=0)
+    stepper.next(rank=0)
+    mine = stepper.moment.standings[0]
+    assert doing(stepper) == ["blocked", "paused", "paused"]
+    assert mine.waits_for == (1, 2) and mine.call() == "pull('w')"
+    stepper.next(rank=1)
+    where = stepper.moment.standings[2].where
+    server = stepper.trace.meta["ranks"][str(mine.peer)]["name"]
+    assert stepper.moment.standings[0].reason == (
+        f"{server} waits for worker 2, which is paused before push('w') at {where}"
+    )
+    assert "test_kvstore_stepping.py:" in where
+    stepper.next(rank=2)
+    assert doing(stepper) == ["paused"] * 3 and calls(stepper)[0] == "push('w')"
+    took = [e for e in stepper.shown if e.op is Op.MARK and e.state is State.COMPLETED]
+    assert len(took) == 1, "what the servers did belongs to the moment"
+    assert not [e for e in stepper.back().shown if e.op is Op.MARK]
+    assert stepper.seek(-1).finish().results[0][1] == 6.0
+
+
+ONE_BY_ONE = [(0,), (0,), (1,), (1,), (2,), (2,)], [0, 0, 0]
+TOGETHER = [(0,), (1,), (2,), (2,), (1,), (0,)], [0, 1, 2]
+
+
+@pytest.mark.parametrize(("order", "stale"), [ONE_BY_ONE, TOGETHER])
+def test_the_order_of_pushes_makes_their_staleness(
+    usable: dk.Cluster, order: list[tuple[int, ...]], stale: list[int], tmp_path: Path
+) -> None:
+    """In dist_async; and the same order again gives the same."""
+    stepper = usable.step(train, "dist_async", 1).run_to(op="pull")
+    stepper.replay(order)
+    file = stepper.save(tmp_path / "choices.json")
+    first = stepper.finish()
+    assert late(first) == stale
+    again = usable.step(train, "dist_async", 1).replay(file)
+    assert again.choices == stepper.choices
+    assert late(again.finish()) == stale
+    assert again.run.results == first.results
+
+
+def test_bounded_staleness_and_backup_workers_step_as_well(usable: dk.Cluster) -> None:
+    stepper = usable.step(train, "dist_async", 2, staleness=0).run_to(op="push")
+    stepper.replay([(0,), (0,)])
+    assert doing(stepper) == ["blocked", "paused", "paused"]
+    stepper.replay([(1,), (2,)])
+    assert doing(stepper) == ["paused"] * 3
+    stepper.finish()
+    stepper = usable.step(train, "dist_sync", 1, backup=1).run_to(op="push")
+    stepper.replay([(0,), (1,), (2,)])
+    assert calls(stepper) == ["barrier()"] * 3
+    stepper.finish()
+    assert late(stepper.run) == [0]
+
+
+# -- who waits for ever -------------------------------------------------------------------
+
+
+def loops(mode: str = "dist_sync", then: str = "", more: int = 0, **options) -> None:
+    """Worker 2 makes ``more`` rounds than the others."""
+    kv = kvstore.create(mode, **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    for _ in range(3 + more * (kv.rank == 2)):
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+    if then:
+        kv.barrier()
+
+
+def misses(what: str, who: int) -> None:
+    """One worker does not make one call."""
+    skips = what if dist.get_rank() == who else ""
+    if skips == "create":
+        return
+    kv = kvstore.create("dist_sync")
+    if skips == "init":
+        return
+    kv.init("w", torch.zeros(4))
+    if skips != "push":
+        kv.push("w", torch.ones(4))
+    kv.pull("w")
+    if skips != "barrier":
+        kv.barrier()
+
+
+def slow_last() -> None:
+    """With a backup worker: the last round of the slowest comes when the others have finished."""
+    kv = kvstore.create("dist_sync", backup=1)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    while kv.rank == 2 and kv.pull("w")[0] < 4:
+        time.sleep(0.01)
+    for _ in range(2):
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+
+
+HANGS = [
+    (loops, dict(more=-1), Kind.UNEVEN, (2,), (0, 1), "rank 2 has pushed it 2 times"),
+    (loops, dict(more=1), Kind.UNEVEN, (2,), (2,), "ranks 0 and 1 have pushed it 3 times"),
+    (loops, dict(more=-1, then="barrier"), Kind.UNEVEN, (2,), (0, 1, 2), "waits in barrier()"),
+    (loops, dict(mode="dist_async", staleness=0, more=-1), Kind.UNEVEN, (2,), (0, 1),
+     "until every worker has pushed it 3 times"),
+    (slow_last, {}, Kind.UNEVEN, (2,), (2,), "needs gradients of all but 1"),
+    (misses, dict(what="push", who=1), Kind.SKIPPED, (1,), (0, 1, 2), "before pushing it"),
+    (misses, dict(what="init", who=0), Kind.SKIPPED, (0,), (1, 2), "the value of rank 0"),
+    (misses, dict(what="create", who=2), Kind.SKIPPED, (2,), (0, 1), "without calling it"),
+    (misses, dict(what="barrier", who=0), Kind.MISSING_BARRIER, (0,), (1, 2), "barrier()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "asked", "kind", "culprits", "waiting", "says"), HANGS)
+def test_a_pull_that_nobody_can_answer_is_explained(
+    usable: dk.Cluster, program, asked, kind, culprits, waiting, says
+) -> None:
+    with pytest.raises(dk.DeadlockError) as caught:
+        usable.run(program, **asked)
+    (finding,) = caught.value.findings
+    assert (finding.kind, finding.culprits, finding.waiting) == (kind, culprits, waiting)
+    assert says in finding.message and finding.remedy
+    assert finding.lines.keys() >= set(waiting)
+    assert all("test_kvstore_stepping.py:" in line for line in finding.lines.values())
+    assert all(line in finding.message for line in finding.lines.values())
+    assert [f for f in caught.value.run.findings if f.hang] == [finding]
+
+
+def test_a_hang_found_while_stepping(usable: dk.Cluster) -> None:
+    stepper = usable.step(misses, "push", 1)
+    with pytest.raises(dk.DeadlockError, match="before pushing it"):
+        for _ in range(20):
+            stepper.next()
+    assert stepper.finished and "released" in doing(stepper)
+
+
+def slow(mode: str, flag: str, **options) -> None:
+    """Worker 2 comes late."""
+    kv = kvstore.create(mode, **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    for n in range(3):
+        kv.pull("w")
+        while kv.rank == 2 and n == 1 and not Path(flag).exists():
+            time.sleep(0.01)
+        kv.push("w", torch.ones(4))
+
+
+@pytest.mark.parametrize("options", [
+    dict(mode="dist_sync"), dict(mode="dist_sync", backup=1), dict(mode="dist_async"),
+    dict(mode="dist_async", staleness=0),
+])  # fmt: skip
+def test_a_slow_worker_is_no_hang(usable: dk.Cluster, tmp_path: Path, options) -> None:
+    """The others finish, or wait until somebody has looked at them: and nothing is found."""
+    flag = tmp_path / "go on"
+    run = usable.submit(slow, flag=str(flag), **options)
+    if "backup" in options or options == dict(mode="dist_async"):
+        run._until(lambda: set(run.waiting) == {2}, 30)
+    else:
+        run._until(lambda: run._watch._looked > 0 or run.finished, 30)
+        assert {r for f in run.findings for r in f.waiting} == {0, 1}
+    assert not run.finished, run.error
+    assert [f for f in run.findings if f.hang] == []
+    flag.touch()
+    run.wait(60)
+
+
+def dies(rank: int) -> None:
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(4))
+    for n in range(4):
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+        if n == 2 and kv.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
+    with pytest.raises(dk.RankDied, match="rank 1") as caught:
+        usable.run(dies, 1)
+    assert 'on_crash="continue"' in str(caught.value)
+    (finding,) = [f for f in caught.value.run.findings if f.hang]
+    assert (finding.kind, finding.culprits) == (Kind.DIED, (1,))
+    assert finding.waiting == (0, 2) and "wait in pull('w') at " in finding.message
+
+
+def test_trouble_counts_pushes_and_pulls(usable: dk.Cluster) -> None:
+    """set_optimizer, init, pull and push are four; the fifth is never made."""
+    with dk.trouble(kill={1: 4}), pytest.raises(dk.RankDied, match="as asked") as caught:
+        usable.run(train, "dist_sync", 5)
+    spans = caught.value.run.trace.spans
+    mine = [s.op for s in spans if s.rank == 1 and s.state is not State.SCHEDULED]
+    # the optimizer goes to both servers
+    assert mine == [Op.REGISTER, Op.INIT, Op.INIT, Op.INIT, Op.PULL, Op.PUSH]
+
+
+def both() -> float:
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(1))
+    kv.push("w", torch.ones(1))
+    x = kv.pull("w")
+    dist.all_reduce(x)
+    return x.item()
+
+
+def test_torch_and_a_store_in_one_program(usable: dk.Cluster) -> None:
+    stepper = usable.step(both).run_to(op="all_reduce")
+    assert calls(stepper) == ["all_reduce()"] * 3
+    stepper.next(rank=0)
+    assert stepper.moment.standings[0].doing is Doing.BLOCKED
+    assert stepper.finish().results == [9.0] * 3

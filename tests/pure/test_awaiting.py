@@ -1,0 +1,279 @@
+"""Whom requests wait for: as a real server has it, and what a diagnosis says of those who do."""
+
+from __future__ import annotations
+
+import pytest
+import test_views_servers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_views_servers import Shop, shop
+
+from distkit.awaiting import Awaiting
+from distkit.calls import call
+from distkit.events import Event, Op, State, Trace
+from distkit.kvstore.consistency import Asynchronous, Synchronous
+from distkit.kvstore.messages import Register
+from distkit.kvstore.recording import Asking, Clocks, Step, _terms
+from distkit.standing import Board, Doing
+from distkit.trace.diagnosis import diagnose
+from distkit.trace.findings import Kind
+
+RULES = st.one_of(
+    st.builds(Synchronous, backup=st.integers(0, 2)),
+    st.builds(Asynchronous, staleness=st.none() | st.integers(0, 2)),
+)
+STEPS = st.lists(st.tuples(st.sampled_from(["push", "pull"]), st.integers(0, 3)), max_size=30)
+
+
+def waiting(run: Shop) -> dict[int, int]:
+    """The clock of each worker whose pull is held."""
+    return {node: clock for (node, _), (_, clock) in run.server.entries["w"].waiting.items()}
+
+
+class Clocked(Asking):
+    """What a worker notes if there are backup workers."""
+
+    def __init__(self, request, peer, clocks) -> None:
+        super().__init__(request, peer)
+        self.clock = lambda answer: clocks.after(peer, request, answer)
+
+    def answered(self, answer, clock=None) -> None:
+        super().answered(answer, self.clock(answer) if self.op is Op.PUSH else None)
+
+
+def play(workers, rule, steps) -> Shop:
+    """A real server and workers, each of which waits for the answers to its pulls."""
+    clocks = [Clocks() for _ in range(workers)]
+    with pytest.MonkeyPatch.context() as patch:
+        if getattr(rule, "backup", 0):
+            made = lambda request, peer: Clocked(request, peer, clocks[request.node])  # noqa: E731
+            patch.setattr(test_views_servers, "Asking", made)
+        return _play(workers, rule, steps)
+
+
+def _play(workers, rule, steps) -> Shop:
+    run = shop(workers, rule)
+    for what, worker in steps:
+        if worker % workers not in waiting(run):
+            getattr(run, what)(worker % workers)
+    return run
+
+
+def watched(run: Shop) -> list[Event]:
+    """What workers noted: also that they wait, as long as nobody has answered."""
+    events = [e for e in run.trace() if e.rank < run.workers]
+    last = {(e.rank, e.seq): e for e in events}
+    held = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
+    assert {e.rank for e in held} == waiting(run).keys()
+    return [*events, *(Event(e.rank, e.seq, e.op, State.BLOCKED, e.time, peer=e.peer,
+                             label=e.label, match=e.match) for e in held)]  # fmt: skip
+
+
+@settings(max_examples=80)
+@given(st.integers(1, 4), RULES, STEPS)
+def test_blocked_are_those_whom_the_server_does_not_answer(workers, rule, steps) -> None:
+    run = play(workers, rule, steps)
+    board, entry = Board(workers), run.server.entries["w"]
+    board.feed(watched(run))
+    for node, clock in waiting(run).items():
+        s = board.standing(node)
+        real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
+        assert s.doing is Doing.BLOCKED and set(s.waits_for) >= real - {node}
+        assert s.reason.startswith("server 0 waits for ")
+    blocked = {s.rank for s in board.standings if s.doing is Doing.BLOCKED}
+    assert blocked == waiting(run).keys()
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 4), RULES, STEPS, st.sets(st.integers(0, 3)))
+def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended) -> None:
+    """However often those push that still can, the server does not answer them."""
+    run = play(workers, rule, steps)
+    ended = ended & set(range(workers)) - waiting(run).keys()
+    board = Board(workers)
+    board.feed(watched(run))
+    for rank in ended:
+        board.end(rank, "returned")
+    entry = run.server.entries["w"]
+    for _ in range(40):  # whoever has been answered pushes, too
+        for worker in set(range(workers)) - ended - waiting(run).keys():
+            if isinstance(rule, Synchronous) and entry.clocks.get(worker, 0) <= entry.version:
+                run.pull(worker)  # its gradient shall not be late
+            run.push(worker)
+    assert set(board.stuck()) == waiting(run).keys()
+
+
+def asked(rank, seq, op, *states, at=0.0, label="w", peer=3, line=0, nth=0):
+    match = f"kv:1:barrier:{nth}" if op is Op.BARRIER else f"kv:1:{rank}:{seq}"
+    where = f"In[3]:{line or {Op.PUSH: 7, Op.PULL: 8, Op.BARRIER: 9}.get(op, 5)}"
+    return [Event(rank, seq, op, State(s), at + seq + i / 10, peer=None if nth else peer,
+                  label=label, match=match, where=where) for i, s in enumerate(states)]  # fmt: skip
+
+
+WHOLE = "scheduled", "started", "completed"
+HELD = "scheduled", "started", "blocked"
+
+
+def worker(rank, gradients, *then, mode="dist_sync", pulls=True):
+    """Creates a store, and pushes and pulls so often; ``then``: an operation that it waits in."""
+    events = asked(rank, 0, Op.REGISTER, *WHOLE, label=mode, peer=4)
+    for n in range(gradients):
+        events += asked(rank, 2 * n + 1, Op.PUSH, *WHOLE)
+        events += asked(rank, 2 * n + 2, Op.PULL, *WHOLE)
+    for i, op in enumerate(then):
+        states = HELD if i == len(then) - 1 else WHOLE
+        nth = 1 if op is Op.BARRIER else 0
+        events += asked(rank, 100 + i, op, *states, label="" if nth else "w", nth=nth)
+    return events
+
+
+def trace(*workers, died=(), **meta):
+    ends = {}
+    for rank, events in enumerate(workers):
+        if all(e.state is not State.BLOCKED for e in events):
+            ends[str(rank)] = {"how": "died" if rank in died else "returned", "text": "SIGKILL"}
+            if rank not in died:
+                ends[str(rank)]["text"] = ""
+    return Trace([e for events in workers for e in events],
+                 {"world_size": len(workers), "ends": ends, **meta})  # fmt: skip
+
+
+def hang(*workers):
+    (found,) = diagnose(trace(*workers))
+    assert found.hang
+    return found
+
+
+MORE = Op.PUSH, Op.PULL
+
+
+def test_one_worker_has_a_batch_less() -> None:
+    f = hang(worker(0, 3, *MORE), worker(1, 3, *MORE), worker(2, 3))
+    assert (f.kind, f.culprits, f.waiting, f.missing_ranks) == (Kind.UNEVEN, (2,), (0, 1), (2,))
+    assert f.message == (
+        "ranks 0 and 1 wait in pull('w') at In[3]:8 for the 4th gradient of every worker, "
+        "but rank 2 has pushed it 3 times and finished."
+    )
+    assert "dist_sync" in f.remedy and f.lines == {0: "In[3]:8", 1: "In[3]:8"}
+
+
+def test_one_worker_has_a_batch_more() -> None:
+    f = hang(worker(0, 3), worker(1, 3), worker(2, 3, *MORE))
+    assert (f.kind, f.culprits, f.waiting, f.missing_ranks) == (Kind.UNEVEN, (2,), (2,), (0, 1))
+    assert "but ranks 0 and 1 have pushed it 3 times and finished" in f.message
+
+
+def test_who_misses_a_gradient_waits_for_the_others_at_the_barrier() -> None:
+    f = hang(worker(0, 0, *MORE), worker(1, 0, *MORE), worker(2, 0, Op.BARRIER))
+    assert (f.kind, f.culprits, f.waiting) == (Kind.SKIPPED, (2,), (0, 1, 2))
+    assert f.message.endswith("but rank 2 waits in barrier() at In[3]:9 before pushing it.")
+    f = hang(worker(0, 2, Op.BARRIER), worker(1, 2, *MORE))
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (0,))
+    assert "rank 0 waits in barrier() at In[3]:9 after pushing it 2 times" in f.message
+
+
+def test_a_barrier_that_one_worker_misses() -> None:
+    f = hang(worker(0, 1, Op.BARRIER), worker(1, 1, Op.BARRIER), worker(2, 1))
+    assert (f.kind, f.culprits) == (Kind.MISSING_BARRIER, (2,))
+    assert "rank 2 has finished without calling it" in f.message
+
+
+def test_bounded_staleness_waits_for_who_has_finished() -> None:
+    mode = "dist_async staleness=2"
+    f = hang(worker(0, 4, *MORE, mode=mode), worker(1, 2, mode=mode))
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
+    assert "until every worker has pushed it 3 times" in f.message and "staleness" in f.remedy
+    assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 2, mode=mode))) == []
+
+
+@pytest.mark.parametrize("mode", ["dist_async", "dist_sync wait_for=1", "dist_async staleness=9"])
+def test_nobody_is_accused_who_may_be_answered(mode) -> None:
+    assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 1, mode=mode))) == []
+
+
+def test_a_worker_that_still_computes_may_yet_push() -> None:
+    held, busy = worker(0, 1, *MORE), worker(1, 1)
+    (remark,) = diagnose(Trace([*held, *busy], {"world_size": 2, "ends": {}}))
+    assert remark.kind is Kind.STRAGGLER and not remark.hang
+    assert "rank 0 waits in pull('w') at In[3]:8 for rank 1" in remark.message
+
+
+def test_a_push_that_may_be_refused_proves_nothing() -> None:
+    """Its acknowledgement is on its way: if it says no, the pull is answered."""
+    held = [e for e in worker(0, 1, *MORE)
+            if (e.op, e.seq, e.state) != (Op.PUSH, 100, State.COMPLETED)]  # fmt: skip
+    assert diagnose(trace(held, worker(1, 1))) == []
+
+
+def test_who_died_is_named_with_those_who_waited_and_a_way_on() -> None:
+    (found,) = diagnose(trace(worker(0, 2, *MORE), worker(1, 2), died=[1]))
+    assert (found.kind, found.culprits, found.waiting) == (Kind.DIED, (1,), (0,))
+    assert "rank 0 waits in pull('w') at In[3]:8" in found.message
+    assert 'on_crash="continue"' in found.remedy and "rank 1 in every round" in found.remedy
+
+
+def test_who_was_told_of_a_death_waited_for_it() -> None:
+    """Its error is no second cause."""
+    told = [e for e in worker(0, 2, *MORE) if e.state is not State.BLOCKED]
+    last = told[-1]
+    told.append(Event(0, last.seq, Op.PULL, State.FAILED, 300.0, peer=3, label="w",
+                      match=last.match, where=last.where))  # fmt: skip
+    text = ("KVStoreError: pull of 'w' waits for a gradient of worker 1 (its connection broke), "
+            "which has ended: dist_sync needs every worker in every round.")  # fmt: skip
+    ends = {"0": {"how": "raised", "text": text}, "1": {"how": "died", "text": "SIGKILL"}}
+    (found,) = diagnose(Trace([*told, *worker(1, 2)], {"world_size": 2, "ends": ends}))
+    assert (found.kind, found.culprits, found.waiting) == (Kind.DIED, (1,), (0,))
+
+
+def test_servers_are_no_members_of_the_world() -> None:
+    """Not even where a collective waits for everybody."""
+    stuck = [Event(0, 0, Op.ALL_REDUCE, s, 0.1 * i, where="a.py:4")
+             for i, s in enumerate((State.STARTED, State.BLOCKED))]  # fmt: skip
+    served = [Event(2, 0, Op.RECV, State.COMPLETED, 0.0, peer=0, match="kv:1:0:0")]
+    ends = {"1": {"how": "returned", "text": ""}}
+    (found,) = diagnose(Trace([*stuck, *served], {"world_size": 2, "ends": ends}))
+    assert (found.kind, found.culprits) == (Kind.SKIPPED, (1,))
+
+
+# -- words --------------------------------------------------------------------------------
+
+
+def test_paused_before_a_call_of_several_keys() -> None:
+    board = Board(2)
+    board.feed(asked(0, 5, Op.PUSH, "scheduled", label=Step.of(["a", 3, "7"]).label))
+    assert str(board.standing(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
+    assert Step.of(range(9)).label == "0, 1, 2, …, 8" and Step.of(["w"]).label == ""
+
+
+def test_why_a_worker_waits() -> None:
+    board = Board(2)
+    board.feed([*worker(0, 2, *MORE), *worker(1, 2)])
+    said = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
+    assert str(board.standing(0)) == f"{said}has pushed 'w' 2 of 3 times"
+    board.feed(asked(1, 50, Op.PUSH, "scheduled"))
+    assert str(board.standing(0)) == f"{said}is paused before push('w') at In[3]:7"
+    board.feed(asked(1, 50, Op.PUSH, "scheduled", "started"))
+    assert board.standing(0).doing is Doing.RUNNING
+
+
+def test_calls_read_as_they_are_written() -> None:
+    def said(op, label):
+        return call(asked(0, 0, op, "started", label=label)[0])
+
+    assert said(Op.REGISTER, "dist_sync backup=1") == "kvstore.create('dist_sync')"
+    assert said(Op.INIT, "optimizer sgd") == "set_optimizer(sgd)"
+    assert said(Op.INIT, "w") == "init('w')" and said(Op.PULL, "0") == "pull(0)"
+
+
+def test_what_is_not_as_usual_is_told_at_registration() -> None:
+    terms = dict(staleness=-1, backup=0, wait_for=-1, on_crash=0)
+    assert _terms(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, terms)) == "dist_sync"
+    odd = terms | dict(wait_for=1, on_crash=1)
+    assert _terms(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, odd)) == (
+        "dist_sync wait_for=1 on_crash=continue"
+    )
+
+
+def test_nobody_waits_before_a_store_is_created() -> None:
+    pull = asked(0, 1, Op.PULL, "started")[0]
+    assert Awaiting(2).whom(pull).workers == ()

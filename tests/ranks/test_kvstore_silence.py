@@ -1,0 +1,200 @@
+"""Nodes that give no sign of life and come back, and schedulers that end in the middle of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
+
+from distkit import kvstore
+from distkit.kvstore import KVStore
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> Iterator[None]:
+    with forks():
+        yield
+
+
+@pytest.fixture
+def crew(warm: None) -> Iterator[Nodes]:
+    """2 workers and 2 servers, missed when they are silent for half a second."""
+    with started(2, 2, broken=True, heartbeat_timeout=0.5) as nodes:
+        yield nodes
+
+
+def begin(nodes: Nodes, mode: str, function, **options) -> Path:
+    """Start a run; the folder where its workers and the test tell each other how far they are."""
+    folder = Path(nodes.folder, "flags")
+    folder.mkdir()
+    nodes.begin(mode, function, **options)
+    return folder
+
+
+def flag(kv: KVStore, word: str) -> Path:
+    link = kv._requests._link._lines[kv._scheduler].endpoint
+    return Path(link.removeprefix("ipc://")).parent / "flags" / word
+
+
+def adding(kv: KVStore) -> None:
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+
+
+# -- a scheduler that ends ----------------------------------------------------------
+
+
+def meets(kv: KVStore) -> list[float]:
+    """Between two barriers each worker adds 1: all see the same."""
+    adding(kv)
+    seen = []
+    for n in range(60):
+        if n == 20 and kv.rank == 0:
+            flag(kv, "now").touch()
+        kv.push("w", torch.ones(1))
+        kv.barrier()
+        seen.append(kv.pull("w").item())
+        kv.barrier()
+    return seen
+
+
+def replace_scheduler(nodes: Nodes) -> None:
+    process = nodes.processes[4]
+    process.kill()
+    process.join(WAIT)
+    nodes.start("scheduler", 0)
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+def test_barriers_go_on_with_another_scheduler(crew: Nodes, mode: str) -> None:
+    flags = begin(crew, mode, meets)
+    wait_until((flags / "now").exists)
+    replace_scheduler(crew)
+    assert [crew.result(0), crew.result(1)] == [[2.0 * n for n in range(1, 61)]] * 2
+    assert crew.run("dist_sync", trivial) == [0, 1]
+
+
+def trivial(kv: KVStore) -> int:
+    return kv.rank
+
+
+def dies_later(kv: KVStore) -> float:
+    adding(kv)
+    kv.barrier()
+    flag(kv, f"now{kv.rank}").touch()
+    wait_until(flag(kv, "go").exists)
+    kv.pushpull("w", torch.ones(1))
+    if kv.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return kv.pushpull("w", torch.ones(1)).item()
+
+
+def test_another_scheduler_notices_who_ends(crew: Nodes) -> None:
+    flags = begin(crew, "dist_sync", dies_later)
+    wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
+    replace_scheduler(crew)
+    (flags / "go").touch()
+    assert "waits for a gradient of worker 1" in crew.result(0)
+
+
+# -- silence ------------------------------------------------------------------------
+
+
+def adds_while_a_server_hangs(kv: KVStore) -> float:
+    adding(kv)
+    for n in range(60):
+        if n == 20:
+            flag(kv, f"now{kv.rank}").touch()
+            wait_until(flag(kv, "stopped").exists)
+        kv.push("w", torch.ones(1))
+        if n % 3 == 0:
+            kv.pull("w")
+    kv.barrier()
+    flag(kv, f"added{kv.rank}").touch()
+    wait_until(flag(kv, "back").exists)
+    kv.push("w", torch.ones(1))
+    kv.barrier()
+    return kv.pull("w").item()
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+def test_a_server_that_hangs_is_replaced_and_refused_when_it_comes_back(
+    crew: Nodes, mode: str
+) -> None:
+    home = 2 + kvstore.placement.home("w", 2)
+    flags = begin(crew, mode, adds_while_a_server_hangs, replication=2)
+    wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
+    os.kill(crew.processes[home].pid, signal.SIGSTOP)
+    (flags / "stopped").touch()
+    wait_until(lambda: all((flags / f"added{r}").exists() for r in range(2)))
+    os.kill(crew.processes[home].pid, signal.SIGCONT)
+    said = crew.receive(home)
+    assert "was given up" in said or "another has its place" in said
+    (flags / "back").touch()
+    assert [crew.result(0), crew.result(1)] == [122.0] * 2
+
+
+def test_without_copies_a_server_that_hangs_is_told(crew: Nodes) -> None:
+    home = 2 + kvstore.placement.home("w", 2)
+    flags = begin(crew, "dist_async", adds_while_a_server_hangs)
+    wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
+    os.kill(crew.processes[home].pid, signal.SIGSTOP)
+    (flags / "stopped").touch()
+    for worker in range(2):
+        said = crew.result(worker)
+        assert f"server {home - 2} has ended" in said
+        assert "replication=2" in said
+    os.kill(crew.processes[home].pid, signal.SIGCONT)
+    assert "was given up" in crew.receive(home)
+
+
+def one_hangs(kv: KVStore) -> tuple[float, float]:
+    adding(kv)
+    kv.barrier()
+    while kv.rank == 1:
+        flag(kv, "now").touch()
+        kv.pushpull("w", torch.ones(1))
+    wait_until(flag(kv, "stopped").exists)
+    kv.barrier()  # passes when the other is given up
+    before = kv.pull("w").item()
+    flag(kv, "passed").touch()
+    wait_until(flag(kv, "back").exists)
+    return before, kv.pull("w").item()
+
+
+def test_a_worker_that_hangs_is_given_up_and_hears_so(crew: Nodes) -> None:
+    flags = begin(crew, "dist_async", one_hangs)
+    wait_until((flags / "now").exists)
+    os.kill(crew.processes[1].pid, signal.SIGSTOP)
+    (flags / "stopped").touch()
+    wait_until((flags / "passed").exists)
+    os.kill(crew.processes[1].pid, signal.SIGCONT)
+    said = crew.result(1)
+    assert "worker 1 was given up" in said
+    assert "heartbeat_timeout" in said
+    (flags / "back").touch()
+    before, after = crew.result(0)
+    assert before == after > 0
+
+
+def holds_the_lock(kv: KVStore) -> float:
+    adding(kv)
+    kv.barrier()
+    if kv.rank == 1:
+        begun = time.monotonic()
+        sum(range(60_000_000))  # one call of CPython's, which lets no other thread in
+        assert time.monotonic() - begun > 0.5
+        flag(kv, "now1").touch()
+    return kv.pushpull("w", torch.ones(1)).item()
+
+
+def test_a_worker_that_computes_and_lets_no_thread_in_is_not_given_up(crew: Nodes) -> None:
+    flags = begin(crew, "dist_sync", holds_the_lock)
+    assert [crew.result(0), crew.result(1)] == [2, 2]
+    assert (flags / "now1").exists()
