@@ -158,8 +158,8 @@ def one_hangs(kv: KVStore) -> tuple[float, float]:
     adding(kv)
     kv.barrier()
     while kv.rank == 1:
-        flag(kv, "now").touch()
         kv.pushpull("w", torch.ones(1))
+        flag(kv, "now").touch()
     wait_until(flag(kv, "stopped").exists)
     kv.barrier()  # passes when the other is given up
     before = kv.pull("w").item()

@@ -8,13 +8,13 @@ export function waits(store) {
   const { start, end, tie, into, out, recv, sent } = store;
   const found = new Float64Array(store.count);
   const last = lastStarts(store);
-  const kinds = store.looks.map(({ kind }) => kind);
+  const kinds = store.looks.map(({ kind, op }) => (op === "pull" ? "recv" : kind)); // it waits for its answer
   for (let i = 0; i < store.count; i++) {
     if (store.paused(i)) continue;
     const kind = kinds[store.look[i]];
     let until = -Infinity;
     if (tie[i] >= 0) until = last[tie[i]];
-    else if ((kind === "recv" || kind === "pull") && into[i] >= 0) until = sent[into[i]]; // of a pull, its answer
+    else if (kind === "recv" && into[i] >= 0) until = sent[into[i]];
     else if (kind === "send" && out[i] >= 0 && recv[out[i]] >= 0) until = start[recv[out[i]]];
     const most = Number.isNaN(end[i]) ? store.frame.end : end[i];
     found[i] = Math.max(0, Math.min(until || most, most) - start[i]);
