@@ -149,6 +149,7 @@ class Schedule:
         self.net, self.crashes = Network(mode, copies), copies - 1
         self.numbers = [0] * W
         self.sent: dict[tuple[int, int], tuple[int, Push]] = {}  # all of them
+        self.pushes: dict[tuple[int, int], int] = {}  # by the pulls that came with them
         self.open: list[set[int]] = [set() for _ in range(W)]  # not acknowledged
         self.pushed: dict[int, float] = defaultdict(float)
         self.wrong: list[str] = []
@@ -166,14 +167,18 @@ class Schedule:
 
     # -- what may happen ---------------------------------------------------------
 
-    def push(self, worker: int, server: int) -> None:
-        """A worker pushes a number that nobody else pushes."""
+    def push(self, worker: int, server: int, *, pulls: bool = False) -> None:
+        """A worker pushes a number that nobody else pushes; with it, it may pull."""
         value = 2.0 ** len(self.sent)
         self.pushed[server] += value
         settled = min(self.open[worker], default=self.numbers[worker])
         gradient = torch.full((1,), value, dtype=torch.float64)
         push = self._ask(worker, server, Push, f"w{server}", (1,), 0, gradient, settled)
         assert isinstance(push, Push)
+        if pulls:
+            push.pull = self.numbers[worker]
+            self.numbers[worker] += 1
+            self.pushes[worker, push.pull] = push.number
         self.sent[worker, push.number] = server, push
         self.open[worker].add(push.number)
 
@@ -233,7 +238,7 @@ class Schedule:
         for worker, answers in self.net.heard.items():
             for a in answers:
                 if isinstance(a, Reply):
-                    self.open[worker].discard(a.number)
+                    self.open[worker] -= {a.number, self.pushes.get((worker, a.number), a.number)}
                 else:
                     self.wrong.append(f"worker {worker} hears {a}")
             answers.clear()
@@ -251,7 +256,7 @@ def at_random(seed: int) -> list[str]:
         worker, server = rng.randrange(W), rng.choice(SERVERS)
         match rng.choice(("push", "push", "deliver", "deliver", "echo", "pull", "crash", "repeat")):
             case "push":
-                schedule.push(worker, server)
+                schedule.push(worker, server, pulls=rng.random() < 0.5)
             case "pull":
                 schedule.pull(worker, server)
             case "deliver":

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 Key: TypeAlias = "int | str"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Message:
     """The head of every message.
+
+    Nobody changes one that was sent; to enforce that would triple the cost of making it.
 
     ``run`` counts the runs of the cluster, ``node`` is the id of the node that asks, ``number``
     counts what that node asked in this run.
@@ -52,7 +54,7 @@ class Answer(Message):
 # -- to the scheduler -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Register(Request):
     """I am here: who I am, where I listen, and which cluster I believe to be in.
 
@@ -70,7 +72,7 @@ class Register(Request):
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Present(Request):
     """I take part in this run, and listen here: to a scheduler that may not know it.
 
@@ -81,21 +83,21 @@ class Present(Request):
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Barrier(Request):
     """Answer when every worker has asked; this worker's ``nth`` barrier."""
 
     nth: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Leave(Request):
     """``node`` has ended, and how: said by whoever looks after its process."""
 
     how: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Missed(Request):
     """From a server: the connection to ``who`` broke, which had last asked with number ``last``."""
 
@@ -104,7 +106,7 @@ class Missed(Request):
     how: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Departed(Answer):
     """``who`` has ended, and how; who takes its place counts from ``first``.
 
@@ -116,14 +118,14 @@ class Departed(Answer):
     first: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Replaced(Answer):
     """To the workers: another process serves as node ``who``. Connect to it anew."""
 
     who: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class AddressBook(Answer):
     """Everybody is there: tells all about all. ``endpoints`` by node id.
 
@@ -137,7 +139,7 @@ class AddressBook(Answer):
     first: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RollCall(Answer):
     """A run has begun: the server is asked to register for it."""
 
@@ -145,7 +147,7 @@ class RollCall(Answer):
 # -- to a server ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Init(Request):
     """The first value of a key.
 
@@ -159,12 +161,14 @@ class Init(Request):
     value: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
     ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
     says how ``value`` is packed (:mod:`.compression`); empty if it is the gradient itself.
+    ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
+    that one, if it comes first, says that the gradient was accepted, too.
     """
 
     key: Key
@@ -173,9 +177,15 @@ class Push(Request):
     value: Tensor
     settled: int = 0
     codec: str = ""
+    pull: int = -1
+
+    @property
+    def then(self) -> Pull | None:
+        """The pull that comes with it."""
+        return None if self.pull < 0 else Pull(self.run, self.node, self.pull, self.key)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Pull(Request):
     """Asks for the value, as soon as this worker may see it.
 
@@ -186,7 +196,7 @@ class Pull(Request):
     ranges: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Describe(Request):
     """Asks for the shape and dtype of a key that another worker initialised, to do ``what``."""
 
@@ -194,7 +204,7 @@ class Describe(Request):
     what: str = "pull of"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SetOptimizer(Request):
     """From now on gradients update the value by this rule: a name and numbers, never code.
 
@@ -206,14 +216,14 @@ class SetOptimizer(Request):
     anew: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SetUpdater(Request):
     """From now on this function updates the value: only in one process, code does not travel."""
 
     updater: Callable[[Key, Tensor, Tensor], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class GetState(Request):
     """Asks for what the optimizer keeps of a key: its ``slot`` is "momentum" or "master"."""
 
@@ -221,7 +231,7 @@ class GetState(Request):
     slot: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SetState(Request):
     """Gives the optimizer what it kept of a key: the server's part of it, flat."""
 
@@ -230,7 +240,7 @@ class SetState(Request):
     value: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Copy(Request):
     """From server ``node`` to its backup ``to``: handle this message as I did.
 
@@ -242,7 +252,7 @@ class Copy(Request):
     value: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 
@@ -256,7 +266,7 @@ class Reply(Answer):
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Error(Answer):
     """Not done, and why: becomes a KVStoreError at the caller."""
 

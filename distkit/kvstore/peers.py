@@ -19,7 +19,8 @@ class Peer:
     identity: bytes
     exchange: Exchange
     last: int = 0  # number of its latest request
-    open: set[int] = field(default_factory=set)  # numbers of the pulls that it waits for
+    #: The pulls that it waits for, each with the push that it came with, or itself: their numbers.
+    open: dict[int, int] = field(default_factory=dict)
 
 
 class Peers:

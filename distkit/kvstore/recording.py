@@ -24,6 +24,7 @@ from distkit.kvstore.messages import (
     Pull,
     Push,
     Register,
+    Reply,
     Request,
     SetOptimizer,
 )
@@ -168,9 +169,16 @@ class Answering:
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}  # of the requests not answered yet
+        self._pushes: dict[str, Push] = {}  # by the pulls that came with them
 
     def arrived(self, request: Request) -> None:
-        """A request is here."""
+        """A request is here, perhaps with a pull."""
+        self._arrived(request)
+        if isinstance(request, Push) and (pull := request.then) is not None:
+            self._arrived(pull)
+            self._pushes[pull.match] = request
+
+    def _arrived(self, request: Request) -> None:
         rec = recorder.current()
         if rec is None or type(request) not in _MESSAGES:
             return
@@ -182,7 +190,13 @@ class Answering:
         rec.record(seq, Op.RECV, State.COMPLETED, **common | _values(tensor))
 
     def answering(self, answer: Message) -> None:
-        """An answer is about to leave."""
+        """An answer is about to leave: that to a pull says that its push was accepted."""
+        push = self._pushes.pop(answer.match, None)
+        if push is not None:
+            self._answering(Reply(push.run, push.node, push.number))
+        self._answering(answer)
+
+    def _answering(self, answer: Message) -> None:
         label = self._labels.pop(answer.match, None)
         rec = recorder.current()
         if rec is None or label is None:

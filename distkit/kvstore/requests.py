@@ -15,6 +15,7 @@ from distkit.kvstore.messages import (
     Message,
     Push,
     Replaced,
+    Reply,
     Request,
     error,
 )
@@ -62,6 +63,7 @@ class _InFlight:
     to: int
     request: Request
     asking: Asking
+    pair: _InFlight | None = None  # of a push the pull that travels with it, and the reverse
 
     @property
     def pushed(self) -> int:
@@ -119,7 +121,17 @@ class Requests:
         Raises:
             KVStoreError: the first refusal among them.
         """
-        numbers = [self._put(call) for call in calls]
+        return self._answers_to([self._put(call) for call in calls])
+
+    def ride(self, calls: Sequence[Call]) -> list[Answer]:
+        """Send pushes, each with a pull of the same key, and wait for the answers to the pulls.
+
+        Raises:
+            KVStoreError: the first refusal among them, of a push or of a pull.
+        """
+        return self._answers_to([self._put_pair(call) for call in calls])
+
+    def _answers_to(self, numbers: list[int]) -> list[Answer]:
         try:
             self._send()
             if self._lost:
@@ -205,14 +217,29 @@ class Requests:
         if self._given_up:
             raise KVStoreError(self._given_up)
         request = call.kind(self._run, self.node, self._next, *call.fields)
-        self._next += 1
-        step, self.step = self.step, None
-        asking = Asking(request, None if self._local else call.to, step)
-        flight = _InFlight(call.to, request, asking)
-        self._in_flight[request.number] = flight
-        self._pushed += flight.pushed
+        self._depart(call.to, request)
         self._outbox.setdefault(call.to, []).append(request)
         return request.number
+
+    def _put_pair(self, call: Call) -> int:
+        """A push and the pull that travels with it; the pull's number."""
+        number = self._put(call)
+        push = self._in_flight[number]
+        assert isinstance(push.request, Push)
+        push.request.pull = self._next
+        pull = push.request.then
+        assert pull is not None
+        push.pair = self._depart(call.to, pull)
+        push.pair.pair = push
+        return pull.number
+
+    def _depart(self, to: int, request: Request) -> _InFlight:
+        self._next += 1
+        step, self.step = self.step, None
+        asking = Asking(request, None if self._local else to, step)
+        flight = self._in_flight[request.number] = _InFlight(to, request, asking)
+        self._pushed += flight.pushed
+        return flight
 
     def _send(self) -> None:
         letters, self._outbox = self._outbox, {}
@@ -222,7 +249,7 @@ class Requests:
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
             if message.run == self._run and isinstance(message, Answer):
-                flight = self._in_flight.pop(message.number, None)
+                flight = self._in_flight.get(message.number)
                 if flight is not None:
                     self._settle(flight, message)
                 else:
@@ -248,13 +275,14 @@ class Requests:
             self._link.renew(news.who)
         elif isinstance(news, Error) and news.number == self._greeted:
             self._given_up = news.text
-            for flight in self._in_flight.values():
-                self._settle(flight, error(flight.request, news.text))
-            self._in_flight.clear()
+            for number, flight in list(self._in_flight.items()):
+                if number in self._in_flight:
+                    self._settle(flight, error(flight.request, news.text))
 
     def _repeat(self, node: int) -> None:
         """It is there again, or another in its place: ask again what was not answered."""
-        again = [f.request for f in self._in_flight.values() if f.to == node]
+        again = [f.request for f in self._in_flight.values()
+                 if f.to == node and (f.pair is None or isinstance(f.request, Push))]  # fmt: skip
         if node in self.greetings:
             kind, fields = self.greetings[node]
             again.insert(0, kind(self._run, self.node, self._next, *fields))
@@ -264,8 +292,7 @@ class Requests:
     def _give_up(self, node: int, how: str) -> None:
         """Whoever waits for this node hears that it is gone."""
         for number, flight in list(self._in_flight.items()):
-            if flight.to == node:
-                del self._in_flight[number]
+            if flight.to == node and number in self._in_flight:
                 what = type(flight.request).__name__.lower()
                 lost = "cannot be reached" if how == REFUSED else "has ended"
                 self._settle(flight, error(flight.request, (
@@ -287,26 +314,37 @@ class Requests:
         )
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
-        self._pushed -= flight.pushed
+        """It has its answer; that of a pull counts for the push that it travelled with."""
         request = flight.request
+        del self._in_flight[request.number]
+        self._pushed -= flight.pushed
+        pair, flight.pair = flight.pair, None
+        if pair is not None:
+            pair.pair = None
+            if isinstance(pair.request, Push):
+                self._settle(pair, Reply(self._run, self.node, pair.request.number))
+            elif isinstance(answer, Error):
+                self._settle(pair, error(pair.request, answer.text))
         if isinstance(answer, Error):
             flight.asking.failed()
         elif self.clocks is not None and isinstance(request, Push):
             flight.asking.answered(answer, self.clocks.after(flight.to, request, answer))
         else:
             flight.asking.answered(answer)
-        if not isinstance(flight.request, Push):
+        if not isinstance(request, Push):
             self._answers[answer.number] = answer
-        elif isinstance(answer, Error):
-            self._refused.setdefault(flight.request.key, answer.text)
+        elif isinstance(answer, Error) and pair is None:
+            self._refused.setdefault(request.key, answer.text)
 
     def _abandon(self, numbers: Iterable[int]) -> None:
         """Nobody waits for these any more; an answer that still comes is dropped."""
         for number in numbers:
-            flight = self._in_flight.pop(number, None)
-            if flight is not None:
-                self._pushed -= flight.pushed
-                flight.asking.failed()
+            flight = self._in_flight.get(number)
+            for one in (flight, flight and flight.pair):
+                if one is not None:
+                    del self._in_flight[one.request.number]
+                    self._pushed -= one.pushed
+                    one.asking.failed()
 
 
 def _of(request: Request) -> str:

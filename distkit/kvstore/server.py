@@ -104,7 +104,8 @@ class KVServer:
                 case Init():
                     return self._init(request)
                 case Push():
-                    return self._push(request)
+                    pull = request.then
+                    return self._push(request) if pull is None else self._both(request, pull)
                 case Pull():
                     return self._pull(request)
                 case Describe():
@@ -159,6 +160,13 @@ class KVServer:
         entry.rounds.setdefault(n, {})[push.node] = push
         self._update(push.key, entry)
         return [entry.reply(push), *self._due(entry)]
+
+    def _both(self, push: Push, pull: Pull) -> list[Answer]:
+        """A push and the pull that came with it; no receipt if the pull is answered now."""
+        receipt, *due = self._push(push)
+        answers = self._pull(pull)
+        now = any((a.node, a.number) == (pull.node, pull.number) for a in answers)
+        return [*due, *answers] if now else [receipt, *due, *answers]
 
     def _update(self, key: Key, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from distkit.kvstore.messages import Describe, Key, Pull, Reply
+from distkit.kvstore.messages import Answer, Describe, Key, Pull, Reply
 from distkit.kvstore.placement import Layout, Part, home, place
 from distkit.kvstore.requests import Call, Requests
+from distkit.kvstore.tensors import Keys, Values, each, pairs, whole, write
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: For each key the tensors to write its value to.
+Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
 
 
 class Shards:
@@ -51,17 +55,45 @@ class Shards:
 
     def values(self, keys: list[Key]) -> dict[Key, list[Tensor]]:
         """The parts of each key's value, all asked for at once."""
-        wanted = [(k, part) for k in dict.fromkeys(keys) for part in self.parts(k)]
-        answers = self._requests.ask([Call(self.node_of(p), Pull, (k,)) for k, p in wanted])
+        keys = list(dict.fromkeys(keys))
+        calls = [Call(self.node_of(p), Pull, (k,)) for k in keys for p in self.parts(k)]
+        return self.taken(keys, self._requests.ask(calls))
+
+    def taken(self, keys: list[Key], answers: Sequence[Answer]) -> dict[Key, list[Tensor]]:
+        """The parts of each key's value, of the answers to its pulls, in the same order."""
         self._requests.check(keys)
-        values: dict[Key, list[Tensor]] = {k: [] for k in keys}
-        for (k, part), answer in zip(wanted, answers, strict=True):
-            assert isinstance(answer, Reply) and answer.value is not None
-            self.versions[k, part.server] = answer.version
-            if answer.dropped:
-                self.dropped[k] = answer.dropped
-            values[k].append(answer.value)
+        values: dict[Key, list[Tensor]] = {}
+        answer = iter(answers)
+        for k in keys:
+            values[k] = []
+            for part in self.parts(k):
+                reply = next(answer)
+                assert isinstance(reply, Reply) and reply.value is not None
+                self.versions[k, part.server] = reply.version
+                if reply.dropped:
+                    self.dropped[k] = reply.dropped
+                values[k].append(reply.value)
         return values
+
+    def outs(self, key: Keys, out: Values | None) -> Outs | None:
+        """Where values are to be written, checked; None if they are to be returned."""
+        if out is None:
+            return None
+        outs = pairs("pull", key, out)
+        self.fitting("pull of", outs)
+        return outs
+
+    def hand_out(
+        self, key: Keys, outs: Outs | None, values: dict[Key, list[Tensor]]
+    ) -> Tensor | list[Tensor] | None:
+        """Write what came, or return it."""
+        if outs is not None:
+            for k, tensors in outs:
+                for tensor in tensors:
+                    write(tensor, self.parts(k), values[k])
+            return None
+        found = [whole(values[k], self.layout(k).shape) for k in each(key)]
+        return found if isinstance(key, (list, tuple)) else found[0]
 
     def fitting(self, what: str, found: list[tuple[Key, list[Tensor]]]) -> dict[Key, Layout]:
         """The layouts of these keys, which all their tensors have."""

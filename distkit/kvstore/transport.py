@@ -28,6 +28,7 @@ from distkit.kvstore.messages import (
     Missed,
     Present,
     Pull,
+    Push,
     Register,
     Reply,
     Request,
@@ -236,8 +237,9 @@ class Service:
             return answers
         self._peers.know(peer, requests[-1], frames[0])
         for request in requests:
-            if isinstance(request, Pull):
-                peer.open.add(request.number)
+            pull = request.then if isinstance(request, Push) else request
+            if isinstance(pull, Pull):
+                peer.open[pull.number] = request.number
             self._notes.arrived(request)
             answers += self._answers(request)
         return answers
@@ -341,20 +343,25 @@ class Service:
                 copies.setdefault(message.to, []).append(message)
             elif message.node in self._peers.ways:
                 self._notes.answering(message)
-                self._letters.setdefault(message.node, []).append(message)
+                self._enclose(message, self._peers.ways[message.node])
         for node, same in copies.items():
             self._backup(node).send(same)
         self._send([node for node in self._letters if not self._waits(node)])
 
+    def _enclose(self, message: Message, way: Peer) -> None:
+        """Put it into the next letter: the answer to a pull in place of its push's receipt."""
+        letter = self._letters.setdefault(message.node, [])
+        receipt = way.open.pop(message.number, None)
+        if receipt is not None:
+            letter[:] = [m for m in letter if m.number != receipt]
+        letter.append(message)
+
     def _waits(self, node: int) -> bool:
         """Whether the node waits for a pull anyway, and its letter has nothing but receipts."""
         way = self._peers.ways.get(node)
-        if way is None:
-            return False
-        way.open.difference_update(m.number for m in self._letters[node])
-        return bool(way.open) and all(
+        return way is not None and bool(way.open) and all(
             isinstance(m, Reply) and m.value is None for m in self._letters[node]
-        )
+        )  # fmt: skip
 
     def _send(self, nodes: Iterable[int]) -> None:
         for node in nodes:

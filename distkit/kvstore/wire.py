@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,7 +27,7 @@ Frame: TypeAlias = "bytes | memoryview"
 Lend: TypeAlias = "Callable[[Tensor], list[int] | None]"
 Borrow: TypeAlias = "Callable[[list[int]], memoryview]"
 
-_JSON = json.JSONEncoder(separators=(",", ":"))
+_JSON, _PARSER = json.JSONEncoder(separators=(",", ":")), json.JSONDecoder()
 
 #: The dtypes that can be added up, by name.
 DTYPES = {
@@ -35,16 +36,16 @@ DTYPES = {
                  "bool", "uint8", "int8", "int16", "int32", "int64")
 }  # fmt: skip
 
-_KINDS: tuple[Any, ...] = (
-    messages.Register, messages.Barrier, messages.AddressBook, messages.RollCall, messages.Init,
-    messages.Push, messages.Pull, messages.Describe, messages.SetOptimizer, messages.GetState,
-    messages.SetState, messages.Copy, messages.Leave, messages.Departed, messages.Reply,
-    messages.Error, messages.Present, messages.Missed,
-    messages.Replaced,
-)  # fmt: skip
 
-#: Of each kind, its class and its fields: name, and how to read it; None if it is a tensor.
-_FIELDS: dict[str, tuple[Any, list[tuple[str, Callable[[Any], Any] | None]]]] = {}
+class _Kind(NamedTuple):
+    """How messages of a class are written and read."""
+
+    make: Any
+    values: Callable[[Message], tuple[Any, ...]]
+    types: list[tuple[type, ...]]  # of each field, in JSON
+    readers: list[tuple[int, Callable[[Any], Any]]]  # of those fields that JSON has no type for
+    tensor: int  # which of the fields is one; -1: none
+
 
 #: Small tensors begin at multiples of so many bytes, as all dtypes like it.
 _ALIGN = 16
@@ -76,13 +77,12 @@ def encode(
     payload = _Payload()
     header: list[Any] = [back]
     for message in messages:
-        kind = type(message).__name__
-        body: list[Any] = [kind]
-        for name, read in _FIELDS[kind][1]:
-            value = getattr(message, name)
-            if read is None and value is not None:
-                value = [dtype_name(value), *(lend(value) or payload.add(value))]
-            body.append(value)
+        name = type(message).__name__
+        kind = _KINDS[name]
+        body = [name, *kind.values(message)]
+        at = kind.tensor + 1
+        if at and (tensor := body[at]) is not None:
+            body[at] = [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
         header.append(body)
     return [_JSON.encode(header).encode(), *payload.frames()]
 
@@ -110,16 +110,22 @@ def _decode(frames: Sequence[Frame], borrow: Borrow | None) -> Batch:
     header, *payload = frames
     if len(header) > _HEADER_LIMIT:
         raise ValueError(f"a header of {len(header)} bytes")
-    back, *bodies = json.loads(bytes(header))
+    text = str(header, "utf-8")
+    (back, *bodies), end = _PARSER.raw_decode(text)
+    if end != len(text):
+        raise ValueError("more than a header")
     tensors = _Tensors(payload, borrow)
     found = []
     for name, *body in bodies:
-        kind, declared = _FIELDS[name]
-        found.append(kind(*[
-            read(value) if read is not None
-            else None if value is None else tensors.read(value)
-            for (_, read), value in zip(declared, body, strict=True)
-        ]))  # fmt: skip
+        kind = _KINDS[name]
+        if kind.tensor >= 0 and (said := body[kind.tensor]) is not None:
+            body[kind.tensor] = tensors.read(said)
+        for value, types in zip(body, kind.types, strict=True):
+            if type(value) not in types:
+                raise ValueError(f"{value!r:.40} where {types} was expected")
+        for field, read in kind.readers:
+            body[field] = read(body[field])
+        found.append(kind.make(*body))
     if tensors.left:
         raise ValueError("more frames than the header tells of")
     return Batch(found, [_int(n) for n in back])
@@ -128,46 +134,56 @@ def _decode(frames: Sequence[Frame], borrow: Borrow | None) -> Batch:
 # -- one field, by its annotation -----------------------------------------------
 
 
-def _exactly(*types: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        if type(value) not in types:
-            raise ValueError(f"{value!r:.40} where {types} was expected")
-        return value
-
-    return read
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.40} where a whole number was expected")
+    return value
 
 
-_int, _str = _exactly(int), _exactly(str)
+def _sizes(value: list[Any]) -> tuple[int, ...]:
+    return tuple(map(_int, value))
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
-    return tuple(map(_int, _exactly(list)(value)))
+def _endpoints(value: dict[str, Any]) -> dict[int, str]:
+    if not all(type(v) is str for v in value.values()):
+        raise ValueError("endpoints that are no words")
+    return {int(k): v for k, v in value.items()}
 
 
-def _endpoints(value: Any) -> dict[int, str]:
-    return {int(k): _str(v) for k, v in _exactly(dict)(value).items()}
+def _numbers(value: dict[str, Any]) -> dict[str, float]:
+    if not all(type(v) in (int, float) for v in value.values()):
+        raise ValueError("options that are no numbers")
+    return value
 
 
-def _numbers(value: Any) -> dict[str, float]:
-    number = _exactly(int, float)
-    return {k: number(v) for k, v in _exactly(dict)(value).items()}
-
-
-#: None: a tensor.
-_READERS: dict[str, Callable[[Any], Any] | None] = {
-    "int": _int,
-    "str": _str,
-    "Key": _exactly(int, str),
-    "tuple[int, ...]": _sizes,
-    "dict[int, str]": _endpoints,
-    "dict[str, float]": _numbers,
-    "Tensor": None,
-    "Tensor | None": None,
+#: What a field is in JSON, and what makes of that what it is declared as.
+_FIELDS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any] | None]] = {
+    "int": ((int,), None),
+    "str": ((str,), None),
+    "Key": ((int, str), None),
+    "tuple[int, ...]": ((list,), _sizes),
+    "dict[int, str]": ((dict,), _endpoints),
+    "dict[str, float]": ((dict,), _numbers),
+    "Tensor": ((torch.Tensor,), None),
+    "Tensor | None": ((torch.Tensor, type(None)), None),
 }
 
-for _kind in _KINDS:
-    _declared = [(f.name, _READERS[str(f.type)]) for f in fields(_kind)]
-    _FIELDS[_kind.__name__] = _kind, _declared
+
+def _kind(cls: Any) -> _Kind:
+    names = [f.name for f in fields(cls)]
+    known = [_FIELDS[str(f.type)] for f in fields(cls)]
+    readers = [(i, read) for i, (_, read) in enumerate(known) if read is not None]
+    tensor = next((i for i, (types, _) in enumerate(known) if torch.Tensor in types), -1)
+    return _Kind(cls, attrgetter(*names), [types for types, _ in known], readers, tensor)
+
+
+#: Of each kind that travels.
+_KINDS = {cls.__name__: _kind(cls) for cls in (
+    messages.Register, messages.Barrier, messages.AddressBook, messages.RollCall, messages.Init,
+    messages.Push, messages.Pull, messages.Describe, messages.SetOptimizer, messages.GetState,
+    messages.SetState, messages.Copy, messages.Leave, messages.Departed, messages.Reply,
+    messages.Error, messages.Present, messages.Missed, messages.Replaced,
+)}  # fmt: skip
 
 
 # -- tensors --------------------------------------------------------------------
@@ -226,7 +242,7 @@ class _Tensors:
     def read(self, said: Any) -> Tensor:
         """A flat tensor where its header says: among the small ones, lent, or the next large."""
         name, *numbers = said
-        dtype, where = DTYPES[_str(name)], [_int(n) for n in numbers]
+        dtype, where = DTYPES[name], [_int(n) for n in numbers]
         if len(where) == 2:
             return self._part(where[0], where[1], dtype)
         if where:

@@ -27,9 +27,9 @@ from distkit.kvstore.messages import (
 from distkit.kvstore.optimizer import SLOTS, from_spec, to_spec
 from distkit.kvstore.placement import Layout, Part
 from distkit.kvstore.recording import Step, gates, stepped
-from distkit.kvstore.requests import Call, Requests
+from distkit.kvstore.requests import LETTER, Call, Requests
 from distkit.kvstore.shards import Shards
-from distkit.kvstore.tensors import Keys, Values, by_priority, each, fresh, pairs, whole, write
+from distkit.kvstore.tensors import Keys, Values, by_priority, each, fresh, pairs
 
 
 class KVStore:
@@ -151,34 +151,32 @@ class KVStore:
         Raises:
             KVStoreError: not initialised, ``out`` does not fit, or an earlier push was refused.
         """
-        keys = each(key)
-        outs = [] if out is None else pairs("pull", key, out)
-        self._shards.fitting("pull of", outs)
+        keys, outs = each(key), self._shards.outs(key, out)
         if gates:
             self._step(keys, map(self._shards.layout, keys))
         asked = [k for k, _ in by_priority([(k, None) for k in keys], priority)]
-        values = self._shards.values(asked)
-        for k, tensors in outs:
-            for tensor in tensors:
-                write(tensor, self._shards.parts(k), values[k])
-        if out is not None:
-            return None
-        found = [whole(values[k], self._shards.layout(k).shape) for k in keys]
-        return found if isinstance(key, (list, tuple)) else found[0]
+        return self._shards.hand_out(key, outs, self._shards.values(asked))
 
     def pushpull(
         self, key: Keys, value: Values, out: Values | None = None,
         priority: int | Sequence[int] = 0,
     ) -> Tensor | list[Tensor] | None:  # fmt: skip
-        """A push, and a pull of what came of it."""
+        """A push, and a pull of what came of it: of small tensors both in one message."""
         if gates:  # two steps
             self.push(key, value, priority)
             return self.pull(key, out, priority)
-        try:
-            self._push(key, value, priority)
-            return self.pull(key, out, priority)
-        finally:
-            self._requests.dispatch()
+        found = pairs("push", key, value)
+        size = sum(tensors[0].nbytes for _, tensors in found)
+        if size > LETTER or self._requests.clocks is not None:
+            try:
+                self._push(key, value, priority)
+                return self.pull(key, out, priority)
+            finally:
+                self._requests.dispatch()
+        outs, calls = self._shards.outs(key, out), list(self._calls(found, priority))
+        asked = [k for k, _ in by_priority(found, priority)]
+        values = self._shards.taken(asked, self._requests.ride(calls))
+        return self._shards.hand_out(key, outs, values)
 
     def row_sparse_pull(
         self, key: Key, out: Tensor | None = None, priority: int = 0, *, row_ids: Tensor
@@ -351,14 +349,19 @@ class KVStore:
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
 
     def _push(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
-        found = pairs("push", key, value)
+        for call in self._calls(pairs("push", key, value), priority):
+            self._requests.post(call)
+
+    def _calls(
+        self, found: list[tuple[Key, list[Tensor]]], priority: int | Sequence[int]
+    ) -> Iterable[Call]:
+        """The pushes of these gradients, in the order of their priority."""
         self._requests.check(k for k, _ in found)
         layouts = self._shards.fitting("push of", found)
         if gates:
             self._step([*layouts], layouts.values())
         for k, tensors in by_priority(found, priority):
-            for call in self._pushes(k, layouts[k], self._gathered(k, tensors)):
-                self._requests.post(call)
+            yield from self._pushes(k, layouts[k], self._gathered(k, tensors))
 
     def _inits(self, key: Key, tensors: list[Tensor]) -> Iterable[Call]:
         if len(tensors) > 1:

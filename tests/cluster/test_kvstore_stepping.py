@@ -164,9 +164,12 @@ def loops(mode: str = "dist_sync", then: str = "", more: int = 0, **options) -> 
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for _ in range(3 + more * (kv.rank == 2)):
-        kv.push("w", torch.ones(4))
-        kv.pull("w")
-    if then:
+        if then == "pushpull":
+            kv.pushpull("w", torch.ones(4))
+        else:
+            kv.push("w", torch.ones(4))
+            kv.pull("w")
+    if then == "barrier":
         kv.barrier()
 
 
@@ -200,6 +203,7 @@ def slow_last() -> None:
 
 HANGS = [
     (loops, dict(more=-1), Kind.UNEVEN, (2,), (0, 1), "rank 2 has pushed it 2 times"),
+    (loops, dict(more=-1, then="pushpull"), Kind.UNEVEN, (2,), (0, 1), "has pushed it 2 times"),
     (loops, dict(more=1), Kind.UNEVEN, (2,), (2,), "ranks 0 and 1 have pushed it 3 times"),
     (loops, dict(more=-1, then="barrier"), Kind.UNEVEN, (2,), (0, 1, 2), "waits in barrier()"),
     (loops, dict(mode="dist_async", staleness=0, more=-1), Kind.UNEVEN, (2,), (0, 1),

@@ -25,9 +25,9 @@ class Faults(RuleBasedStateMachine):
     def start(self, mode: str, copies: int) -> None:
         self.schedule = Schedule(mode, copies)
 
-    @rule(worker=WORKER, server=SERVER)
-    def push(self, worker: int, server: int) -> None:
-        self.schedule.push(worker, server)
+    @rule(worker=WORKER, server=SERVER, pulls=st.booleans())
+    def push(self, worker: int, server: int, pulls: bool) -> None:
+        self.schedule.push(worker, server, pulls=pulls)
 
     @rule(worker=WORKER, server=SERVER)
     def pull(self, worker: int, server: int) -> None:

@@ -20,7 +20,7 @@ from distkit.events import Op, State, Trace
 from distkit.kvstore.consistency import Asynchronous
 from distkit.kvstore.messages import Message, Request
 from distkit.kvstore.placement import place
-from distkit.kvstore.requests import Requests
+from distkit.kvstore.requests import LETTER, Requests
 from distkit.kvstore.server import KVServer
 from distkit.kvstore.wire import decode, encode
 from distkit.kvstore.worker import KVStore
@@ -97,6 +97,55 @@ def test_a_number_and_its_name_are_different_keys(kv: KVStore) -> None:
 def test_pushpull_is_a_push_and_a_pull(kv: KVStore) -> None:
     kv.init("w", torch.zeros(2))
     assert kv.pushpull("w", torch.ones(2)).tolist() == [1, 1]
+
+
+def test_small_tensors_are_pushed_and_pulled_in_one_message() -> None:
+    servers = Servers(1)
+    kv = store(servers, bound=1 << 30)
+    for size, asked in ((3, ["Push"]), (LETTER // 4 + 1, ["Push", "Pull"])):
+        kv.init(size, torch.zeros(size))
+        servers.asked.clear()
+        out = torch.zeros(size)
+        kv.pushpull(size, torch.full((size,), 2.0), out=out)
+        assert [kind for _, kind in servers.asked] == asked
+        assert bool((out == 2).all())
+
+
+def test_a_refused_push_refuses_the_pull_that_came_with_it() -> None:
+    servers = Servers(1, must_update=True)
+    kv = store(servers)
+    kv.init("w", torch.zeros(2))
+    with pytest.raises(KVStoreError, match="without an optimizer"):
+        kv.pushpull("w", torch.ones(2))
+    kv.set_optimizer(kvstore.SGD(learning_rate=1.0))
+    assert torch.equal(kv.pushpull("w", torch.ones(2)), -torch.ones(2))
+
+
+def test_what_travelled_together_travels_together_again() -> None:
+    class Link(Servers):
+        """Loses the first letter with a push, and then connects again."""
+
+        lose, back = False, False
+
+        def send(self, to: int, requests: Sequence[Request]) -> None:
+            if not self.lose:
+                super().send(to, requests)
+            self.lose, self.back = False, self.lose
+
+        def receive(self, *, wait: bool) -> list[Message]:
+            return [] if self.back else super().receive(wait=wait)
+
+        def again(self) -> set[int]:
+            back, self.back = self.back, False
+            return {1} if back else set()
+
+    servers = Link(1)
+    kv = store(servers)
+    kv.init("w", torch.zeros(2))
+    servers.lose = True
+    assert torch.equal(kv.pushpull("w", torch.ones(2)), torch.ones(2))
+    assert servers.nodes[1].entries["w"].version == 1
+    assert kv.pull("w") is not None  # and nothing is in flight any more
 
 
 def test_the_callers_tensors_stay_its_own(kv: KVStore) -> None:
