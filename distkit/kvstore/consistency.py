@@ -178,8 +178,12 @@ class Terms:
 
     @property
     def aftermath(self) -> str:
-        """What becomes of the run when a worker has ended: without rounds nobody halts."""
-        return "continue" if self.on_crash == "halt" and not self.sync else self.on_crash
+        """What becomes of the run when a worker has ended.
+
+        Without rounds nobody halts; with backup workers those who then wait in vain.
+        """
+        halts = self.on_crash == "halt" and self.sync and not self.backup
+        return self.on_crash if halts or self.on_crash == "replace" else "continue"
 
     def fit(self, workers: int, servers: int) -> None:
         """Check that a cluster can keep them.

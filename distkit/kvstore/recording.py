@@ -212,8 +212,10 @@ class Answering:
 
 
 @contextmanager
-def updating(update: Update) -> Iterator[None]:
+def updating(update: Update, server: int | None = None) -> Iterator[None]:
     """An update as a marked span: weights before and after; its tag is the greatest staleness.
+
+    ``server``: whose value it is, if this process serves in another's place; the span's peer.
 
     Its label, ``update KEY → vVERSION ← WORKER, WORKER (N late)``, names the workers whose
     gradients it applies. *N late*: N updates came between the worker's pull and this one.
@@ -226,10 +228,10 @@ def updating(update: Update) -> Iterator[None]:
     gradients = (f"{worker} ({n} late)" if n else str(worker)
                  for worker, n in zip(update.workers, update.staleness, strict=True))  # fmt: skip
     label = f"update {name(update.key)} → v{entry.version + 1} ← {', '.join(gradients)}"
-    tag = max(update.staleness)
-    rec.record(seq, Op.MARK, State.STARTED, label=label, tag=tag, **_values(entry.value))
+    told: dict[str, Any] = {"label": label, "tag": max(update.staleness), "peer": server}
+    rec.record(seq, Op.MARK, State.STARTED, **told, **_values(entry.value))
     yield
-    rec.record(seq, Op.MARK, State.COMPLETED, label=label, tag=tag, **_values(entry.value))
+    rec.record(seq, Op.MARK, State.COMPLETED, **told, **_values(entry.value))
 
 
 def _label(request: Request) -> str:

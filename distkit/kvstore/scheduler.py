@@ -288,10 +288,11 @@ class Scheduler:
             return []
         return self._leave(Leave(self.run, who, 0, missed.how))
 
-    def bye(self, node: int) -> None:
+    def bye(self, node: int, run: int, last: int) -> list[Answer]:
         """A node hangs up in order: it will not be missed."""
         self.changed = True
         self.parted.add(node)
+        return []
 
     def _departed(self, to: int, who: int) -> Departed:
         return Departed(self.run, to, _UNASKED, who, self._ends[who], LIFE * self._lives[who])

@@ -235,6 +235,20 @@ class KVServer:
             self.gone[worker] = how
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
+        return self._go_on()
+
+    def finish(self, worker: int, last: int) -> list[Answer]:
+        """A worker has hung up in order after this request.
+
+        Where workers take others' places, some have more to do than it had: nobody waits for it.
+        """
+        another = last < self._over.get(worker, 0)  # has its place: it was taken for dead
+        if self.on_crash != "replace" or another:
+            return []
+        self.members.discard(worker)
+        return self._go_on()
+
+    def _go_on(self) -> list[Answer]:
         for key, entry in self.entries.items():
             self._update(key, entry)
         return [answer for entry in self.entries.values() for answer in self._due(entry)]

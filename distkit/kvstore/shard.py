@@ -29,6 +29,9 @@ from distkit.kvstore.replication import Backups, original, ring
 from distkit.kvstore.scheduler import LIFE
 from distkit.kvstore.server import KVServer, Watch
 
+#: How a worker departs that has done its work.
+FINISHED = "finished"
+
 
 class Shard:
     """Registers a server for each run and hands its requests to the run's KVServer; no I/O.
@@ -166,21 +169,30 @@ class Shard:
             return [given_up(copy, self.node.name(copy.node))] if late else []
         message = original(copy)
         if isinstance(message, Departed):
-            replica.leave(message.who, message.how, message.first)
+            _part(replica, message)
         elif isinstance(message, Request):
             replica.handle(message)
         return [Reply(copy.run, copy.node, copy.number)]
 
     # -- others that end --------------------------------------------------------
 
+    def bye(self, node: int, run: int, last: int) -> list[Message]:
+        """A node hangs up in order: its work is done, and this was its last request."""
+        if run != self.run or self.store is None or node >= self.node.workers:
+            return []
+        return self._leave(Departed(run, self.node.id, 0, node, FINISHED, last))
+
+    def _leave(self, departed: Departed) -> list[Message]:
+        assert self.store is not None
+        copies = self.backups.copies(departed)
+        return [*copies, *self.backups.hold(_part(self.store, departed))]
+
     def _depart(self, departed: Departed) -> list[Message]:
         assert self.store is not None
         who = departed.who
         self._departed[who] = departed
         if who < self.node.workers:
-            copies = self.backups.copies(departed)
-            answers = self.store.leave(who, departed.how, departed.first)
-            return [*copies, *self.backups.hold(answers)]
+            return self._leave(departed)
         self._inherit()
         return [*self.backups.lost(who)]
 
@@ -203,3 +215,10 @@ class Shard:
             if d.who < self.node.workers:
                 store.leave(d.who, d.how, d.first)
         return heir
+
+
+def _part(store: KVServer, departed: Departed) -> list[Answer]:
+    """A worker has ended, or finished."""
+    if departed.how == FINISHED:
+        return store.finish(departed.who, departed.first)
+    return store.leave(departed.who, departed.how, departed.first)

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -228,9 +229,7 @@ class Service:
             return answers
         if not requests:
             self._peers.forget(name)
-            if isinstance(self._machine, Kept):
-                self._machine.bye(peer.node)
-            return answers
+            return [*self._machine.bye(peer.node, peer.run, peer.last)]
         if self._machine.late(requests[0]):  # nobody else's answers may go its way
             who = self.node.name(requests[0].node)
             send(self._router, [name, *encode(*(given_up(r, who) for r in requests))])
@@ -294,6 +293,8 @@ class Service:
             self._registering = None
         while self._machine.heirs:
             heir = self._machine.heirs.pop()
+            assert heir.store is not None
+            heir.store.watch = partial(updating, server=heir.node.id)
             service = Service(heir.node, heir)
             thread = threading.Thread(target=service.run, name="distkit-heir", daemon=True)
             self._heirs.append((service, thread))

@@ -224,11 +224,12 @@ def _updates(
         found = _UPDATE.fullmatch(s.label) if s.op is Op.MARK else None
         if found is None or roles.get(s.rank) != "server":
             continue
-        times = heard[s.rank]
+        server = s.rank if s.peer is None else s.peer  # in whose place it serves
+        times = heard[server]
         i = bisect_right(times, (s.start, math.inf))
         run = times[max(i - 1, 0)][1] if times else 0
         late = {int(w): int(n or 0) for w, n in _GRADIENT.findall(found[3] or "")}
-        yield Update(run, s.rank, found[1], int(found[2]), s.start, s.end, late)
+        yield Update(run, server, found[1], int(found[2]), s.start, s.end, late)
 
 
 def _drop(requests: list[Request]) -> None:

@@ -341,7 +341,7 @@ def test_servers_tell_another_scheduler_whom_they_miss() -> None:
 
 def test_nobody_misses_who_hung_up_in_order_or_has_another_in_its_place() -> None:
     scheduler = terms(on_crash="replace")
-    scheduler.bye(0)
+    scheduler.bye(0, scheduler.run, 1)
     assert scheduler.handle(Missed(0, 2, 5, 0, 7, "broke")) == []
     scheduler.handle(leave(1))
     scheduler.handle(worker_of(Terms("dist_sync", 100, on_crash="replace"), 1))
