@@ -239,12 +239,17 @@ class Room:
         server().kill(haunted)
         for child in haunted:
             child.wait(LET_GO)
-        self._replace()
-        if not self.closed:
-            self.nodes.start()
-        self.run = None
-        self.settled.set()
-        self._on_change()
+        try:
+            self._replace()
+            if not self.closed:
+                self.nodes.start()
+        except StartError:
+            if not self.closed:  # else nobody needs them any more
+                raise
+        finally:
+            self.run = None
+            self.settled.set()
+            self._on_change()
 
     def release(self, ranks: Iterable[int], run: int) -> None:
         """Crew: get these ranks out of whatever they wait in."""

@@ -75,7 +75,8 @@ def create(
         replication: on how many servers each value is: one less of them may crash, and no
             acknowledged push is lost.
         on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
-            names it. ``"continue"``: they go on without it; the sum is of fewer gradients.
+            names it, when they wait for it in vain: with ``backup`` only if too many have ended.
+            ``"continue"``: they go on without it; the sum is of fewer gradients.
             ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
             once: it runs the function again from its beginning, and pulls what is there.
         wait_for: how many workers must be there to begin; those that come later join in then.
