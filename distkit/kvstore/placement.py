@@ -11,14 +11,16 @@ import math
 import re
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.messages import Key
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Sequence
+
+    from torch import Tensor, dtype
 
 #: MXNet's: arrays of this many elements and more are split over all servers.
 BIGARRAY_BOUND = 1_000_000
@@ -81,7 +83,7 @@ class Layout:
         """The layout of a tensor."""
         return cls(tuple(tensor.shape), dtype_name(tensor))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -91,13 +93,14 @@ class Layout:
         """Bytes of such a tensor."""
         return self.size * int(re.sub(r"\D", "", self.dtype) or 8) // 8  # "bool" has no number
 
-    def check(self, what: str, key: Key, other: Layout) -> None:
+    def check(self, what: str, key: Key, shape: Sequence[int], dtype: str) -> None:
         """Refuse a tensor that does not fit the key.
 
         Raises:
-            KVStoreError: the other has a different shape or dtype.
+            KVStoreError: it has a different shape or dtype.
         """
-        if other != self:
+        if shape != self.shape or dtype != self.dtype:
+            other = Layout(tuple(shape), dtype)
             raise KVStoreError(
                 f"{what} {key!r} with {other}, but the key was initialised as {self}. "
                 "Shape and dtype of a key never change: use a tensor like the first, "
@@ -107,4 +110,9 @@ class Layout:
 
 def dtype_name(tensor: Tensor) -> str:
     """The dtype in one word, such as ``"float32"``."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _dtype_name(tensor.dtype)
+
+
+@cache
+def _dtype_name(it: dtype) -> str:
+    return str(it).removeprefix("torch.")

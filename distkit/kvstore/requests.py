@@ -58,17 +58,13 @@ class Call(NamedTuple):
     fields: tuple[Any, ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class _InFlight:
     to: int
     request: Request
     asking: Asking
+    pushed: int  # bytes that push's window counts
     pair: _InFlight | None = None  # of a push the pull that travels with it, and the reverse
-
-    @property
-    def pushed(self) -> int:
-        """Bytes that push's window counts."""
-        return self.request.value.nbytes if isinstance(self.request, Push) else 0
 
 
 class Requests:
@@ -237,8 +233,9 @@ class Requests:
         self._next += 1
         step, self.step = self.step, None
         asking = Asking(request, None if self._local else to, step)
-        flight = self._in_flight[request.number] = _InFlight(to, request, asking)
-        self._pushed += flight.pushed
+        size = request.value.nbytes if isinstance(request, Push) else 0
+        flight = self._in_flight[request.number] = _InFlight(to, request, asking, size)
+        self._pushed += size
         return flight
 
     def _send(self) -> None:

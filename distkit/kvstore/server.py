@@ -43,7 +43,7 @@ from distkit.kvstore.messages import (
     given_up,
 )
 from distkit.kvstore.optimizer import SGD, SLOTS, from_spec
-from distkit.kvstore.placement import Layout, dtype_name
+from distkit.kvstore.placement import dtype_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,9 +127,9 @@ class KVServer:
 
     def _init(self, init: Init) -> list[Answer]:
         """Worker 0's value counts; the others' must have its shape, and wait for it."""
-        entry, layout = self.entries.get(init.key), Layout(init.shape, init.dtype)
+        entry = self.entries.get(init.key)
         if entry is not None:
-            entry.layout.check("init of", init.key, layout)
+            entry.layout.check("init of", init.key, init.shape, init.dtype)
             again = entry.first == (init.node, init.number) or init.node in self.newcomers
             if init.value is not None and not again:
                 raise KVStoreError(
@@ -320,7 +320,7 @@ class KVServer:
         if push.codec:
             size = entry.value.numel()
             push = replace(push, value=unpack(push.codec, push.value, size, entry.value.dtype))
-        entry.layout.check("push of", push.key, Layout(push.shape, dtype_name(push.value)))
+        entry.layout.check("push of", push.key, push.shape, dtype_name(push.value))
         if push.value.shape != entry.value.shape:
             raise KVStoreError(f"push of {push.key!r} with {push.value.numel()} elements, "
                                f"but this server's part has {entry.value.numel()}.")  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from distkit.kvstore.messages import Answer, Describe, Key, Pull, Reply
-from distkit.kvstore.placement import Layout, Part, home, place
+from distkit.kvstore.placement import Layout, Part, dtype_name, home, place
 from distkit.kvstore.requests import Call, Requests
 from distkit.kvstore.tensors import Keys, Values, each, pairs, whole, write
 
@@ -100,7 +100,7 @@ class Shards:
         layouts = {k: self.layout(k, what) for k, _ in found}
         for k, tensors in found:
             for tensor in tensors:
-                layouts[k].check(what, k, Layout.of(tensor))
+                layouts[k].check(what, k, tensor.shape, dtype_name(tensor))
         return layouts
 
     def layout(self, key: Key, what: str = "pull of") -> Layout:

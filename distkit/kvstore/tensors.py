@@ -110,4 +110,9 @@ def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
         return
     flat = out.view(-1)
     for part, value in zip(parts, values, strict=True):
-        flat[part.start : part.stop].copy_(value)
+        cut(flat, part).copy_(value)
+
+
+def cut(flat: Tensor, part: Part) -> Tensor:
+    """A part of an array: all of it, mostly."""
+    return flat if part.stop - part.start == len(flat) else flat[part.start : part.stop]

@@ -29,7 +29,7 @@ from distkit.kvstore.placement import Layout, Part
 from distkit.kvstore.recording import Step, gates, stepped
 from distkit.kvstore.requests import LETTER, Call, Requests
 from distkit.kvstore.shards import Shards
-from distkit.kvstore.tensors import Keys, Values, by_priority, each, fresh, pairs
+from distkit.kvstore.tensors import Keys, Values, by_priority, cut, each, fresh, pairs
 
 
 class KVStore:
@@ -372,7 +372,7 @@ class KVStore:
             stays = self.type == "device"
             flat = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
         for part in self._shards.place(key, layout):
-            value = None if flat is None else flat[part.start : part.stop]
+            value = None if flat is None else cut(flat, part)
             yield Call(self._shards.node_of(part), Init, (key, layout.shape, layout.dtype, value))
 
     def _gathered(self, key: Key, tensors: list[Tensor]) -> Tensor:
@@ -391,7 +391,7 @@ class KVStore:
     def _pushes(self, key: Key, layout: Layout, flat: Tensor) -> Iterable[Call]:
         for part in self._shards.place(key, layout):
             version = self._shards.versions.get((key, part.server), 0)
-            value, codec = flat[part.start : part.stop], ""
+            value, codec = cut(flat, part), ""
             if self._compression is not None:
                 value = self._compression.pack(key, part.server, value)
                 codec = str(self._compression.codec)
