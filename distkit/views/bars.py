@@ -30,21 +30,19 @@ class Bars:
 
     def __init__(self, trace: Trace, live: bool, *, thin: bool = False) -> None:
         self._thin = thin
-        self._projection = Projection(trace.meta, live=True) if live else None
+        self._projection = Projection(trace.meta, live=live)
         #: Of the whole trace, once that was looked at.
         self.columns = None if live else Columns(trace)
-        if self._projection is not None:
+        if live:
             self._projection.feed(trace.events)
 
     def take(self, events: Sequence[Event]) -> Json:
         """Take in events of the run; what they change in the picture."""
-        assert self._projection is not None
         return self._projection.feed(events)
 
     def end(self, trace: Trace) -> Json:
         """The run is over: take in its whole trace; what that changes."""
         projection = self._projection
-        assert projection is not None
         projection.meta, projection.live = dict(trace.meta), False
         patch = projection.feed(trace.events)  # what is open now stays open
         if projection.whole:
@@ -55,7 +53,6 @@ class Bars:
     def picture(self) -> Json:
         """All of them, as the painter of the timeline takes them."""
         if self.columns is None:
-            assert self._projection is not None
             return self._projection.snapshot()
         few = len(self.columns.ops) <= FEW
         return self.columns.picture() if few else packed(self.columns, thin=self._thin)
