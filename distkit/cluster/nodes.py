@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.forkserver import Child, server
-from distkit.cluster.report import cause
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class Nodes:
     Args:
         plan: how many there are.
         folder: the cluster's own.
-        hear: called with a node's id and what it records; with "replaced" and how it ended; and
+        hear: called with a node's id and what it records; with "replaced" and its exit status; and
             with "missed" and the pid of a process that the scheduler takes for dead.
         heartbeat_timeout: how long a node may be silent before that [s].
     """
@@ -35,6 +34,7 @@ class Nodes:
         self._plan, self._folder, self._hear = plan, folder, hear
         self._heartbeat_timeout, self.closed = heartbeat_timeout, False
         self._starting = threading.Lock()
+        self.run: int | None = None  # number of the run that goes on
         self.children: dict[int, Child] = {}
         self._flushed = threading.Semaphore(0)  # counts nodes that did as told
         self._recording = True
@@ -70,19 +70,28 @@ class Nodes:
         for n, child in zip(missing, children, strict=True):
             self.children[n] = child
             child.hear(partial(self._said, n))
-            if self.roles[n][0] == "scheduler":
-                child.on_exit(partial(self._replace_scheduler, n))
+            child.on_exit(partial(self._ended_by_itself, n))
 
-    def _replace_scheduler(self, node: int, status: int) -> None:
-        """It has ended: another goes on from what it has written down, at once."""
-        if not self.closed:
-            self._hear(node, "replaced", cause(status))
-            threading.Thread(target=self._start_scheduler, args=(node,), daemon=True).start()
+    def _ended_by_itself(self, node: int, status: int) -> None:
+        """Another goes on from what a scheduler has written down; of a server, who has copies."""
+        if self.closed:
+            return
+        if self._is_in_use(node):
+            self._hear(node, "replaced", status)
+        threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
 
-    def _start_scheduler(self, node: int) -> None:
+    def _start_again(self, node: int) -> None:
+        scheduler = self.roles[node][0] == "scheduler"
         with self._starting, suppress(StartError):  # the next run will tell
-            if self._ended(node) and not self.closed:
+            if self._ended(node) and not self.closed and (scheduler or not self._is_in_use(node)):
                 self._start({node: self.roles[node]})
+
+    def _is_in_use(self, node: int) -> bool:
+        """Whether the run goes on without it: not before all are there."""
+        from distkit.kvstore.journal import begun
+
+        socket = Path(self._folder, f"kv{max(self.roles)}")
+        return self.run is not None and begun(socket, self.run)
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message

@@ -89,11 +89,15 @@ def of_findings(findings: list[Finding]) -> list[str]:
 
 def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     """Those that ended without ending the run."""
-    again = {"scheduler": "another went on where it was"}
+    again = {
+        "scheduler": "another went on where it was",
+        "server": "a server with its copies serves in its place, and nothing that was acknowledged "
+                  "is lost. Until the next run its values have one copy less",
+    }  # fmt: skip
     return [
         f"{r['name'].replace('scheduler', 'the scheduler')} ended in the middle of {name} "
         f"({r['how']}), and was replaced at once: "
-        f"{again.get(r['name'], 'another ran the function from its beginning')}."
+        f"{again.get(r['name'].split()[0], 'another ran the function from its beginning')}."
         for r in replaced
     ]
 

@@ -189,6 +189,7 @@ class Room:
         missing = [r for r in run.ranks if self.engines.find(r) is None]
         if missing:
             raise ClusterError(f"ranks {missing} are not there. Use cluster.restart().")
+        self.nodes.run = run.number
         self.nodes.start()
         self.run = run
         self.settled.clear()
@@ -247,7 +248,7 @@ class Room:
             if not self.closed:  # else nobody needs them any more
                 raise
         finally:
-            self.run = None
+            self.run = self.nodes.run = None
             self.settled.set()
             self._on_change()
 

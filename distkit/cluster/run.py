@@ -199,7 +199,8 @@ class Run:
         elif kind == "text":
             self.prints.add(rank, *what)
         elif kind == "replaced":
-            self._lives.begin(rank, self._named(rank), what, time.monotonic())
+            how = report.cause(what, hung=rank in self.hung)
+            self._lives.begin(rank, self._named(rank), how, time.monotonic())
         elif kind == "outcome":
             self.add_outcome(rank, what)
         elif kind == "group":

@@ -16,6 +16,20 @@ from distkit.kvstore.messages import Answer, Request
 from distkit.kvstore.scheduler import Scheduler
 
 
+def file_of(socket: Path) -> Path:
+    """The journal of the scheduler with this socket."""
+    return socket.with_suffix(".journal")
+
+
+def begun(socket: Path, run: int) -> bool:
+    """Whether its scheduler has seen all that this run needs, and told them of each other."""
+    try:
+        told = json.loads(file_of(socket).read_bytes().partition(b"\n")[0])
+    except (OSError, ValueError):
+        return False
+    return bool(told["run"] == run and told["begun"])
+
+
 class Journal:
     """The file, opened by the one scheduler that there may be.
 

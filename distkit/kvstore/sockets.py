@@ -84,7 +84,7 @@ class Ends:
             known |= refusal
         self.socket = sock.get_monitor_socket(known)
         self.socket.linger = 0
-        self._good = False
+        self._good, self._refused = False, 0
 
     def heard(self) -> list[str | None]:
         """What became of the one connection of a DEALER: how it ended, None when it is good."""
@@ -92,9 +92,11 @@ class Ends:
         for event, _ in self._events():
             if event in self._refusals:
                 self._good = False
-                found.append(REFUSED)
+                self._refused += 1
+                if event != self._refusals[0] or self._refused > 1:
+                    found.append(REFUSED)  # else perhaps it has just ended
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._good = True
+                self._good, self._refused = True, 0
                 found.append(None)
             elif self._good:
                 self._good = False

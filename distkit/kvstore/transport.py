@@ -18,7 +18,7 @@ import zmq
 
 from distkit.errors import KVStoreError
 from distkit.kvstore import memory
-from distkit.kvstore.journal import Kept
+from distkit.kvstore.journal import Kept, file_of
 from distkit.kvstore.link import BYE, Line
 from distkit.kvstore.memory import Exchange
 from distkit.kvstore.messages import (
@@ -127,7 +127,7 @@ class Service:
             if not self._heir and listens(path):  # the dead may still be closing
                 raise BlockingIOError
             if isinstance(self._machine, Kept):
-                self._machine.open(path.with_suffix(".journal"))
+                self._machine.open(file_of(path))
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
         except BlockingIOError:

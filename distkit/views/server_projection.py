@@ -280,8 +280,10 @@ def _notices(
     whole = len(order)
     dead = [names[int(r)] for r, a in trace.meta.get("ends", {}).items()
             if a.get("how") == "died" and int(r) in names]  # fmt: skip
+    again = [str(r["name"]) for r in trace.meta.get("replaced", ())]
     found = [
         (f"{', '.join(dead)} died", dead),
+        (f"{', '.join(again)} died, and another took its place", again),
         (f"{count(len(stuck), 'pull')} never answered", stuck and not live),
         (f"{count(lost, 'message')} not arrived", lost and not live),
         (f"{count(refused, 'request')} refused", refused),

@@ -1,5 +1,7 @@
 // What a front end calls to have a view drawn: it draws, or says in its place why it cannot.
 
+const ENDED = "the kernel has ended";
+
 // known: the newest format of pictures that these painters understand.
 export function renders(View, known) {
   return ({ model, el }) => {
@@ -9,12 +11,15 @@ export function renders(View, known) {
       return () => el.replaceChildren();
     }
     const view = new View(model, el);
-    const ended = () => {
-      for (const live of el.querySelectorAll(".dk-live")) live.textContent = "the kernel has ended";
+    const say = () => {
+      for (const live of el.querySelectorAll(".dk-live")) if (live.textContent !== ENDED) live.textContent = ENDED;
     };
+    const again = new MutationObserver(say); // what the kernel had said before may be drawn later
+    const ended = () => { say(); again.observe(el, { childList: true, subtree: true }); };
     model.on("comm_live_update", ended); // what a widget hears when its kernel restarts or ends
     return () => {
       model.off("comm_live_update", ended);
+      again.disconnect();
       view.dispose();
     };
   };
