@@ -252,8 +252,10 @@ class Cluster:
         return self.wait()
 
     def _stopped(self) -> StoppedError:
+        n, servers = self.plan.ranks, self.plan.servers
+        like = f"workers={n}, servers={servers}" if servers else n
         return StoppedError(
-            f"the cluster was stopped. Make a new one: dk.Cluster({self.plan.ranks})."
+            f"the cluster was stopped. Make a new one: dk.Cluster({like})."
         )
 
     def stop(self) -> None:

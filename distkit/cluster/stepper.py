@@ -191,8 +191,17 @@ class Stepper:
         return [moment.choice for moment in self.moments if moment.choice]
 
     def save(self, path: str | Path) -> Path:
-        """Write the choices as JSON, for :meth:`replay`."""
+        """Write the choices as JSON, for :meth:`replay`.
+
+        Raises:
+            StepError: the name is that of a picture.
+        """
         path = Path(path)
+        if path.suffix in (".svg", ".png", ".pdf", ".html"):
+            raise StepError(
+                f"save({str(path)!r}): it writes the choices, as JSON; give a name that ends in "
+                ".json. For a picture, dk.Timeline(stepper.trace).save(…)."
+            )
         plain = {"program": self.name, "ranks": len(self.ranks), "choices": self.choices}
         path.write_text(json.dumps(plain), encoding="utf-8")
         return path

@@ -144,7 +144,15 @@ class Terms:
     wait_for: int | None = None
 
     def __post_init__(self) -> None:
+        whole = "bound", "staleness", "backup", "replication", "wait_for"
+        given = {name: getattr(self, name) for name in whole}
+        for name, n in given.items():
+            if n is not None and type(n) is not int:
+                raise KVStoreError(f"{name}={n!r}: give a whole number.")
         for wrong, what in (
+            (self.wait_for is not None and self.wait_for < 1,
+             f"wait_for={self.wait_for}: at least one worker must be there."),
+            (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
             (self.mode not in MODES, _no_mode(self.mode)),
             (self.on_crash not in ON_CRASH,
              f"there is no on_crash={self.on_crash!r}. There are: {', '.join(ON_CRASH)}."),
@@ -184,6 +192,11 @@ class Terms:
         """
         halts = self.on_crash == "halt" and self.sync and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
+
+    @property
+    def elastic(self) -> bool:
+        """Whether workers may begin late: then nobody waits for those who have finished."""
+        return self.on_crash == "replace" or self.wait_for is not None
 
     def fit(self, workers: int, servers: int) -> None:
         """Check that a cluster can keep them.

@@ -85,9 +85,18 @@ class Kept(Scheduler):
     def handle(self, request: Request) -> list[Answer]:
         """As a scheduler does; whoever hears an answer can rely on its being written down."""
         answers = super().handle(request)
+        self._keep()
+        return answers
+
+    def bye(self, node: int, run: int, last: int) -> list[Answer]:
+        """As a scheduler does, and kept."""
+        answers = super().bye(node, run, last)
+        self._keep()
+        return answers
+
+    def _keep(self) -> None:
         if self.changed and self._journal is not None:
             self._journal.write(self.journal())
-        return answers
 
     def close(self) -> None:
         """End in order: nobody goes on."""

@@ -168,7 +168,7 @@ class Push(Request):
     ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
     says how ``value`` is packed (:mod:`.compression`); empty if it is the gradient itself.
     ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
-    that one, if it comes first, says that the gradient was accepted, too.
+    that one says that the gradient was accepted, too. Who wants to know it before has ``receipt``.
     """
 
     key: Key
@@ -178,6 +178,7 @@ class Push(Request):
     settled: int = 0
     codec: str = ""
     pull: int = -1
+    receipt: int = 1
 
     @property
     def then(self) -> Pull | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +97,8 @@ def make(name: str, options: dict[str, Any]) -> SGD:
     try:
         return _BY_NAME[name](**options)
     except (KeyError, TypeError):
-        known = ", ".join(_BY_NAME)
+        known = "; ".join(f"{n} with {', '.join(f.name for f in fields(made))}"
+                          for n, made in _BY_NAME.items())  # fmt: skip
         raise KVStoreError(
             f"no optimizer {name!r} with {sorted(options)}. The servers know: {known}."
         ) from None

@@ -223,6 +223,7 @@ class Requests:
         push = self._in_flight[number]
         assert isinstance(push.request, Push)
         push.request.pull = self._next
+        push.request.receipt = int(push.asking.recorded)  # a trace tells when it was accepted
         pull = push.request.then
         assert pull is not None
         push.pair = self._depart(call.to, pull)
@@ -295,7 +296,7 @@ class Requests:
                 self._settle(flight, error(flight.request, (
                     f"{self._name(node)} {lost} ({how}) while {self._name(self.node)} waited "
                     f"for its answer to {what}{_of(flight.request)}. {self._advice(node)}"
-                    "The log of the cluster tells more; run again, and another has its place."
+                    "Run again, and another has its place."
                 )))  # fmt: skip
 
     def _advice(self, node: int) -> str:

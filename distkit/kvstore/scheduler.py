@@ -257,6 +257,8 @@ class Scheduler:
             return [error(b, self._missing("barrier", dead)) for b in waiting]
         spares = self.terms is None or self.terms.spares
         awaited = {*self._working(), *(() if spares else dead)}
+        if self.terms is not None and self.terms.elastic:
+            awaited -= self.parted
         if not waiting or not self.at_barrier.keys() >= awaited:
             return []
         self.at_barrier, self.changed = {}, True
@@ -292,7 +294,7 @@ class Scheduler:
         """A node hangs up in order: it will not be missed."""
         self.changed = True
         self.parted.add(node)
-        return []
+        return self._pass() if run == self.run and self.begun else []
 
     def _departed(self, to: int, who: int) -> Departed:
         return Departed(self.run, to, _UNASKED, who, self._ends[who], LIFE * self._lives[who])

@@ -64,6 +64,7 @@ class KVServer:
         on_crash: what becomes of the others when one of them has left: they "halt", and hear
             so when they would wait for it; they "continue" without it; or they wait until it
             is there again ("replace"). Without rounds nobody waits for it anyway.
+        elastic: workers may begin late: nobody waits for those who have finished.
         must_update: refuse gradients while no optimizer is set. Without one the sum of a round
             *replaces* the value, which makes sense only if the round is everybody's.
         watch: a context manager around each update.
@@ -83,10 +84,11 @@ class KVServer:
     """
 
     def __init__(
-        self, rule: Rule, workers: Iterable[int], *, on_crash: str = "halt",
+        self, rule: Rule, workers: Iterable[int], *, on_crash: str = "halt", elastic: bool = False,
         must_update: bool = False, watch: Watch = nullcontext,
     ) -> None:  # fmt: skip
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
+        self.elastic = elastic
         self.members, self.gone, self.newcomers = set(workers), dict[int, str](), set[int]()
         self.optimizer: SGD | None = None
         self.updater: Updater | None = None
@@ -166,7 +168,7 @@ class KVServer:
         receipt, *due = self._push(push)
         answers = self._pull(pull)
         now = any((a.node, a.number) == (pull.node, pull.number) for a in answers)
-        return [*due, *answers] if now else [receipt, *due, *answers]
+        return [*due, *answers] if now or not push.receipt else [receipt, *due, *answers]
 
     def _update(self, key: Key, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
@@ -238,12 +240,9 @@ class KVServer:
         return self._go_on()
 
     def finish(self, worker: int, last: int) -> list[Answer]:
-        """A worker has hung up in order after this request.
-
-        Where workers take others' places, some have more to do than it had: nobody waits for it.
-        """
+        """A worker has hung up in order after this request."""
         another = last < self._over.get(worker, 0)  # has its place: it was taken for dead
-        if self.on_crash != "replace" or another:
+        if not self.elastic or another:
             return []
         self.members.discard(worker)
         return self._go_on()

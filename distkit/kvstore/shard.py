@@ -133,7 +133,7 @@ class Shard:
         workers = [node for node in book.endpoints if node < n.workers]
 
         def fresh(watch: Watch) -> KVServer:
-            return KVServer(terms.rule, workers, on_crash=terms.on_crash,
+            return KVServer(terms.rule, workers, on_crash=terms.on_crash, elastic=terms.elastic,
                             must_update=not terms.sync, watch=watch)  # fmt: skip
 
         self.store, self._asked = fresh(self.watch), max(self._asked, book.first)

@@ -148,23 +148,43 @@ def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
     return kv.pull("w")[0].item(), life
 
 
-def the_same_again(folder: str) -> float:
+def the_same_again(folder: str, meets: bool) -> float:
     """Whoever takes a dead worker's place does the whole loop; the others have finished by then."""
-    kv = kvstore.create("dist_sync", on_crash="replace")
+    kv = kvstore.create("dist_async" if meets else "dist_sync", on_crash="replace")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(20):
         value = kv.pushpull("w", torch.ones(4))[0].item()
+        if meets:
+            kv.barrier()
         if n == 9 and kv.rank == 1 and not Path(folder, "died").exists():
             Path(folder, "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
     return value
 
 
-def test_who_takes_a_place_may_have_more_to_do_than_the_others(cluster, tmp_path) -> None:
+@pytest.mark.parametrize("meets", [False, True])
+def test_who_takes_a_place_may_have_more_to_do(cluster, tmp_path, meets: bool) -> None:
     with pytest.warns(dk.CommunicationWarning, match="worker 1 ended"):
-        run = cluster.run(the_same_again, str(tmp_path))
-    assert run.results == [40, 50]
+        run = cluster.run(the_same_again, str(tmp_path), meets)
+    assert run.results[1] == 50 and run.results[0] in (39, 40)
+
+
+def once(folder: str) -> float:
+    """Worker 1 begins when worker 0 has finished its only round."""
+    while int(os.environ["RANK"]) == 1 and not Path(folder, "done").exists():
+        time.sleep(0.005)
+    kv = kvstore.create("dist_sync", wait_for=1)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    value = kv.pushpull("w", torch.ones(4))[0].item()
+    kv.close()
+    Path(folder, "done").touch()
+    return value
+
+
+def test_who_comes_late_waits_for_nobody_who_has_finished(cluster, tmp_path) -> None:
+    assert cluster.run(once, str(tmp_path)).results == [1, 2]
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])

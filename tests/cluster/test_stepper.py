@@ -286,6 +286,13 @@ def test_a_replay_that_does_not_fit(usable: dk.Cluster, tmp_path: Path) -> None:
                 stepper.replay(nonsense)
 
 
+def test_choices_are_no_picture(usable: dk.Cluster, tmp_path: Path) -> None:
+    with usable.step(pass_on) as stepper:
+        with pytest.raises(dk.StepError, match=r"ends in .json\. For a picture"):
+            stepper.save(tmp_path / "x.png")
+        assert not (tmp_path / "x.png").exists()
+
+
 def test_one_stepper_at_a_time(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for start in (usable.step, usable.run):
