@@ -9,14 +9,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from distkit.bench.figure import Figure, figure
 from distkit.bench.kvstore_schedules import at_random
-from distkit.errors import DistkitError
+from distkit.errors import CommunicationWarning, DistkitError
 
 #: Workers and servers; random byte strings for each socket; random schedules of faults.
 WORKERS, SERVERS, STRINGS, SCHEDULES = 4, 2, 10_000, 500
@@ -57,6 +58,14 @@ def measure(say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
         "broken_schedules": broken}  # fmt: skip
 
 
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Nobody needs to be told who was killed here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CommunicationWarning)
+        yield
+
+
 def worker_killed() -> list[tuple[float, float]]:
     """Each survivor's longest time between two answers [s], before and after a worker's death."""
     from distkit.cluster.cluster import Cluster
@@ -64,7 +73,7 @@ def worker_killed() -> list[tuple[float, float]]:
     with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
         with Cluster(workers=WORKERS, servers=SERVERS) as cluster:
             run = cluster._submit(go_on, (folder, None), {}, record=False)
-            with suppress(DistkitError):
+            with suppress(DistkitError), _unwarned():
                 run.wait()
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
         return [(said["before"], said["after"]) for said in found]
@@ -79,7 +88,9 @@ def servers_killed(times: int) -> list[dict[str, Any]]:
         for time_ in range(times):
             victim = cluster._room.nodes.children[WORKERS + time_ % SERVERS].pid
             with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-                cluster._submit(go_on, (folder, victim), {"replication": 2}, record=False).wait()
+                run = cluster._submit(go_on, (folder, victim), {"replication": 2}, record=False)
+                with _unwarned():
+                    run.wait()
                 cluster._room.settled.wait()  # another has its place
                 said = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
             sent = sum(each["sent"] for each in said)
