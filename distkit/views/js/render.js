@@ -1,6 +1,6 @@
 // What a front end calls to have a view drawn: it draws, or says in its place why it cannot.
 
-const ENDED = "the kernel has ended";
+const KERNEL_ENDED = "the kernel has ended";
 
 // known: the newest format of pictures that these painters understand.
 export function renders(View, known) {
@@ -12,7 +12,7 @@ export function renders(View, known) {
     }
     const view = new View(model, el);
     const say = () => {
-      for (const live of el.querySelectorAll(".dk-live")) if (live.textContent !== ENDED) live.textContent = ENDED;
+      for (const live of el.querySelectorAll(".dk-live")) if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
     };
     const again = new MutationObserver(say); // what the kernel had said before may be drawn later
     const ended = () => { say(); again.observe(el, { childList: true, subtree: true }); };
