@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from answers import answer, check_is_no_attempt, empty, stub
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,32 +20,16 @@ from distkit.exercises.tasks import TASKS
 NAMES = [task.name for task in serving.TASKS]
 
 
-def answer(name: str) -> Any:
-    """The solution's text, run as in a notebook's cell."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(getattr(dk.solution, name)(), "answer", "exec"), space)
-    return space[TASKS[name].page.__name__]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_solution_is_one(name: str) -> None:
     verdict = getattr(dk.check, name)(answer(name))
     assert verdict, repr(verdict)
 
 
-def empty(*args: object) -> None: ...
-
-
-def stub(*args: object) -> None:
-    raise NotImplementedError
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nothing", [empty, stub])
 def test_a_stub_is_no_attempt(name: str, nothing: Any) -> None:
-    verdict = getattr(dk.check, name)(nothing)
-    assert not verdict and verdict.status == "not attempted"
-    assert TASKS[name].signature in repr(verdict)
+    check_is_no_attempt(name, nothing)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,19 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from answers import answer, check_is_no_attempt, empty, stub
 
 import distkit as dk
 from distkit.exercises.collectives import TASKS as COLLECTIVES
 from distkit.exercises.tasks import TASKS
-
-
-def answer(name: str) -> Any:
-    """The solution's text, run as in a notebook's cell."""
-    text = getattr(dk.solution, name)()
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(text, "answer", "exec"), space)
-    return space[TASKS[name].page.__name__]
-
 
 NAMES = [task.name for task in COLLECTIVES]
 
@@ -34,19 +26,10 @@ def test_the_solution_is_one(name: str) -> None:
     assert len(verdict.points) == 4
 
 
-def empty(*args: object) -> None: ...
-
-
-def stub(*args: object) -> None:
-    raise NotImplementedError
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nothing", [empty, stub])
 def test_a_stub_is_no_attempt(name: str, nothing: Any) -> None:
-    verdict = getattr(dk.check, name)(nothing)
-    assert not verdict and verdict.status == "not attempted"
-    assert TASKS[name].signature in repr(verdict)
+    check_is_no_attempt(name, nothing)
 
 
 def flat(x: torch.Tensor) -> None:
