@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distkit.kvstore.tensors import fresh
+from distkit.kvstore.tensors import fresh, unchanged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,14 +31,17 @@ class Traffic:
     sent: int = 0
 
 
-def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic) -> Tensor:
-    """The sum of a worker's tensors of one key: flat, a copy.
+def add_up(
+    tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True
+) -> Tensor:
+    """The sum of a worker's tensors of one key: flat.
 
     Args:
         tensors: one for each device.
         where: "host": copied there, added there. "device": added on the first device, the sum
             copied to the host. "stay": added on the first device, where the sum stays.
         traffic: counts the bytes.
+        copy: whether the caller may change its tensors while the sum is on its way.
 
     >>> import torch
     >>> add_up([torch.ones(2), torch.ones(2)], "device", counted := Traffic())
@@ -50,7 +53,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic) -> Tensor:
     traffic.gradients += size
     if where == "host":
         traffic.to_host += size
-        return fresh(tensors)
+        return fresh(tensors) if copy else unchanged(tensors)
     first, *rest = (t.detach() for t in tensors)
     traffic.held = max(traffic.held, first.nbytes)
     total = first.contiguous() if not rest else first + rest[0].to(first.device)

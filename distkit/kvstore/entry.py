@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distkit.kvstore.messages import Init, Key, Pull, Push, Reply, Request
 from distkit.kvstore.optimizer import Slots
@@ -58,24 +58,23 @@ class Entry:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Update:
-    """An update about to be applied to ``entry``, whose version it raises by one.
-
-    ``staleness`` of each gradient: how many updates the value has seen since its worker
-    pulled it.
-    """
+class Update(NamedTuple):
+    """An update by ``pushes`` about to be applied to ``entry``, which has this ``version``."""
 
     key: Key
     entry: Entry
-    workers: tuple[int, ...]
-    staleness: tuple[int, ...]
+    version: int
+    pushes: list[Push]
 
-    @classmethod
-    def by(cls, key: Key, entry: Entry, pushes: list[Push]) -> Update:
-        """The update by these gradients."""
-        staleness = tuple(entry.version - p.version for p in pushes)
-        return cls(key, entry, tuple(p.node for p in pushes), staleness)
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Whose gradients they are."""
+        return tuple(p.node for p in self.pushes)
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """Of each gradient: how many updates the value has seen since its worker pulled it."""
+        return tuple(self.version - p.version for p in self.pushes)
 
 
 class Ledger:

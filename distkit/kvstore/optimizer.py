@@ -76,7 +76,7 @@ class SGD:
         """The next value of a key, and what is kept for the one after."""
         if not (self.multi_precision and value.dtype in (torch.float16, torch.bfloat16)):
             value, momentum = self.update(value, gradient, slots.momentum)
-            return value, replace(slots, momentum=momentum)
+            return value, Slots(momentum, slots.master)
         master = value.float() if slots.master is None else slots.master
         master, momentum = self.update(master, gradient.float(), slots.momentum)
         return master.to(value.dtype), Slots(momentum, master)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkit.events import WORLD, Op, State
@@ -173,14 +173,16 @@ class Answering:
 
     def arrived(self, request: Request) -> None:
         """A request is here, perhaps with a pull."""
-        self._arrived(request)
+        rec = recorder.current()
+        if rec is None:
+            return
+        self._arrived(rec, request)
         if isinstance(request, Push) and (pull := request.then) is not None:
-            self._arrived(pull)
+            self._arrived(rec, pull)
             self._pushes[pull.match] = request
 
-    def _arrived(self, request: Request) -> None:
-        rec = recorder.current()
-        if rec is None or type(request) not in _MESSAGES:
+    def _arrived(self, rec: Recorder, request: Request) -> None:
+        if type(request) not in _MESSAGES:
             return
         label = self._labels[request.match] = _label(request)
         tensor = _tensor(request)
@@ -191,6 +193,8 @@ class Answering:
 
     def answering(self, answer: Message) -> None:
         """An answer is about to leave: that to a pull says that its push was accepted."""
+        if not self._labels:
+            return
         push = self._pushes.pop(answer.match, None)
         if push is not None:
             self._answering(Reply(push.run, push.node, push.number))
@@ -211,8 +215,7 @@ class Answering:
         rec.record(seq, Op.SEND, State.COMPLETED, **common)
 
 
-@contextmanager
-def updating(update: Update, server: int | None = None) -> Iterator[None]:
+def updating(update: Update, server: int | None = None) -> AbstractContextManager[None]:
     """An update as a marked span: weights before and after; its tag is the greatest staleness.
 
     ``server``: whose value it is, if this process serves in another's place; the span's peer.
@@ -221,13 +224,15 @@ def updating(update: Update, server: int | None = None) -> Iterator[None]:
     gradients it applies. *N late*: N updates came between the worker's pull and this one.
     """
     rec = recorder.current()
-    if rec is None:
-        yield
-        return
+    return nullcontext() if rec is None else _updating(rec, update, server)
+
+
+@contextmanager
+def _updating(rec: Recorder, update: Update, server: int | None) -> Iterator[None]:
     seq, entry = rec.next_seq(), update.entry
     gradients = (f"{worker} ({n} late)" if n else str(worker)
                  for worker, n in zip(update.workers, update.staleness, strict=True))  # fmt: skip
-    label = f"update {name(update.key)} → v{entry.version + 1} ← {', '.join(gradients)}"
+    label = f"update {name(update.key)} → v{update.version + 1} ← {', '.join(gradients)}"
     told: dict[str, Any] = {"label": label, "tag": max(update.staleness), "peer": server}
     rec.record(seq, Op.MARK, State.STARTED, **told, **_values(entry.value))
     yield

@@ -28,7 +28,7 @@ from distkit.kvstore.messages import (
     SetOptimizer,
     SetState,
 )
-from distkit.kvstore.wire import decode, encode
+from distkit.kvstore.wire import filled, outline
 
 #: What changes a server's values, or how they will change.
 _CHANGES = (Push, SetOptimizer, SetState, Departed)
@@ -56,7 +56,7 @@ def original(copy: Copy) -> Message:
     Raises:
         KVStoreError: it is none.
     """
-    return decode([copy.text.encode(), *encode(copy)[1:]]).messages[0]  # it has the same tensor
+    return filled(copy.text, copy.value)
 
 
 class Backups:
@@ -78,7 +78,7 @@ class Backups:
         """One for each backup."""
         if not self.nodes or not changes(message):
             return []
-        text = bytes(encode(message)[0]).decode()
+        text = outline(message)
         found = []
         for to in self.nodes:
             self._number += 1
@@ -89,6 +89,8 @@ class Backups:
 
     def hold(self, answers: list[Answer]) -> list[Answer]:
         """Those that may leave now: the others wait until all copies so far have arrived."""
+        if not self._under_way and not self._held:
+            return answers
         if answers:
             self._held.append((self._number, answers))
         return self._released()

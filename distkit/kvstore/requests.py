@@ -143,10 +143,10 @@ class Requests:
         return found
 
     def _wait_for(self, numbers: list[int]) -> None:
-        flights = map(self._in_flight.get, numbers)
+        wanted, flights = set(numbers), map(self._in_flight.get, numbers)
         watched = None if self._local else wait_begins(f.asking for f in flights if f is not None)
         try:
-            while not self._answers.keys() >= set(numbers):
+            while not self._answers.keys() >= wanted:
                 self._receive(wait=True)
         finally:
             if watched is not None:

@@ -174,7 +174,7 @@ class KVServer:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            with self.watch(Update.by(key, entry, pushes)):
+            with self.watch(Update(key, entry, entry.version, pushes)):
                 self._apply(key, entry, _sum([p.value for p in pushes]))
             entry.version += 1
 

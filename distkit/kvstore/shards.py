@@ -35,6 +35,7 @@ class Shards:
     def __init__(self, requests: Requests, servers: Sequence[int], bound: int) -> None:
         self._requests, self.servers, self.bound = requests, servers, bound
         self.layouts: dict[Key, Layout] = {}
+        self._parts: dict[Key, list[Part]] = {}
         self.versions: dict[tuple[Key, int], int] = {}
         self.dropped: dict[Key, int] = {}
 
@@ -114,7 +115,10 @@ class Shards:
 
     def parts(self, key: Key) -> list[Part]:
         """Where its elements are."""
-        return self.place(key, self.layout(key))
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = self.place(key, self.layout(key))
+        return found
 
     def place(self, key: Key, layout: Layout) -> list[Part]:
         """Where the elements of a key would be, initialised or not."""

@@ -69,6 +69,7 @@ class Trainer:
             self._store.set_gradient_compression(compression_params)
         self._slots = [[Slots() for _ in replicas] for replicas in self._params]
         self._begun = False
+        self._batch_size: float | None = None  # of the first step
 
     # -- one step ---------------------------------------------------------------
 
@@ -123,6 +124,8 @@ class Trainer:
 
     def _begin(self, batch_size: float | None) -> None:
         """Before the first step: worker 0's weights for all, and the servers' optimizer."""
+        if self._begun and batch_size == self._batch_size:
+            return
         store = self._store
         rule = self._rule if batch_size is None else replace(
             self._rule, rescale_grad=self._scale / batch_size
@@ -135,7 +138,7 @@ class Trainer:
                     "same batch_size, or use update_on_kvstore=False."
                 )
             return
-        self._begun = True
+        self._begun, self._batch_size = True, batch_size
         if store is None:
             return
         if self.update_on_kvstore:

@@ -236,9 +236,10 @@ class Service:
             return answers
         self._peers.know(peer, requests[-1], frames[0])
         for request in requests:
-            pull = request.then if isinstance(request, Push) else request
-            if isinstance(pull, Pull):
-                peer.open[pull.number] = request.number
+            if isinstance(request, Push) and request.pull >= 0:
+                peer.open[request.pull] = request.number
+            elif isinstance(request, Pull):
+                peer.open[request.number] = request.number
             self._notes.arrived(request)
             answers += self._answers(request)
         return answers

@@ -1,10 +1,13 @@
 """Messages as bytes: a JSON header, then the tensors' buffers as they lie in memory.
 
-Nothing is pickled and nothing that arrives is executed. Neither direction copies a tensor.
+A letter's first frame is the header's length (4 bytes, little-endian), the header, and the small
+tensors one after the other; each large tensor has a frame of its own, which nobody copies. Nothing
+is pickled and nothing that arrives is executed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -42,7 +45,7 @@ class _Kind(NamedTuple):
 
     make: Any
     values: Callable[[Message], tuple[Any, ...]]
-    types: list[tuple[type, ...]]  # of each field, in JSON
+    types: set[tuple[type, ...]]  # that its fields may have in JSON
     readers: list[tuple[int, Callable[[Any], Any]]]  # of those fields that JSON has no type for
     tensor: int  # which of the fields is one; -1: none
 
@@ -64,7 +67,7 @@ class Batch(NamedTuple):
 def encode(
     *messages: Message, back: Sequence[int] = (), lend: Lend = lambda tensor: None
 ) -> list[Frame]:
-    """Messages as frames: a header, then the tensors that are sent.
+    r"""Messages as frames, at least one.
 
     Args:
         messages: to one node.
@@ -72,19 +75,36 @@ def encode(
         lend: tells where the node finds a tensor; None if it must be sent.
 
     >>> encode(messages.Describe(0, 1, 2, "w"))
-    [b'[[],["Describe",0,1,2,"w","pull of"]]']
+    [b')\x00\x00\x00[[],["Describe",0,1,2,"w","pull of"]]']
     """
     payload = _Payload()
-    header: list[Any] = [back]
-    for message in messages:
-        name = type(message).__name__
-        kind = _KINDS[name]
-        body = [name, *kind.values(message)]
-        at = kind.tensor + 1
-        if at and (tensor := body[at]) is not None:
-            body[at] = [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
-        header.append(body)
-    return [_JSON.encode(header).encode(), *payload.frames()]
+
+    def enclose(tensor: Tensor) -> list[Any]:
+        return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
+
+    header = _JSON.encode([back, *(_body(message, enclose) for message in messages)]).encode()
+    return payload.frames(header)
+
+
+def outline(message: Message) -> str:
+    """A message without its tensor.
+
+    >>> outline(messages.SetState(0, 1, 2, "w", "momentum", torch.ones(3)))
+    '["SetState",0,1,2,"w","momentum",true]'
+    """
+    return _JSON.encode(_body(message, lambda tensor: True))
+
+
+def filled(text: str, tensor: Tensor | None) -> Message:
+    """The message of this outline, with its tensor.
+
+    Raises:
+        KVStoreError: malformed in any way.
+    """
+    try:
+        return _message(_parsed(text), lambda said: tensor)
+    except _MALFORMED as e:
+        raise _foreign(e) from None
 
 
 def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
@@ -99,49 +119,78 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
     """
     try:
         return _decode(frames, borrow)
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as e:
-        raise KVStoreError(
-            f"a message that is none of distkit's: {type(e).__name__}: {e}. "
-            "Let only nodes of one cluster, with one version of distkit, use its folder."
-        ) from None
+    except _MALFORMED as e:
+        raise _foreign(e) from None
 
 
 def _decode(frames: Sequence[Frame], borrow: Borrow | None) -> Batch:
-    header, *payload = frames
-    if len(header) > _HEADER_LIMIT:
-        raise ValueError(f"a header of {len(header)} bytes")
-    text = str(header, "utf-8")
-    (back, *bodies), end = _PARSER.raw_decode(text)
-    if end != len(text):
-        raise ValueError("more than a header")
-    tensors = _Tensors(payload, borrow)
-    found = []
-    for name, *body in bodies:
-        kind = _KINDS[name]
-        if kind.tensor >= 0 and (said := body[kind.tensor]) is not None:
-            body[kind.tensor] = tensors.read(said)
-        for value, types in zip(body, kind.types, strict=True):
-            if type(value) not in types:
-                raise ValueError(f"{value!r:.40} where {types} was expected")
-        for field, read in kind.readers:
-            body[field] = read(body[field])
-        found.append(kind.make(*body))
+    first, *large = frames
+    view = memoryview(first)
+    start = 4 + int.from_bytes(view[:4], "little")
+    if start > min(len(view), _HEADER_LIMIT):
+        raise ValueError(f"a header of {start} bytes")
+    back, *bodies = _parsed(str(view[4:start], "utf-8"))
+    tensors = _Tensors(view[start:], large, borrow)
+    batch = Batch([_message(body, tensors.read) for body in bodies], _whole(back))
     if tensors.left:
-        raise ValueError("more frames than the header tells of")
-    return Batch(found, [_int(n) for n in back])
+        raise ValueError("more bytes than the header tells of")
+    return batch
+
+
+#: What malformed bytes lead to.
+_MALFORMED = ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError
+
+
+def _foreign(e: Exception) -> KVStoreError:
+    return KVStoreError(
+        f"a message that is none of distkit's: {type(e).__name__}: {e}. "
+        "Let only nodes of one cluster, with one version of distkit, use its folder."
+    )
+
+
+def _parsed(text: str) -> list[Any]:
+    found, end = _PARSER.raw_decode(text)
+    if end != len(text) or type(found) is not list:
+        raise ValueError("other than one list")
+    return found
+
+
+def _body(message: Message, enclose: Callable[[Tensor], Any]) -> list[Any]:
+    """A message as JSON has it; of its tensor what ``enclose`` says."""
+    name = type(message).__name__
+    kind = _KINDS[name]
+    body = [name, *kind.values(message)]
+    at = kind.tensor + 1
+    if at and body[at] is not None:
+        body[at] = enclose(body[at])
+    return body
+
+
+def _message(body: list[Any], read: Callable[[Any], Tensor | None]) -> Message:
+    """What :func:`_body` was made of; ``read`` finds its tensor."""
+    name, *values = body
+    kind = _KINDS[name]
+    if kind.tensor >= 0 and (said := values[kind.tensor]) is not None:
+        values[kind.tensor] = read(said)
+    if tuple(map(type, values)) not in kind.types:
+        raise ValueError(f"a {name} with other fields")
+    for field, reader in kind.readers:
+        values[field] = reader(values[field])
+    made: Message = kind.make(*values)
+    return made
 
 
 # -- one field, by its annotation -----------------------------------------------
 
 
-def _int(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{value!r:.40} where a whole number was expected")
-    return value
+def _whole(numbers: list[Any]) -> list[int]:
+    if not set(map(type, numbers)) <= {int}:
+        raise ValueError(f"{numbers!r:.40} where whole numbers were expected")
+    return numbers
 
 
 def _sizes(value: list[Any]) -> tuple[int, ...]:
-    return tuple(map(_int, value))
+    return tuple(_whole(value))
 
 
 def _endpoints(value: dict[str, Any]) -> dict[int, str]:
@@ -173,8 +222,9 @@ def _kind(cls: Any) -> _Kind:
     names = [f.name for f in fields(cls)]
     known = [_FIELDS[str(f.type)] for f in fields(cls)]
     readers = [(i, read) for i, (_, read) in enumerate(known) if read is not None]
+    types = set(itertools.product(*(types for types, _ in known)))
     tensor = next((i for i, (types, _) in enumerate(known) if torch.Tensor in types), -1)
-    return _Kind(cls, attrgetter(*names), [types for types, _ in known], readers, tensor)
+    return _Kind(cls, attrgetter(*names), types, readers, tensor)
 
 
 #: Of each kind that travels.
@@ -190,7 +240,7 @@ _KINDS = {cls.__name__: _kind(cls) for cls in (
 
 
 class _Payload:
-    """The tensors of a letter: small ones together in one frame, each large one in its own."""
+    """The tensors of a letter: small ones with the header, each large one in its own frame."""
 
     def __init__(self) -> None:
         self._small: list[Frame] = []
@@ -198,7 +248,7 @@ class _Payload:
         self._size = 0
 
     def add(self, tensor: Tensor) -> list[int]:
-        """Where it will lie: from where on in the first frame, and so many bytes; or nothing."""
+        """Where it will lie: from where on after the header, and so many bytes; or nothing."""
         buffer, size = _buffer(tensor), tensor.nbytes
         if size >= LARGE:
             self._large.append(buffer)
@@ -208,16 +258,17 @@ class _Payload:
         self._size += size + -size % _ALIGN
         return [start, size]
 
-    def frames(self) -> list[Frame]:
-        """No frame without a tensor; else the small ones, even if there is none."""
-        return [b"".join(self._small), *self._large] if self._small or self._large else []
+    def frames(self, header: bytes) -> list[Frame]:
+        """The letter."""
+        length = len(header).to_bytes(4, "little")
+        return [b"".join((length, header, *self._small)), *self._large]
 
 
 def _buffer(tensor: Tensor) -> Frame:
     """The memory of a flat, contiguous CPU tensor."""
     if not tensor.numel():
         return b""
-    array: Any = tensor.view(torch.uint8).numpy()
+    array: Any = tensor.view(torch.uint8).numpy()  # there is no bfloat16 in NumPy
     return memoryview(array)
 
 
@@ -225,13 +276,13 @@ class _Tensors:
     """The tensors of a letter that came, in turn.
 
     Args:
-        frames: as :class:`_Payload` made them.
+        small: what came after the header.
+        large: the other frames.
         borrow: opens what is lent.
     """
 
-    def __init__(self, frames: list[Frame], borrow: Borrow | None) -> None:
-        self._small = bytearray(frames[0]) if frames else bytearray()  # ours, and aligned
-        self._large = frames[:0:-1]
+    def __init__(self, small: Frame, large: list[Frame], borrow: Borrow | None) -> None:
+        self._small, self._large = bytearray(small), large[::-1]  # ours, and aligned
         self._borrow, self._end = borrow, 0
 
     @property
@@ -242,7 +293,7 @@ class _Tensors:
     def read(self, said: Any) -> Tensor:
         """A flat tensor where its header says: among the small ones, lent, or the next large."""
         name, *numbers = said
-        dtype, where = DTYPES[name], [_int(n) for n in numbers]
+        dtype, where = DTYPES[name], _whole(numbers)
         if len(where) == 2:
             return self._part(where[0], where[1], dtype)
         if where:

@@ -59,12 +59,11 @@ class KVStore:
         self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
         self._requests, self._scheduler = requests, scheduler
         self._shards = Shards(requests, servers, bound)
-        self._check_finite = check_finite
+        self._check_finite, self._barriers = check_finite, 0
         self._compression: Compression | None = None
         self._optimizer: tuple[str, dict[str, float]] | None = None
         #: What its pushes came to so far.
         self.traffic = Traffic()
-        self._barriers = 0
 
     def __repr__(self) -> str:
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"
@@ -173,7 +172,8 @@ class KVStore:
                 return self.pull(key, out, priority)
             finally:
                 self._requests.dispatch()
-        outs, calls = self._shards.outs(key, out), list(self._calls(found, priority))
+        outs, local = self._shards.outs(key, out), self._scheduler is None
+        calls = list(self._calls(found, priority, copy=local))  # else they are left alone
         asked = [k for k, _ in by_priority(found, priority)]
         values = self._shards.taken(asked, self._requests.ride(calls))
         return self._shards.hand_out(key, outs, values)
@@ -353,15 +353,16 @@ class KVStore:
             self._requests.post(call)
 
     def _calls(
-        self, found: list[tuple[Key, list[Tensor]]], priority: int | Sequence[int]
-    ) -> Iterable[Call]:
+        self, found: list[tuple[Key, list[Tensor]]], priority: int | Sequence[int],
+        *, copy: bool = True,
+    ) -> Iterable[Call]:  # fmt: skip
         """The pushes of these gradients, in the order of their priority."""
         self._requests.check(k for k, _ in found)
         layouts = self._shards.fitting("push of", found)
         if gates:
             self._step([*layouts], layouts.values())
         for k, tensors in by_priority(found, priority):
-            yield from self._pushes(k, layouts[k], self._gathered(k, tensors))
+            yield from self._pushes(k, layouts[k], self._gathered(k, tensors, copy))
 
     def _inits(self, key: Key, tensors: list[Tensor]) -> Iterable[Call]:
         if len(tensors) > 1:
@@ -375,12 +376,11 @@ class KVStore:
             value = None if flat is None else cut(flat, part)
             yield Call(self._shards.node_of(part), Init, (key, layout.shape, layout.dtype, value))
 
-    def _gathered(self, key: Key, tensors: list[Tensor]) -> Tensor:
+    def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor:
         """One gradient of those of the devices, flat."""
-        where = {"device": "stay", "local": "host"}.get(
-            self.type, "device" if self.type.endswith("_device") else "host"
-        )
-        flat = add_up(tensors, where, self.traffic)
+        place = "device" if self.type.endswith("_device") else "host"
+        where = "stay" if self.type == "device" else place
+        flat = add_up(tensors, where, self.traffic, copy=copy)
         if self._check_finite and not bool(torch.isfinite(flat).all()):
             raise KVStoreError(
                 f"push of {key!r} on worker {self.rank} with NaN or infinity: the value would be "
@@ -389,7 +389,7 @@ class KVStore:
         return flat
 
     def _pushes(self, key: Key, layout: Layout, flat: Tensor) -> Iterable[Call]:
-        for part in self._shards.place(key, layout):
+        for part in self._shards.parts(key):
             version = self._shards.versions.get((key, part.server), 0)
             value, codec = cut(flat, part), ""
             if self._compression is not None:

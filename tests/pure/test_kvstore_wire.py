@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from distkit.errors import KVStoreError
 from distkit.kvstore import messages as m
 from distkit.kvstore.memory import LARGE, Exchange, Pool
-from distkit.kvstore.wire import DTYPES, decode, encode
+from distkit.kvstore.wire import DTYPES, decode, encode, filled, outline
 
 POOL = Pool()
 KEYS = st.integers() | st.text()
@@ -57,6 +57,10 @@ def bits(value: object) -> object:
     return value.dtype, value.shape, value.view(torch.uint8).tolist()
 
 
+def letter(header: bytes, small: bytes = b"") -> bytes:
+    return len(header).to_bytes(4, "little") + header + small
+
+
 def travelled(*messages: m.Message) -> list[m.Message]:
     return decode([memoryview(bytearray(frame)) for frame in encode(*messages)]).messages
 
@@ -89,12 +93,12 @@ def test_nothing_large_is_copied() -> None:
 
 
 def test_a_tensor_at_an_odd_address_is_moved() -> None:
-    header, small, payload = encode(large())
+    header, payload = encode(large())
     room = bytearray(len(payload) + 8)
     for offset in range(8):
         view = memoryview(room)[offset : offset + len(payload)]
         view[:] = payload
-        value = decode([header, small, view]).messages[0].value
+        value = decode([header, view]).messages[0].value
         assert value[:3].tolist() == [0, 1, 2]
         assert value.data_ptr() % 4 == 0
 
@@ -141,7 +145,7 @@ def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
     for place in hostile_places():
         said = json.dumps([[], ["SetState", 0, 0, 0, "w", "s", ["uint8", *place]]])
         with pytest.raises(KVStoreError):
-            decode([said.encode()], Exchange(POOL, writable=False).borrow)
+            decode([letter(said.encode())], Exchange(POOL, writable=False).borrow)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
@@ -171,35 +175,55 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
         assert "none of distkit's" in str(e)
 
 
+SAID = b'[[],["SetState",0,0,0,"w","s",%s]]'
+
+
 @pytest.mark.parametrize(
     "frames",
     [
         [],
-        [b"[" * 100_000],
-        [b"[]"],
-        [b"{}"],
-        [b"[[1.5]]"],
-        [b'[["w"]]'],
-        [b"[[],[]]"],
-        [b'[[],["Describe",0,0,0,"w","x"]]', b"more"],
-        [b'[[],["Describe",0,0,0,true,"x"]]'],
-        [b'[[],["Describe",0,0,"w","x"]]'],
-        [b'[[],["Pickle",0,0,0]]'],
-        [b'[[],["SetState",0,0,0,"w","s","float32"]]', b"abcd"],
-        [b'[[],["SetState",0,0,0,"w","s",[]]]', b"abcd"],
-        [b'[[],["SetState",0,0,0,"w","s",["float32"]]]'],
-        [b'[[],["SetState",0,0,0,"w","s",["float32"]]]', b"", b"abc"],
-        [b'[[],["SetState",0,0,0,"w","s",["float32",0,4]]]', b"abc"],
-        [b'[[],["SetState",0,0,0,"w","s",["float32",0,3]]]', b"abcd"],
-        [b'[[],["SetState",0,0,0,"w","s",["float32",-16,4]]]', b"abcd" * 8],
-        [b'[[],["SetState",0,0,0,"w","s",["float32",8,4]]]', b"abcd" * 8],
-        [b'[[],["SetState",0,0,0,"w","s",["float32",0,99999999999]]]', b"abcd"],
-        [b'[[],["SetState",0,0,0,"w","s",["save"]]]', b"abcd"],
-        [b'[[],["SetState",0,0,0,"w","s",["float32",1,2,3,4,5,6]]]'],
-        [b'[[],["Describe",0,0,0,"' + b"w" * (1 << 20) + b'","x"]]'],
+        [b""],
+        [b"\xff\xff\xff\xff[]"],
+        [letter(b"[" * 100_000)],
+        [letter(b"[]")],
+        [letter(b"{}")],
+        [letter(b"[[1.5]]")],
+        [letter(b'[["w"]]')],
+        [letter(b"[[],[]]")],
+        [letter(b'[[],["Describe",0,0,0,"w","x"]]', b"more")],
+        [letter(b'[[],["Describe",0,0,0,"w","x"]]'), b"more"],
+        [letter(b'[[],["Describe",0,0,0,true,"x"]]')],
+        [letter(b'[[],["Describe",0,0,"w","x"]]')],
+        [letter(b'[[],["Pickle",0,0,0]]')],
+        [letter(SAID % b'"float32"', b"abcd")],
+        [letter(SAID % b"[]", b"abcd")],
+        [letter(SAID % b'["float32"]')],
+        [letter(SAID % b'["float32"]'), b"abc"],
+        [letter(SAID % b'["float32",0,4]', b"abc")],
+        [letter(SAID % b'["float32",0,3]', b"abcd")],
+        [letter(SAID % b'["float32",-16,4]', b"abcd" * 8)],
+        [letter(SAID % b'["float32",8,4]', b"abcd" * 8)],
+        [letter(SAID % b'["float32",0,99999999999]', b"abcd")],
+        [letter(SAID % b'["save"]'), b"abcd"],
+        [letter(SAID % b'["float32",1,2,3,4,5,6]')],
+        [letter(b'[[],["Describe",0,0,0,"' + b"w" * (1 << 20) + b'","x"]]')],
     ],
     ids=lambda frames: repr(frames[:1])[:40],
 )
 def test_these_are_refused(frames: list[bytes]) -> None:
     with pytest.raises(KVStoreError, match="none of distkit's"):
         decode([bytearray(f) for f in frames])
+
+
+@given(MESSAGES)
+def test_an_outline_and_a_tensor_make_a_message(sent: m.Message) -> None:
+    value = getattr(sent, "value", None)
+    found = filled(outline(sent), value)
+    assert outline(found) == outline(sent)
+    assert getattr(found, "value", None) is value
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '["Pickle"]', '["Leave",0,0,0]', "[" * 9999])
+def test_no_outline_is_refused(text: str) -> None:
+    with pytest.raises(KVStoreError, match="none of distkit's"):
+        filled(text, None)
