@@ -152,6 +152,7 @@ def _join(node: Node, terms: Terms, check_finite: bool) -> KVStore:
     return KVStore(
         requests, type=terms.mode, num_workers=node.workers, servers=servers,
         scheduler=node.scheduler, bound=terms.bound, check_finite=check_finite,
+        elastic=terms.elastic, barriers=book.barriers,
     )  # fmt: skip
 
 

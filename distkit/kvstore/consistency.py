@@ -76,7 +76,7 @@ class Synchronous:
 
     def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
         """All are there, or enough."""
-        return len(arrived) >= max(1, len(members) - self.backup)
+        return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def awaits(
         self, clock: int, version: int, arrived: Collection[int], members: Collection[int],

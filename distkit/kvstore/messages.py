@@ -85,7 +85,10 @@ class Present(Request):
 
 @dataclass(slots=True, eq=False)
 class Barrier(Request):
-    """Answer when every worker has asked; this worker's ``nth`` barrier."""
+    """Answer when every worker has asked: the run's ``nth`` barrier.
+
+    The answer's ``version`` says how many the run has passed.
+    """
 
     nth: int
 
@@ -130,6 +133,7 @@ class AddressBook(Answer):
     """Everybody is there: tells all about all. ``endpoints`` by node id.
 
     A worker counts its requests from ``first``: who takes a dead one's place has other numbers.
+    ``barriers`` counts those that the run has passed.
     """
 
     mode: str
@@ -137,6 +141,7 @@ class AddressBook(Answer):
     endpoints: dict[int, str]
     terms: dict[str, float] = field(default_factory=dict)
     first: int = 0
+    barriers: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -167,6 +172,7 @@ class Push(Request):
 
     ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
     says how ``value`` is packed (:mod:`.compression`); empty if it is the gradient itself.
+    ``barriers`` counts those that its worker has passed.
     ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
     that one says that the gradient was accepted, too. Who wants to know it before has ``receipt``.
     """
@@ -177,6 +183,7 @@ class Push(Request):
     value: Tensor
     settled: int = 0
     codec: str = ""
+    barriers: int = 0
     pull: int = -1
     receipt: int = 1
 
@@ -195,6 +202,13 @@ class Pull(Request):
 
     key: Key
     ranges: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Rest(Request):
+    """This worker waits at barrier number ``barriers``: meanwhile nobody need wait for it."""
+
+    barriers: int
 
 
 @dataclass(slots=True, eq=False)

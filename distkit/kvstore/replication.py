@@ -25,13 +25,14 @@ from distkit.kvstore.messages import (
     Init,
     Message,
     Push,
+    Rest,
     SetOptimizer,
     SetState,
 )
 from distkit.kvstore.wire import filled, outline
 
 #: What changes a server's values, or how they will change.
-_CHANGES = (Push, SetOptimizer, SetState, Departed)
+_CHANGES = (Push, Rest, SetOptimizer, SetState, Departed)
 
 
 def ring(server: int, servers: int, replication: int) -> list[int]:

@@ -71,6 +71,7 @@ class Scheduler:
         self.parted: set[int] = set()  # who has hung up in order
         self.at_barrier: dict[int, Barrier] = {}
         self._passed: dict[int, int] = {}  # number of each worker's last barrier
+        self.barriers = 0  # how many were passed
         self._lives: Counter[int] = Counter()  # how often each worker has ended
 
     def journal(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Scheduler:
             "present": [[n, r.endpoint, r.pid] for n, r in present],
             "gone": list(self.gone.items()), "ends": list(self._ends.items()),
             "lives": list(self._lives.items()), "passed": list(self._passed.items()),
-            "parted": sorted(self.parted),
+            "parted": sorted(self.parted), "barriers": self.barriers,
         }  # fmt: skip
 
     def resume(self, journal: dict[str, Any]) -> None:
@@ -94,7 +95,7 @@ class Scheduler:
         self.terms = journal["terms"] and Terms.of(*journal["terms"])
         self.present = {n: self._place(n, *where) for n, *where in journal["present"]}
         self.gone, self._ends = dict(journal["gone"]), dict(journal["ends"])
-        self._passed = dict(journal["passed"])
+        self._passed, self.barriers = dict(journal["passed"]), journal["barriers"]
         self._lives, self.parted = Counter(dict(journal["lives"])), set(journal["parted"])
 
     def _place(self, node: int, endpoint: str, pid: int) -> Register:
@@ -237,14 +238,14 @@ class Scheduler:
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
         return AddressBook(
             register.run, register.node, register.number, self.terms.mode, self.terms.bound,
-            endpoints, self.terms.numbers(), LIFE * self._lives[register.node],
+            endpoints, self.terms.numbers(), LIFE * self._lives[register.node], self.barriers,
         )  # fmt: skip
 
     # -- barrier ----------------------------------------------------------------
 
     def _barrier(self, barrier: Barrier) -> list[Answer]:
         if self._passed.get(barrier.node) == barrier.number:
-            return [_done(barrier)]
+            return [self._done(barrier)]
         self.at_barrier[barrier.node] = barrier
         return self._pass()
 
@@ -263,7 +264,11 @@ class Scheduler:
             return []
         self.at_barrier, self.changed = {}, True
         self._passed |= {b.node: b.number for b in waiting}
-        return [_done(b) for b in waiting]
+        self.barriers += 1
+        return [self._done(b) for b in waiting]
+
+    def _done(self, barrier: Barrier) -> Reply:
+        return Reply(barrier.run, barrier.node, barrier.number, self.barriers)
 
     # -- nodes that end ---------------------------------------------------------
 
@@ -328,7 +333,3 @@ class Scheduler:
 
     def _name(self, node: int) -> str:
         return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
-
-
-def _done(request: Request) -> Reply:
-    return Reply(request.run, request.node, request.number)

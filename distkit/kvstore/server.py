@@ -36,6 +36,7 @@ from distkit.kvstore.messages import (
     Push,
     Reply,
     Request,
+    Rest,
     SetOptimizer,
     SetState,
     SetUpdater,
@@ -95,6 +96,8 @@ class KVServer:
         self.entries: dict[Key, Entry] = {}
         self._ledger = Ledger()
         self._over: dict[int, int] = {}  # by worker: what it asked before this was given up
+        self._resting: dict[int, int] = {}  # by worker: at which barrier it waits
+        self._barriers = 0  # that were passed, as far as is known here
         self._early: dict[Key, list[Init]] = defaultdict(list)
 
     def handle(self, request: Request) -> list[Answer]:
@@ -112,6 +115,8 @@ class KVServer:
                     return self._pull(request)
                 case Describe():
                     return [self._entry(request.what, request.key).reply(request)]
+                case Rest():
+                    return self._rest(request)
                 case SetOptimizer():
                     return self._set_optimizer(request)
                 case SetUpdater():
@@ -152,6 +157,8 @@ class KVServer:
             return [entry.reply(push)]
         push = self._admit(push, entry)
         self._ledger.accept(push)
+        if push.barriers > self._barriers:
+            self._wake(push.barriers)
         if push.node not in self.members:
             self._join(push.node)
         place = self.rule.place(entry.clocks.get(push.node, 0), push.version, entry.version)
@@ -230,6 +237,7 @@ class KVServer:
             return []
         self._ledger.end(worker, first)
         self._over[worker] = first
+        self._resting.pop(worker, None)
         self.newcomers.add(worker)
         if self.on_crash == "continue" or not self.rule.halts:
             self.members.discard(worker)
@@ -245,7 +253,24 @@ class KVServer:
         if not self.elastic or another:
             return []
         self.members.discard(worker)
+        self._resting.pop(worker, None)
         return self._go_on()
+
+    def _rest(self, rest: Rest) -> list[Answer]:
+        """Where workers may begin late, one of them may need rounds while others wait for it."""
+        done = Reply(rest.run, rest.node, rest.number)
+        if not self.elastic or rest.barriers < self._barriers:
+            return [done]
+        self._resting[rest.node] = rest.barriers
+        self.members.discard(rest.node)
+        return [done, *self._go_on()]
+
+    def _wake(self, barriers: int) -> None:
+        """So many barriers were passed: those who waited at one of them are awaited again."""
+        self._barriers = barriers
+        for worker in [w for w, nth in self._resting.items() if nth < barriers]:
+            del self._resting[worker]
+            self._join(worker)
 
     def _go_on(self) -> list[Answer]:
         for key, entry in self.entries.items():

@@ -230,9 +230,9 @@ def _kind(cls: Any) -> _Kind:
 #: Of each kind that travels.
 _KINDS = {cls.__name__: _kind(cls) for cls in (
     messages.Register, messages.Barrier, messages.AddressBook, messages.RollCall, messages.Init,
-    messages.Push, messages.Pull, messages.Describe, messages.SetOptimizer, messages.GetState,
-    messages.SetState, messages.Copy, messages.Leave, messages.Departed, messages.Reply,
-    messages.Error, messages.Present, messages.Missed, messages.Replaced,
+    messages.Push, messages.Pull, messages.Rest, messages.Describe, messages.SetOptimizer,
+    messages.GetState, messages.SetState, messages.Copy, messages.Leave, messages.Departed,
+    messages.Reply, messages.Error, messages.Present, messages.Missed, messages.Replaced,
 )}  # fmt: skip
 
 

@@ -10,20 +10,10 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore import states
+from distkit.kvstore import messages, states
 from distkit.kvstore.compression import Codec, Compression
 from distkit.kvstore.devices import Traffic, add_up
-from distkit.kvstore.messages import (
-    Barrier,
-    GetState,
-    Init,
-    Key,
-    Push,
-    Reply,
-    SetOptimizer,
-    SetState,
-    SetUpdater,
-)
+from distkit.kvstore.messages import Key, Reply
 from distkit.kvstore.optimizer import SLOTS, from_spec, to_spec
 from distkit.kvstore.placement import Layout, Part
 from distkit.kvstore.recording import Step, gates, stepped
@@ -43,6 +33,8 @@ class KVStore:
         scheduler: the id of the node where workers meet; None if there is one worker.
         bound: number of elements from which an array is split over all servers.
         check_finite: refuse gradients with NaN or infinity.
+        elastic: workers may come later, so that servers are told who waits at a barrier.
+        barriers: how many barriers the run has passed.
 
     >>> from distkit import kvstore
     >>> kv = kvstore.create("local")
@@ -55,11 +47,12 @@ class KVStore:
     def __init__(
         self, requests: Requests, *, type: str, num_workers: int, servers: Sequence[int],
         scheduler: int | None, bound: int, check_finite: bool = False,
+        elastic: bool = False, barriers: int = 0,
     ) -> None:  # fmt: skip
         self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
         self._requests, self._scheduler = requests, scheduler
         self._shards = Shards(requests, servers, bound)
-        self._check_finite, self._barriers = check_finite, 0
+        self._check_finite, self._elastic, self._barriers = check_finite, elastic, barriers
         self._compression: Compression | None = None
         self._optimizer: tuple[str, dict[str, float]] | None = None
         #: What its pushes came to so far.
@@ -244,7 +237,7 @@ class KVStore:
         fields = (*spec, int(anew))
         if gates:
             self._step([])
-        self._requests.ask([Call(s, SetOptimizer, fields) for s in self._shards.servers])
+        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._shards.servers])
         self._optimizer = spec
 
     def set_updater(self, updater: Callable[[Key, Tensor, Tensor], None]) -> None:
@@ -262,7 +255,7 @@ class KVStore:
                 "Use kv.set_optimizer, or update on the workers: kvstore.Trainer(..., "
                 "update_on_kvstore=False)."
             )
-        self._requests.ask([Call(s, SetUpdater, (updater,)) for s in self._shards.servers])
+        self._requests.ask([Call(s, messages.SetUpdater, (updater,)) for s in self._shards.servers])
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Save what the optimizer keeps of each key that this worker has used.
@@ -281,7 +274,8 @@ class KVStore:
         found: states.States = {}
         for k, slot in itertools.product(self._shards.layouts, SLOTS):
             answers = self._requests.ask([
-                Call(self._shards.node_of(p), GetState, (k, slot)) for p in self._shards.parts(k)
+                Call(self._shards.node_of(p), messages.GetState, (k, slot))
+                for p in self._shards.parts(k)
             ])  # fmt: skip
             kept = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
             if kept:
@@ -298,7 +292,7 @@ class KVStore:
         if optimizer is not None:
             self.set_optimizer(from_spec(*optimizer), anew=True)
         self._requests.ask([
-            Call(self._shards.node_of(p), SetState, (k, slot, value[p.start : p.stop]))
+            Call(self._shards.node_of(p), messages.SetState, (k, slot, value[p.start : p.stop]))
             for (k, slot), value in found.items() for p in self._shards.parts(k)
         ])  # fmt: skip
 
@@ -312,8 +306,12 @@ class KVStore:
         if self._scheduler is not None:
             if gates:
                 self._step([])
-            self._requests.ask([Call(self._scheduler, Barrier, (self._barriers,))])
-        self._barriers += 1
+            calls = [Call(self._scheduler, messages.Barrier, (self._barriers,))]
+            if self._elastic:
+                calls += [Call(s, messages.Rest, (self._barriers,)) for s in self._shards.servers]
+            done = self._requests.ask(calls)[0]
+            assert isinstance(done, Reply)
+            self._barriers = done.version
 
     # -- where things are -------------------------------------------------------
 
@@ -373,8 +371,8 @@ class KVStore:
             stays = self.type == "device"
             flat = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
         for part in self._shards.place(key, layout):
-            value = None if flat is None else cut(flat, part)
-            yield Call(self._shards.node_of(part), Init, (key, layout.shape, layout.dtype, value))
+            fields = key, layout.shape, layout.dtype, None if flat is None else cut(flat, part)
+            yield Call(self._shards.node_of(part), messages.Init, fields)
 
     def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor:
         """One gradient of those of the devices, flat."""
@@ -396,5 +394,6 @@ class KVStore:
                 value = self._compression.pack(key, part.server, value)
                 codec = str(self._compression.codec)
             self.traffic.sent += value.nbytes
-            fields = (key, layout.shape, version, value, self._requests.settled, codec)
-            yield Call(self._shards.node_of(part), Push, fields)
+            fields = (key, layout.shape, version, value, self._requests.settled, codec,
+                      self._barriers)  # fmt: skip
+            yield Call(self._shards.node_of(part), messages.Push, fields)

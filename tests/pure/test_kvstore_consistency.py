@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distkit.errors import KVStoreError
 from distkit.kvstore.consistency import MODES, ON_CRASH, Asynchronous, Rule, Synchronous, Terms
 from distkit.kvstore.entry import Update
-from distkit.kvstore.messages import Answer, Error, Init, Pull, Push, Reply, SetOptimizer
+from distkit.kvstore.messages import Answer, Error, Init, Pull, Push, Reply, Rest, SetOptimizer
 from distkit.kvstore.server import KVServer
 
 N = 3
@@ -21,8 +21,11 @@ N = 3
 class Adding:
     """A server that adds up whatever is pushed, and what its workers know."""
 
-    def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
-        self.server = KVServer(rule, range(workers), on_crash=on_crash, watch=self._watch)
+    def __init__(
+        self, rule: Rule, workers: int = N, on_crash: str = "halt", elastic: bool = False
+    ) -> None:
+        self.server = KVServer(rule, range(workers), on_crash=on_crash, elastic=elastic,
+                               watch=self._watch)  # fmt: skip
         self.updates: list[Update] = []
         self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
@@ -42,8 +45,9 @@ class Adding:
                 self.pulled[a.node] = a.version
         return answers
 
-    def push(self, worker: int, value: float = 1.0) -> list[Answer]:
-        return self.ask(Push, worker, "w", (1,), self.pulled[worker], torch.full((1,), value))
+    def push(self, worker: int, value: float = 1.0, barriers: int = 0) -> list[Answer]:
+        return self.ask(Push, worker, "w", (1,), self.pulled[worker], torch.full((1,), value), 0,
+                        "", barriers)  # fmt: skip
 
     def pull(self, worker: int) -> list[Answer]:
         return self.ask(Pull, worker, "w")
@@ -178,6 +182,48 @@ def test_replace_waits_for_the_one_in_its_place() -> None:
     answers = store.push(1)
     assert [a.node for a in answers] == [1, 0]
     assert store.value == 3
+
+
+def test_nobody_waits_for_who_waits_at_a_barrier() -> None:
+    store = Adding(Synchronous(), elastic=True)
+    store.push(0)
+    store.ask(Rest, 0, 0)
+    store.push(1)
+    assert store.pull(1) == []  # for worker 2: that worker 0 is here already is no excuse
+    assert [a.version for a in store.push(2)] == [1, 1]
+    store.push(1)
+    store.push(2)
+    assert (store.server.entries["w"].version, store.value) == (2, 5)
+    store.ask(Rest, 1, 0)
+    store.push(2)
+    assert store.server.entries["w"].version == 3
+
+
+def test_when_the_barrier_is_passed_all_are_awaited_again() -> None:
+    store = Adding(Synchronous(), elastic=True)
+    for worker in (0, 1):
+        store.ask(Rest, worker, 0)
+    store.ask(Rest, 0, 1)  # has passed it, and is at the next
+    store.push(2, barriers=1)
+    store.ask(Rest, 2, 0)  # too late: it is over
+    store.pull(2)
+    (accepted, pulled) = store.push(1, barriers=1)
+    assert (accepted.version, pulled.node) == (1, 2)
+    store.push(2, barriers=2)
+    store.push(1, barriers=2)
+    assert store.server.entries["w"].version == 1
+    store.push(0, barriers=2)
+    assert store.server.entries["w"].version == 2
+
+
+def test_who_has_ended_or_finished_does_not_come_back_from_a_barrier() -> None:
+    store = Adding(Synchronous(), on_crash="replace", elastic=True)
+    for worker in (0, 1):
+        store.ask(Rest, worker, 0)
+    leave(store, 0)
+    store.server.finish(1, store.asked)
+    store.push(2, barriers=1)
+    assert store.server.entries["w"].version == 1
 
 
 def test_worker_0_may_come_back_and_initialise() -> None:

@@ -313,6 +313,16 @@ def test_a_barrier_that_was_passed_is_not_waited_for_again() -> None:
     assert [a.node for a in other.handle(Barrier(0, 0, 2, 1))] == [0, 1]
 
 
+def test_who_comes_later_hears_how_many_barriers_were_passed() -> None:
+    scheduler = terms(on_crash="replace")
+    answers = [a for n in range(W) for a in scheduler.handle(Barrier(0, n, 5, 0))]
+    assert [a.version for a in answers if isinstance(a, Reply)] == [1] * W
+    scheduler.handle(leave(1))
+    book = again(scheduler).handle(worker_of(Terms("dist_sync", 100, on_crash="replace"), 1))[0]
+    assert isinstance(book, AddressBook)
+    assert book.barriers == 1
+
+
 def test_another_scheduler_knows_the_run_its_terms_and_who_has_ended() -> None:
     scheduler = terms(on_crash="continue")
     scheduler.handle(leave(1))
