@@ -21,13 +21,23 @@ def file_of(socket: Path) -> Path:
     return socket.with_suffix(".journal")
 
 
+def _told(socket: Path) -> dict[str, Any]:
+    """What its scheduler wrote last; nothing if there is none."""
+    try:
+        return dict(json.loads(file_of(socket).read_bytes().partition(b"\n")[0]))
+    except (OSError, ValueError):
+        return {}
+
+
+def keeper(socket: Path) -> int:
+    """The process of the scheduler with this socket; 0 if there is none."""
+    return int(_told(socket).get("pid", 0))
+
+
 def begun(socket: Path, run: int) -> bool:
     """Whether its scheduler has seen all that this run needs, and told them of each other."""
-    try:
-        told = json.loads(file_of(socket).read_bytes().partition(b"\n")[0])
-    except (OSError, ValueError):
-        return False
-    return bool(told["run"] == run and told["begun"])
+    told = _told(socket)
+    return told.get("run") == run and bool(told["begun"])
 
 
 class Journal:
@@ -81,6 +91,12 @@ class Kept(Scheduler):
         told = self._journal.read()
         if told is not None:
             self.resume(told)
+        self.changed = True
+        self._keep()
+
+    def journal(self) -> dict[str, Any]:
+        """As a scheduler's, and whose it is."""
+        return {"pid": os.getpid(), **super().journal()}
 
     def handle(self, request: Request) -> list[Answer]:
         """As a scheduler does; whoever hears an answer can rely on its being written down."""

@@ -18,7 +18,7 @@ import zmq
 
 from distkit.errors import KVStoreError
 from distkit.kvstore import memory
-from distkit.kvstore.journal import Kept, file_of
+from distkit.kvstore.journal import Kept, file_of, keeper
 from distkit.kvstore.link import BYE, Line
 from distkit.kvstore.memory import Exchange
 from distkit.kvstore.messages import (
@@ -76,7 +76,7 @@ class Service:
             )
         self.node = node
         self.ignored = 0  # malformed messages
-        #: The scheduler's: called with the process of a node that is taken for dead.
+        #: Called with the process of a node that is taken for dead.
         self.missed: Callable[[int], None] = lambda pid: None
         self._inode = 0  # of the socket that it listens at
         self._stop, self._stopped = socket.socketpair()
@@ -84,6 +84,7 @@ class Service:
         self._letters: dict[int, list[Message]] = {}  # by node, not sent yet
         self._registering: Asking | None = None
         self._alone = False  # the scheduler has ended
+        self._chief = 0  # its process
         self._known = set(range(node.scheduler))
         self._pool = memory.shared() if heir is None else memory.own()  # its own thread
         self._heir = heir is not None
@@ -119,7 +120,7 @@ class Service:
         """Listen; a server then tells the scheduler where."""
         node = self.node
         self._router = open_socket(context, zmq.ROUTER, node.keys, node.heartbeat_timeout)
-        self._scheduler = open_socket(context, zmq.DEALER, node.keys)
+        self._scheduler = open_socket(context, zmq.DEALER, node.keys, node.heartbeat_timeout)
         self._ends, self._schedulers = Ends(self._router), Ends(self._scheduler)
         self._peers = Peers(self._ends, self._pool)
         endpoint, path = node.endpoint(node.id), node.path(node.id)
@@ -316,6 +317,10 @@ class Service:
             KVStoreError: the scheduler had taken this server for dead, and another has its place.
         """
         for how in self._schedulers.heard():
+            if how is None:
+                self._chief = keeper(self.node.path(self.node.scheduler))
+            elif self._chief and not self._alone:
+                self.missed(self._chief)  # it has ended, or hangs
             self._alone = self._alone or how is not None
             if self._alone and how is None and isinstance(self._machine, Shard):
                 self._alone = False

@@ -291,6 +291,17 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
     assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 
+def test_a_scheduler_that_hangs_is_replaced(watchful, tmp_path) -> None:
+    run = watchful.submit(meets, str(tmp_path / "now"))
+    until((tmp_path / "now").exists)
+    hung = node(watchful, 4)
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.warns(dk.CommunicationWarning, match=r"scheduler .*no sign of life"):
+        assert run.wait().results == [[2.0 * n for n in range(1, 61)]] * 2
+    assert [r["name"] for r in run.replaced] == ["scheduler"]
+    assert node(watchful, 4) != hung
+
+
 def test_silence_is_counted_in_seconds() -> None:
     with pytest.raises(dk.StartError, match="heartbeat_timeout=0"):
         dk.Cluster(workers=1, servers=1, heartbeat_timeout=0)
