@@ -7,6 +7,7 @@ import platform
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,10 @@ def _rows(room: Room) -> list[tuple[str, str, int, str, str]]:
         child = room.ranks.get(rank) or room.nodes.children[rank]
         if child.status is not None or room.closed:
             state = "ended"
-        elif room.stage != "ready":
-            state = "starting"
         elif facts["role"] not in ("rank", "worker"):
             state = "serving"
+        elif not room.reports(rank):
+            state = "starting"
         else:
             verb = "stepping" if running and running.stepped else "running"
             state = f"{verb} {running.name}" if running and rank in running.waiting else "idle"
@@ -106,11 +107,14 @@ class Card:
         if self._handle is None:
             self._say(room)
             return
+        from zmq import ZMQError
+
         with self._lock:
             now = status(room)
             if repr(now) != self._last:
                 self._last = repr(now)
-                self._handle.update(now)
+                with suppress(ZMQError):  # the kernel is ending: nobody looks any more
+                    self._handle.update(now)
 
     def _say(self, room: Room) -> None:
         if room.stage == "ready" and not self._last and sys.stderr.isatty():

@@ -105,6 +105,10 @@ class Room:
         assert self._engines is not None
         return self._engines
 
+    def reports(self, rank: int) -> bool:
+        """Whether a rank's engine has said that it is there."""
+        return self._engines is not None and self._engines.find(rank) is not None
+
     def _hear_node(self, node: int, kind: str, what: Any) -> None:
         """Pass on what a server or the scheduler records."""
         if kind == "missed":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import IPython.display
 import pytest
+from zmq import ZMQError
 
 from distkit.cluster import card
 from distkit.cluster.run import Run
@@ -32,3 +33,18 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(live, Timeline) and live.comm is not None
     run._ipython_display_()
     assert shown[1:] == [{"text/plain": repr(run)}]  # not a second time
+
+
+def test_the_card_of_a_kernel_that_ends_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handle:
+        def update(self, _: object) -> None:
+            raise ZMQError
+
+    class Unfinished(NamedTuple):
+        title: str
+
+    monkeypatch.setattr(card, "status", Unfinished)
+    it = card.Card()
+    it._room, it._handle = Any, Handle()
+    it.refresh()
+    assert "title" in it._last
