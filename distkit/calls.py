@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from distkit.events import COLLECTIVES, P2P, REQUESTS, Event, Op, Span
+from distkit.events import COLLECTIVES, COMPUTATION, P2P, REQUESTS, Event, Op, Span, State
 
 
 class Called(Protocol):
@@ -88,6 +88,48 @@ def named(ranks: Iterable[int]) -> str:
 def at(where: str) -> str:
     """A place in a sentence: " at train.py:31", or nothing when it is not known."""
     return f" at {where}" if where else ""
+
+
+#: How a rank stood to its last call, as far as that is recorded.
+_STOOD = {State.SCHEDULED: "before", State.BLOCKED: "waiting in",
+          State.COMPLETED: "after", State.FAILED: "after"}  # fmt: skip
+
+
+def seen(it: Event | Span) -> str:
+    """What is known of where a rank was that ended without a word: no line is to blame for it.
+
+    >>> from distkit.events import Trace
+    >>> trace = Trace([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, label="w", where="In[5]:9")])
+    >>> seen(trace.spans[0])
+    "last seen after push('w') at In[5]:9"
+    """
+    return f"last seen {_STOOD.get(it.state, 'calling')} {call(it)}{at(it.where)}"
+
+
+def last_call(spans: Iterable[Span], rank: int) -> Span | None:
+    """The latest call of a rank."""
+    mine = (s for s in spans if s.rank == rank and s.op not in COMPUTATION)
+    return max(mine, key=lambda s: s.seq, default=None)
+
+
+#: What is said of a process that hung, and of no other.
+SILENT = "gave no sign of life"
+
+#: What to do about one.
+STOPPED = (
+    "Look for what stopped it: SIGSTOP, a debugger, or swapping for want of memory; a process that "
+    "computes, however long, gives signs. If it may be stopped for so long, give dk.Cluster a "
+    "longer heartbeat_timeout."
+)
+
+
+def silence(seconds: float) -> str:
+    """That a process hung, in a sentence.
+
+    >>> silence(30.0)
+    'gave no sign of life for 30 s and was ended'
+    """
+    return f"{SILENT} for {seconds:g} s and was ended"
 
 
 # -- what fits together -------------------------------------------------------------

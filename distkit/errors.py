@@ -37,9 +37,15 @@ class _Brief(BaseException):
         """What IPython shows."""
         frames = traceback.extract_tb(self.__traceback__)
         theirs = [f for f in frames if not f.filename.startswith(_PACKAGE)
-                  and "-packages" not in f.filename]  # fmt: skip
+                  and "-packages" not in f.filename
+                  and not is_generated(f.filename, f.name)]  # fmt: skip
         head = f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"
         return [f"----> {theirs[-1].lineno} {theirs[-1].line}\n", head] if theirs else [head]
+
+
+def is_generated(file: str, function: str) -> bool:
+    """Whether a frame is of code that Python wrote and nobody can read: a dataclass's methods."""
+    return file == "<string>" and function.startswith("__")
 
 
 class DistkitError(_Brief, Exception):
@@ -90,7 +96,11 @@ def _rebuild_rank_error(
 
 
 class RankDied(RankError):
-    """A rank's process ended in the middle of the run."""
+    """A rank's process ended in the middle of the run.
+
+    ``line`` is where it crashed, if it left a report; else that of its last recorded call, after
+    which it ended.
+    """
 
 
 class DeadlockError(RunError):

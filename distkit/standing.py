@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distkit.awaiting import Awaited, Awaiting, concerns
-from distkit.calls import at, call, keys, named, never_meet
+from distkit.calls import at, call, keys, named, never_meet, seen
 from distkit.events import COLLECTIVES, COMPUTATION, WORLD, Event, Op, State, _Word
 
 
@@ -25,7 +25,11 @@ class Doing(_Word):
     BLOCKED = "blocked"  # in an operation, until other ranks do their part
     FINISHED = "finished"
     FAILED = "failed"
+    DIED = "died"  # its process has ended
     RELEASED = "released"  # let go because others failed, or it was interrupted
+
+
+_ENDS = {"returned": Doing.FINISHED, "released": Doing.RELEASED, "died": Doing.DIED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,9 @@ class Board:
         self._size = world_size
         self._ends: dict[int, tuple[Doing, str]] = {}
         self._last: dict[int, Event] = {}  # what a rank was in when that failed
+        self._heard: dict[int, Event] = {}  # the latest of each rank
+        self._vacant = set[int]()  # nobody has been heard of in their places yet
+        self._again: dict[int, str] = {}  # who has not moved in a dead one's place; how that ended
         self._open: set[tuple[int, int]] = set()
         self._at: dict[int, Event] = {}  # what a rank is paused before or blocked in
         self._inboxes: dict[tuple[str, int, int | None], _Inbox] = defaultdict(_Inbox)
@@ -123,11 +130,16 @@ class Board:
         self._groups[name] = tuple(members)
 
     def end(self, rank: int, how: str, why: str = "") -> None:
-        """A rank has ended the function: it "returned", was "released", or failed; and why."""
-        doing = {"returned": Doing.FINISHED, "released": Doing.RELEASED}.get(how, Doing.FAILED)
+        """A rank has ended: it "returned", was "released", "died" or failed; and why."""
+        doing = _ENDS.get(how, Doing.FAILED)
         self._ends[rank] = doing, why
         if how == "died":
             self.awaiting.died(rank)
+
+    def replaced(self, rank: int, how: str) -> None:
+        """A rank's process has ended so, and another is to begin anew in its place."""
+        self._again[rank] = how
+        self._vacant.add(rank)
 
     def feed(self, events: Iterable[Event]) -> None:
         """Take note of events: each rank's in their order, the ranks in any order."""
@@ -156,8 +168,13 @@ class Board:
             del self._at[e.rank]
             if e.state is State.FAILED:
                 self._last[e.rank] = e
+        if e.state is not State.FAILED:  # which says nothing of where it is
+            self._heard[e.rank] = e
+            self._vacant.discard(e.rank)
         if e.state is State.STARTED:
             self._open.add(key)
+            if e.op is not Op.REGISTER:
+                self._again.pop(e.rank, None)
         elif e.state in (State.COMPLETED, State.FAILED):
             self._open.discard(key)  # a late note that it blocks means nothing any more
 
@@ -201,18 +218,31 @@ class Board:
         e = self._at.get(rank)
         if rank in self._ends:
             doing, why = self._ends[rank]
+            if doing is Doing.DIED:
+                return self._gone(rank, doing, why)
             last = e or self._last.get(rank)
             if last is None or doing is Doing.FINISHED:
                 return Standing(rank, doing, reason=why)
             return _standing(last, doing, reason=why)
+        if rank in self._vacant:
+            why = f"its process died ({self._again[rank]}), and another takes its place"
+            return self._gone(rank, Doing.RUNNING, why)
+        how = self._again.get(rank)
+        again = f"it took the place of one that died ({how})" if how is not None else ""
         if e is None:
-            return Standing(rank, Doing.RUNNING)
+            return Standing(rank, Doing.RUNNING, reason=again)
         if e.state is State.SCHEDULED:
-            return _standing(e, Doing.PAUSED)
+            return _standing(e, Doing.PAUSED, reason=again)
         waits_for = self._missing(e)
         if not waits_for:
             return Standing(rank, Doing.RUNNING)  # its partners have come: it is on its way
         return _standing(e, Doing.BLOCKED, waits_for, self._reason(e, waits_for))
+
+    def _gone(self, rank: int, doing: Doing, why: str) -> Standing:
+        """Where a rank was seen last whose process has ended."""
+        e = self._heard.get(rank)
+        told = "; ".join(filter(None, [why, seen(e) if e else ""]))
+        return Standing(rank, doing, where=e.where if e else "", reason=told)
 
     def stuck(self) -> list[int]:
         """The blocked ranks that can never go on: all that they wait for is stuck or has ended."""

@@ -187,7 +187,7 @@ class Cluster:
                 raise ClusterError(self._busy_with(running))
             made = trouble.current()
             if made is not None:
-                made.check(self.plan.ranks)
+                made.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
             run = Run(name, self._runs, sorted(self._room.ranks), self._room.meta(),

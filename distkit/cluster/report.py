@@ -9,6 +9,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from distkit.calls import SILENT, STOPPED, last_call, seen, silence
+from distkit.cluster.lives import MOST
 from distkit.cluster.notebook import place
 from distkit.errors import (
     CommunicationWarning,
@@ -18,17 +20,16 @@ from distkit.errors import (
     RankError,
     RunError,
     RunStopped,
+    is_generated,
 )
 from distkit.events import State, Trace
 from distkit.trace.evidence import ASKED
-from distkit.trace.findings import Finding, Kind
+from distkit.trace.findings import Finding, Kind, times
 from distkit.trace.recorder import MACHINERY, PACKAGE, is_users
+from distkit.trace.waits import gone, search
 
 if TYPE_CHECKING:
     from distkit.cluster.run import Run
-
-#: Of a process that was ended because it hung.
-HUNG = "it gave no sign of life for longer than the heartbeat_timeout, and was ended"
 
 #: What torch says where there is no process group.
 _NO_GROUP = "process group has not been initialized"
@@ -42,10 +43,13 @@ def lost(rank: int) -> Outcome:
     return {"rank": rank, "died": "no answer", "log": "", "intact": False}
 
 
-def cause(status: int, *, asked: bool = False, hung: bool = False) -> str:
-    """How a process ended: by its exit status, and by what was meant to end it."""
+def cause(status: int, *, asked: bool = False, hung: float = 0.0) -> str:
+    """How a process ended: by its exit status, and by what was meant to end it.
+
+    ``hung`` is how long it had been silent when it was ended for that [s]; 0 if it was not.
+    """
     if status == -signal.SIGKILL and (asked or hung):
-        return "dk.trouble killed it, as asked" if asked else HUNG
+        return "dk.trouble killed it, as asked" if asked else f"it {silence(hung)}"
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
@@ -95,9 +99,10 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
                   "is lost. Until the next run its values have one copy less",
     }  # fmt: skip
     return [
-        f"{r['name'].replace('scheduler', 'the scheduler')} ended in the middle of {name} "
-        f"({r['how']}), and was replaced at once: "
+        f"{r['name'].replace('scheduler', 'the scheduler')} {gone(r['how'])} in the middle of "
+        f"{name} ({r['how']}), and was replaced at once: "
         f"{again.get(r['name'].split()[0], 'another ran the function from its beginning')}."
+        f"{f' {STOPPED}' if SILENT in r['how'] else ''}"
         for r in replaced
     ]
 
@@ -139,23 +144,35 @@ def _is_consequence(outcome: Outcome) -> bool:
 
 def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
     rank, log = dead[0]["rank"], dead[0]["log"]
-    line = _last_line(trace, rank, log)
+    line, where = _last_place(trace, rank, log)
     others = f" (and so did {listing([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
     words = _last_words(log)
     said = f"\nIts last words:\n{words}" if words else ""
     found = trace.diagnose()
     why = [f for f in found if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
-    search = "look for what ended it: os._exit, a crash in native code, or too little memory."
+    how, remedy = dead[0]["died"], search(dead[0]["died"])
     for f in found:
-        if f.kind is Kind.DIED:
-            search = f.remedy[:1].lower() + f.remedy[1:]
-    if ASKED in dead[0]["died"]:
-        search = "nothing is wrong with the program."
+        if f.kind is Kind.DIED and rank in f.culprits:
+            remedy = f.remedy
+    remedy = remedy[:1].lower() + remedy[1:]
+    if ASKED in how:
+        remedy = "nothing is wrong with the program."
     return RankDied(
-        f"the process of rank {rank} ended in the middle of {name} ({dead[0]['died']}){others}"
-        f"{_at(line)}. A new one takes its place; {why[0] if why else search}{said}",
+        f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}"
+        f"{where}. {_before(trace, rank)}"
+        f"The next run has a new one; {why[0] if why else remedy}{said}",
         rank=rank, line=line,
     )  # fmt: skip
+
+
+def _before(trace: Trace, rank: int) -> str:
+    """How others ended in its place, in the same run."""
+    hows = [r["how"] for r in trace.meta.get("replaced", []) if r["node"] == rank]
+    if not hows:
+        return ""
+    how = hows[0] if len({*hows}) == 1 else "; ".join(hows)
+    most = ", which is the most," if len(hows) >= MOST else ""
+    return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({how}). "
 
 
 def _last_words(log: str, most: int = 15) -> str:
@@ -197,15 +214,17 @@ def _exception(
 
 def _users_line(frames: list[Frame]) -> str:
     """The innermost line that is the user's: not in an installed package."""
-    for file, number, *_ in reversed(frames):
-        if is_users(file):
+    for file, number, function, _ in reversed(frames):
+        if is_users(file) and not is_generated(file, function):
             return place(f"{file}:{number}")
     return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
 
 
 def _shown(frames: list[Frame]) -> list[Frame]:
     """The traceback without distkit's machinery, as far as the user's lines explain it."""
-    return [f for f in frames if not f[0].startswith(MACHINERY)] or frames
+    return [
+        f for f in frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
+    ] or frames
 
 
 def _frame(file: str, number: int, function: str, text: str | None) -> str:
@@ -231,13 +250,18 @@ def _name(trace: Trace, rank: int) -> str:
     return str(trace.meta.get("ranks", {}).get(str(rank), {}).get("name", f"rank {rank}"))
 
 
-def _last_line(trace: Trace, rank: int, log: str) -> str:
-    """Where a rank was: the innermost line of the user's in a crash report, or its last event."""
+def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:
+    """Where a rank was, and that in words.
+
+    A crash report names the line that it died at, the innermost of the user's. What is recorded
+    names no more than its last call.
+    """
     for file, number in re.findall(r'File "(.+)", line (\d+) in ', log):
         if is_users(file):
-            return place(f"{file}:{number}")
-    mine = [e.where for e in trace.by_rank.get(rank, []) if e.where]
-    return mine[-1] if mine else ""
+            line = place(f"{file}:{number}")
+            return line, _at(line)
+    last = last_call(trace.spans, rank)
+    return (last.where, f"; it was {seen(last)}") if last is not None else ("", "")
 
 
 def _at(line: str) -> str:

@@ -280,7 +280,7 @@ class Room:
         for n, child in everybody:
             if child.pid == pid and not child.wait(ENDS) and not self.closed:
                 if self.run is not None:
-                    self.run.hung.add(n)
+                    self.run.hung[n] = self._heartbeat_timeout
                 server().kill([child])
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:

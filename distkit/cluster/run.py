@@ -54,7 +54,7 @@ class Run:
         self.name, self.number, self.ranks = name, number, ranks
         self._meta = {**meta, "name": name, "groups": {}}
         self.stepped, self.doomed = False, set[int]()  # those that dk.trouble is going to kill
-        self.hung = set[int]()  # those that gave no sign of life, and are ended for it
+        self.hung: dict[int, float] = {}  # how long those were silent that are ended for it [s]
         self._lives = Lives()
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
@@ -75,6 +75,7 @@ class Run:
         self._ended: set[int] = set()  # ranks whose processes we had to end
         self.prints = Prints()
         self._subscribers: list[Callable[[list[Event]], None]] = []
+        self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or begins again
         self._done = threading.Event()
         self._started, self.seconds = time.perf_counter(), 0.0
         self._error: RunError | None = None
@@ -199,7 +200,7 @@ class Run:
         elif kind == "text":
             self.prints.add(rank, *what)
         elif kind == "replaced":
-            how = report.cause(what, hung=rank in self.hung)
+            how = report.cause(what, hung=self.hung.get(rank, 0.0))
             self._lives.begin(rank, self._named(rank), how, time.monotonic())
         elif kind == "outcome":
             self.add_outcome(rank, what)
@@ -245,6 +246,7 @@ class Run:
                 self._outcomes[rank] = {**outcome, "spared": spared}
                 self._order.append(rank)
                 self._changed.notify_all()
+        self.on_end()
 
     def add_death(self, rank: int, status: int, folder: str) -> None:
         """A rank's process has ended; its files tell what it did last."""
@@ -260,7 +262,8 @@ class Run:
             ended = {"died": "it did not let go, and was ended", "released": True}
             self.add_outcome(rank, {"rank": rank, "log": "", "intact": False, **ended})
             return
-        how = report.cause(status, asked=rank in self.doomed, hung=rank in self.hung)
+        silent = self.hung.get(rank, 0.0)
+        how = report.cause(status, asked=rank in self.doomed, hung=silent)
         with self._changed:
             over = self.ending or self._failed() or bool(self._deadlock)
             if self._aftermath == "replace" and not over and self._lives.vacate(rank, how):
@@ -308,16 +311,18 @@ class Run:
         self._unpack()
         self.add_rows(rank, *failed(self._events, rank, self._lives.first(rank), began))
         self._lives.begin(rank, self._named(rank), how, began)
+        self.on_end()
         self._rows[rank] = 0
         self._watch.forget(rank)
         self.doomed.discard(rank)
-        self.hung.discard(rank)
+        self.hung.pop(rank, None)
         try:
             crew.replace(self, rank, self._lives.of(rank))
         except DistkitError as error:
             said = {"rank": rank, "died": f"{how}; no other could be started: {error}"}
             self.add_outcome(rank, {**said, "log": "", "intact": False})
         self.add_rows(rank, *note(how, began, time.monotonic()))
+        self.on_end()
 
     def _named(self, node: int) -> str:
         return str(self._meta["ranks"][str(node)]["name"])

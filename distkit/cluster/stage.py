@@ -61,8 +61,11 @@ class Stage:
         #: When each pause began, and how long all pauses were before it and with it [s].
         self._pauses: list[tuple[float, float, float]] = []
         self._last = 0.0  # time of the latest event, without the pauses
-        self._stands = False  # nobody moves now
-        run.clock = self._clock
+        self._stands = False  # nobody moves now …
+        self._disturbed = False  # … but somebody has ended since
+        self._free = set[int]()  # those let go for good
+        self._replaced = 0  # so many of the run's are known here
+        run.clock, run.on_end = self._clock, self._on_end
         run.subscribe(self._on_events)
 
     # -- looking --------------------------------------------------------------------
@@ -83,10 +86,6 @@ class Stage:
         doing = {s.doing for s in self.standings}
         return Doing.BLOCKED in doing and not doing & {Doing.PAUSED, Doing.RUNNING}
 
-    @property
-    def _failed(self) -> bool:
-        return any(s.doing in (Doing.FAILED, Doing.RELEASED) for s in self.standings)
-
     # -- moving ---------------------------------------------------------------------
 
     def let_go(self, ranks: Iterable[int], count: int | None = 1) -> None:
@@ -97,8 +96,9 @@ class Stage:
                 before = self._paused_so_far
                 begin = self._last + before
                 self._pauses.append((begin, before, before + time.monotonic() - begin))
-            self._stands = False
+            self._stands = self._disturbed = False
             self._told = {r: self._heard[r] for r in ranks}
+            self._free.update(ranks if count is None else ())
         self._go(ranks, count)
 
     def settle(self, choice: tuple[int, ...] = ()) -> None:
@@ -126,36 +126,61 @@ class Stage:
         """Make the present a moment to come back to."""
         with self.run._changed:
             self._note_ends()
-            count, standings = self._heard.total(), tuple(self.standings)
-            self.moments.append(Moment(count, self._last, choice, standings))
-            self._stands = count > 0
+            self.moments.append(self._now(choice))
+            self._stands = self.moments[-1].events > 0
         self._changed()
+
+    def _now(self, choice: tuple[int, ...]) -> Moment:
+        return Moment(self._heard.total(), self._last, choice, tuple(self.standings))
 
     def _settled(self) -> bool:
         """Whether nothing will happen by itself. Called with the lock held."""
         self._note_ends()
         if any(self._heard[r] == n and r in self.run.waiting for r, n in self._told.items()):
             return self.run.finished  # the word to go is still on its way
-        return self._board.settled or self._failed or self.run.finished
+        return self._board.settled or self.run._failed() or self.run.finished
 
     def _ending(self) -> bool:
         """Whether the run is about to end: all ranks have, one failed, or nobody can go on."""
-        over = not self.run.waiting or self._failed
+        over = not self.run.waiting or self.run._failed()
         return over or (self.deadlocked and not self.run._wait_forever)
 
     def _note_ends(self) -> None:
         for name, members in self.run._meta["groups"].items():
             self._board.group(name, members)
-        for rank, end in report.ends(list(self.run._outcomes.values())).items():
-            self._board.end(int(rank), end["how"], end["text"].partition("\n")[0])
+        outcomes = list(self.run._outcomes.values())
+        spared = {o["rank"] for o in outcomes if o["spared"]}
+        for rank, end in report.ends(outcomes).items():
+            why = end["text"].partition("\n")[0]
+            why += "; the others go on without it" * (int(rank) in spared)
+            self._board.end(int(rank), end["how"], why)
+
+    def _on_end(self) -> None:
+        """A rank has ended, or another has taken its place: who looks is told at once."""
+        with self.run._changed:
+            self._disturbed = True
+            for one in self.run.replaced[self._replaced :]:
+                self._replaced += 1
+                self._board.replaced(one["node"], one["how"])
+            again = self._free & {one["node"] for one in self.run.replaced}
+            self._renew()
+        self._go(again, None)
+        self._changed()
+
+    def _renew(self) -> None:
+        """What happens although nobody was let go belongs to the present moment."""
+        if self._stands and self._disturbed:
+            self._note_ends()
+            self.moments[-1] = self._now(self.moments[-1].choice)
 
     def _on_events(self, events: list[Event]) -> None:
         with self.run._changed:
             self._board.feed(events)
             self._heard.update(e.rank for e in events)
             self._last = max([self._last, *(e.time for e in events)])
+            self._renew()
             self.run._changed.notify_all()
-        if not events:
+        if self._disturbed or not events:
             self._changed()
 
     @property

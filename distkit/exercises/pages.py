@@ -14,8 +14,9 @@ class Server:
     """What a server of one key keeps, for ``dk.check.push_handler``.
 
     ``sync``: as ``dist_sync``, else as ``dist_async``. ``workers``: how many there are.
-    ``waiting``: the workers whose pulls have no answer yet. ``inbox``: gradients that wait for
-    their round, by worker. ``seen``: the (worker, number) of pushes that were accepted.
+    ``waiting``: the workers whose pulls have no answer yet; whoever answers them takes them off.
+    ``inbox``: gradients that wait for their round, by worker. ``seen``: the (worker, number) of
+    pushes that were accepted.
     """
 
     sync: bool
@@ -43,8 +44,9 @@ def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> 
         return []  # somebody is missing in this round
 
     server.update(sum(server.inbox.values()))
-    server.inbox.clear()
-    answered, server.waiting = server.waiting, []
+    server.inbox.clear()  # the next round begins
+
+    answered, server.waiting = server.waiting, []  # no pull is answered twice
     return answered
 
 

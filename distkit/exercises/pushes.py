@@ -177,7 +177,6 @@ def play(mine: Answer, sync: bool, workers: int, steps: list[Step]) -> str:
             wrong = _raised(error, mine)
         if wrong:
             return _told(server, steps[: i + 1], wrong)
-        server.waiting = [w for w in waiting if w not in step.answered]
     return ""
 
 
@@ -216,7 +215,29 @@ def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> 
                 "round")  # fmt: skip
     if late := sorted(step.answered - set(said)):
         return (f"the round is complete, and the pull of worker {late[0]} still waits: it would "
-                "wait for ever. Return everybody in server.waiting")  # fmt: skip
+                f"wait for ever. {_late(server)}")  # fmt: skip
+    return _left(server, step, waiting)
+
+
+def _late(server: Server) -> str:
+    if server.waiting:
+        return "Return everybody in server.waiting"
+    return ("server.waiting was empty when it was returned. Keep the list before you empty it: "
+            "answered, server.waiting = server.waiting, []")  # fmt: skip
+
+
+def _left(server: Server, step: Step, waiting: list[int]) -> str:
+    """What is wrong with those who go on waiting; "" if nothing is."""
+    right, left = [w for w in waiting if w not in step.answered], server.waiting
+    if not isinstance(left, list):
+        return f"server.waiting is {left!r}: leave a list of workers there"
+    if twice := [w for w in left if w in step.answered]:
+        return (f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
+                "it would be answered again in the next round. Take off whom you answer: "
+                "answered, server.waiting = server.waiting, []")  # fmt: skip
+    if lost := [w for w in right if w not in left]:
+        return (f"worker {lost[0]} is no longer in server.waiting, but its pull has no answer: it "
+                "would wait for ever. Empty the list only when you answer")  # fmt: skip
     return ""
 
 

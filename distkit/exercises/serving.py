@@ -45,10 +45,15 @@ TASKS: list[Task] = [
          "return [] until it is server.workers; under dist_async one is enough.",
          "A round is complete: server.update(sum(server.inbox.values())), empty the inbox for the "
          "next round, and answer everybody in server.waiting.",
+         "Whoever is answered waits no longer. So when a round is complete, and only then, keep "
+         "the list, put an empty one in its place, and return the one you kept: "
+         "answered, server.waiting = server.waiting, [].",
          "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
          "server.seen: the echo of a push may come rounds later."),
         "server.sync: True under dist_sync, False under dist_async. server.workers: how many.\n"
-        "server.waiting: the workers whose pulls wait. server.update(total): one step with a sum.\n"
+        "server.update(total): one step with a sum.\n"
+        "server.waiting: a list of the workers whose pulls wait. It fills as they pull; you take\n"
+        "off those whom you answer.\n"
         "server.inbox, a dict, and server.seen, a set: empty at first, and yours.\n"
         "A push may come again: its (worker, number) tells.",
     ),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from distkit.calls import SILENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -304,6 +306,15 @@ def given_up(request: Request, name: str) -> Error:
         "too long, and the others went on without it. What it still says does not count. If it "
         "was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
     ))  # fmt: skip
+
+
+def ended(how: str) -> str:
+    """That a node is gone, after its name in a sentence: it has crashed, or hung.
+
+    >>> ended("its connection broke")
+    'has ended (its connection broke)'
+    """
+    return how if SILENT in how else f"has ended ({how})"
 
 
 def error(request: Request, text: object) -> Error:

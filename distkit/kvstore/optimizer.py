@@ -9,6 +9,7 @@ import torch
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.memory import empty_like
+from distkit.kvstore.tensors import named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +105,7 @@ def make(name: str, options: dict[str, Any]) -> SGD:
         ) from None
 
 
-def to_spec(optimizer: object) -> tuple[str, dict[str, float]]:
+def to_spec(optimizer: Any) -> tuple[str, dict[str, float]]:
     """An optimizer as a name and numbers, to send it.
 
     Raises:
@@ -114,9 +115,11 @@ def to_spec(optimizer: object) -> tuple[str, dict[str, float]]:
         if isinstance(optimizer, kind):
             options = {k: float(v) for k, v in asdict(optimizer).items() if v is not None}
             return name, options
+    is_class = isinstance(optimizer, type)
+    what = f"the class {named(optimizer)}" if is_class else named(type(optimizer))
     raise KVStoreError(
-        f"set_optimizer got {optimizer!r}, which no server knows. "
-        "Give one of distkit.kvstore's, such as SGD(learning_rate=0.1)."
+        f"set_optimizer got {what}. Give a rule that the servers know, such as "
+        "kvstore.SGD(learning_rate=0.1); it takes no parameters, since the servers have them."
     )
 
 

@@ -18,6 +18,7 @@ from distkit.kvstore.entry import Update
 from distkit.kvstore.messages import (
     Answer,
     Barrier,
+    Error,
     Init,
     Key,
     Message,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 _MESSAGES = {Register: Op.REGISTER, Init: Op.INIT, SetOptimizer: Op.INIT, Push: Op.PUSH,
              Pull: Op.PULL}  # fmt: skip
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
+
+#: How the label of an answer ends that is an error.
+REFUSED = ": refused"
 
 
 #: What a worker passes before it asks: the gate of a run that is stepped through, trouble.
@@ -206,6 +210,7 @@ class Answering:
         if rec is None or label is None:
             return
         tensor = _tensor(answer)
+        label += REFUSED if isinstance(answer, Error) else ""
         # of a worker whose gradients came too late for their round: so many did
         late = getattr(answer, "dropped", 0) or None
         common = {"peer": answer.node, "match": answer.match, "label": label, "tag": late,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from distkit.calls import SILENT, STOPPED
 from distkit.errors import KVStoreError
 from distkit.kvstore.messages import (
     Answer,
@@ -17,6 +18,7 @@ from distkit.kvstore.messages import (
     Replaced,
     Reply,
     Request,
+    ended,
     error,
 )
 from distkit.kvstore.recording import Asking, Clocks, Step, wait_begins
@@ -292,10 +294,11 @@ class Requests:
         for number, flight in list(self._in_flight.items()):
             if flight.to == node and number in self._in_flight:
                 what = type(flight.request).__name__.lower()
-                lost = "cannot be reached" if how == REFUSED else "has ended"
+                lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
+                stopped = f"{STOPPED} " if SILENT in how else ""
                 self._settle(flight, error(flight.request, (
-                    f"{self._name(node)} {lost} ({how}) while {self._name(self.node)} waited "
-                    f"for its answer to {what}{_of(flight.request)}. {self._advice(node)}"
+                    f"{self._name(node)} {lost} while {self._name(self.node)} waited for its "
+                    f"answer to {what}{_of(flight.request)}. {stopped}{self._advice(node)}"
                     "Run again, and another has its place."
                 )))  # fmt: skip
 

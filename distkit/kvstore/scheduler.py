@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from distkit.kvstore.messages import (
     Reply,
     Request,
     RollCall,
+    ended,
     error,
     given_up,
     stale,
@@ -58,6 +60,9 @@ class Scheduler:
     def __init__(self, workers: int, servers: int, run: int = 0) -> None:
         self.workers, self.servers, self.run = workers, servers, run
         self.changed = False
+        #: Called with the process of a node that is taken for dead, and how it was lost: it may
+        #: know better.
+        self.lost: Callable[[int, str], str] = lambda pid, how: how
         self._callable: set[int] = set()  # servers that have ever been heard
         self._clear()
 
@@ -277,9 +282,10 @@ class Scheduler:
         node = leave.node
         if node not in self.present and (node >= self.workers or node in self.gone):
             return []  # known, or one of an earlier run: another may be on its way
-        self.gone[node] = self._ends[node] = leave.how
+        there = self.present.pop(node, None)
+        how = leave.how if there is None else self.lost(there.pid, leave.how)
+        self.gone[node] = self._ends[node] = how
         self.changed = True
-        self.present.pop(node, None)
         self.at_barrier.pop(node, None)
         self._lives[node] += 1
         told = [self._departed(server, node) for server in sorted(self._callable - {node})]
@@ -322,8 +328,8 @@ class Scheduler:
         return self.terms is not None and not self.terms.spares and self.terms.on_crash == "halt"
 
     def _missing(self, what: str, nodes: list[int]) -> str:
-        names = " and ".join(f"{self._name(n)} ({self.gone[n]})" for n in sorted(nodes))
-        said = f"{what} waits for {names}, which has ended."
+        names = " and ".join(f"{self._name(n)}, which {ended(self.gone[n])}" for n in sorted(nodes))
+        said = f"{what} waits for {names}."
         if max(nodes) >= self.workers:
             return f"{said} Run again: another has its place then."
         return (

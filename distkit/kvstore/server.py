@@ -40,6 +40,7 @@ from distkit.kvstore.messages import (
     SetOptimizer,
     SetState,
     SetUpdater,
+    ended,
     error,
     given_up,
 )
@@ -295,9 +296,9 @@ class KVServer:
         return set() if self.rule.complete(possible, self.members) else missed
 
     def _halted(self, pull: Pull, missed: set[int]) -> str:
-        who = " and ".join(f"worker {w} ({self.gone[w]})" for w in sorted(missed))
+        who = " and ".join(f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed))
         return (
-            f"pull of {pull.key!r} waits for a gradient of {who}, which has ended: dist_sync needs "
+            f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
             "every worker in every round. To go on with the others, create the store with "
             'on_crash="continue"; to have another worker take its place, with on_crash="replace".'
         )

@@ -6,7 +6,10 @@ enter. Where the cluster has keys (CurveZMQ), who does not know them cannot even
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 #: So long a last word may take to leave [ms]: to a live peer it takes much less.
 LAST_WORD = 200
+
+#: Whose connections have broken since it ends is gone within this time [ms].
+LAST_BREATH = 200
 
 
 def open_socket(
@@ -59,6 +65,25 @@ def listens(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def goes_on(pid: int) -> bool:
+    """Whether a process whose connections have broken hangs: one that ends is soon gone.
+
+    Only Linux tells; elsewhere it counts as one that has ended.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        gone = select.poll()
+        gone.register(process, select.POLLIN)
+        return not gone.poll(LAST_BREATH)
+    finally:
+        os.close(process)
 
 
 #: How a connection that was good ended, and one that never was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -70,8 +71,8 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
     for t in tensors or [None]:
         if not isinstance(t, Tensor):
             raise KVStoreError(
-                f"{what} of {key!r} with a {type(t).__name__}. Give torch tensors: "
-                "torch.as_tensor(x) makes one of a number, a list or an array."
+                f"{what} of {key!r} got {_kind(value)}. Give a tensor (torch.as_tensor(x) makes "
+                "one of a number, a list or an array), or a list of tensors, one for each device."
             )
         if dtype_name(t) not in DTYPES:
             raise KVStoreError(
@@ -79,6 +80,24 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
                 f"Use one of {', '.join(DTYPES)}."
             )
     return tensors
+
+
+def _kind(value: Any) -> str:
+    """What was given, by its type: a value may be long."""
+    kind = named(type(value))
+    if not isinstance(value, (list, tuple)):
+        return kind
+    kinds = dict.fromkeys(named(type(v)) for v in value)
+    return f"{kind}[{', '.join(kinds)}]" if kinds else f"an empty {kind}"
+
+
+def named(kind: type) -> str:
+    """A type as users know it: ``torch.optim.SGD``, which is in ``torch.optim.sgd``."""
+    name, module = kind.__qualname__, kind.__module__
+    package = module.rpartition(".")[0]
+    if getattr(sys.modules.get(package), name, None) is kind:
+        module = package
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def fresh(tensors: Sequence[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import zmq
 
+from distkit.calls import silence
 from distkit.errors import KVStoreError
 from distkit.kvstore import memory
 from distkit.kvstore.journal import Kept, file_of, keeper
@@ -44,6 +45,7 @@ from distkit.kvstore.sockets import (
     BROKEN,
     LAST_WORD,
     Ends,
+    goes_on,
     listens,
     open_socket,
     receive,
@@ -94,6 +96,8 @@ class Service:
             Shard(node, updating) if node.role == "server"
             else Kept(node.workers, node.servers, node.run)
         )  # fmt: skip
+        if isinstance(self._machine, Kept):
+            self._machine.lost = self._lost
 
     def stop(self) -> None:
         """End :meth:`run`, from any thread or signal handler; twice does no harm."""
@@ -273,10 +277,16 @@ class Service:
             if of_this_run:
                 self._deliver([self._machine.miss(peer.node, peer.last, BROKEN)])
         elif of_this_run or peer.node >= self.node.workers:
-            there = self._machine.present.get(peer.node)
             self._deliver(self._machine.handle(Leave(self._machine.run, peer.node, 0, BROKEN)))
-            if there is not None:
-                self.missed(there.pid)
+
+    def _lost(self, pid: int, how: str) -> str:
+        """The scheduler's word on a node that is taken for dead, whoever noticed it first."""
+        patience = self.node.heartbeat_timeout
+        if how == BROKEN:
+            self.missed(pid)
+            if patience and goes_on(pid):
+                return silence(patience)
+        return how
 
     # -- the scheduler's word to a server, and everybody's answers --------------
 

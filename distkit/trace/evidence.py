@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from distkit.awaiting import concerns
-from distkit.calls import call, named
+from distkit.calls import SILENT, call, named
 from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State, Trace
 from distkit.standing import Board, Doing, Standing
 
@@ -18,7 +18,8 @@ ASKED = "dk.trouble"
 
 #: How a rank fails that only waited for another one.
 _CONSEQUENCE = re.compile(
-    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|waits for .* which has ended"
+    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|"
+    rf"waits for .* which (has ended|{SILENT})"
 )
 
 

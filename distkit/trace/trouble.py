@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from distkit.events import Op
 
@@ -33,13 +34,13 @@ class Trouble:
     drop: Mapping[int, int] = field(default_factory=dict)
     kill: Mapping[int, int] = field(default_factory=dict)
 
-    def check(self, ranks: int) -> None:
+    def check(self, ranks: int, servers: int = 0) -> None:
         """Raise ValueError when it names a rank that is not there."""
         named = {*self.delay, *self.drop, *self.kill}
         if unknown := named - set(range(ranks)):
             raise ValueError(
-                f"dk.trouble names rank {min(unknown, key=str)}, "
-                f"and there are ranks 0 to {ranks - 1}."
+                f"dk.trouble names rank {min(unknown)}, and there are ranks 0 to {ranks - 1}."
+                f"{f' {_SERVERS}' if servers else ''}"
             )
 
     def on(self, rank: int) -> Callable[[Op, int], None]:
@@ -111,7 +112,20 @@ def current() -> Trouble | None:
     return _current[-1] if _current else None
 
 
+#: How those end that have no rank.
+_SERVERS = (
+    "Servers and the scheduler are no ranks: to have one end, kill its process while a run goes "
+    "on, with os.kill(pid, signal.SIGKILL); cluster.status() shows its pid."
+)
+
+
 def _check(made: Trouble) -> None:
+    for name, given in (("delay", made.delay), ("drop_rank", made.drop), ("kill", made.kill)):
+        if wrong := [key for key in given if not isinstance(key, Integral)]:
+            raise ValueError(
+                f"dk.trouble({name}=…) got {wrong[0]!r}. Name a rank, or a worker where there are "
+                f"servers, by its number: {{1: {given[wrong[0]]!r}}}. {_SERVERS}"
+            )
     steps = [*made.drop.values(), *made.kill.values()]
     if any(not isinstance(n, int) or n < 0 for n in steps):
         raise ValueError(

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distkit.calls import at, call, named
+from distkit.calls import SILENT, STOPPED, at, call, last_call, named, seen
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.evidence import ASKED, Evidence
 from distkit.trace.findings import (
@@ -301,10 +301,24 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 # -- ranks that failed ------------------------------------------------------------------------
 
 
+def gone(how: str) -> str:
+    """What a process did that is gone, in a word."""
+    return "hung" if SILENT in how else "ended"
+
+
+def search(how: str) -> str:
+    """What to do about a process that is gone."""
+    if ASKED in how:
+        return "That is what you asked for."
+    if SILENT in how:
+        return STOPPED
+    return "Look for what ended it: os._exit, a crash in native code, or too little memory."
+
+
 def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
     """Ranks that raised or died in the same way."""
-    last = [s for r in ranks if (s := facts.last(r)) is not None]
-    places = {r: where for r in ranks} if where else lines(*last)
+    last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
+    places = {r: where for r in ranks} if where else lines(*last) if how == "raised" else {}
     said = (text.splitlines() or ["an exception"])[0][:200]
     if how == "raised":
         kind, remedy = Kind.RAISED, "Repair this first: whoever waits does so because of it."
@@ -312,11 +326,9 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
             kind, remedy = Kind.UNUSED_PARAMETER, UNUSED
         message = f"{named(ranks)} raised {said}{at(where)}."
     else:
-        kind = Kind.DIED
-        remedy = "Look for what ended it: os._exit, a crash in native code, or too little memory."
-        if ASKED in text:
-            remedy = "That is what you asked for."
+        kind, remedy = Kind.DIED, search(text)
         of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"
-        after = f"; last it was in {call(last[0])}{at(last[0].where)}" if last and not where else ""
-        message = f"the {of} ended ({said}){at(where)}{after}."
+        who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
+        after = f"; {who}{seen(last[0])}" if last and not where else ""
+        message = f"the {of} {gone(text)} ({said}){at(where)}{after}."
     return Finding(kind, message, remedy, tuple(ranks), missing_ranks=tuple(ranks), lines=places)

@@ -22,13 +22,19 @@ from distkit.views.summaries import number, rounded
 
 #: Clocks are no finer [s].
 SOON = 1e-9
+WORKER = "worker"  # a rank's role where there is a parameter server
 
 
 def figures(columns: Columns) -> Json:
-    """The numbers of a run: seconds, bytes, counts, and parts of the time from 0 to 1."""
+    """The numbers of a run: seconds, bytes, counts, and parts of the time from 0 to 1.
+
+    With a parameter server ``busy`` and ``waiting`` are means of the workers alone: what a server
+    does between two requests is no loss of time.
+    """
     frame, waited = columns.frame, waits(columns)
     path = critical_path(columns, waited)
     ranks = per_rank(columns, waited)
+    workers = [r for r in ranks if r["role"] == WORKER] or ranks
     end, start = frame["end"] or 0.0, frame["start"] or 0.0
     return {
         "seconds": end - start,
@@ -36,7 +42,8 @@ def figures(columns: Columns) -> Json:
                                        "collective_bytes")},
         "most_sent": int(sent_bytes(columns)[1].max(initial=0)),
         "rounds": rounds(columns), "critical": int((~columns.ops.mark[path]).sum()) if path else 0,
-        "busy": _mean([r["busy"] for r in ranks]), "waiting": _mean([r["waiting"] for r in ranks]),
+        "busy": _mean([r["busy"] for r in workers]),
+        "waiting": _mean([r["waiting"] for r in workers]),
         "ranks": ranks,
     }  # fmt: skip
 
@@ -52,7 +59,7 @@ def per_rank(columns: Columns, waited: Floats) -> list[Json]:
         return float(all_ranks[rank]) if rank < len(all_ranks) else 0.0
 
     return [{
-        "rank": lane["rank"], "name": lane["name"], "busy": lane["busy"],
+        "rank": lane["rank"], "name": lane["name"], "role": lane["role"], "busy": lane["busy"],
         "waiting": round(min(lane["busy"], of(waiting, lane["rank"]) / seconds), 4),
         "messages": int(of(messages, lane["rank"])), "bytes": int(of(nbytes, lane["rank"])),
     } for lane in frame["lanes"]]  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distkit.events import Event, Trace
 from distkit.views.bars import Bars
 from distkit.views.columns import Columns
-from distkit.views.compare_figures import figures, training
+from distkit.views.compare_figures import WORKER, figures, training
 from distkit.views.frame import Json, clean
 from distkit.views.units import count, human_seconds
 
@@ -38,6 +38,8 @@ ROWS = [
     ("step_seconds", "time per step", "s", "of the watched loop, mean"),
     ("loss", "loss at the end", "x", "mean of the ranks"),
 ]  # fmt: skip
+#: Of whom parts of the time are means where there is a parameter server.
+OF_WORKERS = "workers, without servers and scheduler"
 
 
 def project(traces: Mapping[str, Trace], *, clock: str = "start", baseline: int = 0) -> Json:
@@ -129,7 +131,10 @@ def _facts(runs: Sequence[Json]) -> list[str]:
 
 
 def _rows(runs: Sequence[Json]) -> Iterator[Json]:
+    workers = any(r["role"] == WORKER for run in runs for r in run["figures"]["ranks"])
     for key, label, unit, hint in ROWS:
+        if workers and unit == "%":
+            label, hint = f"workers {label}", hint.replace("ranks", OF_WORKERS)
         values = [run["figures"].get(key) for run in runs]
         if any(v not in (0, None) for v in values) or key in ("seconds", "messages"):
             yield {"key": key, "label": label, "unit": unit, "hint": hint, "values": values}

@@ -38,8 +38,11 @@ def to_table(steps: Json, picture: Json) -> str:
                      r.get("where", ""), waits))  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    ranks = shown(steps)["ranks"]
+    why = [f"{row[0]}: {r['reason']}" for row, r in zip(rows[1:], ranks, strict=True)
+           if r.get("reason") and not r.get("waits")]  # fmt: skip
     return "\n".join([
-        f"{steps['name']}: {step(steps)}", *(f"  {line}".rstrip() for line in lines),
+        f"{steps['name']}: {step(steps)}", *(f"  {line}".rstrip() for line in [*lines, *why]),
         *(f"  ! {remark['message']} {remark['remedy']}".rstrip() for remark in remarks(steps)),
     ])  # fmt: skip
 
@@ -109,9 +112,9 @@ class _Panel:
     def _pin(self, x: float, y: float, r: Json) -> str:
         """A rank's number; hollow and dashed while it is blocked, hollow when it failed."""
         color, blocked = self._color(r["rank"]), r["doing"] == "blocked"
-        if r["doing"] in ("failed", "released"):
-            ink = WARNING_LIGHT if r["doing"] == "failed" else GRAY
-            edge = f'stroke="{WARNING_LIGHT if r["doing"] == "failed" else color}"'
+        if r["doing"] in ("failed", "died", "released"):
+            ink = GRAY if r["doing"] == "released" else WARNING_LIGHT
+            edge = f'stroke="{color if r["doing"] == "released" else WARNING_LIGHT}"'
             number = svg.text(x + 10, y + 12, str(r["rank"]), ink, _NUMBER)
             return svg.rect(x, y, 20, 16, 'fill="#fff"', f'{edge} stroke-width="1.5"', 8) + number
         fill, stroke = f'fill="{color}"', ""
@@ -183,11 +186,13 @@ class _Panel:
         name = self.lanes.get(r["rank"], {}).get("name", f"rank {r['rank']}")
         yield svg.text(x + 38, y + 21, name, INK, 'font-weight="700"')
         yield svg.text(x + width - 12, y + 21, r["doing"], GRAY, 'text-anchor="end"')
-        told = r.get("call", "")
-        yield svg.text(x + 12, y + 41, told, INK, f'font-family="{svg.CODE}" font-size="11.5"')
-        reason = textwrap.shorten(r.get("reason", ""), int((width - 20 - 7 * len(told)) / 6) or 1,
+        told, left = r.get("call", ""), x + 12
+        if told:
+            yield svg.text(left, y + 41, told, INK, f'font-family="{svg.CODE}" font-size="11.5"')
+            left += 12 + 7 * len(told)
+        reason = textwrap.shorten(r.get("reason", ""), int((x + width - 8 - left) / 6) or 1,
                                   placeholder="…")  # fmt: skip
-        yield svg.text(x + 24 + 7 * len(told), y + 41, reason, WARNING_LIGHT)
+        yield svg.text(left, y + 41, reason, WARNING_LIGHT)
         now, last = self.bars.get(r.get("now", "")), self.bars.get(r.get("last", ""))
         before = (now or {}).get("values", [None])[0]
         after = ((last or {}).get("values", []) or [None])[-1]

@@ -50,7 +50,7 @@ def _messages(story: Story) -> Iterator[Beat]:
     for r in story.requests:
         kind = "optimizer" if r.optimizer else _KINDS[r.op]
         yield Beat(kind, r.node, r.server, r.sent, _after(r.sent, r.arrived), r)
-        if r.left is not None and r.op in _ANSWERS and not r.failed:
+        if r.left is not None and r.op in _ANSWERS and not r.refused:
             yield Beat(_ANSWERS[r.op], r.server, r.node, r.left, _after(r.left, r.back), r)
 
 
@@ -72,6 +72,7 @@ class Teller:
         self.story, self.names, self.quorum = story, names, story.quorum
         self.held = {id(w.asked): w for w in waits if w.asked is not None}
         self.everybody = len(story.of("worker")) + len(story.of("server"))
+        self.applied = {id(g.push): g.by for g in story.gradients}
         self.inbox: dict[Place, list[Gradient]] = {}
         for g in story.gradients:
             self.inbox.setdefault(g.push.place, []).append(g)
@@ -102,6 +103,10 @@ class Teller:
         elif not r.refused and r.arrived is not None and self.quorum.get(r.run, 1) > 1:
             here = self._lying(r.place, r.arrived)
             more += f" · {here} of {self.quorum[r.run]} are here"
+        if r.alone:
+            by = self.applied.get(id(r))
+            more += f" · applied in v{by}" if by is not None else ""
+            more += " · its worker ended"
         return f"{self.name(r.node)} pushes its gradient of {r.key} to {self.name(r.server)}", more
 
     def _lying(self, place: Place, time: float) -> int:

@@ -16,14 +16,13 @@ from distkit.events import Op, Trace
 from distkit.views import server_layout as layout
 from distkit.views.frame import Json, clean
 from distkit.views.server_beats import Beat, Teller, beats, nbytes, plain
-from distkit.views.server_story import Gradient, Story, Update, read
+from distkit.views.server_staleness import bin_of, histogram
+from distkit.views.server_story import Story, Update, read
 from distkit.views.server_waits import Status, Wait, find, statuses
 from distkit.views.units import count
 
 #: At most so many beats are drawn, the last ones; the counters count all. They go in blocks.
 MAX_BEATS, BLOCK = 6_000, 1_000
-#: Staleness of this much and more is counted together.
-MAX_LATE = 12
 
 
 def project(trace: Trace, live: bool = False) -> Json:
@@ -47,7 +46,7 @@ def project(trace: Trace, live: bool = False) -> Json:
     at = {place: i for i, place in enumerate(rows)}
     drawn = _drawn(story, rows, names, max(quorum.values(), default=1))
     doing = statuses(trace, story, waits, names, {w["rank"] for w in drawn["workers"]})
-    inbox = _gradients(story, at, quorum, start)
+    staleness = histogram(g.late for g in story.gradients if g.late is not None)
     return {
         "title": clean(str(trace.meta.get("name", ""))), "facts": _facts(trace, story),
         "notices": _notices(trace, story, waits, order, first, names, live),
@@ -56,7 +55,7 @@ def project(trace: Trace, live: bool = False) -> Json:
         **drawn,
         "lanes": [[rank, i, names.get(rank, f"rank {rank}")] for i, rank in enumerate(trace.ranks)],
         "beats": [plain(b, at, teller.told(b)) for b in order[first:]],
-        "gradients": inbox,
+        "gradients": _gradients(story, at, quorum, start, staleness),
         "held": [[at[w.asked.server, w.asked.key], w.node, w.begin, _finite(w.end)]
                  for w in waits if w.kind == "pull" and w.asked and w.end >= start],
         "updates": [[at[u.server, u.key], u.version, u.begin, u.end, list(u.late.items())]
@@ -66,7 +65,7 @@ def project(trace: Trace, live: bool = False) -> Json:
                    for s in _from(doing, start)],
         "present": [[r.arrived, r.node] for r in story.requests
                     if r.op is Op.REGISTER and r.arrived is not None],
-        "base": _sums(order[:first], [g for g in story.gradients if _before(g, start)]),
+        "staleness": staleness, "base": _sums(order[:first], story, start, staleness),
     }  # fmt: skip
 
 
@@ -141,9 +140,10 @@ def _placed(
 
 
 def _gradients(
-    story: Story, at: dict[tuple[int, str], int], quorum: dict[int, int], start: float
-) -> list[list[object]]:
-    """Row, worker, from when to when in the inbox, slot, computed from which version, how late."""
+    story: Story, at: dict[tuple[int, str], int], quorum: dict[int, int], start: float,
+    staleness: Json,
+) -> list[list[object]]:  # fmt: skip
+    """Row, worker, from when to when in the inbox, slot, from which version, bin of staleness."""
     slots = {w: i for i, w in enumerate(story.of("worker"))}
     whole = max(quorum.values(), default=1)
     found: list[list[object]] = []
@@ -157,8 +157,8 @@ def _gradients(
             slot = next(free, whole - 1)
         mine[slot] = until
         if until >= start:
-            version = g.push.version
-            found.append([row, g.push.node, g.arrived, _finite(until), slot, version, g.late])
+            found.append([row, g.push.node, g.arrived, _finite(until), slot, g.push.version,
+                          bin_of(staleness, g.late)])  # fmt: skip
     return found
 
 
@@ -166,7 +166,8 @@ def _known(story: Story, at: dict[tuple[int, str], int]) -> list[list[float]]:
     """When each row got its first value, in each run."""
     found: dict[tuple[int, int], float] = {}
     for r in story.requests:
-        if (r.server, r.key) not in at or r.arrived is None or r.failed is not None:
+        given_up = r.failed is not None and (r.refused or r.left is None)
+        if (r.server, r.key) not in at or r.arrived is None or given_up:
             continue
         if r.op is not Op.INIT or r.whole:
             one = r.run, at[r.server, r.key]
@@ -186,12 +187,8 @@ def _recent(updates: list[Update], start: float) -> list[Update]:
     return [*old.values(), *(u for u in updates if u.end is None or u.end >= start)]
 
 
-def _before(g: Gradient, start: float) -> bool:
-    return g.taken is not None and g.taken < start
-
-
-def _sums(done: Iterable[Beat], taken: Iterable[Gradient]) -> Json:
-    """What is counted of beats and gradients."""
+def _sums(done: Iterable[Beat], story: Story, start: float, staleness: Json) -> Json:
+    """What is counted of the beats that are not drawn, and of the gradients applied before."""
     pushes = pulls = updates = there = back = 0
     for b in done:
         if b.end is None:
@@ -200,19 +197,21 @@ def _sums(done: Iterable[Beat], taken: Iterable[Gradient]) -> Json:
         updates += isinstance(b.of, Update)
         size = nbytes(b)
         there, back = there + size * (b.kind == "push"), back + size * (b.kind == "weights")
-    late = Counter(min(g.late, MAX_LATE) for g in taken if g.late is not None)
+    late = Counter(bin_of(staleness, g.late) for g in story.gradients
+                   if g.taken is not None and g.taken < start)  # fmt: skip
     return {"pushes": pushes, "pulls": pulls, "updates": updates, "there": there, "back": back,
-            "late": [late[n] for n in range(MAX_LATE + 1)]}  # fmt: skip
+            "late": [late[n] for n in range(len(staleness["labels"]))]}  # fmt: skip
 
 
 def _opening(waits: list[Wait], story: Story, start: float, end: float) -> float:
     """A moment that tells what this run is like.
 
-    Somebody who never gets an answer: when it has asked. Else when the most stale gradient has
-    been applied, if possible while nobody waits; else where most gradients and pulls wait longest.
+    Somebody who never gets an answer, or a refusal: when it has asked. Else when the most stale
+    gradient has been applied, if possible while nobody waits; else where most gradients and pulls
+    wait longest.
     """
     pulls = [w for w in waits if w.kind == "pull" and w.end >= start]
-    if stuck := [w for w in pulls if w.asked and w.asked.left is None]:
+    if stuck := [w for w in pulls if w.asked and (w.asked.left is None or w.asked.refused)]:
         return max(w.begin for w in stuck)
     taken = {(u.place, u.begin): u.end or u.begin for u in story.updates}
     late = [(g.late, taken[g.push.place, g.taken]) for g in story.gradients

@@ -119,7 +119,7 @@ class Scene:
             bold = ' font-weight="700"' if late else ""
             color = WARNING_LIGHT if late else GRAY
             yield svg.text(x, y, words, color, f'{END} font-size="11.5"{bold}')
-            x -= text_width(words, 12) + 10
+            x -= text_width(words, 13) + 11
         for i, (worker, _) in enumerate(reversed(state.last[:4])):
             fill = self.color(worker)
             yield f'<circle cx="{x - 5 - 11 * i:.1f}" cy="{y - 4}" r="4.2" fill="{fill}"/>'

@@ -58,7 +58,7 @@ def at(picture: Json, time: float) -> Moment:
 
 
 def counts(picture: Json) -> Json:
-    """The counters at the end: of pushes, pulls, updates, bytes there and back, and staleness."""
+    """The counters at the end: pushes, pulls, updates, bytes there and back, bins of staleness."""
     sums = {**picture["base"], "late": list(picture["base"]["late"])}
     for beat in (b for b in picture["beats"] if b["end"] is not None):
         size, kind = beat.get("nbytes", 0), beat["kind"]
@@ -67,9 +67,9 @@ def counts(picture: Json) -> Json:
         sums["updates"] += kind == "update"
         sums["there"] += size * (kind == "push")
         sums["back"] += size * (kind == "weights")
-    for *_, late in picture["gradients"]:
-        if late is not None:
-            sums["late"][min(late, len(sums["late"]) - 1)] += 1
+    for *_, where in picture["gradients"]:
+        if where is not None:
+            sums["late"][where] += 1
     return sums
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from distkit.views import svg
 from distkit.views.frame import Json
+from distkit.views.geometry import text_width
 from distkit.views.server_scene import END, MIDDLE, Scene, cut
+from distkit.views.server_staleness import LETTERS, said
 from distkit.views.server_state import at, counts, resting, stretches
 from distkit.views.theme import GRAY, INK, WARNING_LIGHT
 from distkit.views.units import count, human_bytes, human_seconds
@@ -16,6 +18,7 @@ WIDTH, LEFT, MAX_BYTES = 960, 24, 60_000
 #: At most so many workers' waiting is drawn, updates are listed, keys are written in the table.
 MAX_LANES, MAX_UPDATES, MAX_ROWS = 8, 14, 24
 PANEL = 790  # where the updates are written
+TITLE, BOLD = 'font-size="11.5"', 'font-size="11" font-weight="700"'
 NOTHING = "nobody asked a parameter server in this trace"
 
 
@@ -59,7 +62,8 @@ class _Page:
         parts += [*self._fact(y), *self._waiting(y + 46)]
         y += 62 + 13 * min(len(p["workers"]), MAX_LANES)
         parts += self._sums(y + 24)
-        return svg.document(WIDTH, y + 92, title, "".join(parts))
+        y += 142 if any(p["staleness"]["totals"]) else 78
+        return svg.document(WIDTH, y, title, "".join(parts))
 
     # -- beside and below ----------------------------------------------------------------
 
@@ -83,13 +87,16 @@ class _Page:
             words = f"{name} v{version}"
             yield svg.text(PANEL, y, words, INK, f'font-family="{svg.CODE}" font-size="11"')
             x = PANEL + 6.7 * len(words) + 10
-            for worker, n in late[:5]:
+            for i, (worker, n) in enumerate(late):
+                told = f"{n} late" if n else ""
+                wide = 12 + (text_width(told, 12) + 6 if n else 0)
+                if x + wide > WIDTH - (LEFT if i + 1 == len(late) else 2 * LEFT):
+                    yield svg.text(x - 4, y, f"+ {len(late) - i}", GRAY, 'font-size="11"')
+                    break
                 fill = self.scene.color(worker)
                 yield f'<circle cx="{x:.0f}" cy="{y - 4:.0f}" r="4.2" fill="{fill}"/>'
-                if n:
-                    bold = 'font-size="11" font-weight="700"'
-                    yield svg.text(x + 8, y, f"{n} late", WARNING_LIGHT, bold)
-                x += 46 if n else 12
+                yield from [svg.text(x + 8, y, told, WARNING_LIGHT, BOLD)] if n else ()
+                x += wide
 
     def _waiting(self, y: float) -> Iterator[str]:
         """Per worker the whole run: full while it waits for others, pale while it computes."""
@@ -130,21 +137,25 @@ class _Page:
             yield svg.text(x, y + 16, f"{n:,}", INK, 'font-size="19" font-weight="700"')
             yield svg.text(x, y + 36, f"{noun} · {more}", GRAY)
             x += 150
-        last = max((i for i, n in enumerate(sums["late"]) if n), default=-1)
-        if last < 0:
-            return
-        most, x = max(sums["late"]), WIDTH - LEFT - 30.0 * (max(last, 2) + 1)
-        for n, taken in enumerate(sums["late"][: max(last, 2) + 1]):
-            high = 26 * taken / most
-            color = WARNING_LIGHT if n else "#8f9aa6"
-            small = f'{MIDDLE} font-size="10.5"'
-            if taken:
-                yield svg.rect(x, y + 22 - high, 24, max(high, 1.5), f'fill="{color}"', "", 1)
-                yield svg.text(x + 12, y + 18 - high, f"{taken:,}", GRAY, small)
-            yield svg.text(x + 12, y + 34, str(n), GRAY, small)
-            x += 30
-        words = "updates between pull and push, per gradient"
-        yield svg.text(WIDTH - LEFT, y + 50, words, GRAY, END)
+        if any(sums["late"]):
+            yield from self._staleness(y, sums["late"])
+
+    def _staleness(self, y: float, counts: list[int]) -> Iterator[str]:
+        """The histogram, from 10 pixels above y to 104 below."""
+        drawn = self.picture["staleness"]
+        pitch, most, small = drawn["pitch"], max(counts), f'font-size="{LETTERS}"'
+        left, base = WIDTH - LEFT - drawn["room"], y + 22 + drawn["high"]
+        yield svg.text(left, y, "gradients", GRAY, TITLE)
+        yield svg.line(left, base, left + pitch * len(counts), base, GRAY, 1)
+        for i, (n, label) in enumerate(zip(counts, drawn["labels"], strict=True)):
+            x, middle = left + i * pitch, left + (i + 0.5) * pitch
+            color = WARNING_LIGHT if i else "#8f9aa6"
+            high = max(drawn["high"] * n / most, 2.0)
+            if n:
+                yield svg.rect(x + 1, base - high, pitch - 2, high, f'fill="{color}"', "", 1)
+                yield svg.text(middle, base - high - 4, f"{n:,}", INK, f"{MIDDLE} {small}")
+            yield svg.text(middle, base + 14, label, GRAY, f"{MIDDLE} {small}")
+        yield svg.text(left, base + 32, drawn["axis"], GRAY, TITLE)
 
 
 def to_table(picture: Json) -> str:
@@ -166,11 +177,10 @@ def to_table(picture: Json) -> str:
     lines += [f"  {names.get(node, node)} {text}" for node, (kind, text, _) in now.status.items()
               if kind == "waits"]  # fmt: skip
     sums = counts(p)
-    late = ", ".join(f"{n:,} {f'{i} late' if i else 'fresh'}"
-                     for i, n in enumerate(sums["late"]) if n)  # fmt: skip
+    late = said(p["staleness"], sums["late"])
     pushes = "1 push" if sums["pushes"] == 1 else f"{sums['pushes']:,} pushes"
     told = [f"{pushes} ({human_bytes(sums['there'])})",
             f"{count(sums['pulls'], 'pull')} ({human_bytes(sums['back'])})",
             count(sums["updates"], "update")]  # fmt: skip
-    lines.append("  " + ", ".join(told) + (f"; staleness: {late}" if late else ""))
+    lines.append("  " + ", ".join(told) + (f"; gradients of staleness {late}" if late else ""))
     return "\n".join([*lines, *(f"  ! {notice}" for notice in p["notices"])])

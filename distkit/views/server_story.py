@@ -32,6 +32,7 @@ class Request:
 
     ``version`` is that of the value: for a pull the one it got, for a push the one that its
     gradient was computed from. ``at_once``: the answer left before the server did anything else.
+    ``refused``: it was an error. ``alone``: the node ended before it had the answer.
     """
 
     op: Op
@@ -52,11 +53,8 @@ class Request:
     late: int = 0  # the answer's: so many gradients of its node came too late for their round
     version: int = 0
     dropped: bool = False
-
-    @property
-    def refused(self) -> bool:
-        """The server answered, and the answer was no."""
-        return self.failed is not None and self.left is not None
+    refused: bool = False
+    alone: bool = False
 
     @property
     def place(self) -> Place:
@@ -77,6 +75,7 @@ class Gradient:
     push: Request
     arrived: float
     taken: float | None = None
+    by: int | None = None  # the version that this one made
     late: int | None = None  # so many updates came between the pull and this one
 
 
@@ -129,6 +128,7 @@ def read(trace: Trace) -> Story:
         begins[r.run] = min(begins.get(r.run, r.sent), r.sent)
     updates = list(_updates(trace.spans, requests, roles))
     _drop(requests)
+    _part(requests, trace)
     gradients = _inboxes(requests, updates)
     _date(requests, updates)
     barriers: dict[str, list[Span]] = defaultdict(list)
@@ -190,7 +190,19 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
         where=s.where, whole=bool(s.dtype or (got and got.dtype)),
         at_once=bool(got and reply and reply.seq == got.seq + 1),
         late=(reply.tag or 0) if reply else 0,
+        refused=reply is not None and reply.label == f"{s.label}: refused",
     )  # fmt: skip
+
+
+def _part(requests: list[Request], trace: Trace) -> None:
+    """Mark those whose nodes have ended: whatever the server did, nobody heard the answer."""
+    ended = {int(rank) for rank, end in trace.meta.get("ends", {}).items()
+             if end.get("how") != "returned"}  # fmt: skip
+    again = {int(one["node"]) for one in trace.meta.get("replaced", ())}
+    for r in requests:
+        if r.back is None and not r.refused:
+            cut = r.failed is not None and r.left is not None and r.node in ended | again
+            r.alone = cut or (r.failed is None and r.node in ended)
 
 
 def _roles(trace: Trace, requests: list[Request]) -> dict[int, str]:
@@ -267,7 +279,7 @@ def _take(inbox: dict[int, deque[Gradient]], update: Update) -> None:
         late = update.late.setdefault(worker, 0)
         if inbox[worker]:
             gradient = inbox[worker].popleft()
-            gradient.taken, gradient.late = update.begin, late
+            gradient.taken, gradient.by, gradient.late = update.begin, update.version, late
 
 
 def _date(requests: list[Request], updates: list[Update]) -> None:

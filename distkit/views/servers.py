@@ -41,7 +41,7 @@ class Servers(WholeView):
     ...               {"ranks": roles}))
     Servers: 1 worker, 1 server
       server: w v1 (8 B)
-      1 push (8 B), 0 pulls (0 B), 1 update; staleness: 1 fresh
+      1 push (8 B), 0 pulls (0 B), 1 update; gradients of staleness 0: 1
     """
 
     _esm = esm("servers")

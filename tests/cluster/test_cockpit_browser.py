@@ -260,6 +260,20 @@ Traceback on rank 1:
 ValueError: too small"""
 
 
+def test_the_card_of_a_worker_that_died_says_so(opened: Any) -> None:
+    stepper = steps.ring()
+    stepper.next()
+    link, why = opened(stepper), "signal SIGKILL; the others go on without it"
+    link.drawn(lambda: stepper.fail("", 1, why, "", how="died"))
+    assert link.text(".dk-card[data-rank='1'] .dk-doing") == "died"
+    said = link.text(".dk-card[data-rank='1'] .dk-reason")
+    assert said.startswith("signal SIGKILL; the others go on without it; last seen before send(")
+    assert "rank 1: died" in link.text("> .dk-spoken")
+    assert link.root.locator(".dk-hot").count() == 0  # no line is to blame
+    button = link.root.locator(".dk-go[data-rank='1']")
+    assert button.get_attribute("aria-disabled") == "true"
+
+
 def test_a_run_that_failed_is_told_once_and_its_ranks_stay_where_they_were(opened: Any) -> None:
     stepper = steps.ring(3)
     stepper.next()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
+from distkit.kvstore.requests import Requests
 from distkit.views.server_projection import project
 from distkit.views.server_state import at
 
@@ -122,6 +123,34 @@ def test_a_run_may_begin_before_anybody_has_noticed(cluster, gone: list[int]) ->
     assert cluster.run(adds, "dist_sync").results == [100, 100]
 
 
+def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
+    """Worker 1 dies of the answer to its second push: the server has accepted that."""
+    kv = kvstore.create(mode, on_crash=on_crash)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(4))
+    for n in range(3):
+        flag = Path(folder, "died")
+        if n == 1 and kv.rank == 1 and not flag.exists():
+            flag.touch()
+            Requests._settle = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+
+
+@pytest.mark.parametrize("on_crash", ["continue", "replace"])
+@pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
+def test_an_accepted_push_is_not_refused_because_its_worker_died(
+    cluster, tmp_path, mode: str, on_crash: str
+) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="1 ended"):
+        run = cluster.run(dies_unheard, mode, on_crash, str(tmp_path))
+    picture = project(run.trace)
+    assert not any("refused" in notice for notice in picture["notices"])
+    mine = [b["more"] for b in picture["beats"] if b["kind"] == "push" and b["src"] == 1]
+    (more,) = [m for m in mine if "its worker ended" in m]
+    assert "applied in v" in more or mode == "dist_sync"  # whose round may go on without it
+
+
 # -- in the middle of a run: others take their places --------------------------------
 
 
@@ -217,7 +246,7 @@ def sums_up() -> float:
 
 
 def test_one_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
-    with pytest.raises(dk.RankDied, match="rank 1"):
+    with pytest.raises(dk.RankDied, match=r"rank 1.*replaced 3 times.*\(signal SIGKILL\)"):
         cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
     assert cluster.run(adds, "dist_sync").results == [100, 100]

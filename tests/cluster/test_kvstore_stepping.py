@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,12 +241,14 @@ def test_a_hang_found_while_stepping(usable: dk.Cluster) -> None:
 
 
 def slow(mode: str, flag: str, **options) -> None:
-    """Worker 2 comes late."""
+    """Worker 2 comes late, with what it pulled when the others did."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(3):
         kv.pull("w")
+        if n < 2:  # else it may be alone in a round, if it is very late
+            kv.barrier()
         while kv.rank == 2 and n == 1 and not Path(flag).exists():
             time.sleep(0.01)
         kv.push("w", torch.ones(4))
@@ -297,6 +300,87 @@ def test_trouble_counts_pushes_and_pulls(usable: dk.Cluster) -> None:
     mine = [s.op for s in spans if s.rank == 1 and s.state is not State.SCHEDULED]
     # the optimizer goes to both servers
     assert mine == [Op.REGISTER, Op.INIT, Op.INIT, Op.INIT, Op.PULL, Op.PUSH]
+
+
+# -- stepping while a worker dies ---------------------------------------------------------
+
+
+def kill(cluster: dk.Cluster, rank: int) -> None:
+    os.kill(cluster.status().rows[rank][2], signal.SIGKILL)
+
+
+def told(stepper: dk.Stepper, rank: int, says: str) -> None:
+    """Wait until the moment shown says something of a rank, without a step."""
+    seen = threading.Event()
+    stepper.watch(seen.set)
+    while says not in str(stepper.moment.standings[rank]):
+        assert seen.wait(30), stepper
+        seen.clear()
+
+
+GO_ON = [dict(mode="dist_async"), dict(mode="dist_sync", on_crash="continue")]
+
+
+@pytest.mark.parametrize("options", GO_ON)
+def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, options) -> None:
+    stepper = usable.step(train, **options).run_to(op="push")
+    moments = len(stepper.moments)
+    kill(usable, 1)
+    told(stepper, 1, "rank 1: died: signal SIGKILL; the others go on without it; "
+                     "last seen before push('w') at ")  # fmt: skip
+    assert len(stepper.moments) == moments and doing(stepper) == ["paused", "died", "paused"]
+    with pytest.raises(dk.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
+        stepper.next(rank=1)
+    stepper.next()
+    assert calls(stepper) == ["pull('w')", "", "pull('w')"]
+    stepper.next(rank=0).next(rank=2)  # they pull: the server may not have noticed yet
+    assert doing(stepper)[1] == "died" and not stepper.finished
+    with pytest.warns(dk.CommunicationWarning, match="rank 1 ended"):
+        zero, one, two = stepper.finish().results
+    assert one is None and zero[-1] == two[-1]
+
+
+@pytest.mark.parametrize("options", GO_ON)
+def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, options) -> None:
+    """Optimizer, init and pull are three; each step after the death is a step, too."""
+    with dk.trouble(kill={1: 3}):
+        stepper = usable.step(train, **options)
+        for n in range(6):
+            stepper.next()
+            assert doing(stepper)[1] == ("died" if n > 2 else "paused")
+            assert not stepper.finished and "failed" not in doing(stepper)
+    assert "dk.trouble killed it, as asked; the others go on" in repr(stepper)
+    with pytest.warns(dk.CommunicationWarning, match="as asked.; last seen before push"):
+        stepper.finish()
+
+
+def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -> None:
+    stepper = usable.step(train, "dist_async", on_crash="replace").run_to(op="push")
+    kill(usable, 1)
+    told(stepper, 1, "it took the place of one that died (signal SIGKILL)")
+    assert calls(stepper) == ["push('w')", "set_optimizer(sgd)", "push('w')"]
+    stepper.next(rank=1)
+    assert str(stepper.moment.standings[1]).startswith("rank 1: paused before init('w')")
+    assert "took the place" not in repr(stepper)
+    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* replaced at once"):
+        assert len(stepper.finish().results[1]) == 3
+
+
+def test_who_takes_a_place_after_finish_is_let_go_too(usable: dk.Cluster) -> None:
+    with dk.trouble(kill={1: 4}):
+        stepper = usable.step(train, "dist_async", on_crash="replace").next()
+    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* replaced at once"):
+        assert len(stepper.finish().wait(60).results[1]) == 3
+
+
+def test_a_death_that_halts_the_store_is_told_on_its_card(usable: dk.Cluster) -> None:
+    stepper = usable.step(train, "dist_sync").run_to(op="push")
+    kill(usable, 1)
+    told(stepper, 1, "rank 1: died: signal SIGKILL; last seen before push('w') at ")
+    told(stepper, 0, "released")
+    told(stepper, 2, "released")
+    with pytest.raises(dk.RankDied, match=r"rank 1 .*; it was last seen before push\('w'\) at "):
+        stepper.finish()
 
 
 def both() -> float:

@@ -1,6 +1,7 @@
 """The server view in a real browser, with traces of real workers and servers."""
 
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
     assert "to v4" in view.text(".dk-fact strong")  # it opens at the most stale gradient
     assert drawn(view, ".dkp-svg .dkp-late") == ["3 late"]
     assert view.texts(".dkp-updates li .dkp-who")[-1].split() == ["1", "3", "late"]
-    bars = [bar.split() for bar in view.texts(".dkp-bar")]
-    assert bars == [["3", "0"], ["1"], ["2"], ["1", "3"]]
+    assert drawn(view, ".dkp-count") == ["3", "", "", "1"]
+    assert drawn(view, ".dkp-tick") == ["0", "1", "2", "3"]
     view.root.focus()
     said = []
     while not any("computed from v0" in fact for fact in said):  # others may speak in between
@@ -135,6 +136,34 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
         assert len(said) < 6, said
     view.root.locator(".dkp-updates li").first.click()
     view.root.locator(".dkp-pill", has_text="v1").wait_for()
+    view.fine()
+
+
+def test_bins_of_large_staleness_can_be_read(tab: Any, tmp_path: Path) -> None:
+    s = traces.Script()
+    said = {"label": "w", "nbytes": 8, "dtype": "float32"}
+    for n, late in enumerate([0, 1, 1, 2, 23, 27, 427]):
+        push = {**said, "match": f"kv:0:0:{n}"}
+        s.op(0, Op.PUSH, n * 1e-3, None, peer=1, **push)
+        s.op(1, Op.RECV, n * 1e-3, n * 1e-3, peer=0, **push)
+        label = f"update w → v{n + 1} ← 0" + (f" ({late} late)" if late else "")
+        s.op(1, Op.MARK, (n + 0.2) * 1e-3, (n + 0.5) * 1e-3, label=label)
+    view = sheet(tab, tmp_path, s.trace(ranks=traces.names("worker", "server")))
+    view.root.focus()
+    view.press("Home", "End")
+    assert drawn(view, ".dkp-tick") == [f"{n}–{n + 49}" for n in range(0, 450, 50)]
+    assert drawn(view, ".dkp-count") == ["6", *[""] * 7, "1"]
+    told = view.root.locator(".dkp-staleness").get_attribute("aria-label")
+    assert told == "gradients of staleness 0–49: 6, 400–449: 1"
+    for width in (1200, 760):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        for kind in (".dkp-tick", ".dkp-count"):
+            boxes = view.root.evaluate(
+                "(root, kind) => [...root.querySelectorAll(kind)].filter((e) => e.textContent)"
+                ".map((e) => e.getBoundingClientRect()).map((b) => [b.left, b.right])",
+                kind,
+            )
+            assert len(boxes) > 1 and all(a[1] < b[0] for a, b in pairwise(boxes)), boxes
     view.fine()
 
 

@@ -61,7 +61,7 @@ class FakeStepper:
 
     @property
     def finished(self) -> bool:
-        ended = (Doing.FINISHED, Doing.FAILED, Doing.RELEASED)
+        ended = (Doing.FINISHED, Doing.FAILED, Doing.DIED, Doing.RELEASED)
         return all(s.doing in ended for s in self._board.standings)
 
     def subscribe(self, callback):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from test_views_servers import Shop, shop
 
 from distkit.awaiting import Awaiting
-from distkit.calls import call
+from distkit.calls import call, silence
 from distkit.events import Event, Op, State, Trace
 from distkit.kvstore.consistency import Asynchronous, Synchronous
-from distkit.kvstore.messages import Register
+from distkit.kvstore.messages import Register, ended
 from distkit.kvstore.recording import Asking, Clocks, Step, _terms
 from distkit.standing import Board, Doing
 from distkit.trace.diagnosis import diagnose
@@ -212,14 +212,15 @@ def test_who_died_is_named_with_those_who_waited_and_a_way_on() -> None:
     assert 'on_crash="continue"' in found.remedy and "rank 1 in every round" in found.remedy
 
 
-def test_who_was_told_of_a_death_waited_for_it() -> None:
+@pytest.mark.parametrize("how", ["its connection broke", silence(1)])
+def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
     """Its error is no second cause."""
     told = [e for e in worker(0, 2, *MORE) if e.state is not State.BLOCKED]
     last = told[-1]
     told.append(Event(0, last.seq, Op.PULL, State.FAILED, 300.0, peer=3, label="w",
                       match=last.match, where=last.where))  # fmt: skip
-    text = ("KVStoreError: pull of 'w' waits for a gradient of worker 1 (its connection broke), "
-            "which has ended: dist_sync needs every worker in every round.")  # fmt: skip
+    text = (f"KVStoreError: pull of 'w' waits for a gradient of worker 1, which {ended(how)}: "
+            "dist_sync needs every worker in every round.")  # fmt: skip
     ends = {"0": {"how": "raised", "text": text}, "1": {"how": "died", "text": "SIGKILL"}}
     (found,) = diagnose(Trace([*told, *worker(1, 2)], {"world_size": 2, "ends": ends}))
     assert (found.kind, found.culprits, found.waiting) == (Kind.DIED, (1,), (0,))

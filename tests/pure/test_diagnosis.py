@@ -372,6 +372,27 @@ def test_a_rank_that_was_killed():
     assert "the process of rank 1 ended (signal SIGKILL); rank 0 waits" in f.message
 
 
+@pytest.mark.parametrize(("state", "seen"), [
+    (State.SCHEDULED, "before"), (State.STARTED, "calling"), (State.BLOCKED, "waiting in"),
+    (State.COMPLETED, "after"),
+])  # fmt: skip
+def test_no_line_is_blamed_for_a_death(state, seen):
+    call = Event(1, 0, Op.ALL_REDUCE, state, 0.0, where=line(3))
+    note = Event(1, 1, Op.MARK, State.COMPLETED, 1.0, label="backward", where=line(9))
+    (f,) = diagnose(died(Trace([call, note], {"ends": {}}), 1, "signal SIGKILL"))
+    assert f.message == (f"the process of rank 1 ended (signal SIGKILL); last seen {seen} "
+                         f"all_reduce() at {line(3)}.")  # fmt: skip
+    assert f.lines == {}
+
+
+def test_of_several_that_died_one_is_seen_last():
+    call = Event(2, 0, Op.BARRIER, State.COMPLETED, 0.0, where=line(3))
+    trace = Trace([call], {"ends": {}})
+    (f,) = diagnose(died(died(trace, 1, "signal SIGKILL"), 2, "signal SIGKILL"))
+    assert f.message == ("the processes of ranks 1 and 2 ended (signal SIGKILL); rank 2 was last "
+                         f"seen after barrier() at {line(3)}.")  # fmt: skip
+
+
 def test_ddp_that_complains_of_missing_gradients():
     text = "RuntimeError: Expected to have finished reduction in the prior iteration before …"
     sim = Simulation([backward(8), []]).run()

@@ -52,7 +52,8 @@ def test_every_hint_is_given(name: str) -> None:
 
 def handler(
     *, once: bool = True, whole: bool = True, clears: bool = True, forgets: bool = False,
-    patient: bool = False,
+    patient: bool = False, leaves: Callable[[list[int]], Any] = lambda waiting: [],
+    drops: bool = False,
     by: Callable[[Server], None] = lambda s: s.update(sum(s.inbox.values())),
     early: bool = False, answers: Callable[[list[int]], Any] = list,
 ) -> Callable[..., Any]:  # fmt: skip
@@ -64,13 +65,17 @@ def handler(
         server.seen.add((worker, number))
         server.inbox[worker] = gradient
         if whole and len(server.inbox) < (server.workers if server.sync or patient else 1):
-            return list(server.waiting) if early else []
+            said = list(server.waiting) if early else []
+            server.waiting = [] if drops else server.waiting
+            return said
         by(server)
         if clears:
             server.inbox.clear()
         if forgets:
             server.seen.clear()
-        return answers(server.waiting)
+        said = answers(server.waiting)
+        server.waiting = leaves(server.waiting)
+        return said
 
     return push
 
@@ -86,6 +91,11 @@ def one_by_one(server: Server) -> None:
 
 def by_hand(server: Server) -> None:
     server.value = server.value + sum(server.inbox.values())
+
+
+def emptied(waiting: list[int]) -> list[int]:
+    waiting.clear()
+    return waiting
 
 
 def scalar(server: Server) -> None:
@@ -106,8 +116,12 @@ def scalar(server: Server) -> None:
         ({"by": scalar}, "server.value is 0.5: change it with server.update(total) alone"),
         ({"by": lambda server: None}, "the round is complete, but the value has no push"),
         ({"answers": lambda waiting: None}, "it returns None: return the list of workers"),
-        ({"answers": lambda waiting: []}, "still waits: it would wait for ever"),
+        ({"answers": lambda waiting: [], "leaves": list}, "wait for ever. Return everybody in"),
         ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
+        ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
+        ({"leaves": list}, "it would be answered again in the next round. Take off whom you"),
+        ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
+        ({"drops": True}, "but its pull has no answer: it would wait for ever. Empty the list"),
     ],
     ids=str,
 )  # fmt: skip

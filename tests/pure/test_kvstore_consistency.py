@@ -135,7 +135,7 @@ def test_halt_tells_those_who_wait_who_is_missing_and_what_can_be_done() -> None
     assert store.pull(0) == []
     (told,) = leave(store, 1)
     assert isinstance(told, Error)
-    assert "waits for a gradient of worker 1 (signal SIGKILL)" in told.text
+    assert "waits for a gradient of worker 1, which has ended (signal SIGKILL)" in told.text
     assert 'on_crash="continue"' in told.text
     assert 'on_crash="replace"' in told.text
     store.push(2)

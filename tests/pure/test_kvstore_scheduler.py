@@ -225,7 +225,7 @@ def test_the_servers_are_told_who_has_ended_and_the_barrier_who_is_missing() -> 
     scheduler.handle(Barrier(0, 0, 1, 0))
     *told, refused = scheduler.handle(leave(1))
     assert [(type(t), t.node, t.who) for t in told] == [(Departed, 2, 1), (Departed, 3, 1)]
-    assert "barrier waits for worker 1 (signal SIGKILL)" in refused.text
+    assert "barrier waits for worker 1, which has ended (signal SIGKILL)." in refused.text
     (later,) = scheduler.handle(Barrier(0, 0, 2, 1))
     assert "worker 1" in later.text
 
@@ -273,7 +273,7 @@ def test_who_ends_before_the_beginning_is_told_to_those_who_wait(node: int) -> N
     scheduler.handle(worker(1))
     *_, refused = scheduler.handle(leave(node))
     name = "worker 0" if node == 0 else "server 1"
-    assert f"the beginning waits for {name} (signal SIGKILL)" in refused.text
+    assert f"the beginning waits for {name}, which has ended (signal SIGKILL)" in refused.text
     for register in (server(3), server(2), worker(0)):
         assert scheduler.handle(register) == []
     assert len(scheduler.handle(worker(1))) == 4

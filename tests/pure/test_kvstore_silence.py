@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from distkit.calls import silence
 from distkit.errors import KVStoreError
 from distkit.kvstore.consistency import Terms
 from distkit.kvstore.messages import (
@@ -379,10 +380,15 @@ def test_a_worker_connects_anew_and_repeats_what_is_open() -> None:
     assert [(to, type(r), r.number) for to, r in wire.sent] == [(2, Push, 0)] * 2
 
 
-def test_a_worker_hears_that_a_server_and_its_values_are_gone() -> None:
+@pytest.mark.parametrize(("how", "says"), [
+    ("its connection broke", r"server 0 has ended \(its connection broke\) while .*replication=2"),
+    (silence(1.5), r"server 0 gave no sign of life for 1.5 s and was ended while .*SIGSTOP"
+                   r".*heartbeat_timeout.* replication=2"),
+])  # fmt: skip
+def test_a_worker_hears_that_a_server_and_its_values_are_gone(how: str, says: str) -> None:
     wire, requests = asking()
-    wire.comes = [Departed(0, 0, -1, 2, "its connection broke", LIFE)]
-    with pytest.raises(KVStoreError, match=r"server 0 has ended .* replication=2"):
+    wire.comes = [Departed(0, 0, -1, 2, how, LIFE)]
+    with pytest.raises(KVStoreError, match=says):
         requests.flush()
 
 

@@ -328,7 +328,7 @@ def test_the_step_size_changes_and_states_are_kept(tmp_path, on_store: bool) -> 
         (lambda: Trainer(network().parameters(), "adam"), "The servers know: sgd"),
         (lambda: Trainer(network().parameters(), "sgd", {"lr": 1}), r"with \['lr'\]"),
         (lambda: Trainer(network().parameters(), SGD(), {"wd": 1}), "Give one"),
-        (lambda: Trainer(network().parameters(), torch.optim.SGD), "no server knows"),
+        (lambda: Trainer(network().parameters(), torch.optim.SGD), "Give a rule"),
         (lambda: Trainer(network().parameters(), kvstore="dist"), 'no "dist" store'),
         (lambda: Trainer(network().parameters(), SGD(), kvstore=None).step(1), "have no gradient"),
     ],

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from distkit.errors import KVStoreError
 from distkit.kvstore import messages as m
 from distkit.kvstore.memory import LARGE, Exchange, Pool
+from distkit.kvstore.replication import changes
 from distkit.kvstore.wire import DTYPES, decode, encode, filled, outline
 
 POOL = Pool()
@@ -43,7 +44,7 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, float]": st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
 }
 KINDS = [m.Register, m.Barrier, m.AddressBook, m.RollCall, m.Init, m.Push, m.Pull, m.Describe,
-         m.SetOptimizer, m.GetState, m.SetState, m.Copy, m.Leave, m.Departed, m.Reply,
+         m.Rest, m.SetOptimizer, m.GetState, m.SetState, m.Copy, m.Leave, m.Departed, m.Reply,
          m.Error]  # fmt: skip
 MESSAGES = st.one_of(
     [st.builds(kind, *(BY_TYPE[str(f.type)] for f in fields(kind))) for kind in KINDS]
@@ -215,7 +216,7 @@ def test_these_are_refused(frames: list[bytes]) -> None:
         decode([bytearray(f) for f in frames])
 
 
-@given(MESSAGES)
+@given(MESSAGES.filter(changes))
 def test_an_outline_and_a_tensor_make_a_message(sent: m.Message) -> None:
     value = getattr(sent, "value", None)
     found = filled(outline(sent), value)

@@ -75,6 +75,41 @@ def test_ended(how, word):
     assert made.settled and made.stuck() == [1]
 
 
+@pytest.mark.parametrize(("until", "seen"), [
+    ("paused", "before"), ("started", "calling"), ("blocked", "waiting in"), ("done", "after"),
+])  # fmt: skip
+def test_who_died_was_seen_last_somewhere(until, seen):
+    made = board(2, op(1, 0, Op.SEND, until, peer=0))
+    made.end(1, "died", "signal SIGKILL")
+    s = made.standing(1)
+    assert str(s) == f"rank 1: died: signal SIGKILL; last seen {seen} send(dst=0) at In[5]:3"
+    assert (s.doing, s.op, s.where) == (Doing.DIED, None, "In[5]:3")
+
+
+def test_who_died_before_anything_was_seen_nowhere():
+    made = board(1)
+    made.end(0, "died", "exit status 5")
+    assert str(made.standing(0)) == "rank 0: died: exit status 5"
+
+
+def test_another_takes_the_place_of_one_that_died():
+    pull = dict(peer=2, label="w", match="kv:1:1:0")
+    made = board(2, op(1, 0, Op.PULL, "paused", **pull))
+    made.feed([Event(1, 0, Op.PULL, State.FAILED, 0.0, **pull)])
+    made.replaced(1, "signal SIGKILL")
+    assert str(made.standing(1)) == (
+        "rank 1: running: its process died (signal SIGKILL), and another takes its place; "
+        "last seen before pull('w') at In[5]:3")  # fmt: skip
+    again = dict(peer=3, label="dist_async", match="kv:1:1:1")
+    made.feed(op(1, 7, Op.REGISTER, "done", **again))
+    told = "it took the place of one that died (signal SIGKILL)"
+    assert made.standing(1).reason == told and not made.settled
+    made.feed(op(1, 8, Op.PULL, "paused", **pull))
+    assert str(made.standing(1)) == f"rank 1: paused before pull('w') at In[5]:11: {told}"
+    made.feed(op(1, 8, Op.PULL, "started", **pull)[1:])
+    assert made.standing(1).reason == ""
+
+
 def test_messages_match_first_in_first_out_by_tag():
     made = board(2, op(0, 0, Op.SEND, "done", peer=1, tag=1),
                  op(1, 0, Op.RECV, "done", peer=0, tag=1))  # fmt: skip

@@ -432,6 +432,20 @@ def test_the_static_picture_of_a_run_that_failed():
     assert {"3 released   1 failed", "released", "failed"} <= set(words)
 
 
+def test_a_rank_that_died_is_said_in_words_everywhere():
+    stepper = ring(1)
+    stepper.fail("", 1, "signal SIGKILL; the others go on without it", "", how="died")
+    told = "last seen before send(dst=2) at collectives.py:15"
+    _, moment = snapshot(stepper)["moments"][-1]
+    one = moment["ranks"][1]
+    assert one["doing"] == "died" and "call" not in one
+    assert one["reason"].endswith(told) and one["words"].startswith("rank 1: died: signal SIGKILL")
+    table = to_table(snapshot(stepper), project(stepper.trace)).splitlines()
+    assert any(line.startswith("  rank 1: signal SIGKILL") and told in line for line in table)
+    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
+    assert "died" in words and any(word.startswith("signal SIGKILL") for word in words)
+
+
 def test_the_static_picture_without_markers_opens_where_the_program_communicates():
     script = [dict(op=Op.BARRIER, where="long.py:300")]
     stepper = FakeStepper("long", [script] * 2, {"long.py": "x = 1\n" * 400})

@@ -104,6 +104,27 @@ def test_a_pull_waits_for_its_answer() -> None:
     assert waits(c).max() == pytest.approx(4 * MS)
 
 
+def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() -> None:
+    """A server that is asked seldom, and a scheduler that is not, do not dilute them."""
+    s = Script()
+    s.op(0, Op.PULL, 0, 10 * MS, peer=2, label="w", match="kv:1:0:1", **CHUNK)
+    s.op(2, Op.RECV, 0, 1 * MS, peer=0, label="w", match="kv:1:0:1", **CHUNK)
+    s.op(2, Op.SEND, 8 * MS, 10 * MS, peer=0, label="w", match="kv:1:0:1", **CHUNK)
+    s.op(1, Op.MARK, 0, 10 * MS, label="gradient")
+    roles = traces.names("worker", "worker", "server", "scheduler")
+    trace = s.trace(world_size=2, ranks=roles)
+    found = counted(trace)
+    assert (found["busy"], found["waiting"]) == pytest.approx((0.5, 0.4), abs=1e-3)
+    assert [r["waiting"] for r in found["ranks"]] == pytest.approx([0.8, 0, 0, 0], abs=1e-3)
+    told = project({"servers": trace, "ring": traces.ring()})["rows"]
+    named = {row["key"]: (row["label"], row["hint"]) for row in told}
+    assert named["waiting"][0] == "workers waiting"
+    assert named["busy"][0] == "workers in communication"
+    assert named["busy"][1].endswith("mean of the workers, without servers and scheduler")
+    plain = {row["key"]: row["label"] for row in project({"a": traces.ring()})["rows"]}
+    assert plain["waiting"] == "waiting" and plain["busy"] == "in communication"
+
+
 def test_the_critical_path_goes_through_the_straggler() -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 1 * MS, label="compute")

@@ -21,6 +21,7 @@ from distkit.kvstore.server import KVServer
 from distkit.trace import recorder
 from distkit.views import Servers, server_projection
 from distkit.views.server_projection import project
+from distkit.views.server_staleness import AXIS
 from distkit.views.server_state import at, counts
 from distkit.views.server_static import MAX_BYTES, to_svg
 from distkit.views.server_story import read
@@ -237,7 +238,7 @@ def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     assert update["who"] == "server 0 updates w to v2"
     assert update["more"] == "with worker 1 (1 late)"
     assert counts(picture) == {"pushes": 2, "pulls": 3, "updates": 2, "there": 16, "back": 24,
-                               "late": [1, 1, *[0] * 11]}  # fmt: skip
+                               "late": [1, 1, 0]}  # fmt: skip
     assert picture["opening"] == update["end"]  # the moment when lateness appeared
 
 
@@ -325,8 +326,38 @@ def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
     picture = project(trace)
     assert 40 <= len(picture["beats"]) <= 50 and "the last" in picture["notices"][-1]
     sums = counts(picture)
-    assert (sums["pushes"], sums["pulls"], sum(sums["late"])) == (whole, 24, whole)
+    assert (sums["pushes"], sums["pulls"]) == (whole, 24)
+    assert sums["late"] == picture["staleness"]["totals"] and sum(sums["late"]) == whole
+    assert any(picture["base"]["late"])
     assert at(picture, picture["start"]).rows[0].version > 0
+
+
+def test_the_static_picture_draws_the_bins() -> None:
+    steps = [("pull", 0), *[("push", 1), ("pull", 1)] * 30, ("push", 0)]
+    picture = project(shop(2, Asynchronous(), steps).trace())
+    assert picture["staleness"]["labels"] == ["0–4", "5–9", *(f"{n}–{n + 4}" for n in
+                                              range(10, 31, 5))]  # fmt: skip
+    assert picture["staleness"]["totals"] == [30, *[0] * 5, 1]
+    words = [e.text for e in ET.fromstring(to_svg(picture)).iter() if e.tag.endswith("text")]
+    assert {"0–4", "30–34", "30", "1", AXIS} <= {*words}
+    assert repr(Servers(Trace())).count("staleness") == 0
+    drawn = to_svg(project(shop(2, Synchronous(), [("push", 0)]).trace()))
+    assert AXIS not in drawn  # no gradient was applied
+
+
+def test_updates_in_the_static_picture_stay_inside_it() -> None:
+    """However late they were, and however many went in."""
+    s = Script()
+    late = ", ".join(f"{w} ({10**5 + w} late)" for w in range(12))
+    for version in range(1, 4):
+        label = f"update w → v{version} ← {late}"
+        s.op(12, Op.MARK, version * MS, (version + 0.5) * MS, label=label)
+    roles = traces.names(*["worker"] * 12, "server")
+    drawn = ET.fromstring(to_svg(project(s.trace(ranks=roles))))
+    told = [e for e in drawn.iter() if e.tag.endswith("text") and "late" in (e.text or "")
+            and float(e.get("x")) > 790]  # fmt: skip
+    assert told and all(float(e.get("x")) + 7 * len(e.text) < 960 for e in told)
+    assert sum(e.text == "+ 11" for e in drawn.iter() if e.tag.endswith("text")) == 3
 
 
 @pytest.mark.parametrize("nodes", [([0, 2], "a and b"), ([], ""), (range(9), "9 others")])
@@ -404,3 +435,56 @@ def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
     picture = project(trace)
     assert at(picture, 1.0).rows[0].version == 1
     ET.fromstring(to_svg(picture))
+
+
+# -- workers that died --------------------------------------------------------------------
+
+
+def unheard(how, takes):
+    """Worker 0 pushed, the server accepted it, and the worker was gone before the answer."""
+    s, fields = Script(), dict(label="w", match="kv:1:0:0", nbytes=8, dtype="float32")
+    s.op(0, Op.PUSH, 0.0, 9 * MS if how == "replaced" else None, peer=1, failed=True, **fields)
+    s.op(1, Op.RECV, MS, MS, peer=0, **fields)
+    if takes:
+        s.op(1, Op.MARK, 2 * MS, 3 * MS, label="update w → v1 ← 0")
+    s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, label="w", match="kv:1:0:0")
+    meta = {"died": {"ends": {"0": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
+            "replaced": {"replaced": [{"node": 0, "name": "worker 0", "how": "signal SIGKILL",
+                                       "time": 9 * MS}]}}  # fmt: skip
+    return s.trace(ranks=traces.names("worker", "server"), **meta[how])
+
+
+@pytest.mark.parametrize(("takes", "more"), [
+    (True, "computed from v0 · applied in v1 · its worker ended · 8 B"),
+    (False, "computed from v0 · its worker ended · 8 B"),
+])  # fmt: skip
+@pytest.mark.parametrize("how", ["died", "replaced"])
+def test_a_push_whose_worker_died_is_not_refused(how, takes, more) -> None:
+    trace = unheard(how, takes)
+    picture = project(trace)
+    push = next(b for b in picture["beats"] if b["kind"] == "push")
+    assert push["more"] == more and "refused" not in push
+    assert not any("refused" in notice for notice in picture["notices"])
+    (gradient,) = read(trace).gradients
+    assert gradient.by == (1 if takes else None)
+    row = at(picture, picture["end"]).rows[0]
+    assert (row.version, len(row.slots)) == ((1, 0) if takes else (0, 1))
+
+
+def test_a_dead_workers_push_that_was_refused_stays_so() -> None:
+    """It came after its worker had been given up: the server's answer says so."""
+    run = shop(2, Asynchronous(), [])
+    run.server.leave(0, "signal SIGKILL", 999)
+    run.push(0)
+    trace = run.trace(ends={"0": {"how": "died", "text": "signal SIGKILL", "where": ""}})
+    heard = [e for e in trace if (e.rank, e.op, e.state) != (0, Op.PUSH, State.FAILED)]
+    picture = project(Trace(heard, trace.meta))
+    push = next(b for b in picture["beats"] if b["kind"] == "push")
+    assert push["more"].startswith("refused") and push["refused"]
+    assert "1 request refused" in picture["notices"]
+
+
+def test_who_stopped_waiting_and_lives_has_not_ended() -> None:
+    trace = unheard("replaced", True)
+    (push,) = (r for r in read(Trace(trace.events, {})).requests if r.op is Op.PUSH)
+    assert not (push.refused or push.alone)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
+from distkit.kvstore.messages import Leave, Missed, Register
+from distkit.kvstore.sockets import BROKEN
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,7 +151,8 @@ def test_without_copies_a_server_that_hangs_is_told(crew: Nodes) -> None:
     (flags / "stopped").touch()
     for worker in range(2):
         said = crew.result(worker)
-        assert f"server {home - 2} has ended" in said
+        assert f"server {home - 2} gave no sign of life for 0.5 s and was ended" in said
+        assert "SIGSTOP" in said and "heartbeat_timeout" in said
         assert "replication=2" in said
     os.kill(crew.processes[home].pid, signal.SIGCONT)
     assert "was given up" in crew.receive(home)
@@ -166,6 +170,51 @@ def one_hangs(kv: KVStore) -> tuple[float, float]:
     flag(kv, "passed").touch()
     wait_until(flag(kv, "back").exists)
     return before, kv.pull("w").item()
+
+
+@pytest.mark.parametrize("seen_by", ["a server", "the scheduler"])
+@pytest.mark.parametrize("hangs", [True, False])
+def test_whoever_notices_first_the_process_is_told_of_once(
+    tmp_path: Path, seen_by: str, hangs: bool
+) -> None:
+    node = kvstore.Node("scheduler", 0, 1, 1, str(tmp_path), heartbeat_timeout=0.5)
+    service, told = kvstore.serve(node), []
+    service.missed = told.append
+    with Popen(["sleep", "60"]) as process:
+        handle = service._machine.handle
+        handle(Register(0, 1, 0, "ipc://server", 1, 1))
+        handle(Register(0, 0, 0, "", 1, 1, "dist_sync", 100, pid=process.pid))
+        if not hangs:
+            process.kill()
+        news = [Missed(0, 1, 1, 0, 7, BROKEN), Leave(0, 0, 0, BROKEN)]
+        first, second = news if seen_by == "a server" else reversed(news)
+        (departed,) = handle(first)
+        assert handle(second) == []
+        assert told == [process.pid]
+        process.kill()
+    assert departed.how == ("gave no sign of life for 0.5 s and was ended" if hangs else BROKEN)
+    service._stop.close()
+    service._stopped.close()
+
+
+def needs_every_worker(kv: KVStore) -> float:
+    adding(kv)
+    kv.barrier()
+    if kv.rank == 1:
+        flag(kv, "now").touch()
+        wait_until(flag(kv, "never").exists)
+    return kv.pushpull("w", torch.ones(1)).item()
+
+
+def test_dist_sync_says_that_a_worker_hung(crew: Nodes) -> None:
+    flags = begin(crew, "dist_sync", needs_every_worker)
+    wait_until((flags / "now").exists)
+    os.kill(crew.processes[1].pid, signal.SIGSTOP)
+    said = crew.result(0)
+    assert "gradient of worker 1, which gave no sign of life for 0.5 s and was ended" in said
+    os.kill(crew.processes[1].pid, signal.SIGCONT)
+    (flags / "never").touch()
+    assert "worker 1 was given up" in crew.result(1)
 
 
 def test_a_worker_that_hangs_is_given_up_and_hears_so(crew: Nodes) -> None:

@@ -102,7 +102,7 @@ function able(button, why, title) {
 
 // How many ranks are where: "2 paused", "1 blocked".
 export function chips({ ranks }) {
-  const words = ["paused", "blocked", "running", "finished", "released", "failed"];
+  const words = ["paused", "blocked", "running", "finished", "released", "failed", "died"];
   return words.map((word) => [word, ranks.filter(({ doing }) => doing === word)])
     .filter(([, some]) => some.length)
     .map(([word, some]) => h("li", { class: "dk-chip", "data-doing": word,

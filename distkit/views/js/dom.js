@@ -10,4 +10,13 @@ export function h(tag, props = {}, ...children) {
   return element;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+export function s(tag, props = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [key, value] of Object.entries(props)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,21 +1,14 @@
 // Paints the stage as SVG: links, messages on their way, ranks, and the strips that they hold.
 
+import { s } from "./dom.js";
 import { clamp } from "./numbers.js";
 
-const NS = "http://www.w3.org/2000/svg";
 const WIDTH = 760;
 const STRIPS = 16; // so many ranks have a strip, and so many a number
 const NUMBERS = 40;
 const NEGATIVE = "#0072b2";
 const POSITIVE = "#e08200";
 const ROUND = ["ring", "star"];
-
-function s(tag, props = {}, ...children) {
-  const element = document.createElementNS(NS, tag);
-  for (const [key, value] of Object.entries(props)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
 
 const along = ([x1, y1], [x2, y2], f) => [x1 + f * (x2 - x1), y1 + f * (y2 - y1)];
 const ease = (f) => f * f * (3 - 2 * f);

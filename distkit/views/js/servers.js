@@ -131,7 +131,7 @@ export class Servers extends Sheet {
     this.fact.replaceChildren(h("strong", {}, who), h("span", {}, [more, where].filter(Boolean).join(" · ")));
     this.updates.mark(time);
     this.waiting.draw(script, this.look, this.scene.lanes, time);
-    this.sums.replaceChildren(...counters(this.moments.counts(time)));
+    this.sums.replaceChildren(...counters(this.moments.counts(time), picture.staleness));
     this.root.dataset.beat = beat;
   }
 

@@ -1,6 +1,6 @@
 // Around the picture of a parameter server: updates, counters, who waited when.
 
-import { h } from "./dom.js";
+import { h, s } from "./dom.js";
 import { clamp, humanBytes, humanSeconds, plural } from "./numbers.js";
 import { order } from "./serversstate.js";
 
@@ -80,22 +80,31 @@ export class Updates {
 }
 
 // Counters, and how stale the gradients were.
-export function counters({ pushes, pulls, updates, there, back, late }) {
+export function counters({ pushes, pulls, updates, there, back, late }, staleness) {
   const tile = (value, label, detail) => h("div", { class: "dk-tile" }, h("b", {}, value), h("span", {}, detail ? `${label} · ${detail}` : label));
   const noun = (n, word) => plural(n, word).replace(/^\S+ /, "");
-  const most = late.findLastIndex((n) => n > 0);
-  const taken = sum(late);
-  const top = Math.max(1, ...late);
-  const bars = late.slice(0, Math.max(most + 1, 3)).map((n, i) => {
-    const name = i === late.length - 1 ? `${i}+` : String(i);
-    return h("div", { class: "dkp-bar", title: `${plural(n, "gradient")} ${i ? `${name} late` : "fresh"}` },
-      h("span", {}, n ? n.toLocaleString("en") : ""), h("i", { class: i ? "dkp-stale" : "", style: `height:${n ? Math.max(2, (26 * n) / top) : 0}px` }), h("small", {}, name));
-  });
   return [tile(pushes.toLocaleString("en"), noun(pushes, "push").replace("pushs", "pushes"), humanBytes(there)),
     tile(pulls.toLocaleString("en"), noun(pulls, "pull"), humanBytes(back)),
-    tile(updates.toLocaleString("en"), noun(updates, "update")),
-    h("div", { class: "dkp-late-bars", role: "img", "aria-label": `staleness: ${late.map((n, i) => n && `${n} gradients ${i} late`).filter(Boolean).join(", ") || "no gradient applied"}` },
-      h("div", { class: "dkp-bars" }, bars), h("span", {}, taken ? "updates between pull and push, per gradient" : "no gradient applied yet"))];
+    tile(updates.toLocaleString("en"), noun(updates, "update")), staleBars(staleness, late)];
+}
+
+// The bins are made in Python, for the whole run; counts: of the gradients until now.
+function staleBars({ labels, totals, pitch, room, high, axis }, counts) {
+  const most = Math.max(1, ...totals);
+  const base = high + 33;
+  const words = (x, y, text, kind) => s("text", { x, y, class: kind }, text);
+  const bars = labels.map((label, i) => {
+    const [n, middle] = [counts[i], (i + 0.5) * pitch];
+    const tall = n ? Math.max(2, (high * n) / most) : 0;
+    return s("g", { class: "dkp-bar" }, s("title", {}, `${plural(n, "gradient")} of staleness ${label}`),
+      s("rect", { x: i * pitch + 1, y: base - tall, width: pitch - 2, height: tall, rx: 1, class: i ? "dkp-stale" : "" }),
+      words(middle, base - tall - 4, n ? n.toLocaleString("en") : "", "dkp-count"), words(middle, base + 14, label, "dkp-tick"));
+  });
+  const told = labels.map((label, i) => counts[i] && `${label}: ${counts[i].toLocaleString("en")}`).filter(Boolean).join(", ");
+  return s("svg", { class: "dkp-staleness", viewBox: `0 0 ${room} ${base + 37}`, width: room, role: "img",
+    "aria-label": told ? `gradients of staleness ${told}` : "no gradient applied yet" },
+  words(0, 11, told ? "gradients" : "no gradient applied yet", ""),
+  s("path", { d: `M0 ${base}H${pitch * labels.length}` }), ...bars, words(0, base + 32, axis, ""));
 }
 
 // One bar per worker over the whole run: full while it waits for others, pale while it computes.

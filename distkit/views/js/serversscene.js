@@ -1,16 +1,9 @@
 // Paints a moment of a parameter server as SVG: cards with keys and inboxes, workers, what is under way.
 
+import { s } from "./dom.js";
 import { clamp, humanBytes } from "./numbers.js";
 
-const NS = "http://www.w3.org/2000/svg";
 const MANY = 5; // waiting pulls that are drawn, then they are counted
-
-function s(tag, props = {}, ...children) {
-  const element = document.createElementNS(NS, tag);
-  for (const [key, value] of Object.entries(props)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
 
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(1)} ${y.toFixed(1)})`;
@@ -174,7 +167,7 @@ export class Shelves {
     if (!last) return [];
     const late = Math.max(0, ...last.map(([, n]) => n));
     const words = late ? `${late} late` : last.length === 1 ? "fresh" : "";
-    const width = words ? words.length * 6.3 + 4 : 0;
+    const width = words ? words.length * (late ? 7 : 6.2) + 6 : 0;
     const parts = words ? [this.#text(x + w, y + 41, words, late ? "dkp-late" : "dkp-small dkp-muted", { "text-anchor": "end" })] : [];
     const dots = last.slice(0, 4).map(([worker], i) =>
       s("circle", { cx: x + w - width - 6 - 11 * (Math.min(last.length, 4) - 1 - i), cy: y + 37, r: 4.2, fill: this.color(worker) }));

@@ -53,11 +53,11 @@ export class Moments {
     return { version: done ? done[1] : known ? 0 : null, last: done?.[4] ?? null, slots: [], held: [], missing: this.picture.team };
   }
 
-  // So many of everything until a time; late[n]: gradients that were n updates late.
+  // So many of everything until a time; late[n]: gradients of the n-th bin of staleness.
   counts(time) {
     const n = order.right(this.script.ends, time);
     const late = [...this.picture.base.late];
-    for (const g of this.late.slice(0, order.right(this.taken, time))) late[Math.min(g[6], late.length - 1)] += 1;
+    for (const g of this.late.slice(0, order.right(this.taken, time))) late[g[6]] += 1;
     return { ...Object.fromEntries(Object.entries(this.sums).map(([name, list]) => [name, list[n]])), late };
   }
 

@@ -1,0 +1,144 @@
+"""How a run's error is told: which line is the user's, how a process ended, what to do."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import signal
+from typing import Any
+
+import pytest
+
+import distkit as dk
+from distkit.calls import SILENT, silence
+from distkit.cluster import report
+from distkit.cluster.rank import _describe
+from distkit.events import Trace
+from distkit.kvstore.consistency import Terms
+from distkit.trace import trouble
+
+WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
+
+
+def died(how: str, rank: int = 1) -> dict[str, Any]:
+    return {"rank": rank, "died": how, "log": "", "intact": False}
+
+
+def told(outcome: dict[str, Any], **meta: Any) -> dk.RankError:
+    """The error of a run in which one rank came to this end."""
+    ends = report.ends([outcome])
+    trace = Trace([], {"world_size": 2, "ranks": WORKERS, "ends": ends, **meta})
+    error = report.verdict("train", [outcome], [outcome["rank"]], trace)
+    assert isinstance(error, dk.RankError)
+    return error
+
+
+# -- the user's line ------------------------------------------------------------------
+
+
+def raised() -> Exception:
+    """An error from the ``__init__`` that ``@dataclass`` has written, which is in no file."""
+    with pytest.raises(dk.KVStoreError, match="replce") as error:
+        Terms("dist_sync", 100, on_crash="replce")
+    assert [f.path for f in error.traceback if "<string>" in str(f.path)]
+    return error.value
+
+
+def test_code_that_nobody_can_read_is_not_to_blame() -> None:
+    error = told({"rank": 0, "error": _describe(raised(), released=False)})
+    file, _, number = error.line.rpartition(":")
+    assert file.endswith("test_report.py")
+    assert 'on_crash="replce"' in linecache.getline(__file__, int(number))
+    assert "<string>" not in str(error)
+
+
+def test_a_notebook_shows_the_readers_line() -> None:
+    where, _ = raised()._render_traceback_()  # type: ignore[attr-defined]
+    assert re.match(r'----> \d+ Terms\("dist_sync", 100, on_crash="replce"\)', where)
+
+
+def test_a_program_without_a_file_has_lines_all_the_same() -> None:
+    """As with ``python -c``."""
+    frames = [("<string>", 3, "<module>", None), ("<string>", 2, "train", None)]
+    error = {"type": "E", "text": "", "frames": frames, "cause": None, "released": False}
+    assert told({"rank": 0, "error": error}).line == "<string>:2"
+
+
+# -- processes that are gone ------------------------------------------------------------
+
+
+def test_one_that_hung_is_told_from_one_that_crashed() -> None:
+    hung = report.cause(-signal.SIGKILL, hung=2.5)
+    assert hung == f"it {silence(2.5)}"
+    said = str(told(died(hung)))
+    assert "rank 1 hung in the middle of train (it gave no sign of life for 2.5 s" in said
+    assert "SIGSTOP" in said and "heartbeat_timeout" in said
+    assert "too little memory" not in said
+
+    said = str(told(died(report.cause(-signal.SIGKILL))))
+    assert "rank 1 ended in the middle of train (signal SIGKILL)" in said
+    assert "too little memory" in said and SILENT not in said
+
+
+def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
+    assert report.cause(-signal.SIGSEGV, hung=2.5) == "signal SIGSEGV"
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    (f"it {silence(1)}", "server 0 hung in the middle of train (it gave no sign of life for 1 s"),
+    ("signal SIGKILL", "server 0 ended in the middle of train (signal SIGKILL)"),
+])  # fmt: skip
+def test_the_remedy_of_a_replaced_one_is_for_how_it_ended(how: str, says: str) -> None:
+    (said,) = report.of_replacements("train", [{"node": 2, "name": "server 0", "how": how}])
+    assert said.startswith(says)
+    assert ("heartbeat_timeout" in said) == (SILENT in how)
+
+
+# -- ranks that were replaced -------------------------------------------------------------
+
+
+def replaced(*hows: str, rank: int = 1) -> list[dict[str, Any]]:
+    return [{"node": rank, "name": f"worker {rank}", "how": how, "time": 0.0} for how in hows]
+
+
+@pytest.mark.parametrize(("lives", "says"), [
+    (replaced(*["exit status 3"] * 3),
+     "replaced 3 times, which is the most, and ended each time (exit status 3)."),
+    (replaced("exit status 3", "signal SIGSEGV"),
+     "replaced 2 times and ended each time (exit status 3; signal SIGSEGV)."),
+    (replaced("exit status 3"), "replaced once and ended each time (exit status 3)."),
+])  # fmt: skip
+def test_a_death_after_replacements_tells_of_them(lives, says: str) -> None:
+    assert says in str(told(died("exit status 3"), replaced=lives))
+
+
+def test_replacements_of_others_are_not_told() -> None:
+    lives = replaced("signal SIGKILL", rank=0)
+    assert "was replaced" not in str(told(died("exit status 3"), replaced=lives))
+
+
+# -- trouble for those that have no rank ----------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [
+    {"kill": {"server 0": 8}}, {"kill": {"0": 8}}, {"delay": {"worker 1": 0.1}},
+    {"drop_rank": "server 0"}, {"drop_rank": {1.5: 2}},
+])  # fmt: skip
+def test_a_name_is_no_rank(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as error, dk.trouble(**asked):
+        pytest.fail("it was accepted")
+    ((option, given),) = asked.items()
+    named = next(iter(given)) if isinstance(given, dict) else given
+    assert str(error.value).startswith(f"dk.trouble({option}=…) got {named!r}. Name a rank")
+    assert "by its number" in str(error.value) and "cluster.status()" in str(error.value)
+
+
+def test_a_number_of_a_server_is_no_rank() -> None:
+    with dk.trouble(kill={2: 8}):
+        made = trouble.current()
+    assert made is not None
+    made.check(3)
+    with pytest.raises(ValueError, match=r"ranks 0 to 1\. Servers and the"):
+        made.check(2, servers=1)
+    with pytest.raises(ValueError, match=r"ranks 0 to 1\.$"):
+        made.check(2)
