@@ -75,7 +75,7 @@ def encode(
         lend: tells where the node finds a tensor; None if it must be sent.
 
     >>> encode(messages.Describe(0, 1, 2, "w"))
-    [b')\x00\x00\x00[[],["Describe",0,1,2,"w","pull of"]]']
+    [b'%\x00\x00\x00[[],["Describe",0,1,2,"w","pull of"]]']
     """
     payload = _Payload()
 
