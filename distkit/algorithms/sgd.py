@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,16 @@ def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
     Returns:
         Tensors of shape (N // R, …).
     """
-    rank, replicas = dist.get_rank(), dist.get_world_size()
+    rank, replicas = _place()
     return tuple(t[: len(t) // replicas * replicas][rank::replicas] for t in tensors)
+
+
+def _place() -> tuple[int, int]:
+    """This rank and how many there are, also in a dead one's place, where there is no group."""
+    known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    if known and not dist.is_initialized():
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return dist.get_rank(), dist.get_world_size()
 
 
 def sync_initial_weights(model: nn.Module, *, src: int = 0) -> None:

@@ -180,6 +180,7 @@ def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
 def the_same_again(folder: str, mode: str, meets: str) -> float:
     """Whoever takes a dead worker's place does the whole loop; the others have less to do."""
     kv = kvstore.create(mode, on_crash="replace")
+    assert dk.shard(torch.arange(4))[0].tolist() == [kv.rank, kv.rank + 2]
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(20):
