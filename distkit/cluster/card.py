@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import in_notebook
+from distkit.views.units import count
 
 if TYPE_CHECKING:
     from distkit.cluster.room import Room
@@ -54,9 +55,9 @@ class Status:
 def status(room: Room) -> Status:
     """The cluster now."""
     plan = room.plan
-    what = f"{plan.ranks} ranks"
+    what = count(plan.ranks, "rank")
     if plan.servers:
-        what = f"{plan.ranks} workers, {plan.servers} servers, 1 scheduler"
+        what = f"{count(plan.ranks, 'worker')}, {count(plan.servers, 'server')}, 1 scheduler"
     stage = room.failure if room.stage == "failed" else room.stage
     note = f"{plan.note or plan.backend} · {plan.threads} thread{'s' * (plan.threads > 1)} a rank"
     return Status(f"distkit cluster: {what} · {stage}", note, _rows(room))
@@ -119,8 +120,8 @@ class Card:
     def _say(self, room: Room) -> None:
         if room.stage == "ready" and not self._last and sys.stderr.isatty():
             self._last = "said"
-            seconds = time.monotonic() - room.started
-            print(f"distkit: {room.plan.ranks} ranks ready after {seconds:.1f} s", file=sys.stderr)
+            ranks, seconds = count(room.plan.ranks, "rank"), time.monotonic() - room.started
+            print(f"distkit: {ranks} ready after {seconds:.1f} s", file=sys.stderr)
 
     def bundle(self, room: Room) -> dict[str, str]:
         """What a notebook shows for the cluster itself: nothing twice in one cell."""
@@ -132,11 +133,8 @@ def follow(run: Run) -> Run:
     """Wait for a run; in a notebook a long one shows its timeline meanwhile."""
     if not in_notebook():
         return run.wait()
-    try:
+    with suppress(TimeoutError):  # it may be over by now, all the same
         return run.wait(PATIENCE)
-    except TimeoutError:
-        if run.finished:
-            raise
     from IPython.display import display
 
     from distkit.views import Timeline

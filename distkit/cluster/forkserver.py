@@ -6,7 +6,6 @@ the same process. See :mod:`distkit.cluster.zygote` for the other side.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import os
 import queue
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -103,7 +103,7 @@ class ForkServer:
     """Starts the zygote and talks to it. Use :func:`server`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self.closed = threading.Lock(), False
         self._children: dict[int, Child] = {}
         self._early: dict[int, int] = {}  # ended before we had noted them
         self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -163,6 +163,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the zygote and everything that it forked."""
+        self.closed = True
         self.channel.close()
         try:
             self.process.wait(5)
@@ -174,20 +175,26 @@ class ForkServer:
         try:
             self.channel.send(message, fd)
         except OSError as e:
-            raise StartError(_gone(self.process)) from e
+            raise StartError(self._why()) from e
 
     def _adopt(self, channel: Channel) -> Child:
         try:
             child = Child(channel)
         except EOFError as e:
             channel.close()
-            raise StartError(_gone(self.process)) from e
+            raise StartError(self._why()) from e
         with self._lock:
             self._children[child.pid] = child
             status = self._early.pop(child.pid, None)
         if status is not None:
             child.ended(status)
         return child
+
+    def _why(self) -> str:
+        """Why nothing can be forked."""
+        if self.closed:
+            return "no more processes can be started: this process is ending."
+        return _gone(self.process)
 
     def _listen(self) -> None:
         """Hear of ended children; when the zygote itself ends, all of them have."""
@@ -238,12 +245,13 @@ _guard = threading.Lock()
 
 
 def server() -> ForkServer:
-    """This process's fork server, started if need be."""
+    """This process's fork server, started if need be; the closed one when this process ends."""
     global _server
     with _guard:
-        if _server is None or not _server.alive:
+        if _server is None or not (_server.alive or _server.closed):
             _server = ForkServer()
-            atexit.register(_server.close)
+            # at exit finalizers run from the latest to the first: its clusters close before it
+            weakref.finalize(_server, _server.close)
         return _server
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from pickle import dumps, loads
 from typing import Any
 
-import cloudpickle
-
 from distkit.cluster import report
 from distkit.cluster.crew import Crew
 from distkit.cluster.lives import Lives, failed, note
@@ -76,7 +74,7 @@ class Run:
         self.prints = Prints()
         self._subscribers: list[Callable[[list[Event]], None]] = []
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or begins again
-        self._done = threading.Event()
+        self._done, self._telling = threading.Event(), threading.RLock()
         self._started, self.seconds = time.perf_counter(), 0.0
         self._error: RunError | None = None
         self._shown = self._looked = False
@@ -159,6 +157,9 @@ class Run:
             self.interrupt()
             self.prints.print_until(lambda: self.finished, None)
             raise report.stopped(self) from None
+        finally:
+            with self._telling:  # what a view shows in the end belongs to the cell that waited
+                pass
         if self._error is not None:
             raise self._error
         if not self._looked:
@@ -377,12 +378,12 @@ class Run:
             self._error = RunInterrupted(said)
         if self._error is not None:
             self._error.run = self
-        results = (o.get("result") for o in outcomes)
-        self._results = [None if r is None else cloudpickle.loads(r) for r in results]
-        self._done.set()
-        self.prints.end()
-        for callback in list(self._subscribers):
-            callback([])
+        self._results = [None if (r := o.get("result")) is None else loads(r) for o in outcomes]
+        with self._telling:
+            self._done.set()
+            self.prints.end()
+            for callback in list(self._subscribers):
+                callback([])
 
     def _note_ends(self, outcomes: list[dict[str, Any]]) -> None:
         """What the ranks said about themselves in the end belongs into the trace."""

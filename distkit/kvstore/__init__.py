@@ -78,7 +78,8 @@ def create(
             names it, when they wait for it in vain: with ``backup`` only if too many have ended.
             ``"continue"``: they go on without it; the sum is of fewer gradients.
             ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
-            once: it runs the function again from its beginning, and pulls what is there.
+            once: it runs the function again from its beginning, and pulls what is there. With
+            dist_async, too, where nobody waits.
         wait_for: how many workers must be there to begin; those that come later join in then.
         check_finite: refuse gradients with NaN or infinity, on this worker.
 

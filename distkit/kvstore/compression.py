@@ -56,16 +56,24 @@ class Codec(NamedTuple):
         Raises:
             KVStoreError: unknown type or parameter.
         """
+        if not isinstance(params, Mapping):
+            raise KVStoreError(f"set_gradient_compression got {params!r}. "
+                               'Give {"type": "2bit", "threshold": 0.5}.')  # fmt: skip
         kind = params.get("type")
-        if kind not in _NUMBERS:
+        if not isinstance(kind, str) or kind not in _NUMBERS:
             raise KVStoreError(
                 f"set_gradient_compression with type={kind!r}. There are: {', '.join(_NUMBERS)}."
             )
         name, default = _NUMBERS[kind]
         if odd := set(params) - {"type", name}:
             takes = f"It takes {name!r}." if name else "It takes no other."
-            raise KVStoreError(f"set_gradient_compression of {kind} with {sorted(odd)}. {takes}")
-        number = float(params.get(name, default))
+            raise KVStoreError(f"set_gradient_compression of {kind} with "
+                               f"{sorted(odd, key=str)}. {takes}")  # fmt: skip
+        try:
+            number = float(params.get(name, default))
+        except (TypeError, ValueError):
+            raise KVStoreError(f"set_gradient_compression with {name}={params[name]!r}: "
+                               f"give a number such as {default}.") from None  # fmt: skip
         if name and not 0 < number < (1 if kind == "topk" else math.inf):
             raise KVStoreError(f"set_gradient_compression with {name}={number}: must be above 0"
                                f"{' and below 1' if kind == 'topk' else ''}.")  # fmt: skip

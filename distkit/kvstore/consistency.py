@@ -28,6 +28,9 @@ from distkit.kvstore.placement import BIGARRAY_BOUND
 #: The modes of a distributed store; with ``_device`` a worker's devices add up on a device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
+#: What else than a number a term may be.
+_NONE = {"staleness": ", or None for any", "wait_for": ", or None for all"}
+
 #: What becomes of the others when a worker crashes, where they would wait for it.
 ON_CRASH = ("halt", "continue", "replace")
 
@@ -148,7 +151,7 @@ class Terms:
         given = {name: getattr(self, name) for name in whole}
         for name, n in given.items():
             if n is not None and type(n) is not int:
-                raise KVStoreError(f"{name}={n!r}: give a whole number.")
+                raise KVStoreError(f"{name}={n!r}: give a whole number{_NONE.get(name, '')}.")
         for wrong, what in (
             (self.wait_for is not None and self.wait_for < 1,
              f"wait_for={self.wait_for}: at least one worker must be there."),
@@ -210,8 +213,9 @@ class Terms:
         ):  # fmt: skip
             if asked > there:
                 raise KVStoreError(
-                    f"{what}={getattr(self, what)} in a cluster of {workers} workers and "
-                    f"{servers} servers: too few. Use a larger cluster or a smaller {what}."
+                    f"{what}={getattr(self, what)} in a cluster of {workers} "
+                    f"worker{'s' * (workers != 1)} and {servers} server{'s' * (servers != 1)}: "
+                    f"too few. Use a larger cluster or a smaller {what}."
                 )
 
     def numbers(self) -> dict[str, float]:

@@ -95,14 +95,17 @@ def make(name: str, options: dict[str, Any]) -> SGD:
     >>> make("sgd", {"learning_rate": 0.1}).learning_rate
     0.1
     """
-    try:
-        return _BY_NAME[name](**options)
-    except (KeyError, TypeError):
-        known = "; ".join(f"{n} with {', '.join(f.name for f in fields(made))}"
-                          for n, made in _BY_NAME.items())  # fmt: skip
+    made = _BY_NAME.get(name)
+    if made is None:
         raise KVStoreError(
-            f"no optimizer {name!r} with {sorted(options)}. The servers know: {known}."
-        ) from None
+            f"there is no optimizer {name!r}. The servers know: {', '.join(_BY_NAME)}."
+        )
+    takes = [f.name for f in fields(made)]
+    if odd := [option for option in options if option not in takes]:
+        raise KVStoreError(
+            f"optimizer {name!r} with {', '.join(map(repr, odd))}. It takes {', '.join(takes)}."
+        )
+    return made(**options)
 
 
 def to_spec(optimizer: Any) -> tuple[str, dict[str, float]]:

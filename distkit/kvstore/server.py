@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -334,9 +335,11 @@ class KVServer:
 
     def _entry(self, what: str, key: Key) -> Entry:
         if key not in self.entries:
+            near = ", ".join(get_close_matches(repr(key), map(repr, self.entries), 5, cutoff=0))
             raise KVStoreError(
                 f"{what} {key!r}, a key that this run has not initialised. "
                 f"Call kv.init({key!r}, value) on every worker first."
+                + (f" The closest that this server has: {near}." if near else "")
             )
         return self.entries[key]
 

@@ -70,10 +70,13 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
     tensors = list(value) if isinstance(value, (list, tuple)) else [value]
     for t in tensors or [None]:
         if not isinstance(t, Tensor):
-            raise KVStoreError(
-                f"{what} of {key!r} got {_kind(value)}. Give a tensor (torch.as_tensor(x) makes "
-                "one of a number, a list or an array), or a list of tensors, one for each device."
+            remedy = (
+                "Give a tensor (torch.as_tensor(x) makes one of a number, a list or an array), "
+                "or a list of tensors, one for each device."
             )
+            if what == "push" and tensors and t is None:
+                remedy = "There is no gradient yet: call backward() first."
+            raise KVStoreError(f"{what} of {key!r} got {_kind(value)}. {remedy}")
         if dtype_name(t) not in DTYPES:
             raise KVStoreError(
                 f"{what} of {key!r} with {t.dtype}, which cannot be added up. "

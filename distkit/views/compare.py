@@ -110,6 +110,11 @@ def _named(
     traces: tuple[Trace | Live | Mapping[str, Trace | Live], ...],
 ) -> dict[str, Trace | Live]:
     """Each trace by the name it has, or gets."""
+    if len(traces) == 1 and isinstance(traces[0], (list, tuple)):
+        raise TypeError(
+            f"Compare got a {type(traces[0]).__name__}. Use Compare(run_a, run_b), without it, or "
+            'Compare({"ring": run_a, "tree": run_b}).'
+        )
     if len(traces) == 1 and isinstance(traces[0], Mapping):
         named = {str(name): source for name, source in traces[0].items()}
     else:

@@ -91,7 +91,7 @@ class Teller:
         who, more = say(beat)
         size = human_bytes(n) if (n := nbytes(beat)) else ""
         if beat.end is None and isinstance(beat.of, Request):
-            more = "it has not arrived"
+            more = "not recorded by its server" if answered(beat) else "it has not arrived"
         return clean(who), clean(" · ".join(filter(None, [more, size])))
 
     def _push(self, beat: Beat) -> tuple[str, str]:
@@ -171,6 +171,11 @@ class Teller:
             missing = sorted({*self.story.of("worker")} - {*members})
             return "barrier", f"waits for {listed(missing, self.names)}" if missing else ""
         return "everybody has passed the barrier", ""
+
+
+def answered(beat: Beat) -> bool:
+    """Whether it is a request that was answered: it has arrived, even if nothing says when."""
+    return isinstance(beat.of, Request) and beat.of.back is not None
 
 
 def nbytes(beat: Beat) -> int:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from distkit.events import Op, Trace
 from distkit.views import server_layout as layout
 from distkit.views.frame import Json, clean
-from distkit.views.server_beats import Beat, Teller, beats, nbytes, plain
+from distkit.views.server_beats import Beat, Teller, answered, beats, nbytes, plain
 from distkit.views.server_staleness import bin_of, histogram
 from distkit.views.server_story import Story, Update, read
 from distkit.views.server_waits import Status, Wait, find, statuses
@@ -211,7 +211,7 @@ def _opening(waits: list[Wait], story: Story, start: float, end: float) -> float
     wait longest.
     """
     pulls = [w for w in waits if w.kind == "pull" and w.end >= start]
-    if stuck := [w for w in pulls if w.asked and (w.asked.left is None or w.asked.refused)]:
+    if stuck := [w for w in pulls if w.asked and (w.asked.unanswered or w.asked.refused)]:
         return max(w.begin for w in stuck)
     taken = {(u.place, u.begin): u.end or u.begin for u in story.updates}
     late = [(g.late, taken[g.push.place, g.taken]) for g in story.gradients
@@ -274,15 +274,18 @@ def _notices(
 ) -> list[str]:  # fmt: skip
     refused = sum(r.refused for r in story.requests)
     dropped = sum(r.dropped for r in story.requests)
-    stuck = [w for w in waits if w.kind == "pull" and w.asked and w.asked.left is None]
-    lost = sum(b.end is None and b.kind != "barrier" for b in order)
+    stuck = [w for w in waits if w.kind == "pull" and w.asked and w.asked.unanswered]
+    lost = sum(b.end is None and b.kind != "barrier" and not answered(b) for b in order)
     whole = len(order)
     dead = [names[int(r)] for r, a in trace.meta.get("ends", {}).items()
             if a.get("how") == "died" and int(r) in names]  # fmt: skip
     again = [str(r["name"]) for r in trace.meta.get("replaced", ())]
+    servers = [name for rank in story.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(again)} died, and another took its place", again),
+        (f"what {' and '.join(servers)} recorded last may be missing: counts may be too small",
+         servers),
         (f"{count(len(stuck), 'pull')} never answered", stuck and not live),
         (f"{count(lost, 'message')} not arrived", lost and not live),
         (f"{count(refused, 'request')} refused", refused),

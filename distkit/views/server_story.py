@@ -62,6 +62,11 @@ class Request:
         return self.run, self.server, self.key
 
     @property
+    def unanswered(self) -> bool:
+        """Whether neither its server nor its node knows of an answer."""
+        return self.left is None and self.back is None
+
+    @property
     def optimizer(self) -> str:
         """Its name, if this is no key's first value but sets the optimizer."""
         found = _OPTIMIZER.fullmatch(self.key) if self.op is Op.INIT and not self.whole else None

@@ -56,6 +56,18 @@ class Inbox(Missing):
         return i > 0 and (mine[i - 1].taken or math.inf) > time
 
 
+class Round(Missing):
+    """Workers whose gradients are missing until an update takes one that lies in the inbox."""
+
+    def __init__(self, inbox: Inbox, gradient: Gradient) -> None:
+        self.inbox, self.times = inbox, inbox.times
+        self.until = math.inf if gradient.taken is None else gradient.taken
+
+    def at(self, time: float) -> tuple[int, ...]:
+        """Whose gradient is not here, unless the update has begun."""
+        return self.inbox.at(time) if time < self.until else ()
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """``node`` waits from ``begin`` to ``end`` (infinity: still) for nodes that change with time.
@@ -80,6 +92,12 @@ class Wait:
         times = self.missing.times
         mine = times[bisect_right(times, self.begin) : bisect_left(times, self.end)]
         return [*mine[:: 1 + len(mine) // MAX_CHANGES], *mine[-1:]]
+
+    @property
+    def real(self) -> bool:
+        """Whether it was for somebody: else its answer only came after other work."""
+        stuck = self.asked is not None and (self.asked.unanswered or self.asked.refused)
+        return stuck or any(self.on(t) for t in (self.begin, *self.changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +163,19 @@ def _pulls(story: Story) -> Iterator[Wait]:
             continue
         found: Missing = Absent([], {})
         if (inbox := inboxes.get(r.place)) is not None:
-            rounds = story.quorum.get(r.run, 1) > 1
-            found = inbox if rounds else _behind(r, inbox, story.bounds.get(r.run, 0))
-        yield Wait("pull", r.node, r.arrived, _until(r, story), found, r)
+            # of its worker, those that came before it: it waits until they are applied
+            clock = bisect_right(inbox.of[r.node], r.arrived, key=lambda g: g.arrived)
+            if story.quorum.get(r.run, 1) <= 1:
+                found = _behind(clock - story.bounds.get(r.run, clock), inbox)
+            elif clock:
+                found = Round(inbox, inbox.of[r.node][clock - 1])
+        wait = Wait("pull", r.node, r.arrived, _until(r, story), found, r)
+        if wait.real:
+            yield wait
 
 
-def _behind(pull: Request, inbox: Inbox, bound: int) -> Absent:
-    """Workers that are more than ``bound`` gradients behind the one who pulls."""
-    assert pull.arrived is not None
-    least = bisect_right(inbox.of[pull.node], pull.arrived, key=lambda g: g.arrived) - bound
+def _behind(least: int, inbox: Inbox) -> Absent:
+    """Workers of whom fewer than ``least`` gradients have come."""
     if least <= 0:
         return Absent([], {})
     came = {w: inbox.of[w][least - 1].arrived for w in inbox.workers if len(inbox.of[w]) >= least}

@@ -34,7 +34,7 @@ class Still:
 
     def __init__(self, draw: Callable[[], tuple[str, str]]) -> None:
         self._draw, self._handle = draw, None
-        self._renewing = threading.Lock()
+        self._sending = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
         """Display the picture and the widget in the cell that runs.
@@ -46,7 +46,8 @@ class Still:
         from IPython.display import display
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
-        self._handle = display(self.bundle(), raw=True, display_id=True)
+        with self._sending:  # what is renewed meanwhile is sent after it
+            self._handle = display(self.bundle(), raw=True, display_id=True)
         # the empty HTML is for those that show no widgets
         display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
 
@@ -55,8 +56,8 @@ class Still:
 
         From any thread: of several at once, the last to look at what is drawn is the last to send.
         """
-        if self._handle is not None:
-            with self._renewing:
+        with self._sending:
+            if self._handle is not None:
                 self._handle.update(self.bundle(), raw=True)
 
     def bundle(self) -> dict[str, str]:

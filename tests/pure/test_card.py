@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import IPython.display
@@ -33,6 +34,16 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(live, Timeline) and live.comm is not None
     run._ipython_display_()
     assert shown[1:] == [{"text/plain": repr(run)}]  # not a second time
+
+
+@pytest.mark.parametrize(
+    ("ranks", "servers", "says"),
+    [(1, 1, "1 worker, 1 server, 1 scheduler"), (4, 2, "4 workers, 2 servers, 1 scheduler")],
+)
+def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
+    plan = SimpleNamespace(ranks=ranks, servers=servers, note="", backend="gloo", threads=1)
+    room: Any = SimpleNamespace(plan=plan, stage="ready", run=None, meta=lambda: {"ranks": {}})
+    assert card.status(room).title == f"distkit cluster: {says} · ready"
 
 
 def test_the_card_of_a_kernel_that_ends_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -310,6 +311,8 @@ def test_terms_survive_as_numbers(mode: str, n: int, crash: str, copies: int) ->
         ({"staleness": 3}, 'Use "dist_async"'),
         ({"mode": "dist_async", "staleness": -1}, "less than 0"),
         ({"mode": "dist_async", "staleness": 1.5}, "staleness=1.5: give a whole number"),
+        ({"mode": "dist_async", "staleness": math.inf}, "give a whole number, or None for any."),
+        ({"replication": 1.5}, "replication=1.5: give a whole number."),
         ({"replication": "2"}, "replication='2': give a whole number"),
         ({"wait_for": 0}, "wait_for=0: at least one"),
         ({"bound": -3}, "bigarray_bound=-3"),
@@ -328,6 +331,8 @@ def test_terms_that_do_not_go_together(terms, says: str) -> None:
 def test_too_small_a_cluster_is_told(terms) -> None:
     with pytest.raises(KVStoreError, match="2 workers and 2 servers: too few"):
         Terms(**terms).fit(2, 2)
+    with pytest.raises(KVStoreError, match="1 worker and 1 server: too few"):
+        Terms(**terms).fit(1, 1)
     Terms(**terms).fit(3, 3)
 
 

@@ -195,7 +195,7 @@ def test_a_worker_with_another_shape_hears_it_at_init() -> None:
         (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
         (SetOptimizer, ("adam", {}), "The servers know: sgd"),
-        (SetOptimizer, ("sgd", {"rate": 1.0}), "no optimizer 'sgd' with ['rate']"),
+        (SetOptimizer, ("sgd", {"rate": 1.0}), "optimizer 'sgd' with 'rate'. It takes learn"),
     ],
 )
 def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, says) -> None:
@@ -203,6 +203,21 @@ def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, sa
     assert says in refusal(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (["bias", "weight", 1], "first. The closest that this server has: 'weight', 'bias', 1."),
+        ([], "on every worker first."),
+        ([*range(9), "weight"], "'weight', 8, 7, 6, 5."),
+    ],
+)
+def test_a_misspelt_key_is_told_those_like_it(there, says: str) -> None:
+    server = KVServer(ASYNC, range(1))
+    for n, key in enumerate(there):
+        server.handle(Init(0, 0, n, key, (1,), "float32", torch.ones(1)))
+    assert refusal(server.handle(Pull(0, 0, 99, "weigth"))).endswith(says)
 
 
 @pytest.mark.parametrize("receipt", [0, 1])

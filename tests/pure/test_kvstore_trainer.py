@@ -81,6 +81,11 @@ def test_random_bytes_are_unpacked_or_refused(codec: Codec, data: bytes, size: i
         ({"type": "topk", "ratio": 2}, "below 1"),
         ({"type": "1bit", "threshold": 1}, "takes no other"),
         ({"type": "2bit", "ratio": 1}, "takes 'threshold'"),
+        ({"type": "2bit", "ratio": 1, 2: 3}, "takes 'threshold'"),
+        ({"type": ["2bit"]}, "There are: 2bit, 1bit, topk"),
+        ({"type": "2bit", "threshold": None}, "threshold=None: give a number such as 0.5"),
+        ("2bit", """got '2bit'. Give {"type": "2bit", "threshold": 0.5}"""),
+        (None, "got None. Give {"),
     ],
 )
 def test_compressions_that_there_are_not(params, says: str) -> None:
@@ -325,8 +330,8 @@ def test_the_step_size_changes_and_states_are_kept(tmp_path, on_store: bool) -> 
     [
         (lambda: Trainer([], "sgd"), "without a parameter"),
         (lambda: Trainer([1.0], "sgd"), "got a float"),
-        (lambda: Trainer(network().parameters(), "adam"), "The servers know: sgd"),
-        (lambda: Trainer(network().parameters(), "sgd", {"lr": 1}), r"with \['lr'\]"),
+        (lambda: Trainer(network().parameters(), "adam", {"wd": 1}), "'adam'. The servers know"),
+        (lambda: Trainer(network().parameters(), "sgd", {"lr": 1}), "'lr'. It takes learning_rate"),
         (lambda: Trainer(network().parameters(), SGD(), {"wd": 1}), "Give one"),
         (lambda: Trainer(network().parameters(), torch.optim.SGD), "Give a rule"),
         (lambda: Trainer(network().parameters(), kvstore="dist"), 'no "dist" store'),

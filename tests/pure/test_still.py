@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pickle import dumps
 from typing import Any
 
+import IPython.display
+import pytest
+
+from distkit.cluster.run import Run
 from distkit.views.still import Still
 
 
@@ -42,3 +47,53 @@ def test_a_slow_drawing_does_not_replace_a_newer_one() -> None:
     slow.join(10)
     quick.join(10)
     assert handle.sent == ["old", "new"]
+
+
+def test_what_changes_while_it_is_displayed_is_sent_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, handle = ["going on"], Handle()
+    renewals: list[threading.Thread] = []
+
+    def display(bundle: dict[str, str], **options: Any) -> Handle | None:
+        if "display_id" not in options:
+            return None
+        state[0] = "over"  # the run ends between the drawing and the display
+        renewals.append(threading.Thread(target=still.renew))
+        renewals[0].start()
+        renewals[0].join(0.1)  # it may be done by now; it must not be
+        handle.sent.append(bundle["text/plain"])
+        return handle
+
+    still = Still(lambda: ("<svg/>", state[0]))
+    monkeypatch.setattr(IPython.display, "display", display)
+    still.show({})
+    renewals[0].join(10)
+    assert handle.sent == ["going on", "over"]
+
+
+class OneRank:
+    """A crew whose rank has ended."""
+
+    def settle(self, run: int) -> None:
+        """It holds nothing back."""
+
+
+def test_who_waits_for_a_run_goes_on_when_the_views_have_their_last_picture() -> None:
+    run = Run("f", 1, [0], {"ranks": {}})
+    order: list[str] = []
+    waiter = threading.Thread(target=lambda: (run.wait(), order.append("waited")))
+
+    def draw(events: list[Any]) -> None:
+        run.wait()  # who is told may ask for what remains
+        waiter.start()
+        waiter.join(0.2)  # it may be done by now; it must not be
+        order.append(f"drawn, finished: {run.finished}")
+
+    run.subscribe(draw)
+    run.add_outcome(0, {"rank": 0, "result": dumps(7), "log": "", "intact": True})
+    crew: Any = OneRank()
+    run.conduct(crew)
+    waiter.join(10)
+    assert order == ["drawn, finished: True", "waited"]
+    assert run.results == [7]

@@ -245,6 +245,8 @@ def test_one_trace_too_many_and_other_mistakes() -> None:
         dk.Compare(*[ring] * 9)
     with pytest.raises(TypeError, match="not int"):
         dk.Compare(ring, 5)
+    with pytest.raises(TypeError, match=r"got a list. Use Compare\(run_a, run_b\)"):
+        dk.Compare([ring, ring])
     with pytest.raises(ValueError, match="clock is one of 'start', 'duration', not 'wall'"):
         dk.Compare(ring, ring, clock="wall")
     with pytest.raises(ValueError, match="no trace 'tree' to compare with, only 'a', 'b'"):

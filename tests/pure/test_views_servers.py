@@ -51,13 +51,24 @@ class Shop:
         recorder.set_current(self.recorders[node])
 
     def ask(self, worker, kind, *fields):
-        request = kind(0, worker, self.numbers[worker], *fields)
+        request = self.sends(worker, kind, *fields)
+        self.answer(self.takes(request))
+        return request
+
+    def sends(self, worker, kind, *fields, **more):
+        request = kind(0, worker, self.numbers[worker], *fields, **more)
         self.numbers[worker] += 1
         self.at(worker)
         self.asking[request.match] = Asking(request, self.node)
+        return request
+
+    def takes(self, request):
         self.at(self.node)
         self.notes.arrived(request)
-        for answer in self.server.handle(request):
+        return self.server.handle(request)
+
+    def answer(self, answers):
+        for answer in answers:
             self.at(self.node)
             self.notes.answering(answer)
             self.at(answer.node)
@@ -70,7 +81,6 @@ class Shop:
             else:
                 asking.failed()
         recorder.set_current(None)
-        return request
 
     def init(self, key="w"):
         for worker in reversed(range(self.workers)):
@@ -81,6 +91,19 @@ class Shop:
 
     def pull(self, worker, key="w"):
         return self.ask(worker, Pull, key)
+
+    def both(self, worker, key="w"):
+        """A push and a pull in one letter: both are read, and only then answered."""
+        push = self.sends(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
+        pull = self.sends(worker, Pull, key)
+        self.answer([*self.takes(push), *self.takes(pull)])
+
+    def pushpull(self, worker, key="w"):
+        """A push that its pull rides with."""
+        fields = key, (2,), self.pulled.get(worker, 0), ONE
+        push = self.sends(worker, Push, *fields, pull=self.numbers[worker] + 1, receipt=0)
+        self.sends(worker, Pull, key)
+        self.answer(self.takes(push))
 
     def trace(self, **meta):
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
@@ -225,6 +248,31 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     assert beat["more"] == "waits for the gradient of worker 1 and worker 2"
     second = [b for b in picture["beats"] if b["kind"] == "push"][1]
     assert second["more"] == "computed from v0 · 2 of 3 are here · 8 B"
+
+
+@pytest.mark.parametrize("ask", ["both", "pushpull"])
+def test_a_pull_after_both_gradients_were_applied_waits_for_nobody(ask) -> None:
+    """Though the inbox is empty again: the next round is none of its business."""
+    run = shop(2, Synchronous(), [(ask, 0), (ask, 1)] * 2)
+    picture = project(run.trace())
+    begins = [u[2] for u in picture["updates"]]
+    told = [(b["src"], b["more"]) for b in picture["beats"] if b["kind"] == "pull"]
+    assert sorted(told) == [(0, "waits for the gradient of worker 1")] * 2 + [(1, "")] * 2
+    since = {node for since, node, kind, _, _ in picture["status"]
+             if kind == "waits" and since >= min(begins)}  # fmt: skip
+    assert since == {0} and len(begins) == 2  # in the second round worker 0 waits, as in the first
+    for u in begins:
+        now = at(picture, u)
+        assert {now.status[w][0] for w in (0, 1)} == {"asks"} and not now.status[0][2]
+    assert {row_worker[1] for row_worker in picture["held"]} == {0}
+
+
+def test_a_pull_read_with_others_waits_for_nobody_in_async() -> None:
+    picture = project(shop(2, Asynchronous(), [("both", 0), ("both", 1)]).trace())
+    assert picture["held"] == []
+    assert [b["more"] for b in picture["beats"] if b["kind"] == "pull"] == ["", ""]
+    assert [b["more"] for b in picture["beats"] if b["kind"] == "weights"] == [
+        "answered at once · 8 B"] * 2  # fmt: skip
 
 
 def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
@@ -488,3 +536,23 @@ def test_who_stopped_waiting_and_lives_has_not_ended() -> None:
     trace = unheard("replaced", True)
     (push,) = (r for r in read(Trace(trace.events, {})).requests if r.op is Op.PUSH)
     assert not (push.refused or push.alone)
+
+
+# -- servers that died --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["died", "replaced"])
+def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None:
+    meta = {"died": {"ends": {"1": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
+            "replaced": {"replaced": [{"node": 1, "name": "server 0", "how": "signal SIGKILL",
+                                       "time": 9 * MS}]}}  # fmt: skip
+    s, ranks = Script(), traces.names("worker", "server")
+    fields = dict(label="w", match="kv:1:0:0", nbytes=8, dtype="float32")
+    s.op(0, Op.PUSH, 0.0, MS, peer=1, **fields)  # answered, but the server's note of it is lost
+    picture = project(s.trace(ranks=ranks, **meta[how]))
+    said = "what server 0 recorded last may be missing: counts may be too small"
+    assert picture["notices"][1:] == [said]  # the push is none of those that have not arrived
+    assert picture["beats"][0]["more"].startswith("not recorded by its server")
+    assert said not in project(s.trace(ranks=ranks))["notices"]
+    worker = {"ends": {"0": {"how": "died", "text": "", "where": ""}}}
+    assert project(s.trace(ranks=ranks, **worker))["notices"] == ["worker 0 died"]
