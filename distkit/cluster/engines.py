@@ -27,6 +27,7 @@ class Engines:
 
         self.connection = connection["engine"]
         self._idents: dict[int, str] = {}
+        self._forgotten: set[str] = set()
         self._client: Any = ipyparallel.Client(
             connection["client"], profile_dir=folder, timeout=PATIENCE
         )
@@ -55,8 +56,9 @@ class Engines:
 
     def forget(self, rank: int) -> None:
         """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
-        engine, client = self.find(rank), self._client
-        if engine is not None:
+        engine, client, ident = self.find(rank), self._client, self._idents[rank]
+        if engine is not None and ident not in self._forgotten:
+            self._forgotten.add(ident)
 
             def send() -> None:
                 client.session.send(

@@ -328,6 +328,8 @@ class Room:
                 self.ready.set()
 
     def _fork_again(self, gone: list[int]) -> None:
+        for r in gone:
+            self.engines.forget(r)  # the news of its end may wait for us in this very thread
         while any(self.engines.find(r) is not None for r in gone):
             time.sleep(0.005)
         self._fork_ranks(gone, join=None)

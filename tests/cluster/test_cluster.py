@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.cluster.room import Room
 from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -214,6 +216,20 @@ def test_restart_gives_fresh_processes(usable: dk.Cluster) -> None:
     pids = {row[2] for row in usable.status().rows}
     usable.restart()
     assert pids.isdisjoint({row[2] for row in usable.status().rows})
+
+
+def test_whose_end_nobody_has_told_is_replaced_with_the_others() -> None:
+    """The thread that replaces one rank is the one that would tell of the next."""
+    known, forked = {1, 2}, list[int]()
+    room = object.__new__(Room)
+    room._engines = SimpleNamespace(find=lambda r: r if r in known else None, forget=known.discard)
+    room._fork_ranks = lambda ranks, join: forked.extend(ranks)
+    room._await_registration = lambda ranks: None
+    thread = threading.Thread(target=room._fork_again, args=([1, 2],), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert forked == [1, 2]
+    assert not known
 
 
 def test_what_cannot_travel(usable: dk.Cluster) -> None:
