@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cli.copies import copies
 from distkit.errors import DistkitError
 
-BENCHMARKS = ("start", "memory", "tap", "orphans", "step", "hang", "views", "allreduce", "kvstore",
-              "simulate", "published")  # fmt: skip
+#: The checkout that distkit runs from has the notebooks and the benchmarks beside the package.
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def add_lab(commands: Any) -> None:
@@ -28,11 +30,13 @@ def add_lab(commands: Any) -> None:
 def add_bench(commands: Any) -> None:
     """Tell the parser about ``bench``."""
     bench = commands.add_parser("bench", help="measure distkit beside what else there is")
-    bench.add_argument("name", metavar="NAME", choices=[*BENCHMARKS, "all"],
-                       help=", ".join(BENCHMARKS) + " or all")  # fmt: skip
+    bench.add_argument("name", metavar="NAME", help="a file of the checkout's benchmarks/, or all")
     bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
     bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")
     bench.set_defaults(run=_bench, wrong=bench.error)
+
+#: As ``python -m jupyterlab``, but a random.py in the reader's folder is not Python's random.
+JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
 
 
 def _lab(args: argparse.Namespace, rest: list[str]) -> None:
@@ -41,18 +45,23 @@ def _lab(args: argparse.Namespace, rest: list[str]) -> None:
     if find_spec("jupyterlab") is None:
         raise DistkitError("JupyterLab is not installed here. Run: pip install jupyterlab")
     target = args.notebook or _welcome()
+    if args.notebook is None:  # the notebooks point to distkit's sources
+        rest = [f"--ServerApp.root_dir={CHECKOUT}", *rest]
     if not target.exists():
         raise DistkitError(f"{target}: there is no such notebook or folder.")
     if os.geteuid() == 0 and "--allow-root" not in rest:  # in a container one usually is
         rest = [*rest, "--allow-root"]
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", str(target), *rest])
+    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *rest])
 
 
 def _welcome() -> Path:
-    """The first notebook of the checkout that distkit runs from."""
-    found = Path(__file__).resolve().parents[2] / "notebooks" / "00_welcome.ipynb"
-    if found.exists():
-        return found
+    """The reader's copy of the first notebook of the checkout that distkit runs from."""
+    if CHECKOUT.joinpath("notebooks").is_dir():
+        folder, older = copies(CHECKOUT)
+        for name in older:
+            print(f"{folder.name}/{name}: yours is kept; there is a newer one in notebooks/. "
+                  "Rename yours to get it.")  # fmt: skip
+        return folder / "00_welcome.ipynb"
     raise DistkitError(
         "the notebooks are not installed with distkit: get them with its source, "
         "and name a notebook or a folder: distkit lab FOLDER"
@@ -60,10 +69,19 @@ def _welcome() -> Path:
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit import bench
+    if not CHECKOUT.joinpath("benchmarks").is_dir():
+        raise DistkitError(
+            "the benchmarks are not installed with distkit: get them with its source, "
+            "and install that: pip install --editable FOLDER"
+        )
+    sys.path.insert(0, str(CHECKOUT))
+    import benchmarks
 
+    if args.name not in (*benchmarks.ALL, "all"):
+        args.wrong(f"there is no benchmark {args.name!r}: {', '.join(benchmarks.ALL)} or all")
     if args.reps is not None and args.reps < 1:
         args.wrong("--reps must be at least 1")
-    names = BENCHMARKS if args.name == "all" else (args.name,)
-    report = bench.measure(names, args.reps, lambda line: print(line, file=sys.stderr, flush=True))
+    names = benchmarks.ALL if args.name == "all" else [args.name]
+    say = partial(print, file=sys.stderr, flush=True)
+    report = benchmarks.measure(names, args.reps, say)
     print(report.to_json() if args.json else report)

@@ -17,9 +17,12 @@ def add_trace(commands: Any) -> None:
     """Tell the parser about ``trace``."""
     trace = commands.add_parser(
         "trace", help="run a torchrun-style script and record what its ranks say",
-        usage="distkit trace [--ranks N] [--out FILE] [--html FILE] -- script.py [ARGUMENT ...]",
+        usage="distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
+        " -- script.py [ARGUMENT ...]",
     )  # fmt: skip
     trace.add_argument("--ranks", type=int, default=4, metavar="N", help="how many ranks (4)")
+    trace.add_argument("--seed", type=int, metavar="S",
+                       help="of the ranks' random numbers, to run it again as it was")  # fmt: skip
     trace.add_argument("--out", type=Path, default=Path("trace.gz"), metavar="FILE",
                        help="where the trace goes (trace.gz)")  # fmt: skip
     trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
@@ -39,7 +42,7 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> None:
     from distkit.cluster.run import Run
 
     try:
-        run = run_ranks(command[0], args.ranks, *command[1:])
+        run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
     except (RunError, KeyboardInterrupt) as error:
         unfinished = getattr(error, "run", None)
         if isinstance(unfinished, Run):  # how far it came is what one wants to see

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkit.bench import kvstore_faults, serving
+from benchmarks import kvstore_faults, serving
 
 
 def test_a_killed_server_costs_no_push() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkit.bench import kvstore, kvstore_peers, kvstore_tensorflow, serving
+from benchmarks import kvstore, kvstore_peers, kvstore_tensorflow, serving
 
 OURS = {4 << 20: [1e-3, 2e-3, 3e-3], "step": [1e-3]}
 

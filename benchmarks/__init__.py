@@ -1,0 +1,35 @@
+"""Measurements of distkit, each beside what else there is, in the same run on the same machine.
+
+Each benchmark is one module with one function, ``measure(reps, say)``. Contenders take turns
+(A B A B), medians are compared, and a slow machine fails nothing: a figure says what it reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+
+from benchmarks.figure import Report, machine
+
+#: The benchmarks, and how often each repeats its measurement by default.
+ALL = {"start": 5, "memory": 3, "tap": 40, "orphans": 20, "step": 100, "hang": 3, "views": 5,
+       "allreduce": 7, "kvstore": 5, "kvstore_cases": 1, "simulate": 5, "published": 1,
+       "abuse": 1, "bugs": 1, "programs": 1, "upstream": 1,
+       "kills": 126}  # fmt: skip
+
+
+def measure(names: Iterable[str], reps: int | None, say: Callable[[str], None]) -> Report:
+    """Run benchmarks one after the other.
+
+    Args:
+        names: of :data:`ALL`.
+        reps: repetitions, or each benchmark's own number when None.
+        say: told what is going on, a line at a time.
+    """
+    report = Report(machine())
+    for name in names:
+        module = import_module(f"benchmarks.{name}")
+        figures, details = module.measure(reps or ALL[name], say)
+        report.figures += figures
+        report.details[name] = details
+    return report

@@ -1,0 +1,1016 @@
+"""Things that a user's function can do to its rank, each with the ending that the user must see.
+
+Each is one small function that rank 1 runs while rank 0 waits for it at a barrier. How it must
+end is its decorator: the right result, an error on rank 1, or the end of its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import builtins
+import concurrent.futures
+import ctypes
+import decimal
+import faulthandler
+import gc
+import io
+import json
+import locale
+import multiprocessing
+import os
+import queue
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+
+
+@dataclass(frozen=True)
+class Abuse:
+    """What rank 1 does, and what must come of it.
+
+    ``ending`` matches the first line of the run's error, "" for none; then ``value`` is rank 1's
+    result. ``other`` is what rank 0 does meanwhile. ``replaced``: its process is not fit for
+    another run, and the user is told; None: it depends on this user's rights. ``endless``:
+    nothing ends it but ``interrupt()``.
+    ``alone``: after it the rank cannot communicate any more in this run.
+    """
+
+    deed: Callable[[], Any]
+    ending: str = ""
+    value: Any = None
+    other: Callable[[], Any] | None = None
+    replaced: bool | None = False
+    endless: bool = False
+    alone: bool = False
+
+    def program(self) -> Any:
+        """What both ranks run."""
+        act = self.deed if dist.get_rank() == 1 else self.other
+        value = act() if act is not None else None
+        if not self.alone and dist.is_initialized():
+            dist.barrier()
+        return value
+
+
+#: The catalogue, by name.
+ALL: dict[str, Abuse] = {}
+
+_Deed = Callable[[], Any]
+
+
+def _abuse(**how: Any) -> Callable[[_Deed], _Deed]:
+    def note(deed: _Deed) -> _Deed:
+        ALL[deed.__name__] = Abuse(deed, **how)
+        return deed
+
+    return note
+
+
+def returns(value: Any = None, **how: Any) -> Callable[[_Deed], _Deed]:
+    """It ends well."""
+    return _abuse(value=value, **how)
+
+
+def raises(text: str, **how: Any) -> Callable[[_Deed], _Deed]:
+    """Rank 1 raises, and this is told."""
+    return _abuse(ending=f"rank 1 raised {text}.* at .*abuses.py:", **how)
+
+
+def dies(how: str, **more: Any) -> Callable[[_Deed], _Deed]:
+    """The process of rank 1 ends so."""
+    return _abuse(ending=rf"the process of rank 1 ended .*\({how}", **more)
+
+
+# -- it ends its process ----------------------------------------------------------------
+
+
+@_abuse(ending=r"rank 1 called sys.exit\(3\) at .*abuses.py:")
+def exits() -> None:
+    sys.exit(3)
+
+
+@dies("exit status 7")
+def exits_at_once() -> None:
+    os._exit(7)
+
+
+@dies("signal SIGABRT")
+def aborts() -> None:
+    os.abort()
+
+
+@dies("signal SIGSEGV")
+def segfaults() -> None:
+    ctypes.string_at(0)
+
+
+@dies("signal SIGKILL")
+def kills_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dies("signal SIGTERM")
+def terminates_itself() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dies("signal SIGUSR1")
+def sends_itself_a_signal() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@_abuse(ending=r"rank 1 was interrupted \(signal SIGINT\) at .*abuses.py:")
+def interrupts_itself() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+
+
+@dies("signal SIGKILL")
+def kills_its_process_group() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+@dies("signal SIGALRM")
+def sets_an_alarm_that_ends_it() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    time.sleep(10)
+
+
+@dies("signal SIGXCPU")
+def uses_up_its_processor_time() -> None:
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1, resource.RLIM_INFINITY))
+    while True:
+        pass
+
+
+@dies("exit status 1")
+def lets_faulthandler_end_it() -> None:
+    faulthandler.dump_traceback_later(0.05, exit=True)
+    time.sleep(10)
+
+
+@dies("signal SIGSEGV")
+def overflows_the_stack_of_c() -> None:
+    sys.setrecursionlimit(10**9)
+
+    def deeper(x: Any) -> Any:
+        return max([x], key=deeper)
+
+    deeper(0)
+
+
+@_abuse(ending=r"Rank 1 was stopped \(SIGSTOP", endless=True)
+def stops_itself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# -- exceptions -------------------------------------------------------------------------
+
+
+def raise_it() -> None:
+    raise ValueError("bad batch")
+
+
+@raises("ValueError: bad batch")
+def raises_an_error() -> None:
+    raise_it()
+
+
+def swallows() -> None:
+    while True:
+        try:
+            dist.recv(torch.zeros(1), src=1)
+        except BaseException:
+            time.sleep(0.01)
+
+
+@raises("ValueError: bad batch", other=swallows)
+def raises_while_another_swallows_the_release() -> None:
+    raise_it()
+
+
+@raises("ValueError: bad batch", other=lambda: ctypes.PyDLL(None).sleep(30))
+def raises_while_another_is_in_c_with_the_lock() -> None:
+    raise_it()
+
+
+@raises("ValueError: bad batch", other=lambda: ctypes.CDLL(None).sleep(30))
+def raises_while_another_is_in_c() -> None:
+    raise_it()
+
+
+@raises("ValueError: bad batch", other=lambda: torch.linalg.svd(torch.rand(4000, 4000)))
+def raises_while_another_is_in_a_long_operator() -> None:
+    raise_it()
+
+
+@raises("ValueError: bad batch", other=lambda: re.match("(a+)+$", "a" * 60 + "b"))
+def raises_while_another_is_in_a_regular_expression() -> None:
+    raise_it()
+
+
+def dies_when_released() -> None:
+    try:
+        dist.recv(torch.zeros(1), src=1)
+    finally:
+        os._exit(9)
+
+
+@raises("ValueError: bad batch", other=dies_when_released)
+def raises_and_another_dies_of_it() -> None:
+    raise_it()
+
+
+@raises("ValueError: bad batch")
+def raises_and_then_waits() -> None:
+    try:
+        raise_it()
+    finally:
+        dist.recv(torch.zeros(1), src=0)
+
+
+@raises("RecursionError: maximum recursion depth")
+def recurses_for_ever() -> None:
+    recurses_for_ever()
+
+
+@raises("RecursionError")
+def recurses_through_communication() -> None:
+    dist.get_rank()
+    dist.is_initialized()
+    recurses_through_communication()
+
+
+class TextRaises(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@raises("TextRaises: ")
+def raises_what_has_no_text() -> None:
+    raise TextRaises
+
+
+class TextRecurses(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+@raises("TextRecurses: ")
+def raises_whose_text_recurses() -> None:
+    raise TextRecurses
+
+
+class TextHangs(Exception):
+    def __str__(self) -> str:
+        while True:
+            with suppress(BaseException):
+                time.sleep(1)
+
+
+@raises("TextHangs")
+def raises_whose_text_hangs() -> None:
+    raise TextHangs
+
+
+class TextExits(Exception):
+    def __str__(self) -> str:
+        sys.exit(1)
+
+
+@raises("TextExits")
+def raises_whose_text_exits() -> None:
+    raise TextExits
+
+
+class TextIsNone(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+@raises("TextIsNone")
+def raises_whose_text_is_none() -> None:
+    raise TextIsNone
+
+
+class OwnText(str):
+    def __reduce__(self) -> Any:
+        return raise_it, ()
+
+
+class TextIsOfItsOwn(Exception):
+    def __str__(self) -> str:
+        return OwnText("own text")
+
+
+@raises("TextIsOfItsOwn: own text")
+def raises_whose_text_does_not_travel() -> None:
+    raise TextIsOfItsOwn
+
+
+@raises("ValueError: bad batch")
+def raises_from_what_has_no_text() -> None:
+    try:
+        raise TextRaises
+    except TextRaises as cause:
+        raise ValueError("bad batch") from cause
+
+
+class AttributesRaise(Exception):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+@raises("AttributesRaise: bad batch")
+def raises_whose_attributes_raise() -> None:
+    raise AttributesRaise("bad batch")
+
+
+class EveryAttributeRaises(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+@raises("EveryAttributeRaises: bad batch")
+def raises_whose_every_attribute_raises() -> None:
+    raise EveryAttributeRaises("bad batch")
+
+
+class AttributesHang(Exception):
+    def __getattr__(self, name: str) -> Any:
+        while True:
+            with suppress(BaseException):
+                time.sleep(1)
+
+
+@raises("AttributesHang")
+def raises_whose_attributes_hang() -> None:
+    raise AttributesHang("bad batch")
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+
+
+@raises("TwoArguments: 3: bad batch")
+def raises_what_does_not_unpickle() -> None:
+    raise TwoArguments(3, "bad batch")
+
+
+@returns(ending=r"rank 1 returned a TwoArguments that cannot be unpickled")
+def returns_an_exception_that_does_not_unpickle() -> Any:
+    return TwoArguments(3, "bad batch")
+
+
+if sys.version_info >= (3, 11):
+
+    @raises("ExceptionGroup: several")
+    def raises_a_group() -> None:
+        raise ExceptionGroup("several", [ValueError("bad batch"), TextRaises()])  # noqa: F821
+
+
+@raises("ValueError: bad batch")
+def raises_with_notes() -> None:
+    error = ValueError("bad batch")
+    vars(error)["__notes__"] = ["of rank 1", 3, TextRaises()]
+    raise error
+
+
+@raises("ValueError: bad batch")
+def raises_in_a_circle_of_causes() -> None:
+    one, two = ValueError("bad batch"), KeyError("other")
+    one.__cause__, two.__cause__ = two, one
+    one.__context__, two.__context__ = two, one
+    raise one
+
+
+@raises("KeyboardInterrupt")
+def raises_keyboard_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@raises("GeneratorExit")
+def raises_generator_exit() -> None:
+    raise GeneratorExit
+
+
+@raises("StopIteration")
+def raises_stop_iteration() -> None:
+    next(iter([]))
+
+
+@raises("CancelledError")
+def raises_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@raises("BaseException: bad batch")
+def raises_the_base_of_all() -> None:
+    raise BaseException("bad batch")
+
+
+@raises("ValueError: x{1000}")
+def raises_a_huge_text() -> None:
+    raise ValueError("x" * 50_000_000)
+
+
+@raises("ValueError: .*bad")
+def raises_with_control_characters() -> None:
+    raise ValueError("\x1b[2J\x00\udcffbad\r")
+
+
+@raises("MemoryError")
+def runs_out_of_memory() -> None:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (used + 200_000_000, hard))
+    _ = bytearray(1_000_000_000)
+
+
+@raises("RuntimeError: .*alloc")
+def runs_out_of_memory_in_torch() -> None:
+    torch.empty(1 << 60)
+
+
+@raises("SyntaxError: ")
+def raises_a_syntax_error() -> None:
+    exec("def f(:")
+
+
+@raises("ModuleNotFoundError: No module named 'nowhere'")
+def imports_what_is_not_there() -> None:
+    __import__("nowhere")
+
+
+@raises("RuntimeError: .*mat1 and mat2")
+def raises_in_torch() -> None:
+    torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+@raises("RuntimeError: bad gradient")
+def raises_in_backward() -> None:
+    def hook(gradient: torch.Tensor) -> None:
+        raise RuntimeError("bad gradient")
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(hook)
+    x.sum().backward()
+
+
+@raises("ValueError: bad batch")
+def raises_in_a_pool_of_threads() -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        pool.submit(raise_it).result()
+
+
+class DeletionHangs:
+    def __del__(self) -> None:
+        while True:
+            with suppress(BaseException):
+                time.sleep(1)
+
+
+@raises("ValueError: bad batch")
+def raises_and_hangs_in_deleting_its_variables() -> None:
+    _ = DeletionHangs()
+    raise_it()
+
+
+# -- results ----------------------------------------------------------------------------
+
+
+@returns(ending="rank 1: the function returned a generator that cannot travel back")
+def returns_a_generator() -> Iterator[int]:
+    yield 1
+
+
+@returns(ending="rank 1: the function returned a lock that cannot travel back")
+def returns_a_lock() -> Any:
+    return threading.Lock()
+
+
+class PicklingExits:
+    def __reduce__(self) -> Any:
+        sys.exit(4)
+
+
+@returns(ending="rank 1: the function returned a PicklingExits that cannot travel back")
+def returns_what_exits_when_pickled() -> Any:
+    return PicklingExits()
+
+
+class UnpicklingRaises:
+    def __reduce__(self) -> Any:
+        return raise_it, ()
+
+
+@returns(ending="rank 1 returned a UnpicklingRaises that cannot be unpickled .*ValueError")
+def returns_what_raises_when_unpickled() -> Any:
+    return UnpicklingRaises()
+
+
+class UnpicklingExits:
+    def __reduce__(self) -> Any:
+        return sys.exit, (4,)
+
+
+@returns(ending="rank 1 returned a UnpicklingExits that cannot be unpickled .*SystemExit")
+def returns_what_exits_when_unpickled() -> Any:
+    return UnpicklingExits()
+
+
+@returns(ending="rank 1: the function returned a list that cannot travel back .*recursion")
+def returns_a_deep_list() -> Any:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+@returns(50_000_000)
+def returns_much() -> Any:
+    return len(torch.ones(50_000_000).numpy())
+
+
+@returns("x" * 20_000_000)
+def returns_a_long_text() -> Any:
+    return "x" * 20_000_000
+
+
+@returns("a circle")
+def returns_itself() -> Any:
+    circle: list[Any] = ["a circle"]
+    circle.append(circle)
+    return circle[0]
+
+
+# -- threads and locks --------------------------------------------------------------------
+
+
+@returns()
+def leaves_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+@returns()
+def leaves_threads_that_compute() -> None:
+    def compute() -> None:
+        while True:
+            sum(range(1000))
+
+    for _ in range(3):
+        threading.Thread(target=compute, daemon=True).start()
+
+
+@returns()
+def leaves_a_thread_that_prints() -> None:
+    def speak() -> None:
+        while True:
+            print("still here")
+            time.sleep(0.1)
+
+    threading.Thread(target=speak, daemon=True).start()
+
+
+@returns()
+def raises_in_a_thread() -> None:
+    thread = threading.Thread(target=raise_it)
+    thread.start()
+    thread.join()
+
+
+@_abuse(ending="^program was interrupted", endless=True)
+def waits_for_a_lock_it_holds() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@_abuse(ending="^program was interrupted", endless=True)
+def waits_for_an_empty_queue() -> None:
+    queue.Queue[int]().get()
+
+
+@_abuse(ending="^program was interrupted", endless=True)
+def computes_for_ever() -> None:
+    while True:
+        pass
+
+
+@_abuse(ending="^program was interrupted", endless=True)
+def computes_for_ever_in_c() -> None:
+    sum(range(10**15))
+
+
+@_abuse(ending="^program was interrupted", endless=True)
+def swallows_the_interrupt() -> None:
+    while True:
+        with suppress(BaseException):
+            time.sleep(1)
+
+
+@returns([0, 1, 2])
+def runs_coroutines() -> Any:
+    async def count() -> list[int]:
+        await asyncio.sleep(0.01)
+        return [0, 1, 2]
+
+    return asyncio.run(count())
+
+
+@returns()
+def closes_the_event_loop() -> None:
+    with suppress(RuntimeError):
+        loop = asyncio.get_event_loop()
+        loop.call_soon(raise_it)
+        loop.stop()
+    asyncio.set_event_loop(None)
+
+
+# -- signals and timers -------------------------------------------------------------------
+
+
+@returns()
+def takes_over_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+
+
+@returns()
+def ignores_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@returns()
+def blocks_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+@_abuse(ending="^program was interrupted", endless=True)
+def ignores_signals_and_waits() -> None:
+    ignores_signals()
+    time.sleep(1000)
+
+
+@returns()
+def leaves_a_timer() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    signal.setitimer(signal.ITIMER_PROF, 1.0)
+
+
+@returns()
+def leaves_a_watchdog() -> None:
+    faulthandler.dump_traceback_later(1.0, exit=True)
+
+
+@returns()
+def leaves_a_wakeup_descriptor() -> None:
+    into, out = socket.socketpair()
+    out.setblocking(False)
+    signal.set_wakeup_fd(out.detach())
+    into.close()
+
+
+# -- descriptors and streams --------------------------------------------------------------
+
+
+@returns()
+def closes_standard_descriptors() -> None:
+    for number in range(3):
+        os.close(number)
+
+
+@returns()
+def closes_its_streams() -> None:
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+@returns()
+def replaces_its_streams() -> None:
+    sys.stdout = io.StringIO()
+    sys.stderr = sys.stdin = None
+    sys.__stdout__ = None  # type: ignore[misc]
+
+
+@returns()
+def redirects_and_raises_nothing() -> None:
+    redirect_stdout(io.StringIO()).__enter__()
+
+
+@dies("signal SIGABRT|.*closed")
+def closes_all_descriptors() -> None:
+    os.closerange(3, 1 << 16)
+    time.sleep(10)
+
+
+@dies("signal SIGABRT|.*closed")
+def closes_all_descriptors_and_returns() -> None:
+    os.closerange(0, 1 << 16)
+
+
+@returns()
+def opens_many_files() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    held = []
+    with suppress(OSError):
+        for _ in range(limit):
+            held.append(open(os.devnull))
+
+
+@returns()
+def prints_much() -> None:
+    for number in range(20_000):
+        print(number)
+
+
+@returns()
+def prints_a_long_line() -> None:
+    print("x" * 5_000_000)
+
+
+@returns()
+def prints_oddly() -> None:
+    print("\x1b[31m\x1b[2J\udcff\x00\r\b", end="")
+    sys.stdout.buffer.write(b"\xff\xfe")
+    print(sys.stdout.fileno() >= 0, sys.stdout.encoding, file=sys.stderr)
+
+
+@raises("(EOFError|.*input)")
+def asks_for_input() -> None:
+    input("name? ")
+
+
+# -- settings of the process --------------------------------------------------------------
+
+
+@returns()
+def changes_the_folder() -> None:
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    shutil.rmtree(folder)
+
+
+@returns()
+def changes_the_environment() -> None:
+    os.environ.clear()
+    os.environ["RANK"] = "7"
+
+
+@returns()
+def changes_the_mask_of_files() -> None:
+    os.umask(0o777)
+
+
+@returns()
+def lowers_its_limits() -> None:
+    for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        resource.setrlimit(which, (4, resource.getrlimit(which)[1]))
+
+
+@returns(replaced=None)
+def lowers_its_limits_for_good() -> None:
+    for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(which, (0, 0))
+
+
+@returns(replaced=None)
+def makes_itself_less_urgent() -> None:
+    os.nice(5)
+
+
+@returns()
+def moves_to_one_processor() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+@returns()
+def changes_the_locale() -> None:
+    locale.setlocale(locale.LC_ALL, "C")
+    decimal.getcontext().prec = 3
+
+
+@returns()
+def changes_paths() -> None:
+    sys.path.clear()
+    sys.argv[:] = ["other"]
+    sys.meta_path.clear()
+    sys.path_hooks.clear()
+
+
+@returns()
+def changes_hooks() -> None:
+    hook: Any = lambda *_: os._exit(1)  # noqa: E731
+    sys.excepthook = sys.displayhook = sys.unraisablehook = threading.excepthook = hook
+
+
+@returns(alone=True)
+def leaves_a_tracer() -> None:
+    sys.settrace(lambda *_: time.sleep(0.0001))
+
+
+@returns()
+def leaves_a_profiler() -> None:
+    sys.setprofile(lambda *_: time.sleep(0.0001))
+
+
+@returns()
+def changes_the_interpreter() -> None:
+    sys.setrecursionlimit(300)
+    sys.setswitchinterval(10)
+    gc.disable()
+    gc.set_threshold(1)
+    gc.set_debug(gc.DEBUG_STATS)
+    sys.set_int_max_str_digits(640)
+
+
+@returns()
+def turns_warnings_into_errors() -> None:
+    warnings.simplefilter("error")
+    warnings.showwarning = lambda *_, **__: raise_it()
+
+
+@returns()
+def changes_torch() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_num_threads(7)
+    torch.set_grad_enabled(False)
+    torch.autograd.set_detect_anomaly(True)
+    torch.use_deterministic_algorithms(True)
+    torch.set_printoptions(precision=1)
+    torch.set_flush_denormal(True)
+    torch.set_float32_matmul_precision("medium")
+
+
+@returns()
+def leaves_a_dual_level() -> None:
+    torch.autograd.forward_ad.enter_dual_level()
+
+
+@returns(replaced=True)
+def leaves_torch_in_a_mode() -> None:
+    mode = torch.inference_mode()
+    mode.__enter__()
+    vars(torch)["left"] = mode
+
+
+@returns()
+def sets_a_timeout_for_all_sockets() -> None:
+    socket.setdefaulttimeout(0.001)
+
+
+@returns()
+def changes_numpy() -> None:
+    np.seterr(all="raise")
+    np.set_printoptions(precision=1)
+
+
+@returns()
+def leaves_something_for_the_end() -> None:
+    atexit.register(os._exit, 5)
+
+
+@returns(alone=True)
+def replaces_builtins() -> None:
+    builtins.print = builtins.open = builtins.__import__ = None  # type: ignore[assignment]
+    builtins.len = builtins.isinstance = None  # type: ignore[assignment]
+
+
+@returns(alone=True)
+def forgets_modules() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("pickle", "torch", "distkit", "threading", "json"):
+            del sys.modules[name]
+
+
+@returns(alone=True)
+def forgets_all_modules() -> None:
+    sys.modules.clear()
+
+
+@returns(alone=True)
+def ruins_modules() -> None:
+    for name in ("pickle", "queue", "socket"):
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
+@returns(alone=True)
+def replaces_functions_of_modules() -> None:
+    time.sleep = time.monotonic = raise_it  # type: ignore[assignment]
+    os.getpid = json.dumps = raise_it  # type: ignore[assignment]
+
+
+@returns(alone=True)
+def replaces_functions_of_torch() -> None:
+    nothing: Any = lambda *_, **__: None  # noqa: E731
+    dist.all_reduce = dist.barrier = nothing
+    dist.Work.wait = nothing  # type: ignore[method-assign]
+
+
+def leave_the_group() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@returns(other=leave_the_group)
+def destroys_its_group() -> None:
+    leave_the_group()
+
+
+@raises("ValueError: trying to initialize the default process group twice")
+def makes_the_group_twice() -> None:
+    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")
+
+
+# -- other processes ----------------------------------------------------------------------
+
+
+@returns()
+def forks_a_child_that_ends() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@returns("parent", alone=True)
+def forks_a_child_that_returns() -> Any:
+    pid = os.fork()
+    if pid == 0:
+        return "child"
+    os.waitpid(pid, 0)
+    return "parent"
+
+
+@returns("parent")
+def forks_a_child_that_raises() -> Any:
+    pid = os.fork()
+    if pid == 0:
+        raise_it()
+    os.waitpid(pid, 0)
+    return "parent"
+
+
+@returns()
+def forks_a_child_that_stays() -> None:
+    if os.fork() == 0:
+        time.sleep(1000)
+
+
+@returns()
+def starts_a_process_that_stays() -> None:
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
+@returns([0, 1, 2])
+def starts_a_pool_of_processes() -> Any:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, [0, -1, -2])
+
+
+@returns(10)
+def loads_data_with_workers() -> Any:
+    data = torch.utils.data.TensorDataset(torch.arange(20))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2)
+    return sum(1 for _ in loader)
+
+
+@returns("hello\n")
+def runs_a_command() -> Any:
+    return subprocess.run(["echo", "hello"], capture_output=True, text=True, check=True).stdout
+
+
+@raises("CalledProcessError")
+def runs_a_command_that_fails() -> None:
+    subprocess.run(["false"], check=True)
+
+
+@returns(4)
+def starts_ranks_of_its_own() -> Any:
+    return sum(dk.run_ranks(lambda: 2, 2).results)

@@ -1,0 +1,116 @@
+"""Fresh Python processes that measure themselves and answer in JSON, and their leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from distkit.errors import DistkitError
+
+#: Carried by every process that a driver starts, directly or not.
+MARK = "DISTKIT_BENCH"
+
+#: What a program begins with: ``answer(value)`` sends, ``asked()`` waits until it should go on.
+_PROLOGUE = """
+import json, os, sys, time
+_answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libraries print is no answer
+def answer(value):
+    print(json.dumps(value), file=_answers, flush=True)
+def asked():
+    return bool(sys.stdin.readline())
+folder = sys.argv[1]
+"""
+
+
+class Driver:
+    """A program in a fresh Python. Leaving the ``with`` block ends all that it started.
+
+    Args:
+        program: its text; see ``_PROLOGUE`` for what it may use. ``folder`` is its own.
+    """
+
+    def __init__(self, program: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self._folder = tempfile.TemporaryDirectory(prefix="distkit-bench-")
+        here = Path(self._folder.name)
+        self._log = here / "log"
+        environ = {**os.environ, MARK: self.mark, "IPYTHONDIR": str(here / "ipython"),
+                   "GLOO_SOCKET_IFNAME": "lo", "IPP_NONINTERACTIVE": "1"}  # fmt: skip
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _PROLOGUE + program, str(here)], env=environ, stderr=log,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=here,
+            )  # fmt: skip
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, line: str = "", within: float = 180.0) -> Any:
+        """Have the program go on, and return its next answer; it may read the line."""
+        _pipe(self.process.stdin).write(f"{line}\n".encode())
+        return self.answer(within)
+
+    def answer(self, within: float = 180.0) -> Any:
+        """The program's next answer.
+
+        Raises:
+            DistkitError: it ended, or said nothing ``within`` so many seconds.
+        """
+        stdout = _pipe(self.process.stdout)
+        ready, _, _ = select.select([stdout], [], [], within)
+        line = stdout.readline() if ready else b""
+        if not line:
+            said = self._log.read_text(errors="replace")[-2000:].strip()
+            raise DistkitError(f"a measured program gave no answer. Its last words:\n{said}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the program, gently if it can, and whatever it leaves behind."""
+        _pipe(self.process.stdin).close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        end(self.mark)
+        _pipe(self.process.stdout).close()
+        self._folder.cleanup()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that carry this mark."""
+    return [p for p in psutil.process_iter() if _mark(p) == mark]
+
+
+def end(mark: str) -> None:
+    """Kill the processes with this mark, one by one."""
+    while left := marked(mark):
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=5)
+
+
+def _mark(process: psutil.Process) -> str:
+    try:
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(MARK, "") if alive else ""
+    except (psutil.Error, OSError):  # gone, or another user's
+        return ""
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe

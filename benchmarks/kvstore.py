@@ -1,0 +1,193 @@
+"""The parameter server beside MXNet 1.9.1's, in turn on the same arrays, model and machine.
+
+MXNet wants a Python of its own: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
+the path of that Python in ``DISTKIT_MXNET_PYTHON``. Without it the reference is a loopback ZeroMQ
+socket that echoes the same bytes: how far the parameter server is from bare messages.
+TensorFlow trains the same model beside both, see :mod:`benchmarks.kvstore_tensorflow`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from benchmarks import kvstore_faults, kvstore_peers, kvstore_tensorflow
+from benchmarks.figure import Figure, figure
+
+#: Workers and servers.
+CLUSTERS = ((2, 1), (4, 2))
+
+#: What is timed, in which mode: bytes of a push and pull and how often, or steps of training.
+TRIPS = {("dist_sync", 4 << 20): 12, ("dist_sync", 64 << 20): 2, ("dist_async", 1 << 10): 300}
+STEPS = {"dist_sync": 150, "dist_async": 150}
+BATCH, RATE = 32, 0.1
+
+#: Upper limits of our time over MXNet's: must and aim.
+_LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
+
+#: Contenders: seconds of each of their turns, by size and by "step" of training.
+Seconds = dict[Any, list[float]]
+Turns = dict[str, Seconds]
+OURS = "ours"
+
+
+def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
+    """Seconds per call of the slowest worker; ``reps`` turns of each contender."""
+    figures: list[Figure] = []
+    details: dict[str, Any] = {}
+    for workers, servers in CLUSTERS:
+        for mode in STEPS:
+            trips = {size: n for (m, size), n in TRIPS.items() if m == mode}
+            turns = _turns(workers, servers, mode, trips, reps, say)
+            where = f"{workers} workers + {servers} server{'s' * (servers > 1)}, {mode}"
+            figures += _figures(where, workers, turns)
+            details[where] = {
+                f"{what}, {who}": {"us": [1e6 * s for s in times], "median_us": 1e6 * median(times)}
+                for who, found in turns.items() for what, times in found.items()
+            }  # fmt: skip
+    found, seen = kvstore_faults.measure(say)
+    return figures + found, details | seen
+
+
+def _turns(
+    workers: int, servers: int, mode: str, trips: dict[int, int], reps: int,
+    say: Callable[[str], None],
+) -> Turns:  # fmt: skip
+    """Each contender's seconds: ours, MXNet's or the echo's, TensorFlow's."""
+    from distkit.cluster.cluster import Cluster
+
+    turns: Turns = {OURS: {}}
+    data, jobs = kvstore_peers.digits(), {"trips": trips, "steps": STEPS[mode]}
+    mxnet, tensorflow = map(os.environ.get, ("DISTKIT_MXNET_PYTHON", "DISTKIT_TENSORFLOW_PYTHON"))
+    with (
+        kvstore_peers.peer(mxnet, workers, servers, mode, data) as peer,
+        kvstore_tensorflow.tensorflow(tensorflow, workers, servers, data) as other,
+        Cluster(workers=workers, servers=servers) as cluster,
+    ):
+        for rep in range(reps):
+            say(f"kvstore: {workers} + {servers}, {mode}, {rep + 1} of {reps}")
+            for job in jobs.items():
+                run = cluster._submit(on_worker, (mode, job, data), {}, record=False).wait()
+                _add(turns[OURS], run.results)
+                _add(turns.setdefault(peer.name, {}), peer.turn(job))
+            if other is not None:
+                _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [other.turn(STEPS[mode])])
+    return turns
+
+
+def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
+    for what in results[0]:
+        seconds.setdefault(what, []).append(max(result[what] for result in results))
+
+
+def _figures(where: str, workers: int, turns: Turns) -> list[Figure]:
+    """Each of our times beside that of MXNet or the echo, a step beside TensorFlow's, too."""
+    found = []
+    peer = kvstore_peers.MXNET if kvstore_peers.MXNET in turns else kvstore_peers.ECHO
+    for what, seconds in turns[OURS].items():
+        limits: dict[str, Any] = {}
+        if what == "step":
+            rate = workers * BATCH / median(seconds)
+            name = f"training step of the digits MLP, {where} ({rate:,.0f} samples/s)"
+            limits = {"must": 1.0, "aim": 0.5}
+        else:
+            rate = 2 * int(what) / median(seconds) / 1e6
+            name = f"push + pull of {_size(int(what))}, {where} ({rate:,.4g} MB/s per worker)"
+            limits = dict(zip(("must", "aim"), _LIMITS[int(what)], strict=True))
+        if peer != kvstore_peers.MXNET:
+            limits = {}  # they hold for MXNet
+        found.append(figure(name, "us", _us(seconds), peer, _us(turns[peer].get(what)), **limits))
+        if what == "step":
+            found += _beside_tensorflow(name, seconds, turns.get(kvstore_tensorflow.NAME, {}))
+    return found
+
+
+def _beside_tensorflow(name: str, seconds: list[float], theirs: Seconds) -> list[Figure]:
+    """A step beside a step of TensorFlow's, and beside one of ten in a call of its coordinator."""
+    if not theirs:
+        return [figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, must=1 / 3, aim=0.1)]
+    limits: dict[str, dict[str, float]] = {"step": {"must": 1 / 3, "aim": 0.1}}
+    return [
+        figure(name, "us", _us(seconds), f"{kvstore_tensorflow.NAME} ({what})", _us(times),
+               **limits.get(what, {}))
+        for what, times in theirs.items()
+    ]  # fmt: skip
+
+
+def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
+    """On each worker: seconds per push and pull of each size, or per step of training."""
+    from distkit import kvstore
+
+    kv = kvstore.create(mode)
+    kind, what = job
+    if kind == "trips":
+        kv.set_optimizer(kvstore.SGD(learning_rate=0.5))
+        return {size: _trip(kv, size, calls) for size, calls in what.items()}
+    return {"step": _train(kv, what, *data)}
+
+
+def _trip(kv: Any, size: int, calls: int) -> float:
+    """Seconds per push and pull."""
+    import torch
+
+    w, g = torch.zeros(size // 4), torch.ones(size // 4)
+    kv.init(size, w)
+
+    def trip() -> None:
+        kv.push(size, g)
+        kv.pull(size, out=w)
+
+    return _timed(kv, trip, calls)
+
+
+def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
+    """Seconds per step of the digits MLP on this worker's share."""
+    import torch
+    from torch import nn
+
+    from distkit import kvstore
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    trainer = kvstore.Trainer(model.parameters(), "sgd", {"learning_rate": RATE}, kv)
+    x = torch.tensor(images[kv.rank :: kv.num_workers]).split(BATCH)[:-1]
+    y = torch.tensor(labels[kv.rank :: kv.num_workers]).split(BATCH)[:-1]
+    examples = BATCH * (kv.num_workers if kv.type == "dist_sync" else 1)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        model.zero_grad()
+        loss(model(x[done % len(x)]), y[done % len(x)]).backward()
+        trainer.step(examples)
+        done += 1
+
+    seconds = _timed(kv, step, steps)
+    right = (model(torch.tensor(images)).argmax(1) == torch.tensor(labels)).float().mean()
+    assert right > 0.5, f"the model did not learn: {right:.0%} right"
+    return seconds
+
+
+def _timed(kv: Any, call: Callable[[], None], calls: int) -> float:
+    import time
+
+    for _ in range(max(3, calls // 5)):  # connections are made, memory is touched
+        call()
+    kv.barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    seconds = (time.perf_counter() - start) / calls
+    kv.barrier()
+    return seconds
+
+
+def _us(seconds: list[float] | None) -> list[float]:
+    return [1e6 * s for s in seconds or []]
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"

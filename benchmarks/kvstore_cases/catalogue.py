@@ -1,0 +1,89 @@
+"""A case: a small function that expects of a store what MXNet promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from distkit import kvstore
+from distkit.kvstore import KVStore
+from distkit.kvstore.testing import InProcess
+
+SHAPE = (4, 4)
+#: Stores of one worker: in this process, and behind the wire.
+ALONE = ("local", "device", "dist_sync", "dist_async")
+
+
+class Case(NamedTuple):
+    """What is tried: which interface, in words, and how; it raises if it is not so."""
+
+    interface: str
+    name: str
+    run: Callable[[], None]
+
+
+CASES: list[Case] = []
+
+
+def case(*variants: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function to the catalogue, once for each of its arguments."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        interface = function.__module__.rpartition(".")[2]
+        words = function.__name__.replace("_", " ")
+        for variant in variants or [()]:
+            given = variant if isinstance(variant, tuple) else (variant,)
+            name = f"{words} [{', '.join(map(str, given))}]" if given else words
+            CASES.append(Case(interface, name, partial(function, *given)))
+        return function
+
+    return add
+
+
+def store(kind: str, servers: int = 1, bound: int = 1_000_000, **options: Any) -> KVStore:
+    """A store of one worker."""
+    if kind.startswith("dist"):
+        return InProcess(1, servers, kind, bound).store(**options)
+    return kvstore.create(kind, bigarray_bound=bound, **options)
+
+
+def adding(kv: KVStore) -> KVStore:
+    """The same store; what is pushed is added to the value."""
+    kv.set_optimizer("test")
+    return kv
+
+
+def ones(factor: float = 1.0, shape: Sequence[int] = SHAPE, dtype: Any = None) -> torch.Tensor:
+    """A tensor of one number."""
+    return torch.full(tuple(shape), factor, dtype=dtype or torch.float32)
+
+
+def same(found: Any, expected: Any) -> None:
+    """Refuse another tensor, or one that is not all this number."""
+    if found.layout is not torch.strided:
+        found = found.to_dense()
+    if not isinstance(expected, torch.Tensor):
+        expected = torch.full_like(found, expected)
+    assert torch.equal(found, expected), f"{found} is not {expected}"
+
+
+def near(found: Any, expected: Any) -> None:
+    """Refuse what differs by more than rounding."""
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype),
+                               rtol=2e-5, atol=1e-6)  # fmt: skip
+
+
+def refused(call: Callable[[], object], *words: str) -> None:
+    """Demand an error that has these words."""
+    from distkit.errors import KVStoreError
+
+    try:
+        call()
+    except KVStoreError as e:
+        missing = [word for word in words if word not in str(e)]
+        assert not missing, f"{e} does not say {missing}"
+        return
+    raise AssertionError("it was not refused")

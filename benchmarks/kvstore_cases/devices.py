@@ -1,0 +1,90 @@
+"""Several devices of a worker: sums, and batches that are split over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.kvstore_cases.catalogue import adding, case, ones, refused, same, store
+from distkit.kvstore import KVStore, split_and_load, split_data
+from distkit.kvstore.testing import InProcess
+
+STORES = "local", "device", "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
+
+
+@case(*((kind, devices) for kind in STORES for devices in (1, 4)))
+def devices_are_added_and_all_get_the_result(kind: str, devices: int) -> None:
+    kv = adding(store(kind))
+    kv.init("w", ones(0))
+    outs = [torch.zeros(4, 4) for _ in range(devices)]
+    for n in (1, 2):
+        kv.push("w", [ones(i + 1) for i in range(devices)])
+        kv.pull("w", out=outs)
+        for out in outs:
+            same(out, n * devices * (devices + 1) / 2)
+
+
+@case(*STORES)
+def gradients_of_devices_stay_as_they_were(kind: str) -> None:
+    kv, gradients = adding(store(kind)), [ones(1), ones(2), ones(3)]
+    kv.init("w", ones(0))
+    kv.push("w", gradients)
+    kv.pull("w")
+    for i, g in enumerate(gradients):
+        same(g, i + 1)
+
+
+@case("dist_sync", "dist_device_sync")
+def devices_of_workers_are_all_added(kind: str) -> None:
+    def work(kv: KVStore) -> Any:
+        kv.init("w", ones(0))
+        kv.push("w", [ones(kv.rank + 1), ones(10)])
+        return kv.pull("w")
+
+    for found in InProcess(3, mode=kind).run(work):
+        same(found, 36)
+
+
+@case("local", "device")
+def devices_count_once_in_the_traffic(kind: str) -> None:
+    kv = store(kind)
+    kv.init("w", torch.zeros(2))
+    kv.push("w", [torch.ones(2)] * 3)
+    assert (kv.traffic.gradients, kv.traffic.sent) == (24, 8)
+
+
+@case(2, 3, 4)
+def batches_are_split_evenly(devices: int) -> None:
+    batch = torch.arange(24).view(12, 2)
+    parts = split_and_load(batch, ["cpu"] * devices)
+    assert [len(p) for p in parts] == [12 // devices] * devices
+    same(torch.cat(parts), batch)
+
+
+@case((7, 2), (7, 3), (5, 4))
+def uneven_batches_are_refused_unless_allowed(size: int, devices: int) -> None:
+    batch = torch.arange(size)
+    refused(lambda: split_and_load(batch, ["cpu"] * devices), "even_split=False")
+    parts = split_and_load(batch, ["cpu"] * devices, even_split=False)
+    more, extra = divmod(size, devices)
+    assert [len(p) for p in parts] == [more + (i < extra) for i in range(devices)]
+
+
+@case(0, 1)
+def batches_are_split_along_an_axis(axis: int) -> None:
+    parts = split_data(torch.ones(4, 6), 2, batch_axis=axis)
+    assert [p.shape[axis] for p in parts] == [(4, 6)[axis] // 2] * 2
+
+
+@case("list", "array")
+def what_is_no_tensor_becomes_one(what: str) -> None:
+    data: Any = [[1.0], [2.0]] if what == "list" else np.ones((2, 1), np.float32)
+    assert [tuple(p.shape) for p in split_and_load(data, ["cpu", "cpu"])] == [(1, 1)] * 2
+
+
+@case()
+def one_device_gets_the_batch() -> None:
+    (whole,) = split_and_load(torch.ones(3), [torch.device("cpu")])
+    same(whole, 1)

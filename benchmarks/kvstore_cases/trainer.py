@@ -1,0 +1,533 @@
+"""``Trainer``, as Gluon's."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kvstore_cases.catalogue import case, near, refused, same
+from distkit import kvstore
+from distkit.kvstore import KVStore, KVStoreBase, Trainer
+from distkit.kvstore.lr_scheduler import FactorScheduler
+from distkit.kvstore.testing import InProcess
+
+OPTIONS = {"learning_rate": 1.0, "momentum": 0.5}
+
+
+def parameter(value: float = 0.0, size: int = 10) -> torch.nn.Parameter:
+    """One."""
+    return torch.nn.Parameter(torch.full((size,), value))
+
+
+def pair() -> list[torch.nn.Parameter]:
+    """A parameter's replicas on two devices."""
+    return [parameter(), parameter()]
+
+
+def backward(*parameters: torch.nn.Parameter, factor: float = 1.0) -> None:
+    """Gradients of ``factor`` everywhere."""
+    for w in parameters:
+        w.grad = None
+        (factor * w).sum().backward()
+
+
+def steps(trainer: Trainer, *parameters: torch.nn.Parameter, count: int = 1) -> None:
+    """So many steps with gradients of 1."""
+    for _ in range(count):
+        backward(*parameters)
+        trainer.step(1)
+
+
+@case(*((kind, on) for kind in ("local", "device") for on in (True, False, None)))
+def two_devices_step_together(kind: str, on: bool | None) -> None:
+    x = pair()
+    trainer = Trainer([x], "sgd", OPTIONS, kind, update_on_kvstore=on)
+    for expected in (-2.0, -5.0):
+        steps(trainer, *x)
+        same(x[0].detach(), expected)
+        same(x[1].detach(), expected)
+
+
+@case(("local", None, True), ("device", None, True), ("local", False, False),
+      ("device", True, True), (None, None, False), (None, True, False))  # fmt: skip
+def where_devices_are_updated(kind: str | None, on: bool | None, expected: bool) -> None:
+    trainer = Trainer([pair()], "sgd", kvstore=kind, update_on_kvstore=on)
+    assert trainer.update_on_kvstore is expected
+
+
+@case("local", "device")
+def one_device_needs_no_store(kind: str) -> None:
+    w = parameter()
+    trainer = Trainer([w], "sgd", OPTIONS, kind)
+    assert trainer.update_on_kvstore is False
+    steps(trainer, w)
+    same(w.detach(), -1)
+
+
+@case("dist_sync", "dist_async", "dist_device_sync")
+def servers_update_in_a_distributed_store(kind: str) -> None:
+    assert Trainer([parameter()], "sgd", kvstore=InProcess(1, mode=kind).store()).update_on_kvstore
+
+
+@case("dist_async", "dist_device_async")
+def asynchronous_stores_must_update(kind: str) -> None:
+    kv = InProcess(1, mode=kind).store()
+    refused(lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync")
+
+
+@case(True, False)
+def all_reduced_gradients_are_equal(many: bool) -> None:
+    x = pair()
+    trainer = Trainer([x], "sgd", OPTIONS, update_on_kvstore=False)
+    for i, w in enumerate(x):
+        (i * w).sum().backward()
+    trainer.allreduce_grads()
+    for w in x:
+        assert w.grad is not None
+        same(w.grad, 1)
+    trainer.update(2 if many else 1)
+    same(x[1].detach(), -0.5 if many else -1)
+
+
+@case("allreduce_grads", "update")
+def servers_that_update_leave_nothing_to_do_here(call: str) -> None:
+    x = pair()
+    trainer = Trainer([x], "sgd", OPTIONS, update_on_kvstore=True)
+    steps(trainer, *x)
+    given = (1,) if call == "update" else ()
+    refused(lambda: getattr(trainer, call)(*given), "update_on_kvstore")
+
+
+def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch.Tensor]:
+    """Three steps of a small model on this worker's share."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    trainer = Trainer(net.parameters(), optimizer, options or None, kv, update_on_kvstore=on)
+    torch.manual_seed(1)
+    for x in torch.randn(3, 12, 5)[:, kv.rank :: kv.num_workers]:
+        net.zero_grad()
+        net(x).square().sum().backward()
+        trainer.step(12)
+    return [w.detach() for w in net.parameters()]
+
+
+@case(*((name, on) for name in ("sgd", "adam", "rmsprop", "torch.optim.AdamW")
+        for on in (True, False)))  # fmt: skip
+def workers_train_as_one(name: str, on: bool) -> None:
+    (alone,) = InProcess(1).run(lambda kv: trained(kv, on, name))
+    torch.manual_seed(0)
+    for weights in InProcess(1, 3, bound=8).run(lambda kv: trained(kv, on, name)):
+        for found, expected in zip(weights, alone, strict=True):
+            near(found, expected)
+
+
+@case(*((workers, on) for workers in (2, 3) for on in (True, False)))
+def shares_of_workers_add_up(workers: int, on: bool) -> None:
+    def work(kv: KVStore) -> torch.Tensor:
+        w = parameter()
+        trainer = Trainer([w], "sgd", OPTIONS, kv, update_on_kvstore=on)
+        for _ in range(3):
+            backward(w, factor=kv.rank + 1)
+            trainer.step(workers)
+        return w.detach()
+
+    w, m = 0.0, 0.0
+    for _ in range(3):
+        m = 0.5 * m - (workers + 1) / 2
+        w += m
+    for found in InProcess(workers).run(work):
+        near(found, torch.full((10,), w))
+
+
+@case(True, False)
+def worker_0s_weights_count(on: bool) -> None:
+    def work(kv: KVStore) -> torch.Tensor:
+        w = parameter(10.0 * kv.rank)
+        trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=on)
+        steps(trainer, w)
+        return w.detach()
+
+    for found in InProcess(2).run(work):
+        same(found, -2)
+
+
+@case(True, False)
+def lr_mult_of_a_parameter(on: bool) -> None:
+    x = pair()
+    trainer = Trainer([x], "sgd", OPTIONS, update_on_kvstore=on)
+    steps(trainer, *x)
+    for w in x:
+        w.lr_mult = 0.5  # type: ignore[attr-defined]
+    steps(trainer, *x)
+    same(x[1].detach(), -4)  # as MXNet's own test has it
+
+
+@case(True, False)
+def wd_mult_of_a_parameter(on: bool) -> None:
+    a, b = parameter(1.0), parameter(1.0)
+    a.wd_mult = 0.0  # type: ignore[attr-defined]
+    trainer = Trainer([a, b], "sgd", {"learning_rate": 0.5, "wd": 1.0}, "local",
+                      update_on_kvstore=on)  # fmt: skip
+    steps(trainer, a, b)
+    same(a.detach(), 0.5)
+    same(b.detach(), 0)
+
+
+@case(True, False)
+def a_scheduler_counts_the_steps(on: bool) -> None:
+    x, rate = pair(), 1.0
+    schedule = FactorScheduler(2, factor=0.1, base_lr=1.0)
+    trainer = Trainer([x], "sgd", {"learning_rate": 1.0, "lr_scheduler": schedule},
+                      update_on_kvstore=on)  # fmt: skip
+    for i in range(10):
+        steps(trainer, *x)
+        if i % 2 == 0:
+            assert abs(trainer.learning_rate - rate) < 1e-9 * rate, (i, trainer.learning_rate)
+            rate *= 0.1
+    refused(lambda: trainer.set_learning_rate(1.0), "lr_scheduler")
+
+
+@case(True, False)
+def the_learning_rate_is_set(on: bool) -> None:
+    w = parameter()
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=on)
+    assert trainer.learning_rate == 1
+    steps(trainer, w)
+    trainer.set_learning_rate(0.5)
+    rule: Any = trainer.optimizer
+    assert trainer.learning_rate == rule.learning_rate == 0.5
+    steps(trainer, w)
+    same(w.detach(), -1.5)
+
+
+@case(*((on, workers) for on in (True, False) for workers in (1, 2)))
+def workers_change_the_learning_rate_together(on: bool, workers: int) -> None:
+    def work(kv: KVStore) -> torch.Tensor:
+        w = parameter()
+        trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=on)
+        for n in range(4):
+            trainer.set_learning_rate(2.0**-n)
+            backward(w)
+            trainer.step(workers)
+        return w.detach()
+
+    for found in InProcess(workers).run(work):
+        same(found, -1.875)
+
+
+@case(*((kind, on) for kind in ("local", "dist_sync") for on in (True, False)))
+def torchs_schedulers_work(kind: str, on: bool) -> None:
+    w = parameter()
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    kv = InProcess(1).store() if kind == "dist_sync" else kvstore.create(kind)
+    trainer = Trainer([w], optimizer, kvstore=kv, update_on_kvstore=on)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: its optimizer makes no step
+        for _ in range(3):
+            steps(trainer, w)
+            schedule.step()
+    same(w.detach(), -1.75)
+    assert trainer.learning_rate == 0.125 and trainer.optimizer is optimizer
+
+
+@case(True, False)
+def torchs_groups_have_their_rates(on: bool) -> None:
+    a, b = parameter(1.0), parameter(1.0)
+    groups = [{"params": [a], "lr": 0.5}, {"params": [b], "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.25, weight_decay=1.0)
+    trainer = Trainer([a, b], optimizer, kvstore="local", update_on_kvstore=on)
+    steps(trainer, a, b)
+    same(a.detach(), 0)
+    same(b.detach(), 0.75)
+
+
+@case("none", "stale")
+def gradients_of_no_backward_are_refused(which: str) -> None:
+    for on in (True, False):
+        w = parameter()
+        trainer = Trainer([w], "sgd", OPTIONS, "local", update_on_kvstore=on)
+        if which == "stale":
+            steps(trainer, w)
+        refused(partial(trainer.step, 1), "backward()", "ignore_stale_grad")
+
+
+@case(*((on, which) for on in (True, False) for which in ("none", "stale")))
+def ignored_they_leave_their_parameter_alone(on: bool, which: str) -> None:
+    a, b = parameter(), parameter()
+    trainer = Trainer([a, b], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=on)
+    if which == "stale":
+        steps(trainer, a, b)
+    before = b.detach().clone()
+    backward(a)
+    trainer.step(1, ignore_stale_grad=True)
+    same(b.detach(), before)
+    same(a.detach(), -2 if which == "stale" else -1)
+
+
+@case("set to none", "zeroed", "added up")
+def a_new_backward_is_new(how: str) -> None:
+    w = parameter()
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=True)
+    for _ in range(3):
+        if how != "added up" and w.grad is not None:
+            w.grad = None if how == "set to none" else w.grad.zero_()
+        w.sum().backward()
+        trainer.step(1)
+    same(w.detach(), -6 if how == "added up" else -3)
+
+
+@case(*((on, name) for on in (True, False) for name in ("sgd", "adam", "torch.optim.Adam")))
+def states_go_on_after_a_few_steps(on: bool, name: str) -> None:
+    def half(w: torch.nn.Parameter, file: str | None) -> Trainer:
+        options = {"learning_rate": 0.5} if file is None else {"learning_rate": 9.0}
+        trainer = Trainer([w], name, options, "local", update_on_kvstore=on)
+        if file is not None:
+            trainer.load_states(file)
+        steps(trainer, w, count=2)
+        return trainer
+
+    with tempfile.TemporaryDirectory() as folder:
+        file, whole, w = str(Path(folder, "s")), parameter(), parameter()
+        steps(half(whole, None), whole, count=2)
+        half(w, None).save_states(file)
+        resumed = half(w, file)
+    assert resumed.learning_rate == 0.5
+    same(w.detach(), whole.detach())
+
+
+@case(True, False)
+def states_are_saved_before_the_first_step(on: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file, w = str(Path(folder, "s")), parameter()
+        Trainer([w], "sgd", OPTIONS, "local", update_on_kvstore=on).save_states(file)
+        other = Trainer([w], "sgd", {"learning_rate": 9.0}, "local", update_on_kvstore=on)
+        other.load_states(file)
+        assert other.learning_rate == 1.0
+        steps(other, w, count=2)
+    same(w.detach(), -2.5)
+
+
+@case("before", "after")
+def states_of_servers_count_for_the_trainer_too(when: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "s"))
+
+        def saves(kv: KVStore) -> None:
+            w = parameter()
+            trainer = Trainer([w], "sgd", OPTIONS, kv)
+            backward(w)
+            trainer.step(2)
+            trainer.save_states(f"{file}{kv.rank}")
+
+        def loads(kv: KVStore) -> tuple[float, torch.Tensor]:
+            w = parameter()
+            trainer = Trainer([w], "sgd", {"learning_rate": 9.0}, kv)
+            if when == "after":
+                trainer.set_learning_rate(0.0)
+                backward(w)
+                trainer.step(2)
+            trainer.load_states(f"{file}0")
+            backward(w)
+            trainer.step(2)
+            backward(w)
+            refused(lambda: trainer.step(4), "servers divide by 2")
+            return trainer.learning_rate, w.detach()
+
+        InProcess(2).run(saves)
+        for rate, w in InProcess(2).run(loads):
+            assert rate == 1.0
+            same(w, -1.5)  # the momentum of the step before is there
+
+
+@case("local", "dist_sync")
+def another_batch_size(kind: str) -> None:
+    w = parameter()
+    kv: Any = InProcess(1).store() if kind == "dist_sync" else kvstore.create(kind)
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=True)
+    steps(trainer, w)
+    backward(w)
+    if kind == "dist_sync":
+        refused(lambda: trainer.step(2), "servers divide by 1")
+    else:
+        trainer.step(2)
+        same(w.detach(), -1.5)
+
+
+@case("local", "device")
+def loaded_weights_are_taken_over(kind: str) -> None:
+    x = pair()
+    trainer = Trainer([x], "sgd", {"learning_rate": 0.1}, kind)
+    steps(trainer, *x)
+    for w in x:
+        w.data = torch.zeros(10) if kind == "local" else w.data
+        with torch.no_grad():
+            w.zero_()
+    steps(trainer, *x)
+    near(x[0].detach(), torch.full((10,), -0.2))
+    near(x[1].detach(), torch.full((10,), -0.2))
+
+
+@case()
+def loaded_weights_that_servers_hold_are_refused() -> None:
+    w = parameter()
+    trainer = Trainer([w], "sgd", OPTIONS, InProcess(1).store())
+    steps(trainer, w)
+    with torch.no_grad():
+        w.add_(5)
+    backward(w)
+    refused(lambda: trainer.step(1), "servers hold", "before the first step")
+    with torch.no_grad():
+        w.sub_(5)
+    trainer.step(1)  # restored: it goes on
+
+
+@case()
+def loaded_weights_count_where_the_worker_updates() -> None:
+    w = parameter()
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, InProcess(1).store(),
+                      update_on_kvstore=False)  # fmt: skip
+    steps(trainer, w)
+    with torch.no_grad():
+        w.fill_(10)
+    steps(trainer, w)
+    same(w.detach(), 9)
+
+
+class Reducing(KVStoreBase):
+    """A store that only adds up."""
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """As ``teststore`` in MXNet."""
+        for o in out:
+            o[:] = value
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """As ``teststore`` in MXNet."""
+        total = torch.stack(value).sum(0)
+        for o in value if out is None else out:
+            o[:] = total
+
+
+@case()
+def own_stores_train() -> None:
+    x = pair()
+    trainer = Trainer([x], "sgd", OPTIONS, Reducing())
+    assert trainer.update_on_kvstore is False
+    steps(trainer, *x)
+    same(x[1].detach(), -2)
+    refused(lambda: Trainer([x], kvstore=Reducing(), update_on_kvstore=True), "cannot update")
+
+
+def embedding(sparse: bool) -> torch.nn.Embedding:
+    """Six rows of three, the same in every thread."""
+    weights = torch.arange(18.0).view(6, 3) / 9 - 1
+    return torch.nn.Embedding.from_pretrained(weights, freeze=False, sparse=sparse)
+
+
+@case(*((kind, on) for kind in ("local", "device", "dist_sync") for on in (True, False)))
+def sparse_gradients_train_as_dense_ones(kind: str, on: bool) -> None:
+    found = []
+    for sparse in (True, False):
+        net = embedding(sparse)
+        kv: Any = InProcess(1, 2, bound=5).store() if kind == "dist_sync" else kvstore.create(kind)
+        trainer = Trainer(net.parameters(), "sgd", {"learning_rate": 0.5}, kv, update_on_kvstore=on)
+        for ids in ([1, 2, 2], [2, 5], [0]):
+            net.zero_grad()
+            net(torch.tensor(ids)).square().sum().backward()
+            trainer.step(1)
+        found.append(net.weight.detach())
+    torch.testing.assert_close(found[0], found[1])
+
+
+@case(True, False)
+def sparse_gradients_of_devices(on: bool) -> None:
+    one, two = embedding(True), embedding(True)
+    trainer = Trainer([[one.weight, two.weight]], "sgd", {"learning_rate": 1.0},
+                      update_on_kvstore=on)  # fmt: skip
+    before = one.weight.detach().clone()
+    one(torch.tensor([1])).sum().backward()
+    two(torch.tensor([1, 4])).sum().backward()
+    trainer.step(1)
+    before[1] -= 2
+    before[4] -= 1
+    for net in (one, two):
+        same(net.weight.detach(), before)
+
+
+@case(2, 3)
+def sparse_gradients_of_workers(workers: int) -> None:
+    def work(kv: KVStore) -> torch.Tensor:
+        net = embedding(True)
+        trainer = Trainer(net.parameters(), "sgd", {"learning_rate": 1.0}, kv)
+        net(torch.tensor([kv.rank, 5])).sum().backward()
+        trainer.step(1)
+        return net.weight.detach()
+
+    expected = embedding(True).weight.detach().clone()
+    expected[:workers] -= 1
+    expected[5] -= workers
+    for found in InProcess(workers, 2, bound=5).run(work):
+        same(found, expected)
+
+
+def misuses() -> dict[str, tuple[Callable[[], object], str]]:
+    """Things that a Trainer refuses."""
+    w = parameter()
+    return {
+        "no parameters": (lambda: Trainer([]), "without a parameter"),
+        "numbers": (lambda: Trainer([1.0]), "float"),
+        "unknown optimizer": (lambda: Trainer([w], "sgdd"), "The servers know"),
+        "unknown option": (lambda: Trainer([w], "sgd", {"lr": 1}), "'lr'"),
+        "options twice": (lambda: Trainer([w], kvstore.SGD(), {"wd": 1.0}), "Give one"),
+        "unknown store": (lambda: Trainer([w], kvstore="nothing"), 'no "nothing"'),
+        "no store": (lambda: Trainer([w], kvstore=3), "kvstore=3"),  # type: ignore[arg-type]
+    }
+
+
+@case(*misuses())
+def what_cannot_be_trained_is_refused(which: str) -> None:
+    call, says = misuses()[which]
+    refused(call, says)
+
+
+@case("shared", "frozen", "dict")
+def parameters_as_they_come(how: str) -> None:
+    a, b = parameter(), parameter()
+    if how == "frozen":
+        b.requires_grad_(False)
+    given: Any = {"shared": [a, b, a], "frozen": [a, b], "dict": {"b": b, "a": a}}[how]
+    trainer = Trainer(given, "sgd", {"learning_rate": 1.0})
+    backward(*([a] if how == "frozen" else [a, b]))
+    trainer.step(1)
+    same(a.detach(), -1)
+    same(b.detach(), 0 if how == "frozen" else -1)
+
+
+@case("1bit", "2bit")
+def compression_params_reach_the_store(bits: str) -> None:
+    w = parameter()
+    trainer = Trainer([w], "test", None, InProcess(1).store(),
+                      compression_params={"type": bits, "threshold": 0.5})  # fmt: skip
+    backward(w, factor=0.7)
+    trainer.step(1)
+    same(w.detach(), 1 if bits == "1bit" else 0.5)
+
+
+@case()
+def a_copy_of_a_model_trains_by_itself() -> None:
+    net = torch.nn.Linear(2, 1)
+    other = copy.deepcopy(net)
+    for model in (net, other):
+        trainer = Trainer(model.parameters(), "adam")
+        model(torch.ones(1, 2)).sum().backward()
+        trainer.step(1)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        same(a.detach(), b.detach())

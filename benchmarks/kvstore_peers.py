@@ -1,0 +1,256 @@
+"""What the parameter server is compared with: MXNet's, or an echo of the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from distkit.errors import DistkitError
+
+MXNET = "MXNet 1.9.1's"
+ECHO = "a bare ZeroMQ echo's (MXNet's: set DISTKIT_MXNET_PYTHON)"
+
+#: A program for MXNet's Python: for each line that comes in, a job is done and timed.
+_MXNET_PROGRAM = """
+import json, os, sys, time
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+import mxnet as mx      # a server or the scheduler stays in here until the end
+if os.environ["DMLC_ROLE"] != "worker":
+    sys.exit()
+from mxnet import autograd, gluon
+import numpy as np
+mode, path, batch, rate = json.loads(sys.argv[1])
+
+def timed(kv, call, calls):
+    for _ in range(max(3, calls // 5)):
+        call()
+    mx.nd.waitall()
+    kv._barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    mx.nd.waitall()
+    seconds = (time.perf_counter() - start) / calls
+    kv._barrier()
+    return seconds
+
+def trips():
+    kv = mx.kv.create(mode)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, rescale_grad=1.0))
+    kv._barrier()
+    arrays = {}
+    def job(sizes):
+        found = {}
+        for size, calls in sizes.items():
+            if size not in arrays:
+                arrays[size] = mx.nd.zeros((int(size) // 4,)), mx.nd.ones((int(size) // 4,))
+                kv.init(len(arrays), arrays[size][0])
+                kv._barrier()
+            w, g = arrays[size]
+            key = list(arrays).index(size) + 1
+            def trip():
+                kv.push(key, g)
+                kv.pull(key, out=w)
+                w.wait_to_read()
+            found[size] = timed(kv, trip, calls)
+        return found
+    return job
+
+def train():
+    with np.load(path) as data:
+        x, y = data["x"], data["y"]
+    rank, world = int(os.environ["RANK"]), int(os.environ["DMLC_NUM_WORKER"])
+    x, y = x[rank::world], y[rank::world]
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(128, activation="relu", in_units=64), gluon.nn.Dense(10, in_units=128))
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=True)
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, kvstore=mode,
+                            update_on_kvstore=True)
+    batches = [(mx.nd.array(x[i:i + batch]), mx.nd.array(y[i:i + batch]))
+               for i in range(0, len(x) - batch + 1, batch)]
+    examples, done = batch * (world if mode == "dist_sync" else 1), [0]
+    def step():
+        images, labels = batches[done[0] % len(batches)]
+        done[0] += 1
+        with autograd.record():
+            wrong = loss(net(images), labels)
+        wrong.backward()
+        trainer.step(examples)
+    step()
+    return lambda steps: {"step": timed(trainer._kvstore, step, steps)}
+
+jobs = {}
+for line in sys.stdin:
+    kind, what = json.loads(line)
+    if kind not in jobs:
+        jobs[kind] = {"trips": trips, "steps": train}[kind]()
+    answers.write(json.dumps(jobs[kind](what)) + "\\n")
+    answers.flush()
+"""
+
+
+class Peer(Protocol):
+    """A contender, ready to take its turns."""
+
+    name: str
+
+    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Do a job; each worker's seconds."""
+
+
+def digits() -> tuple[Any, Any]:
+    """Images of digits (1797, 64) from 0 to 1, and their labels (1797,), in random order."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    return (x[order] / 16).astype("float32"), y[order]
+
+
+@contextmanager
+def peer(python: str | None, workers: int, servers: int, mode: str, data: Any) -> Iterator[Peer]:
+    """MXNet where its Python is known, else an echo."""
+    if python is None:
+        yield Echo(workers)
+        return
+    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
+        gangs = [Gang(python, workers, servers, mode, data, Path(folder)) for _ in range(2)]
+        try:
+            yield Pair(*gangs)
+        finally:
+            for gang in gangs:
+                gang.close()
+
+
+class Pair:
+    """Two gangs of MXNet: one for round trips, one for training, each with its optimizer."""
+
+    name = MXNET
+
+    def __init__(self, trips: Gang, steps: Gang) -> None:
+        self._gangs = {"trips": trips, "steps": steps}
+
+    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Do a job; each worker's seconds."""
+        return self._gangs[job[0]].turn(job)
+
+
+class Gang:
+    """MXNet's scheduler, servers and workers, on the loopback interface."""
+
+    def __init__(
+        self, python: str, workers: int, servers: int, mode: str, data: Any, folder: Path
+    ) -> None:
+        import numpy as np
+
+        from benchmarks.kvstore import BATCH, RATE
+
+        np.savez(folder / "digits.npz", x=data[0], y=data[1])
+        said = json.dumps([mode, str(folder / "digits.npz"), BATCH, RATE])
+        self._log = (folder / "log").open("ab")
+        common = {
+            **os.environ, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port()),
+            "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_SERVER": str(servers),
+            "DMLC_NUM_WORKER": str(workers), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        roles = [("scheduler", 0), *(("server", i) for i in range(servers)),
+                 *(("worker", i) for i in range(workers))]  # fmt: skip
+        self._processes = [
+            subprocess.Popen(
+                [python, "-c", _MXNET_PROGRAM, said], stderr=self._log, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, bufsize=0,
+                env={**common, "DMLC_ROLE": role, "RANK": str(i)},
+            )
+            for role, i in roles
+        ]  # fmt: skip
+        self._workers = self._processes[-workers:]
+
+    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Do a job; each worker's seconds."""
+        for process in self._workers:
+            _pipe(process.stdin).write(json.dumps(job).encode() + b"\n")
+        lines = [_pipe(process.stdout).readline() for process in self._workers]
+        if not all(lines):
+            said = Path(self._log.name).read_text(errors="replace")[-1000:]
+            raise DistkitError(f"MXNet gave no answer. Its last words:\n{said}")
+        found = [json.loads(line) for line in lines]
+        return [{k if k == "step" else int(k): v for k, v in result.items()} for result in found]
+
+    def close(self) -> None:
+        """End them: workers first, the others follow by themselves or are ended."""
+        for process in self._processes:
+            _pipe(process.stdin).close()
+        for process in self._processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _pipe(process.stdout).close()
+        self._log.close()
+
+
+class Echo:
+    """A socket that sends back what it gets, for one asker on each of ``workers`` threads."""
+
+    name = ECHO
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
+        """Seconds of one worker's echoes; nothing of training."""
+        kind, what = job
+        if kind != "trips":
+            return [{}]
+        return [{size: _echo(size, calls) for size, calls in what.items()}]
+
+
+def _echo(size: int, calls: int) -> float:
+    """Seconds until as many bytes are there and back."""
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.PAIR) as near, context.socket(
+        zmq.PAIR
+    ) as far:
+        near.connect(f"tcp://127.0.0.1:{far.bind_to_random_port('tcp://127.0.0.1')}")
+
+        def serve() -> None:
+            for _ in range(calls + 1):
+                far.send(far.recv(copy=False), copy=False)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        said = bytes(size)
+        for call in range(calls + 1):
+            if call == 1:
+                start = time.perf_counter()
+            near.send(said, copy=False)
+            near.recv(copy=False)
+        seconds = (time.perf_counter() - start) / calls
+        thread.join()
+        return seconds
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
