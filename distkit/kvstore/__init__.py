@@ -17,36 +17,34 @@ parameter server, 2014; the names are Apache MXNet's.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import Terms
+from distkit.kvstore import lr_scheduler, optimizer
+from distkit.kvstore.base import KVStoreBase
+from distkit.kvstore.consistency import Terms, canonical
+from distkit.kvstore.devices import split_and_load, split_data
 from distkit.kvstore.link import ZmqLink
 from distkit.kvstore.local import LocalLink
 from distkit.kvstore.messages import AddressBook, Present, Register
-from distkit.kvstore.node import Node
-from distkit.kvstore.optimizer import SGD
+from distkit.kvstore.node import PATIENCE, Node
+from distkit.kvstore.optimizer import SGD, Adam
 from distkit.kvstore.placement import BIGARRAY_BOUND, Part
 from distkit.kvstore.recording import Clocks
-from distkit.kvstore.replication import ring
 from distkit.kvstore.requests import Call, Requests
 from distkit.kvstore.scheduler import LIFE
 from distkit.kvstore.trainer import Trainer
 from distkit.kvstore.transport import Service
 from distkit.kvstore.worker import KVStore
 
-__all__ = ["SGD", "KVStore", "Node", "Part", "Service", "Trainer", "create", "release", "serve",
+__all__ = ["SGD", "Adam", "KVStore", "KVStoreBase", "Node", "Part", "Service", "Trainer", "create",
+           "lr_scheduler", "optimizer", "release", "serve", "split_and_load", "split_data",
            "use"]  # fmt: skip
-
-#: So long another scheduler may take to be there when one has ended [s].
-PATIENCE = 10.0
-
-#: So long a server that breaks the connection may take to be there again [s]: it does not end
-#: then, it had not heard of this worker for too long.
-RETURN = 1.0
 
 _here: Node | None = None
 _store: KVStore | None = None
@@ -57,7 +55,7 @@ _tell: Callable[[str], None]
 def create(
     name: str = "local", *, bigarray_bound: int = BIGARRAY_BOUND, staleness: int | None = None,
     backup: int = 0, replication: int = 1, on_crash: str = "halt", wait_for: int | None = None,
-    check_finite: bool = False,
+    check_finite: bool = False, **unknown: Any,
 ) -> KVStore:  # fmt: skip
     """A store of this name, the same on every worker of the run.
 
@@ -66,14 +64,17 @@ def create(
             tensors. ``"dist_sync"``: servers wait for every worker's gradient, sum them, update
             once. ``"dist_async"``: servers update with each gradient as it comes; nobody waits.
             ``"dist_sync_device"``, ``"dist_async_device"``: the same; gradients of a worker's
-            several devices are added on a device.
+            several devices are added on a device. MXNet's other spellings, such as
+            ``"dist_device_sync"``, are known, and classes of your own that were registered with
+            :meth:`.KVStoreBase.register`.
         bigarray_bound: number of elements from which an array is split over all servers.
         staleness: with dist_async: by how many gradients a worker may be ahead of the slowest;
             its pulls wait when it is further (bounded staleness). None: any number.
         backup: with dist_sync: how many of the workers a round does not wait for; their
             gradients are dropped when they come too late (``kv.dropped`` counts them).
-        replication: on how many servers each value is: one less of them may crash, and no
-            acknowledged push is lost.
+        replication: on how many servers each value is: one less of them may crash at once, and
+            no acknowledged push is lost. Copies are made anew at once, in a process that takes the
+            dead one's place; when they are there, as many may crash again.
         on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
             names it, when they wait for it in vain: with ``backup`` only if too many have ended.
             ``"continue"``: they go on without it; the sum is of fewer gradients.
@@ -82,31 +83,46 @@ def create(
             dist_async, too, where nobody waits.
         wait_for: how many workers must be there to begin; those that come later join in then.
         check_finite: refuse gradients with NaN or infinity, on this worker.
+        unknown: refused.
 
     Raises:
-        KVStoreError: no such name, no cluster with servers, or other workers chose otherwise.
+        KVStoreError: no such name or option, no cluster with servers, or other workers chose
+            otherwise.
 
     >>> create("local")
     <KVStore local: worker 0 of 1>
     """
     global _store, _terms
+    if unknown:
+        raise KVStoreError(f"create with {', '.join(map(repr, unknown))}. Its options are: "
+                           f"{', '.join(_OPTIONS)}.")  # fmt: skip
+    if not isinstance(name, str):
+        raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
+    spelled, name = name.lower(), canonical(name)
+    if spelled in KVStoreBase.kv_registry:
+        own: Any = KVStoreBase.kv_registry[spelled]()
+        return own  # type: ignore[no-any-return]
     if name in ("local", "device"):
         _hint(name)
         local = Requests(LocalLink(), 0, 0, local=True)
-        return KVStore(local, type=name, num_workers=1, servers=[0], scheduler=None,
+        return KVStore(local, type=spelled, num_workers=1, servers=[0], scheduler=None,
                        bound=bigarray_bound, check_finite=check_finite)  # fmt: skip
     terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash, wait_for)
     node = _check(name)
     terms.fit(node.workers, node.servers)
     if _store is None:
         _tell(terms.aftermath)  # first: whoever is there may end any time
-        _store, _terms = _join(node, terms, check_finite), terms
+        _store, _terms = _join(node, terms, check_finite, spelled), terms
     if _terms != terms:
         raise KVStoreError(
             f"worker {node.index} has a store {_terms} in this run and asks for {terms}. "
             "Use one kind per run."
         )
     return _store
+
+
+#: What ``create`` takes beside the name.
+_OPTIONS = [n for n in inspect.signature(create).parameters if n not in ("name", "unknown")]
 
 
 def _hint(name: str) -> None:
@@ -129,7 +145,7 @@ def _check(name: str) -> Node:
     return _here
 
 
-def _join(node: Node, terms: Terms, check_finite: bool) -> KVStore:
+def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore:
     """Register with the scheduler, wait for everybody, and connect to the servers."""
     link = ZmqLink(node.keys)
     requests = Requests(link, node.run, node.id, name=node.name)
@@ -144,25 +160,18 @@ def _join(node: Node, terms: Terms, check_finite: bool) -> KVStore:
         requests.count_from(book.first)
         requests.clocks = Clocks() if terms.backup else None
         servers = range(node.workers, node.scheduler)
-        requests.holders = partial(_holders, node, terms)
         for server in servers:
-            link.connect(server, book.endpoints[server], patience=RETURN)
+            link.connect(server, book.endpoints[server], patience=PATIENCE)
     except BaseException:
         requests.close()
         raise
-    return KVStore(
-        requests, type=terms.mode, num_workers=node.workers, servers=servers,
+    store = KVStore(
+        requests, type=spelled, num_workers=node.workers, servers=servers,
         scheduler=node.scheduler, bound=terms.bound, check_finite=check_finite,
         elastic=terms.elastic, barriers=book.barriers,
     )  # fmt: skip
-
-
-def _holders(node: Node, terms: Terms, server: int) -> list[int]:
-    """The nodes that have a server's values; of the scheduler, itself."""
-    if server == node.scheduler:
-        return [server]
-    w = node.workers
-    return [w + i for i in ring(server - w, node.servers, terms.replication)]
+    requests.loss = partial(store.loss, terms.replication)
+    return store
 
 
 def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> None:

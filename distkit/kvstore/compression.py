@@ -1,12 +1,13 @@
 """Gradients in fewer bits: what is lost in one push is added to the next (error feedback).
 
-=======  =======================================================  ===================
-type     an element becomes                                       bits per element
-=======  =======================================================  ===================
-2bit     −threshold, 0 or +threshold (MXNet's)                    2
-1bit     the mean of the positive, or of the negative ones        1
-topk     itself if it is one of the largest, else 0               64 × ratio
-=======  =======================================================  ===================
+==========  ====================================================  ===================
+type        an element becomes                                    bits per element
+==========  ====================================================  ===================
+2bit        −threshold, 0 or +threshold (MXNet's)                 2
+1bit        +1 above the threshold, else −1 (MXNet's)             1
+1bit_means  the mean of the positive, or of the other ones        1
+topk        itself if it is one of the largest, else 0            64 × ratio
+==========  ====================================================  ===================
 
 Sources: MXNet's gradient compression, after Strom, Scalable distributed DNN training using
 commodity GPU cloud computing, 2015; Seide et al., 1-bit stochastic gradient descent, 2014;
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 #: Each type, its one number, and that number when none is given.
 _NUMBERS: dict[str, tuple[str, float]] = {
     "2bit": ("threshold", 0.5),
-    "1bit": ("", 0.0),
+    "1bit": ("threshold", 0.5),
+    "1bit_means": ("", 0.0),
     "topk": ("ratio", 0.01),
 }
 
@@ -74,7 +76,8 @@ class Codec(NamedTuple):
         except (TypeError, ValueError):
             raise KVStoreError(f"set_gradient_compression with {name}={params[name]!r}: "
                                f"give a number such as {default}.") from None  # fmt: skip
-        if name and not 0 < number < (1 if kind == "topk" else math.inf):
+        least = -math.inf if kind == "1bit" else 0
+        if name and not least < number < (1 if kind == "topk" else math.inf):
             raise KVStoreError(f"set_gradient_compression with {name}={number}: must be above 0"
                                f"{' and below 1' if kind == 'topk' else ''}.")  # fmt: skip
         return cls(kind, number)
@@ -95,15 +98,27 @@ class Compression:
         self.codec = codec
         self._owed: dict[tuple[Key, int], Tensor] = {}
 
-    def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
-        """Pack a server's part of a gradient together with what was lost of it before.
+    @staticmethod
+    def check(key: Key, gradient: Tensor) -> None:
+        """Refuse what cannot be packed.
 
         Raises:
-            KVStoreError: it has no fractions to lose.
+            KVStoreError: it has no fractions to lose, or is sparse.
         """
         if not gradient.is_floating_point():
             raise KVStoreError(f"push of {key!r}: {gradient.dtype} cannot be compressed. "
                                "Compress floating-point gradients only.")  # fmt: skip
+        if gradient.layout is not torch.strided:
+            raise KVStoreError(f"push of {key!r}: sparse gradients cannot be compressed. Use dense "
+                               "ones, or no compression.")  # fmt: skip
+
+    def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
+        """Pack a server's or device's part of a gradient with what was lost of it before.
+
+        Raises:
+            KVStoreError: it cannot be packed.
+        """
+        self.check(key, gradient)
         owed = self._owed.get((key, server))
         x = gradient.float() if owed is None else gradient.float() + owed
         packed, said = self.codec.pack(x)
@@ -154,14 +169,22 @@ def _unpack_2bit(packed: Tensor, size: int, threshold: float) -> Tensor:
     return torch.tensor([0, threshold, -threshold, 0])[_unpack_bits(packed, 2, size).long()]
 
 
-def _pack_1bit(x: Tensor, number: float) -> Tensor:
+def _pack_1bit(x: Tensor, threshold: float) -> Tensor:
+    return _pack_bits((x > threshold).byte(), 1)
+
+
+def _unpack_1bit(packed: Tensor, size: int, threshold: float) -> Tensor:
+    return torch.tensor([-1.0, 1.0])[_unpack_bits(packed, 1, size).long()]
+
+
+def _pack_means(x: Tensor, number: float) -> Tensor:
     positive = x > 0
     means = [part.mean() if part.numel() else x.new_zeros(())
              for part in (x[~positive], x[positive])]  # fmt: skip
     return torch.cat([_bytes(torch.stack(means)), _pack_bits(positive.byte(), 1)])
 
 
-def _unpack_1bit(packed: Tensor, size: int, number: float) -> Tensor:
+def _unpack_means(packed: Tensor, size: int, number: float) -> Tensor:
     means = packed[:8].clone().view(torch.float32)
     return means[_unpack_bits(packed[8:], 1, size).long()]
 
@@ -179,8 +202,8 @@ def _unpack_topk(packed: Tensor, size: int, ratio: float) -> Tensor:
 
 
 _PACK: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "2bit": _pack_2bit, "1bit": _pack_1bit, "topk": _pack_topk,
+    "2bit": _pack_2bit, "1bit": _pack_1bit, "1bit_means": _pack_means, "topk": _pack_topk,
 }  # fmt: skip
 _UNPACK: dict[str, Callable[[Tensor, int, float], Tensor]] = {
-    "2bit": _unpack_2bit, "1bit": _unpack_1bit, "topk": _unpack_topk,
+    "2bit": _unpack_2bit, "1bit": _unpack_1bit, "1bit_means": _unpack_means, "topk": _unpack_topk,
 }  # fmt: skip

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distkit.kvstore.tensors import fresh, unchanged
+import torch
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.tensors import NARROW, fresh, unchanged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,10 +59,60 @@ def add_up(
         return fresh(tensors) if copy else unchanged(tensors)
     first, *rest = (t.detach() for t in tensors)
     traffic.held = max(traffic.held, first.nbytes)
-    total = first.contiguous() if not rest else first + rest[0].to(first.device)
-    for t in rest[1:]:
-        total += t.to(first.device)
+    if rest and first.dtype in NARROW:
+        total = sum((t.to(first.device).float() for t in rest), first.float()).to(first.dtype)
+    else:
+        total = first.contiguous() if not rest else first + rest[0].to(first.device)
+        for t in rest[1:]:
+            total += t.to(first.device)
     if where == "stay":
         return total.reshape(-1).clone() if not rest else total.reshape(-1)
     traffic.to_host += first.nbytes
     return fresh([total])
+
+
+def split_data(
+    data: Tensor, num_slice: int, batch_axis: int = 0, even_split: bool = True
+) -> list[Tensor]:
+    """A batch in slices, the first ones larger by one if it does not divide.
+
+    Args:
+        data: the batch.
+        num_slice: how many slices.
+        batch_axis: along which axis.
+        even_split: refuse a batch that does not divide.
+
+    Raises:
+        KVStoreError: it does not, or is smaller than the number of slices.
+
+    >>> [len(part) for part in split_data(torch.ones(5, 2), 3, even_split=False)]
+    [2, 2, 1]
+    """
+    size = data.shape[batch_axis]
+    if even_split and size % num_slice:
+        raise KVStoreError(
+            f"a batch of shape {tuple(data.shape)} cannot be split evenly into {num_slice} slices "
+            f"along axis {batch_axis}. Use a multiple of {num_slice}, or even_split=False."
+        )
+    return list(torch.tensor_split(data, num_slice, batch_axis))
+
+
+def split_and_load(
+    data: Any, devices: Sequence[Any], batch_axis: int = 0, even_split: bool = True
+) -> list[Tensor]:
+    """A batch in as many slices as there are devices, each on its device.
+
+    Args:
+        data: the batch: a tensor, or what ``torch.as_tensor`` makes one of.
+        devices: such as ``["cuda:0", "cuda:1"]``; ``cpu`` several times to try it out.
+        batch_axis: along which axis.
+        even_split: refuse a batch that does not divide.
+
+    Raises:
+        KVStoreError: it does not.
+
+    >>> split_and_load([1, 2, 3, 4], ["cpu", "cpu"])
+    [tensor([1, 2]), tensor([3, 4])]
+    """
+    parts = split_data(torch.as_tensor(data), len(devices), batch_axis, even_split)
+    return [part.to(device) for part, device in zip(parts, devices, strict=True)]

@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from distkit.errors import KVStoreError
 from distkit.kvstore.messages import Init, Key, Pull, Push, Reply, Request
-from distkit.kvstore.optimizer import Slots
-from distkit.kvstore.placement import Layout
+from distkit.kvstore.optimizer import State
+from distkit.kvstore.placement import Layout, dtype_name
+from distkit.kvstore.sparse import unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +24,15 @@ class Entry:
     was asked for. ``rounds`` holds the gradients that wait for their round to be complete, by
     round and worker; ``clocks`` counts each worker's gradients; ``waiting`` are the pulls that
     wait, with their worker's clock when they came; ``dropped`` counts gradients that were late.
+    ``slots`` are what the optimizer keeps, and ``updates`` counts those that it made.
     """
 
     layout: Layout
     value: Tensor
     first: tuple[int, int]  # node and number of the init
     version: int = 0
-    slots: Slots = field(default_factory=Slots)
+    slots: State = field(default_factory=dict)
+    updates: int = 0
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     waiting: dict[tuple[int, int], tuple[Pull, int]] = field(default_factory=dict)
@@ -36,9 +40,19 @@ class Entry:
 
     @classmethod
     def of(cls, init: Init) -> Entry:
-        """A new key, with its first value."""
+        """A new key, with its first value.
+
+        Raises:
+            KVStoreError: the value is packed, and not of this key.
+        """
         assert init.value is not None
-        return cls(Layout(init.shape, init.dtype), init.value, (init.node, init.number))
+        layout, value = Layout(init.shape, init.dtype), init.value
+        if init.codec:
+            value = unpack(init.codec, value)
+            if value.numel() > layout.size or dtype_name(value) != layout.dtype:
+                raise KVStoreError(f"init of {init.key!r} as {layout} with other rows.")
+            value = value.to_dense()
+        return cls(layout, value, (init.node, init.number))
 
     @property
     def arrived(self) -> dict[int, Push]:
@@ -77,6 +91,7 @@ class Update(NamedTuple):
         return tuple(self.version - p.version for p in self.pushes)
 
 
+@dataclass
 class Ledger:
     """Which pushes were accepted: so that one that comes twice counts once.
 
@@ -84,9 +99,8 @@ class Ledger:
     with such a number is an echo, and needs no place in memory.
     """
 
-    def __init__(self) -> None:
-        self._settled: dict[int, int] = {}
-        self._accepted: dict[int, set[int]] = {}
+    _settled: dict[int, int] = field(default_factory=dict)
+    _accepted: dict[int, set[int]] = field(default_factory=dict)
 
     def over(self, node: int, number: int) -> bool:
         """Whether all of this node's pushes with a lower number are."""

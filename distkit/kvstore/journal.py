@@ -40,6 +40,14 @@ def begun(socket: Path, run: int) -> bool:
     return told.get("run") == run and bool(told["begun"])
 
 
+def copies(socket: Path) -> tuple[dict[int, list[int]], bool]:
+    """By server, the processes that have its values; and whether these are as many as should be."""
+    told = _told(socket)
+    found = {int(n): list(holders) for n, holders in told.get("copies", ())}
+    replication = told["terms"][2]["replication"] if told.get("terms") else 1
+    return found, bool(found) and all(len(h) == replication for h in found.values())
+
+
 class Journal:
     """The file, opened by the one scheduler that there may be.
 
@@ -80,8 +88,8 @@ class Kept(Scheduler):
 
     _journal: Journal | None = None
 
-    def open(self, path: Path) -> None:
-        """Begin: as the only one.
+    def open(self, path: Path) -> bool:
+        """Begin: as the only one; tells whether there was another before.
 
         Raises:
             BlockingIOError: another scheduler is at work.
@@ -93,6 +101,7 @@ class Kept(Scheduler):
             self.resume(told)
         self.changed = True
         self._keep()
+        return told is not None
 
     def journal(self) -> dict[str, Any]:
         """As a scheduler's, and whose it is."""

@@ -18,29 +18,39 @@ from distkit.kvstore.wire import decode, encode
 #: A batch without a message: its sender hangs up, and has not crashed.
 BYE = encode()
 
+#: The same of one that goes on by another connection.
+MOVED = -1
+
 
 class Line:
-    """A connection to a node that is asked: its socket, what both lend, and its end."""
+    """A connection to a node that is asked: its socket, what both lend, and its end.
 
-    def __init__(self, context: Any, endpoint: str, keys: tuple[str, str] | None) -> None:
+    ``number`` tells a later connection to the same node from an earlier one: what is still under
+    way by the earlier one may be read last.
+    """
+
+    def __init__(
+        self, context: Any, endpoint: str, keys: tuple[str, str] | None, number: int = 0
+    ) -> None:
+        self.number = number
         self.socket = open_socket(context, zmq.DEALER, keys)
         self.ends, self.endpoint = Ends(self.socket), endpoint
         self.exchange = Exchange(memory.shared(), writable=False)
         self.socket.connect(endpoint)
 
-    def close(self) -> None:
-        """Hang up, with a last word."""
+    def close(self, *, moved: bool = False) -> None:
+        """Hang up, with a last word; ``moved``: another connection takes its place."""
         self.socket.disable_monitor()
         self.ends.socket.close()
         with suppress(zmq.Again):
             self.socket.linger = LAST_WORD
-            self.socket.send_multipart(BYE, zmq.NOBLOCK)
+            self.socket.send_multipart(encode(line=MOVED) if moved else BYE, zmq.NOBLOCK)
         self.socket.close()
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send a letter."""
         exchange = self.exchange
-        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend)
+        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend, line=self.number)
         send(self.socket, frames)
 
     def receive(self) -> list[Message]:
@@ -82,7 +92,9 @@ class ZmqLink:
             patience: when its connection breaks it counts as lost only after this long [s].
         """
         self._patience[node] = patience
-        line = self._lines[node] = Line(self._context, endpoint, self._keys)
+        before = self._lines.get(node)
+        number = 0 if before is None else before.number + 1
+        line = self._lines[node] = Line(self._context, endpoint, self._keys, number)
         for end in (line.socket, line.ends.socket):
             self._poller.register(end, zmq.POLLIN)
             self._by_end[end] = node, line
@@ -90,16 +102,17 @@ class ZmqLink:
     def renew(self, node: int) -> None:
         """Another process is in this node's place: connect to it, unless that was done.
 
-        The one before may only be stopped: what it was lent stays as it is, for good.
+        The one before may only be stopped: what it was lent stays as it is, for good. Who was
+        never connected to it has nothing to renew.
         """
-        if node in self._broken:
+        line = self._lines.get(node)
+        if line is None or node in self._broken:
             self._broken.discard(node)
             return
-        line = self._lines[node]
         for end in (line.socket, line.ends.socket):
             self._poller.unregister(end)
             del self._by_end[end]
-        line.close()
+        line.close(moved=True)
         self._abandoned.append(line.exchange)
         self.connect(node, line.endpoint, patience=self._patience[node])
         self._again.add(node)

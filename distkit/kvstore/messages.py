@@ -8,7 +8,7 @@ A :class:`Request` is asked by a node, and answered by one :class:`Answer` that 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distkit.calls import SILENT
 
@@ -124,6 +124,35 @@ class Departed(Answer):
 
 
 @dataclass(slots=True, eq=False)
+class Copied(Request):
+    """From a server: ``who``, whose life this is by ``first``, has a whole copy of its values."""
+
+    who: int
+    first: int
+
+
+@dataclass(slots=True, eq=False)
+class Joined(Answer):
+    """To a server: ``who`` listens at ``endpoint`` and has room for a copy; make it one."""
+
+    who: int
+    endpoint: str
+    first: int
+
+
+@dataclass(slots=True, eq=False)
+class Appointed(Answer):
+    """To a server that has a copy of what ``who`` had: serve in its place.
+
+    ``endpoints`` has the address of that place, and those of the others that have copies.
+    """
+
+    who: int
+    first: int
+    endpoints: dict[int, str]
+
+
+@dataclass(slots=True, eq=False)
 class Replaced(Answer):
     """To the workers: another process serves as node ``who``. Connect to it anew."""
 
@@ -159,13 +188,15 @@ class Init(Request):
     """The first value of a key.
 
     Worker 0 gives it; the others send their shape and dtype alone, and hear when it is there.
-    ``shape`` is that of the whole array, ``value`` the server's part of it, flat.
+    ``shape`` is that of the whole array, ``value`` the server's part of it, flat; ``codec`` says
+    how that is packed (:mod:`.sparse`), empty if it is not.
     """
 
     key: Key
     shape: tuple[int, ...]
     dtype: str
     value: Tensor | None = None
+    codec: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +204,7 @@ class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
     ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
-    says how ``value`` is packed (:mod:`.compression`); empty if it is the gradient itself.
+    says how ``value`` is packed (:mod:`.compression`, :mod:`.sparse`); empty if it is the gradient.
     ``barriers`` counts those that its worker has passed.
     ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
     that one says that the gradient was accepted, too. Who wants to know it before has ``receipt``.
@@ -223,13 +254,13 @@ class Describe(Request):
 
 @dataclass(slots=True, eq=False)
 class SetOptimizer(Request):
-    """From now on gradients update the value by this rule: a name and numbers, never code.
+    """From now on gradients update the value by this rule: a name and plain values, never code.
 
     ``anew``: 1 to change the one that the servers have.
     """
 
     name: str
-    options: dict[str, float]
+    options: dict[str, Any]
     anew: int = 0
 
 
@@ -240,9 +271,16 @@ class SetUpdater(Request):
     updater: Callable[[Key, Tensor, Tensor], None]
 
 
+#: States that every key has: how many updates its optimizer made, and the value itself.
+COUNT, VALUE = "count", "value"
+
+
 @dataclass(slots=True, eq=False)
 class GetState(Request):
-    """Asks for what the optimizer keeps of a key: its ``slot`` is "momentum" or "master"."""
+    """Asks for what the optimizer keeps of a key under this name, such as "momentum".
+
+    "count" is how many updates it made.
+    """
 
     key: Key
     slot: str
@@ -250,7 +288,7 @@ class GetState(Request):
 
 @dataclass(slots=True, eq=False)
 class SetState(Request):
-    """Gives the optimizer what it kept of a key: the server's part of it, flat."""
+    """Gives the optimizer what it kept of a key: the server's part of it, flat, or a number."""
 
     key: Key
     slot: str
@@ -267,6 +305,22 @@ class Copy(Request):
     to: int
     text: str
     value: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Portion(Request):
+    """Of all that server ``node`` keeps: one key, or what concerns all; ``left`` more come.
+
+    ``text`` and ``value`` are a :mod:`.snapshot`.
+    """
+
+    text: str
+    value: Tensor | None
+    left: int
+
+
+#: The version in the answer to an init whose worker is asked to give the value: it has none yet.
+GIVE = -1
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from distkit.errors import KVStoreError
 
+#: So long another may take to be there when a node has ended, without a word of the scheduler [s].
+PATIENCE = 10.0
+
 ROLES = ("worker", "server", "scheduler")
 
 #: A Unix socket's path ends at 107 bytes on Linux, 103 on macOS.
@@ -31,6 +34,8 @@ class Node:
         heartbeat_timeout: who gives no sign of life for so long counts as dead [s]. Who does so
             for less than half of it never does. The signs come from ZeroMQ's own thread: a
             process that computes, whatever it holds, goes on giving them.
+        start: how often a server was started in this place before: each listens elsewhere, since
+            another may serve at the address of the one before.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -45,6 +50,7 @@ class Node:
     keys: tuple[str, str] | None = field(default=None, repr=False)
     life: int = 0
     heartbeat_timeout: float = 30.0
+    start: int = 0
 
     def __post_init__(self) -> None:
         count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
@@ -72,6 +78,8 @@ class Node:
         """
         if node == self.scheduler:
             return "the scheduler"
+        if node > self.scheduler:  # a stand-in
+            node -= self.servers + 1
         return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
 
     def path(self, node: int) -> Path:
@@ -80,7 +88,8 @@ class Node:
         Raises:
             KVStoreError: the folder's path is too long for a socket.
         """
-        path = Path(self.folder, f"kv{node}")
+        again = f".{self.start}" if self.start and node == self.id else ""
+        path = Path(self.folder, f"kv{node}{again}")
         length = len(os.fsencode(path))
         if length > _PATH_LIMIT:
             raise KVStoreError(

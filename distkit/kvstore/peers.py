@@ -7,6 +7,7 @@ from typing import Any
 
 from distkit.kvstore.memory import Exchange, Pool
 from distkit.kvstore.messages import Request
+from distkit.kvstore.scheduler import LIFE
 from distkit.kvstore.sockets import Ends, connection
 
 
@@ -18,9 +19,15 @@ class Peer:
     run: int
     identity: bytes
     exchange: Exchange
+    line: int = 0  # of its connections to this node, which this is
     last: int = 0  # number of its latest request
     #: The pulls that it waits for, each with the push that it came with, or itself: their numbers.
     open: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Greater for later connections of one node in one run."""
+        return self.last // LIFE, self.line
 
 
 class Peers:
@@ -45,12 +52,19 @@ class Peers:
         return self._peers.get(name) or Peer(-1, -1, name, Exchange(self._pool, writable=True))
 
     def know(self, peer: Peer, latest: Request, frame: Any) -> None:
-        """It is the node that asked this; ``frame`` came from it."""
+        """It is the node that asked this; ``frame`` came from it.
+
+        What came by an earlier connection than the present one may be read after what came by that.
+        """
         peer.node, peer.run, peer.last = latest.node, latest.run, latest.number
         if peer.identity not in self._peers:
             self.look()
             self._descriptors[connection(frame)] = peer.identity
-        self._peers[peer.identity] = self.ways[peer.node] = peer
+            self._peers[peer.identity] = peer
+        way = self.ways.get(peer.node)
+        same = way is not None and (way.node, way.run) == (peer.node, peer.run)
+        if way is None or not same or way.age <= peer.age:
+            self.ways[peer.node] = peer
 
     def look(self) -> None:
         """Which connections have ended: asked before a new one may have the same descriptor."""

@@ -85,8 +85,9 @@ class Requests:
         name: Callable[[int], str] = "node {}".format,
     ) -> None:  # fmt: skip
         self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
-        #: Who can answer in a node's place: none is given up as long as one of them is there.
-        self.holders: Callable[[int], Sequence[int]] = lambda node: [node]
+        #: What is lost with a server, and how it would still be there: given the keys of requests
+        #: that it has not answered.
+        self.loss: Callable[[int, list[Key]], str] = lambda node, keys: ""
         #: What is said first to a node that is there again, by node: a kind and its fields.
         self.greetings: dict[int, tuple[type[Request], tuple[Any, ...]]] = {}
         #: The user's call that comes next, on a worker with gates.
@@ -254,15 +255,14 @@ class Requests:
                     self._settle(flight, message)
                 else:
                     self._hear(message)
-        lost = self._lost
-        for node, how in lost.items():
-            if all(holder in lost for holder in self.holders(node)):
-                self._give_up(node, how)
+        for node, how in self._lost.items():
+            self._give_up(node, how)
         for node in self._link.again():
             self._repeat(node)
 
     @property
     def _lost(self) -> dict[int, str]:
+        """Who answers no more: so says the scheduler, or nobody came in its place for long."""
         lost = self._link.lost()
         return lost | self._departed if self._departed else lost
 
@@ -291,28 +291,22 @@ class Requests:
 
     def _give_up(self, node: int, how: str) -> None:
         """Whoever waits for this node hears that it is gone."""
-        for number, flight in list(self._in_flight.items()):
-            if flight.to == node and number in self._in_flight:
-                what = type(flight.request).__name__.lower()
-                lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
-                stopped = f"{STOPPED} " if SILENT in how else ""
-                self._settle(flight, error(flight.request, (
+        waiting = [f.request for f in self._in_flight.values() if f.to == node]
+        if not waiting:
+            return
+        keys = [key for r in waiting if (key := getattr(r, "key", None)) is not None]
+        lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
+        stopped = f"{STOPPED} " if SILENT in how else ""
+        loss = self.loss(node, list(dict.fromkeys(keys)))
+        for request in waiting:
+            flight = self._in_flight.get(request.number)
+            if flight is not None:  # else it was settled with its pair
+                what = type(request).__name__.lower()
+                self._settle(flight, error(request, (
                     f"{self._name(node)} {lost} while {self._name(self.node)} waited for its "
-                    f"answer to {what}{_of(flight.request)}. {stopped}{self._advice(node)}"
+                    f"answer to {what}{_of(request)}. {stopped}{loss}"
                     "Run again, and another has its place."
                 )))  # fmt: skip
-
-    def _advice(self, node: int) -> str:
-        """How its values would still be there."""
-        copies = len(self.holders(node)) - 1
-        if copies:
-            return "Those that had copies of its values have ended, too. "
-        if not self._name(node).startswith("server"):
-            return ""
-        return (
-            "Its values are lost: to keep copies, create the store with replication=2, in a "
-            "cluster with 2 servers or more. "
-        )
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
         """It has its answer; that of a pull counts for the push that it travelled with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,12 @@ from distkit.kvstore.consistency import Terms
 from distkit.kvstore.messages import (
     AddressBook,
     Answer,
+    Appointed,
     Barrier,
+    Copied,
     Departed,
     Error,
+    Joined,
     Leave,
     Missed,
     Present,
@@ -40,9 +43,11 @@ LIFE = 1 << 40
 class Scheduler:
     """Registration and barriers of one cluster, run after run: messages in, answers out, no I/O.
 
-    Node ids are 0 to W−1 for workers, W to W+S−1 for servers. The first request of a newer run
-    clears everything and calls the servers to register again. ``changed`` says whether there is
-    something new in its :meth:`journal`, from which another can go on in its place.
+    Node ids are 0 to W−1 for workers, W to W+S−1 for servers; a server that comes in the middle
+    of a run, in a dead one's place, has its place's id + S + 1 (see :meth:`asker`). The first
+    request of a newer run clears everything and calls the servers to register again. ``changed``
+    says whether there is something new in its :meth:`journal`, from which another can go on in its
+    place.
 
     Args:
         workers: how many there are, W.
@@ -77,7 +82,10 @@ class Scheduler:
         self.at_barrier: dict[int, Barrier] = {}
         self._passed: dict[int, int] = {}  # number of each worker's last barrier
         self.barriers = 0  # how many were passed
-        self._lives: Counter[int] = Counter()  # how often each worker has ended
+        self._lives: Counter[int] = Counter()  # how often each node has ended
+        #: By server, the processes that have all of its values: the first of them serves.
+        self.copies: dict[int, list[int]] = {}
+        self._addresses: dict[int, str] = {}  # of servers' places, whoever serves there
 
     def journal(self) -> dict[str, Any]:
         """All that another in its place must know; what was not answered is asked again."""
@@ -90,6 +98,7 @@ class Scheduler:
             "gone": list(self.gone.items()), "ends": list(self._ends.items()),
             "lives": list(self._lives.items()), "passed": list(self._passed.items()),
             "parted": sorted(self.parted), "barriers": self.barriers,
+            "copies": list(self.copies.items()), "addresses": list(self._addresses.items()),
         }  # fmt: skip
 
     def resume(self, journal: dict[str, Any]) -> None:
@@ -102,6 +111,7 @@ class Scheduler:
         self.gone, self._ends = dict(journal["gone"]), dict(journal["ends"])
         self._passed, self.barriers = dict(journal["passed"]), journal["barriers"]
         self._lives, self.parted = Counter(dict(journal["lives"])), set(journal["parted"])
+        self.copies, self._addresses = dict(journal["copies"]), dict(journal["addresses"])
 
     def _place(self, node: int, endpoint: str, pid: int) -> Register:
         return Register(self.run, node, 0, endpoint, self.workers, self.servers, pid=pid)
@@ -129,6 +139,8 @@ class Scheduler:
                 return self._greet(request)
             case Missed():
                 return self._miss(request)
+            case Copied():
+                return self._copied(request)
             case Barrier():
                 return self._barrier(request)
             case Leave():
@@ -157,10 +169,10 @@ class Scheduler:
     def _register(self, register: Register) -> list[Answer]:
         self._check(register)
         node, life = register.node, register.number // LIFE
-        if self.begun and node >= self.workers and self._lives[node]:
-            return []  # the values of this run are elsewhere, or lost: it waits for the next
         told: list[Answer] = []
-        if node in self.present and life > self._lives[node]:  # it is quicker than the bad news
+        before = self.present.get(node)
+        another = self._seat(node) != node and before is not None and before.pid != register.pid
+        if another or (before is not None and life > self._lives[node]):  # quicker than bad news
             told = self._leave(Leave(self.run, node, 0, "another is in its place"))
         self._lives[node] = max(self._lives[node], life)
         self.present[node], self.changed = register, True
@@ -168,7 +180,60 @@ class Scheduler:
         self.parted.discard(node)
         if not self.begun:
             return [*told, *self._introduce()]
-        return [*told, self._book(register), *self._news(node)]
+        return [*told, self._book(register), *self._news(node), *self._invite(node)]
+
+    def asker(self, request: Request) -> int:
+        """The id that a request's node has here.
+
+        A server that comes in the middle of a run, when its place was lost, is a *stand-in*: it
+        has an id of its own, since another may serve in that place.
+        """
+        node = request.node
+        if not isinstance(request, Register) or node < self.workers or request.run > self.run:
+            return node
+        there = self.present.get(node)
+        another = there is not None and there.pid != request.pid  # quicker than the bad news
+        taken = self.begun and (another or self._lives[node])
+        return node + self.servers + 1 if taken else node
+
+    def _seat(self, process: int) -> int:
+        """The place of a server's process, stand-in or not, in the rings of copies."""
+        return process - self.servers - 1 if process > self.workers + self.servers else process
+
+    def _invite(self, process: int) -> list[Answer]:
+        """Have copies made for a stand-in of all that its place should have."""
+        if process <= self.workers + self.servers or process not in self.present:
+            return []
+        assert self.terms is not None
+        first, endpoint = LIFE * self._lives[process], self.present[process].endpoint
+        return [Joined(self.run, n, _UNASKED, process, endpoint, first)
+                for n, holders in self.copies.items()
+                if n in self.present and process not in holders
+                and self._seat(process) in self._ring(n)]  # fmt: skip
+
+    def _ring(self, server: int) -> list[int]:
+        assert self.terms is not None
+        places = ring(server - self.workers, self.servers, self.terms.replication)
+        return [self.workers + n for n in places]
+
+    def _copied(self, copied: Copied) -> list[Answer]:
+        """One more has all values of a server: unless it has ended meanwhile."""
+        who, holders = copied.who, self.copies.get(copied.node, [])
+        there = who in self.present and copied.first == LIFE * self._lives[who]
+        if there and self._seat(who) != who and holders and who not in holders:
+            holders.append(who)
+            self.changed = True
+        return []
+
+    def _appoint(self) -> list[Answer]:
+        """Have those who have copies serve in the places of those who have ended."""
+        return [
+            Appointed(
+                self.run, holders[0], _UNASKED, n, LIFE * self._lives[n],
+                {n: self._addresses[n]} | {h: self.present[h].endpoint for h in holders[1:]},
+            )
+            for n, holders in self.copies.items() if n in self.gone and holders
+        ]  # fmt: skip
 
     def _greet(self, present: Present) -> list[Answer]:
         """One that this run has already, or one that has taken a server's place.
@@ -184,23 +249,51 @@ class Scheduler:
         place = self._place(node, present.endpoint, present.pid)
         self.present[node] = replace(self.present.get(node, place), pid=present.pid)
         self.changed = True
-        return [*self._news(node), *told]
+        invited = [a for n in sorted(self.present) for a in self._invite(n) if a.node == node]
+        return [*self._news(node), *told, *invited]
+
+    def missing(self, alive: Collection[int]) -> list[int]:
+        """The nodes whose processes are none of these, when another scheduler has just begun."""
+        return [n for n, there in self.present.items() if there.pid and there.pid not in alive]
 
     def _news(self, node: int) -> list[Answer]:
-        """What a server may have missed."""
-        others = self._ends.keys() - {node} if node >= self.workers else ()
-        return [self._departed(node, n) for n in sorted(others)]
+        """What a node may have missed."""
+        if node < self.workers:
+            return [self._departed(node, n) for n in self._lost()]
+        stood_in = {n for n in self.present if self._seat(n) != n}  # a life before counts no more
+        ends = [self._departed(node, n) for n in sorted(self._ends.keys() - {node} - stood_in)]
+        return [*ends, *(a for a in self._appoint() if a.node == node)]
 
     def _introduce(self) -> list[Answer]:
-        """Tell all about all, as soon as enough are there; or that this cannot be."""
-        dead = [n for n in self.gone if n >= self.workers or self._halts()]
-        if dead and self.terms is not None:
-            text = self._missing("the beginning", dead)
-            return [error(r, text) for r in self._waiting_workers()]
+        """Tell all about all, as soon as enough are there; or that this cannot be.
+
+        In the place of a server that has ended another may be on its way.
+        """
+        dead = [n for n in self.gone if n < self.workers and self._halts()]
+        if dead:
+            return self._refuse_to_begin(dead)
         if not self._complete():
             return []
         self.begun, self._ends = True, {}
+        servers = [n for n in self.present if n >= self.workers]
+        self.copies = {n: self._ring(n) for n in servers}
+        self._addresses = {n: self.present[n].endpoint for n in servers}
         return [self._book(self.present[node]) for node in sorted(self.present)]
+
+    @property
+    def lacks_servers(self) -> bool:
+        """Whether workers wait for the beginning, and servers have ended before it."""
+        ended = any(n >= self.workers for n in self.gone)
+        return ended and not self.begun and bool(self._working())
+
+    def give_up_servers(self) -> list[Answer]:
+        """Nobody has come for long in the places of the servers that have ended."""
+        return self._refuse_to_begin([n for n in self.gone if n >= self.workers])
+
+    def _refuse_to_begin(self, dead: list[int]) -> list[Answer]:
+        """Those who wait for the beginning are refused, and may come again."""
+        text = self._missing("the beginning", dead)
+        return [error(self.present.pop(n), text) for n in self._working()]
 
     def _check(self, register: Register) -> None:
         expects = register.workers, register.servers
@@ -282,13 +375,22 @@ class Scheduler:
         node = leave.node
         if node not in self.present and (node >= self.workers or node in self.gone):
             return []  # known, or one of an earlier run: another may be on its way
+        if 0 < leave.number < LIFE * self._lives[node]:
+            return []  # of an earlier life
         there = self.present.pop(node, None)
         how = leave.how if there is None else self.lost(there.pid, leave.how)
-        self.gone[node] = self._ends[node] = how
+        self._ends[node] = how
+        if self._seat(node) == node:  # nobody misses a stand-in
+            self.gone[node] = how
+        for holders in self.copies.values():
+            if node in holders:
+                holders.remove(node)
         self.changed = True
         self.at_barrier.pop(node, None)
         self._lives[node] += 1
-        told = [self._departed(server, node) for server in sorted(self._callable - {node})]
+        told: list[Answer] = []
+        told += [self._departed(server, node) for server in sorted(self._callable - {node})]
+        told += self._appoint()
         told += [self._departed(w, lost) for lost in self._lost() for w in self._working()]
         if self.begun:
             return [*told, *self._pass()]
@@ -302,26 +404,19 @@ class Scheduler:
         return self._leave(Leave(self.run, who, 0, missed.how))
 
     def bye(self, node: int, run: int, last: int) -> list[Answer]:
-        """A node hangs up in order: it will not be missed."""
+        """A node of this run hangs up in order: this life of it will not be missed."""
+        if run != self.run or node not in self.present:
+            return []
         self.changed = True
         self.parted.add(node)
-        return self._pass() if run == self.run and self.begun else []
+        return self._pass() if self.begun else []
 
     def _departed(self, to: int, who: int) -> Departed:
         return Departed(self.run, to, _UNASKED, who, self._ends[who], LIFE * self._lives[who])
 
     def _lost(self) -> list[int]:
         """The servers that have ended and whose values nobody has."""
-        if not self.begun or self.terms is None:
-            return []
-        rings = {n: ring(n - self.workers, self.servers, self.terms.replication)
-                 for n in self.gone if n >= self.workers}  # fmt: skip
-        return [n for n, holders in rings.items()
-                if not any(self.workers + h in self.present for h in holders)]  # fmt: skip
-
-    def _waiting_workers(self) -> list[Register]:
-        """Those who wait for the beginning: they are refused, and may come again."""
-        return [self.present.pop(n) for n in self._working()]
+        return [n for n, holders in self.copies.items() if n in self.gone and not holders]
 
     def _halts(self) -> bool:
         """Whether the others are told when a worker ends, and do not go on."""
@@ -338,4 +433,6 @@ class Scheduler:
         )
 
     def _name(self, node: int) -> str:
-        return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
+        if node < self.workers:
+            return f"worker {node}"
+        return f"server {self._seat(node) - self.workers}"

@@ -23,11 +23,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distkit.errors import KVStoreError
+from distkit.kvstore import sparse
 from distkit.kvstore.compression import unpack
 from distkit.kvstore.consistency import Rule
 from distkit.kvstore.entry import Entry, Ledger, Update
 from distkit.kvstore.memory import empty_like
 from distkit.kvstore.messages import (
+    COUNT,
+    GIVE,
+    VALUE,
     Answer,
     Describe,
     GetState,
@@ -45,7 +49,7 @@ from distkit.kvstore.messages import (
     error,
     given_up,
 )
-from distkit.kvstore.optimizer import SGD, SLOTS, from_spec
+from distkit.kvstore.optimizer import Optimizer, Turn, from_spec
 from distkit.kvstore.placement import dtype_name
 
 if TYPE_CHECKING:
@@ -93,14 +97,17 @@ class KVServer:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.elastic = elastic
         self.members, self.gone, self.newcomers = set(workers), dict[int, str](), set[int]()
-        self.optimizer: SGD | None = None
+        self.optimizer: Optimizer | None = None
+        self._updates = 0  # of the most updated key
         self.updater: Updater | None = None
         self.entries: dict[Key, Entry] = {}
         self._ledger = Ledger()
         self._over: dict[int, int] = {}  # by worker: what it asked before this was given up
         self._resting: dict[int, int] = {}  # by worker: at which barrier it waits
         self._barriers = 0  # that were passed, as far as is known here
-        self._early: dict[Key, list[Init]] = defaultdict(list)
+        self._early: dict[Key, dict[int, Init]] = defaultdict(dict)  # by worker
+        self._givers = set(self.members)  # of first values: the first of them that is left
+        self._asked = set[tuple[Key, int]]()  # key and worker: to give what worker 0 did not
 
     def handle(self, request: Request) -> list[Answer]:
         """Answers to this request, and to others that waited for it."""
@@ -140,18 +147,28 @@ class KVServer:
         if entry is not None:
             entry.layout.check("init of", init.key, init.shape, init.dtype)
             again = entry.first == (init.node, init.number) or init.node in self.newcomers
-            if init.value is not None and not again:
+            if init.value is not None and not again and (init.key, init.node) not in self._asked:
                 raise KVStoreError(
                     f"init of {init.key!r}, which this run has initialised already. "
                     "Change its value with push, or use another key."
                 )
             return [entry.reply(init)]
+        early = self._early[init.key]
         if init.value is None:
-            self._early[init.key].append(init)
-            return []
+            early[init.node] = init
+            return self._ask_to_give(init.key)
         entry = self.entries[init.key] = Entry.of(init)
-        early = self._early.pop(init.key, [])
-        return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
+        del self._early[init.key]
+        return [entry.reply(init), *(answer for i in early.values() for answer in self.handle(i))]
+
+    def _ask_to_give(self, key: Key) -> list[Answer]:
+        """Worker 0 has ended, and the others go on: who is the first now gives the value."""
+        giver = min(self._givers, default=0)
+        init = self._early[key].pop(giver, None) if giver else None
+        if init is None:
+            return []
+        self._asked.add((key, giver))
+        return [Reply(init.run, init.node, init.number, GIVE)]
 
     def _push(self, push: Push) -> list[Answer]:
         entry = self._entry("push of", push.key)
@@ -188,14 +205,32 @@ class KVServer:
             entry.version += 1
 
     def _apply(self, key: Key, entry: Entry, gradient: Tensor) -> None:
+        """Update the value with a sum, which may be wider than it."""
+        if self.optimizer is not None:
+            self._step(key, entry, gradient, self.optimizer)
+            return
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if gradient.dtype is not entry.value.dtype:
+            gradient = gradient.to(entry.value.dtype)
         if self.updater is not None:
             value = entry.value.clone()
             self.updater(key, gradient.view(entry.layout.shape), value.view(entry.layout.shape))
             entry.value = value
-        elif self.optimizer is not None:
-            entry.value, entry.slots = self.optimizer.apply(entry.value, gradient, entry.slots)
         else:
             entry.value = gradient
+
+    def _step(self, key: Key, entry: Entry, gradient: Tensor, optimizer: Optimizer) -> None:
+        entry.updates += 1
+        self._updates = max(self._updates, entry.updates)
+        turn = Turn(key, entry.updates, self._updates)
+        if not optimizer.whole:
+            entry.value, entry.slots = optimizer.apply(entry.value, gradient, entry.slots, turn)
+            return
+        shape = entry.layout.shape
+        gradient = (gradient.to_dense() if gradient.is_sparse else gradient).view(shape)
+        value, entry.slots = optimizer.apply(entry.value.view(shape), gradient, entry.slots, turn)
+        entry.value = value.view(-1)
 
     def _pull(self, pull: Pull) -> list[Answer]:
         entry = self._entry("pull of", pull.key)
@@ -208,7 +243,7 @@ class KVServer:
     def _reply(self, entry: Entry, pull: Pull) -> Reply:
         value = entry.value
         if pull.ranges is not None:
-            value = value[_indices(pull.ranges.view(-1, 2), len(value))]
+            value = value[sparse.elements(pull.ranges.view(-1, 2), len(value))]
         return entry.reply(pull, value)
 
     def _due(self, entry: Entry) -> list[Answer]:
@@ -243,11 +278,15 @@ class KVServer:
         self.newcomers.add(worker)
         if self.on_crash == "continue" or not self.rule.halts:
             self.members.discard(worker)
+            self._givers.discard(worker)
         elif self.on_crash == "halt":
             self.gone[worker] = how
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
-        return self._go_on()
+        for early in self._early.values():
+            early.pop(worker, None)
+        asked = [a for key in list(self._early) for a in self._ask_to_give(key)]
+        return [*asked, *self._go_on()]
 
     def finish(self, worker: int, last: int) -> list[Answer]:
         """A worker has hung up in order after this request."""
@@ -308,28 +347,55 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         optimizer = from_spec(request.name, request.options)
+        if request.node in self.newcomers and not request.anew and self.optimizer is not None:
+            return [Reply(request.run, request.node, request.number)]  # it may have changed since
         if self.optimizer not in (None, optimizer) and not request.anew:
             raise KVStoreError(
                 f"set_optimizer with {optimizer}, but the servers have {self.optimizer}. "
                 "Give the same on every worker, once per run."
             )
-        self.optimizer = optimizer
+        if self.optimizer is not None and not optimizer.goes_on(self.optimizer):
+            for entry in self.entries.values():
+                entry.slots = {k: v for k, v in entry.slots.items() if k == "master"}
+        self.optimizer, self.updater = optimizer, None
         return [Reply(request.run, request.node, request.number)]
 
     def _state(self, request: GetState | SetState) -> Reply:
         """What the optimizer keeps of a key."""
         entry = self._entry("optimizer state of", request.key)
-        if request.slot not in SLOTS:
-            raise KVStoreError(f"no state {request.slot!r}. There are: {', '.join(SLOTS)}.")
-        if isinstance(request, GetState):
-            return entry.reply(request, getattr(entry.slots, request.slot))
-        if request.value.shape != entry.value.shape:
+        if isinstance(request, SetState):
+            self._set_state(request, entry)
+            return entry.reply(request)
+        if request.slot == COUNT:
+            return entry.reply(request, torch.tensor([entry.updates]))
+        kept = entry.slots.get(request.slot)  # the next update may change it in place
+        return entry.reply(request, None if kept is None else kept.reshape(-1).clone())
+
+    def _set_state(self, request: SetState, entry: Entry) -> None:
+        slot, value = request.slot, request.value
+        if slot == VALUE:
+            entry.layout.check("new value of", request.key, entry.layout.shape, dtype_name(value))
+            like: Tensor | None = entry.value
+        elif slot == COUNT:
+            like = torch.zeros(int(value.numel() == 1 and int(value) >= 0), dtype=torch.int64)
+        elif self.optimizer is None:
+            raise KVStoreError(f"{slot} of {request.key!r} without an optimizer. "
+                               "Call kv.set_optimizer(...) first.")  # fmt: skip
+        else:
+            like = self.optimizer.kept(_seen(self.optimizer, entry)).get(slot)
+        if like is None or like.numel() != value.numel() or like.dtype != value.dtype:
+            has = "has none" if like is None else f"has {like.numel()} of {like.dtype}"
             raise KVStoreError(
-                f"{request.slot} of {request.key!r} with {request.value.numel()} elements, "
-                f"but this server's part has {entry.value.numel()}."
+                f"{slot} of {request.key!r} with {value.numel()} elements of {value.dtype}, but "
+                f"this server's part {has}. Give states of the same keys and optimizer."
             )
-        entry.slots = replace(entry.slots, **{request.slot: request.value})
-        return entry.reply(request)
+        if slot == VALUE:
+            entry.value, entry.slots, entry.updates = value, {}, 0
+        elif slot == COUNT:
+            entry.updates = int(value)
+            self._updates = max(self._updates, entry.updates)
+        else:
+            entry.slots[slot] = value.view(like.shape).clone()
 
     # -- what is refused --------------------------------------------------------
 
@@ -346,8 +412,7 @@ class KVServer:
     def _admit(self, push: Push, entry: Entry) -> Push:
         """Refuse what could not be applied: an accepted gradient is applied exactly once."""
         if push.codec:
-            size = entry.value.numel()
-            push = replace(push, value=unpack(push.codec, push.value, size, entry.value.dtype))
+            push = replace(push, value=_unpacked(push, entry))
         entry.layout.check("push of", push.key, push.shape, dtype_name(push.value))
         if push.value.shape != entry.value.shape:
             raise KVStoreError(f"push of {push.key!r} with {push.value.numel()} elements, "
@@ -358,29 +423,55 @@ class KVServer:
                 "as it comes, so the servers must know how. Call kv.set_optimizer("
                 "kvstore.SGD(learning_rate=...)) on every worker before the first push."
             )
-        if self.optimizer is not None and not entry.value.is_floating_point():
-            raise KVStoreError(
-                f"push of {push.key!r}: an optimizer cannot update {entry.layout}. "
-                "Use a floating-point tensor, or no optimizer."
-            )
+        if self.optimizer is not None:
+            _fits(self.optimizer, push.key, entry)
         return push
 
 
+def _unpacked(push: Push, entry: Entry) -> Tensor:
+    if push.codec.startswith(sparse.ROWS):
+        return sparse.unpack(push.codec, push.value)
+    return unpack(push.codec, push.value, entry.value.numel(), entry.value.dtype)
+
+
+def _seen(optimizer: Optimizer, entry: Entry) -> Tensor:
+    """A value as its optimizer wants it: in its shape, or flat."""
+    return entry.value.view(entry.layout.shape) if optimizer.whole else entry.value
+
+
+def _fits(optimizer: Optimizer, key: Key, entry: Entry) -> None:
+    """Refuse a key that an optimizer cannot update."""
+    if not entry.value.is_floating_point():
+        raise KVStoreError(
+            f"push of {key!r}: an optimizer cannot update {entry.layout}. "
+            "Use a floating-point tensor, or no optimizer."
+        )
+    if optimizer.whole and entry.value.numel() != entry.layout.size:
+        raise KVStoreError(
+            f"push of {key!r}: this optimizer needs whole arrays, and {entry.layout} is split over "
+            "the servers. Create the store with a larger bigarray_bound."
+        )
+    if why := optimizer.refuses(entry.layout.shape):
+        raise KVStoreError(f"push of {key!r}, which is {entry.layout}: {why}. "
+                           "Use another optimizer.")  # fmt: skip
+
+
 def _sum(gradients: list[Tensor]) -> Tensor:
-    """The sum, in the order given; one gradient is its own sum."""
+    """The sum, in the order given; of several of 16 bits in float32: it is rounded once.
+
+    One gradient is its own sum; of sparse ones alone it is sparse.
+    """
     total: Any = gradients[0]
-    if len(gradients) > 1:
-        total = torch.add(total, gradients[1], out=empty_like(total))
-        for g in gradients[2:]:
-            total += g
+    if len(gradients) == 1:
+        return total  # type: ignore[no-any-return]
+    if any(g.is_sparse for g in gradients):
+        if not all(g.is_sparse for g in gradients):
+            gradients = [g.to_dense() if g.is_sparse else g for g in gradients]
+    if total.dtype in (torch.float16, torch.bfloat16):
+        gradients = [g.float() for g in gradients]
+    if gradients[0].is_sparse:
+        return sum(gradients[1:], gradients[0]).coalesce()
+    total = torch.add(gradients[0], gradients[1], out=empty_like(gradients[0]))
+    for g in gradients[2:]:
+        total += g
     return total  # type: ignore[no-any-return]
-
-
-def _indices(ranges: Tensor, size: int) -> Tensor:
-    """Every element of these ranges, which end before ``size``."""
-    first, last = ranges[:, 0], ranges[:, 1]
-    if len(ranges) and (int(first.min()) < 0 or int(last.max()) > size or (last < first).any()):
-        raise KVStoreError(f"pull of elements that this server's part of {size} has not.")
-    lengths = last - first
-    starts = (first - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
-    return starts + torch.arange(len(starts))

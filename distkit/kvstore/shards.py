@@ -11,6 +11,7 @@ import torch
 from distkit.kvstore.messages import Answer, Describe, Key, Pull, Reply
 from distkit.kvstore.placement import Layout, Part, dtype_name, home, place
 from distkit.kvstore.requests import Call, Requests
+from distkit.kvstore.sparse import Rows, ranges_of
 from distkit.kvstore.tensors import Keys, Values, each, pairs, whole, write
 
 if TYPE_CHECKING:
@@ -39,20 +40,33 @@ class Shards:
         self.versions: dict[tuple[Key, int], int] = {}
         self.dropped: dict[Key, int] = {}
 
-    def rows(self, key: Key, ids: Tensor, layout: Layout) -> Tensor:
-        """These rows, in ascending order, from the parts they lie in."""
-        width = math.prod(layout.shape[1:])
-        calls = []
-        for part in self.parts(key):
-            ends = torch.stack([ids * width, (ids + 1) * width], 1).clamp(part.start, part.stop)
-            ranges = ends[ends[:, 0] < ends[:, 1]] - part.start
-            if len(ranges):
-                calls.append(Call(self.node_of(part), Pull, (key, ranges.flatten())))
-        answers = self._requests.ask(calls)
-        self._requests.check([key])
-        values = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
+    def rows(self, wanted: Sequence[tuple[Key, Tensor]]) -> list[Rows]:
+        """Rows of keys, their numbers in ascending order, from the parts they lie in."""
+        calls, found = [], []
+        for nth, (key, ids) in enumerate(wanted):
+            width = math.prod(self.layout(key).shape[1:])
+            for part in self.parts(key):
+                if len(ranges := ranges_of(ids, width, part)):
+                    calls.append(Call(self.node_of(part), Pull, (key, ranges.flatten())))
+                    found.append((nth, part))
+        values: dict[int, list[Tensor]] = {}
+        for (nth, part), reply in zip(found, self._requests.ask(calls), strict=True):
+            values.setdefault(nth, []).append(self._value(wanted[nth][0], part, reply))
+        self._requests.check([key for key, _ in wanted])
+        return [self._rows(key, ids, values.get(nth, [])) for nth, (key, ids) in enumerate(wanted)]
+
+    def _rows(self, key: Key, ids: Tensor, values: list[Tensor]) -> Rows:
+        layout = self.layout(key)
         empty = torch.empty(0, dtype=getattr(torch, layout.dtype))
-        return torch.cat(values or [empty]).view(len(ids), *layout.shape[1:])
+        return Rows(ids, torch.cat(values or [empty]).view(len(ids), *layout.shape[1:]))
+
+    def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
+        """What came of a pull; gradients are computed from this version from now on."""
+        assert isinstance(reply, Reply) and reply.value is not None
+        self.versions[key, part.server] = reply.version
+        if reply.dropped:
+            self.dropped[key] = reply.dropped
+        return reply.value
 
     def values(self, keys: list[Key]) -> dict[Key, list[Tensor]]:
         """The parts of each key's value, all asked for at once."""
@@ -66,14 +80,7 @@ class Shards:
         values: dict[Key, list[Tensor]] = {}
         answer = iter(answers)
         for k in keys:
-            values[k] = []
-            for part in self.parts(k):
-                reply = next(answer)
-                assert isinstance(reply, Reply) and reply.value is not None
-                self.versions[k, part.server] = reply.version
-                if reply.dropped:
-                    self.dropped[k] = reply.dropped
-                values[k].append(reply.value)
+            values[k] = [self._value(k, part, next(answer)) for part in self.parts(k)]
         return values
 
     def outs(self, key: Keys, out: Values | None) -> Outs | None:
@@ -81,8 +88,15 @@ class Shards:
         if out is None:
             return None
         outs = pairs("pull", key, out)
-        self.fitting("pull of", outs)
+        self.shaped(outs)
         return outs
+
+    def shaped(self, outs: Outs) -> None:
+        """Check that tensors to write to have their key's shape; the dtype is converted."""
+        for k, tensors in outs:
+            layout = self.layout(k)
+            for tensor in tensors:
+                layout.check("pull of", k, tensor.shape, layout.dtype)
 
     def hand_out(
         self, key: Keys, outs: Outs | None, values: dict[Key, list[Tensor]]
@@ -123,6 +137,10 @@ class Shards:
     def place(self, key: Key, layout: Layout) -> list[Part]:
         """Where the elements of a key would be, initialised or not."""
         return place(key, layout.size, len(self.servers), self.bound)
+
+    def held_by(self, server: int) -> list[Key]:
+        """The keys that this worker has used and of which this server has a part."""
+        return [k for k in self.layouts if any(self.node_of(p) == server for p in self.parts(k))]
 
     def node_of(self, part: Part) -> int:
         """The id of the server that has the part."""

@@ -67,6 +67,17 @@ def listens(path: Path) -> bool:
     return True
 
 
+def lives(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def goes_on(pid: int) -> bool:
     """Whether a process whose connections have broken hangs: one that ends is soon gone.
 

@@ -15,6 +15,9 @@ from distkit.kvstore.messages import Key
 from distkit.kvstore.placement import Part, dtype_name
 from distkit.kvstore.wire import DTYPES
 
+#: Sums of these are made in float32, and rounded once.
+NARROW = torch.float16, torch.bfloat16
+
 #: One key or several.
 Keys: TypeAlias = "Key | Sequence[Key]"
 #: For each key one tensor, or one for each device.
@@ -48,6 +51,16 @@ def each(key: Keys) -> list[Key]:
         if type(k) not in (int, str):
             raise KVStoreError(f"{k!r} is not a key. Use an int or a str, or a list of them.")
     return keys
+
+
+def grouped(found: list[tuple[Key, list[Tensor]]]) -> list[tuple[Key, list[Tensor]]]:
+    """Each key once, with all its tensors."""
+    if len(found) == 1:
+        return found
+    together: dict[Key, list[Tensor]] = {}
+    for k, tensors in found:
+        together.setdefault(k, []).extend(tensors)
+    return list(together.items())
 
 
 def by_priority(
@@ -110,6 +123,9 @@ def fresh(tensors: Sequence[Tensor]) -> Tensor:
     """
     first, *rest = (t.detach() for t in tensors)
     total = empty(first.numel(), first.dtype).view(first.shape)
+    if rest and first.dtype in NARROW:
+        total.copy_(sum((t.to("cpu").float() for t in rest), first.to("cpu").float()))
+        return total.view(-1)
     if len(rest) and first.device.type == "cpu":
         torch.add(first, rest.pop(0).to("cpu"), out=total)
     else:
@@ -133,6 +149,10 @@ def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
     """Write the parts of an array to a tensor on any device."""
+    if out.layout is not torch.strided:
+        with torch.no_grad():  # a detached one would keep its own rows
+            out.copy_(whole(values, tuple(out.shape)).to(out.device, out.dtype).to_sparse(1))
+        return
     out = out.detach()
     if not out.is_contiguous():
         out.copy_(whole(values, tuple(out.shape)))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -20,10 +23,11 @@ from distkit.calls import silence
 from distkit.errors import KVStoreError
 from distkit.kvstore import memory
 from distkit.kvstore.journal import Kept, file_of, keeper
-from distkit.kvstore.link import BYE, Line
+from distkit.kvstore.link import BYE, MOVED, Line
 from distkit.kvstore.memory import Exchange
 from distkit.kvstore.messages import (
     Answer,
+    Copied,
     Copy,
     Leave,
     Message,
@@ -37,9 +41,10 @@ from distkit.kvstore.messages import (
     error,
     given_up,
 )
-from distkit.kvstore.node import Node
+from distkit.kvstore.node import PATIENCE, Node
 from distkit.kvstore.peers import Peer, Peers
 from distkit.kvstore.recording import Answering, Asking, updating
+from distkit.kvstore.scheduler import LIFE
 from distkit.kvstore.shard import Shard
 from distkit.kvstore.sockets import (
     BROKEN,
@@ -47,6 +52,7 @@ from distkit.kvstore.sockets import (
     Ends,
     goes_on,
     listens,
+    lives,
     open_socket,
     receive,
     send,
@@ -55,6 +61,15 @@ from distkit.kvstore.wire import decode, encode
 
 #: So many batches are answered together at most: nobody waits long for the first.
 _AT_ONCE = 8
+
+#: What other threads say to that which serves: to end, or to look for news.
+_STOP, _NEWS = b"x", b"n"
+
+#: So often a scheduler looks for nodes that ended before it began [ms].
+_LOOK = 100
+
+#: So many copies are in one letter at most.
+_COPIES = 100
 
 #: So long the acknowledgement of a push waits for the pull that came with it [ms].
 _PATIENCE = 5
@@ -85,12 +100,15 @@ class Service:
         self._notes = Answering()
         self._letters: dict[int, list[Message]] = {}  # by node, not sent yet
         self._registering: Asking | None = None
+        self._ended: SimpleQueue[Leave] = SimpleQueue()  # nodes, as somebody else has noticed
+        self._unsure = False  # another scheduler was here: not all have connected to this one
+        self._lacking = 0.0  # since when workers wait for servers that have ended; 0 if none does
         self._alone = False  # the scheduler has ended
         self._chief = 0  # its process
-        self._known = set(range(node.scheduler))
+        self._known = {*range(node.scheduler + 1 + node.servers)} - {node.scheduler}
         self._pool = memory.shared() if heir is None else memory.own()  # its own thread
         self._heir = heir is not None
-        self._backups: dict[int, Line] = {}
+        self._backups: dict[str, Line] = {}  # by where they listen
         self._heirs: list[tuple[Service, threading.Thread]] = []
         self._machine: Kept | Shard = heir or (
             Shard(node, updating) if node.role == "server"
@@ -98,11 +116,22 @@ class Service:
         )  # fmt: skip
         if isinstance(self._machine, Kept):
             self._machine.lost = self._lost
+        machine = self._machine
+        self._endpoint = machine.endpoint if isinstance(machine, Shard) else node.endpoint(node.id)
 
     def stop(self) -> None:
         """End :meth:`run`, from any thread or signal handler; twice does no harm."""
         with suppress(OSError):
-            self._stop.send(b"x")
+            self._stop.send(_STOP)
+
+    def leave(self, run: int, node: int, life: int, how: str) -> None:
+        """Tell a scheduler that this life of a node has ended, from any thread.
+
+        It notices by itself when a connection breaks; a worker may end before it has one.
+        """
+        self._ended.put(Leave(run, node, LIFE * (life + 1) - 1, how))
+        with suppress(OSError):
+            self._stop.send(_NEWS)
 
     def run(self) -> None:
         """Serve in this thread until :meth:`stop`.
@@ -127,12 +156,12 @@ class Service:
         self._scheduler = open_socket(context, zmq.DEALER, node.keys, node.heartbeat_timeout)
         self._ends, self._schedulers = Ends(self._router), Ends(self._scheduler)
         self._peers = Peers(self._ends, self._pool)
-        endpoint, path = node.endpoint(node.id), node.path(node.id)
+        endpoint, path = self._endpoint, self._path
         try:
             if not self._heir and listens(path):  # the dead may still be closing
                 raise BlockingIOError
             if isinstance(self._machine, Kept):
-                self._machine.open(file_of(path))
+                self._unsure = self._machine.open(file_of(path))
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
         except BlockingIOError:
@@ -147,7 +176,7 @@ class Service:
             self._poller.register(end, zmq.POLLIN)
         if isinstance(self._machine, Shard):
             self._scheduler.connect(node.endpoint(node.scheduler))
-            self._deliver([self._machine.register()])
+            self._deliver(self._machine.open())
 
     def _serve_until_stopped(self) -> None:
         try:
@@ -158,20 +187,24 @@ class Service:
             for line in self._backups.values():
                 line.socket.disable_monitor()
                 line.ends.socket.close()
-            if self._heir:  # its address is another's again
+            if self._heir:
                 self._scheduler.linger = LAST_WORD
                 self._scheduler.send_multipart(BYE)
                 self._scheduler.disable_monitor()
                 self._schedulers.socket.close()
                 self._scheduler.close()
-            elif self._listens():
-                self.node.path(self.node.id).unlink()  # ZeroMQ leaves it
+            if self._listens():
+                self._path.unlink()  # ZeroMQ leaves it
             if isinstance(self._machine, Kept):
                 self._machine.close()
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when told to stop."""
-        ready = dict(self._poller.poll(_PATIENCE if self._letters else None))
+        rest = _LOOK if self._unsure or self._lacking else None
+        ready = dict(self._poller.poll(_PATIENCE if self._letters else rest))
+        if self._unsure and not self._letters:
+            self._look_after()
+        self._await_servers()
         if not ready:
             self._send(list(self._letters))
         if self._ends.socket in ready:
@@ -191,13 +224,44 @@ class Service:
         if self._heirs and self._heirs[0][0].node.run < self._machine.run:
             self._retire()  # a server has its place again
         over = isinstance(self._machine, Shard) and self._machine.over
-        return not over and self._stopped.fileno() not in ready
+        return not over and not (self._stopped.fileno() in ready and self._is_told_to_stop())
+
+    def _is_told_to_stop(self) -> bool:
+        """What other threads say."""
+        said = self._stopped.recv(64)
+        while not self._ended.empty():
+            self._deliver(self._machine.handle(self._ended.get()))
+        return _STOP in said
+
+    def _look_after(self) -> None:
+        """Who ended together with the last scheduler had no connection to this one to break."""
+        if isinstance(self._machine, Kept):
+            alive = {r.pid for r in self._machine.present.values() if lives(r.pid)}
+            for node in self._machine.missing(alive):
+                if node not in self._peers.ways:
+                    leave = Leave(self._machine.run, node, 0, BROKEN)
+                    self._deliver(self._machine.handle(leave))
+            self._unsure = not self._machine.present.keys() <= self._peers.ways.keys()
+
+    def _await_servers(self) -> None:
+        """Wait for other servers before the beginning, but not for ever."""
+        machine = self._machine
+        if not isinstance(machine, Kept) or not machine.lacks_servers:
+            self._lacking = 0.0
+            return
+        self._lacking = self._lacking or time.monotonic()
+        if time.monotonic() > self._lacking + PATIENCE:
+            self._deliver(machine.give_up_servers())
 
     def _listens(self) -> bool:
         """Whether who connects to its address comes to it, and not to one in its place."""
         with suppress(OSError):
-            return self.node.path(self.node.id).stat().st_ino == self._inode
+            return self._path.stat().st_ino == self._inode
         return False
+
+    @property
+    def _path(self) -> Path:
+        return Path(self._endpoint.removeprefix("ipc://"))
 
     # -- those who ask ----------------------------------------------------------
 
@@ -233,8 +297,9 @@ class Service:
             self.ignored += 1
             return answers
         if not requests:
-            self._peers.forget(name)
-            return [*self._machine.bye(peer.node, peer.run, peer.last)]
+            last = self._peers.forget(name)  # None: its node has another connection
+            moved = last is None or last.line == MOVED
+            return [] if moved else [*self._machine.bye(peer.node, peer.run, peer.last)]
         if self._machine.late(requests[0]):  # nobody else's answers may go its way
             who = self.node.name(requests[0].node)
             send(self._router, [name, *encode(*(given_up(r, who) for r in requests))])
@@ -245,7 +310,8 @@ class Service:
                 peer.open[request.pull] = request.number
             elif isinstance(request, Pull):
                 peer.open[request.number] = request.number
-            self._notes.arrived(request)
+            if request.node <= self.node.scheduler:  # a stand-in is in no picture
+                self._notes.arrived(request)
             answers += self._answers(request)
         return answers
 
@@ -257,7 +323,11 @@ class Service:
         """
         batch = decode(frames, peer.exchange.borrow)
         peer.exchange.take_back(batch.back)
+        peer.line = batch.line
         found = [m for m in batch.messages if isinstance(m, Request)]
+        if isinstance(self._machine, Kept):
+            for request in found:
+                request.node = self._machine.asker(request)
         nodes = {m.node for m in batch.messages}
         if len(found) < len(batch.messages) or len(nodes) > 1 or not nodes <= self._known:
             raise KVStoreError(f"requests of nodes {nodes}: there are none such here.")
@@ -300,7 +370,7 @@ class Service:
         if not (isinstance(self._machine, Shard) and isinstance(answer, Answer)):
             return
         said = self._machine.hear(answer)
-        if self._registering is not None and self._machine.store is not None:
+        if self._registering is not None and self._machine.begun:
             self._registering.answered(answer)
             self._registering = None
         while self._machine.heirs:
@@ -339,30 +409,32 @@ class Service:
                                        "too long, and another has its place.")  # fmt: skip
                 self._deliver(self._machine.greet())
 
-    def _backup(self, node: int) -> Line:
+    def _backup(self, endpoint: str) -> Line:
         """The connection to a server that keeps copies."""
-        if node not in self._backups:
-            line = Line(self._context, self.node.endpoint(node), self.node.keys)
+        if endpoint not in self._backups:
+            line = Line(self._context, endpoint, self.node.keys)
             line.exchange = Exchange(self._pool, writable=False)
-            self._backups[node] = line
+            self._backups[endpoint] = line
             self._poller.register(line.socket, zmq.POLLIN)
-        return self._backups[node]
+        return self._backups[endpoint]
 
     def _deliver(self, messages: Iterable[Message]) -> None:
         """Note each message, then send it: who has the answer finds it in the trace."""
-        copies: dict[int, list[Copy]] = {}
+        copies: dict[str, list[Copy]] = {}
         for message in messages:
-            if isinstance(message, (Register, Present, Missed)):
+            if isinstance(message, (Register, Present, Missed, Copied)):
                 if isinstance(message, Register):
                     self._registering = Asking(message, self.node.scheduler)
                 self._scheduler.send_multipart(encode(message))
             elif isinstance(message, Copy):
-                copies.setdefault(message.to, []).append(message)
+                assert isinstance(self._machine, Shard)
+                copies.setdefault(self._machine.endpoints[message.to], []).append(message)
             elif message.node in self._peers.ways:
                 self._notes.answering(message)
                 self._enclose(message, self._peers.ways[message.node])
-        for node, same in copies.items():
-            self._backup(node).send(same)
+        for endpoint, same in copies.items():
+            for n in range(0, len(same), _COPIES):
+                self._backup(endpoint).send(same[n : n + _COPIES])
         self._send([node for node in self._letters if not self._waits(node)])
 
     def _enclose(self, message: Message, way: Peer) -> None:

@@ -58,14 +58,19 @@ _HEADER_LIMIT = 1 << 20
 
 
 class Batch(NamedTuple):
-    """Messages that travel together; ``back`` numbers what was lent before (:mod:`.memory`)."""
+    """Messages that travel together.
+
+    ``back`` numbers what was lent before (:mod:`.memory`); ``line`` is the number of the sender's
+    connection to this receiver.
+    """
 
     messages: list[Message]
     back: list[int]
+    line: int
 
 
 def encode(
-    *messages: Message, back: Sequence[int] = (), lend: Lend = lambda tensor: None
+    *messages: Message, back: Sequence[int] = (), lend: Lend = lambda tensor: None, line: int = 0
 ) -> list[Frame]:
     r"""Messages as frames, at least one.
 
@@ -73,17 +78,18 @@ def encode(
         messages: to one node.
         back: numbers of what that node has lent, and gets back.
         lend: tells where the node finds a tensor; None if it must be sent.
+        line: number of the sender's connection to that node; a later one has a higher number.
 
     >>> encode(messages.Describe(0, 1, 2, "w"))
-    [b'%\x00\x00\x00[[],["Describe",0,1,2,"w","pull of"]]']
+    [b'\'\x00\x00\x00[0,[],["Describe",0,1,2,"w","pull of"]]']
     """
     payload = _Payload()
 
     def enclose(tensor: Tensor) -> list[Any]:
         return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
 
-    header = _JSON.encode([back, *(_body(message, enclose) for message in messages)]).encode()
-    return payload.frames(header)
+    bodies = [_body(message, enclose) for message in messages]
+    return payload.frames(_JSON.encode([line, back, *bodies]).encode())
 
 
 def outline(message: Message) -> str:
@@ -129,9 +135,9 @@ def _decode(frames: Sequence[Frame], borrow: Borrow | None) -> Batch:
     start = 4 + int.from_bytes(view[:4], "little")
     if start > min(len(view), _HEADER_LIMIT):
         raise ValueError(f"a header of {start} bytes")
-    back, *bodies = _parsed(str(view[4:start], "utf-8"))
+    line, back, *bodies = _parsed(str(view[4:start], "utf-8"))
     tensors = _Tensors(view[start:], large, borrow)
-    batch = Batch([_message(body, tensors.read) for body in bodies], _whole(back))
+    batch = Batch([_message(body, tensors.read) for body in bodies], _whole(back), *_whole([line]))
     if tensors.left:
         raise ValueError("more bytes than the header tells of")
     return batch
@@ -199,6 +205,16 @@ def _endpoints(value: dict[str, Any]) -> dict[int, str]:
     return {int(k): v for k, v in value.items()}
 
 
+def _plain(value: Any, depth: int = 4) -> Any:
+    """What JSON has of its own, not nested deeply: an optimizer's options."""
+    inner = list(value.values()) if type(value) is dict else value if type(value) is list else []
+    if inner and not depth:
+        raise ValueError("options within options")
+    for one in inner:
+        _plain(one, depth - 1)
+    return value
+
+
 def _numbers(value: dict[str, Any]) -> dict[str, float]:
     if not all(type(v) in (int, float) for v in value.values()):
         raise ValueError("options that are no numbers")
@@ -213,6 +229,7 @@ _FIELDS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any] | None]] = {
     "tuple[int, ...]": ((list,), _sizes),
     "dict[int, str]": ((dict,), _endpoints),
     "dict[str, float]": ((dict,), _numbers),
+    "dict[str, Any]": ((dict,), _plain),
     "Tensor": ((torch.Tensor,), None),
     "Tensor | None": ((torch.Tensor, type(None)), None),
 }
@@ -233,6 +250,7 @@ _KINDS = {cls.__name__: _kind(cls) for cls in (
     messages.Push, messages.Pull, messages.Rest, messages.Describe, messages.SetOptimizer,
     messages.GetState, messages.SetState, messages.Copy, messages.Leave, messages.Departed,
     messages.Reply, messages.Error, messages.Present, messages.Missed, messages.Replaced,
+    messages.Copied, messages.Joined, messages.Appointed, messages.Portion,
 )}  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
+from distkit.cluster.forkserver import ForkServer
+from distkit.cluster.rank import Rank
+from distkit.kvstore.journal import _told, copies
 from distkit.kvstore.requests import Requests
 from distkit.views.server_projection import project
 from distkit.views.server_state import at
@@ -88,7 +92,7 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
         time.sleep(0.005)
     before = node(cluster, 2)
     os.kill(before, signal.SIGKILL)
-    with pytest.warns(dk.CommunicationWarning, match="server 0 ended .* one copy less"):
+    with pytest.warns(dk.CommunicationWarning, match="server 0 ended .* copies of its"):
         assert run.results == [[400.0] * 6] * 2
     picture = project(run.trace)
     assert "server 0 died, and another took its place" in picture["notices"]
@@ -97,6 +101,73 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
     assert sum(len(row.slots) for row in rows) <= 12  # an update that died with its server
     assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
     assert node(cluster, 2) != before
+
+
+def keeps_on(flag: str, end: str, **options) -> float:
+    """Pushes until the test has seen enough; how much is missing of what was pushed."""
+    kv = kvstore.create(**options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    keys = list(range(4))
+    kv.init([*keys, "sent"], [torch.zeros(3)] * 4 + [torch.zeros(1)])
+    Path(flag).touch()
+    sent = 0
+    while not Path(end).exists():
+        kv.push(keys, [torch.ones(3)] * 4)
+        sent += 1
+        kv.pull(keys)
+    kv.push("sent", torch.tensor([float(sent)]))
+    kv.barrier()
+    *values, total = kv.pull([*keys, "sent"])
+    return max(abs(float(v[0] - total)) for v in values)
+
+
+@pytest.mark.parametrize("together", [[], [4]])  # with the scheduler
+def test_copies_are_made_anew_for_the_next_crash(cluster, tmp_path, together) -> None:
+    """Each server is killed in turn, twice: as soon as there are copies again."""
+    room, begun, end = cluster._room, tmp_path / "begun", tmp_path / "end"
+    socket = Path(room.folder, "kv4")
+    run = cluster.submit(keeps_on, str(begun), str(end), name="dist_async", replication=2)
+    until(begun.exists)
+    for server in (2, 3, 2):
+        before, _ = copies(socket)
+        for i in [*together, server]:
+            os.kill(node(cluster, i), signal.SIGKILL)
+        until(lambda before=before: copies(socket)[0] != before and copies(socket)[1])
+    end.touch()
+    with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
+        assert run.wait(60).results == [0, 0]
+    assert len(run.replaced) == 3 * (1 + len(together))
+    assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
+
+
+def dies_early(when: str, **options) -> float:
+    """Worker 0, whose values count, ends before it has given them."""
+    dies = int(os.environ["RANK"]) == 0
+    if dies and when == "create":
+        os.kill(os.getpid(), signal.SIGKILL)
+    kv = kvstore.create(**options)
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    kv.init(["v", "w"], [torch.full((3,), 5.0), torch.full((2000,), 5.0)])
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.push(["v", "w"], [torch.ones(3), torch.ones(2000)])
+    v, w = kv.pull(["v", "w"])
+    assert torch.equal(w, torch.full((2000,), 6.0))
+    return v[0].item()
+
+
+@pytest.mark.parametrize("when", ["create", "init"])
+@pytest.mark.parametrize(
+    "options", [{"name": "dist_async"}, {"name": "dist_sync", "on_crash": "continue"}]
+)
+def test_a_worker_that_ends_before_it_was_there_hangs_nobody(cluster, when: str, options) -> None:
+    run = cluster.submit(dies_early, when, bigarray_bound=100, **options)
+    try:
+        with pytest.warns(dk.CommunicationWarning, match="rank 0 ended"):
+            assert run.wait(60).results == [None, 6.0]
+    except dk.RankDied:
+        assert when == "create"  # it was quicker than the word that the others go on without it
+    assert cluster.run(adds, "dist_sync").results == [100, 100]
 
 
 def wait_for_end(child) -> None:
@@ -298,6 +369,111 @@ def test_a_scheduler_killed_in_the_middle_of_a_run_is_replaced(cluster, tmp_path
     assert cluster.run(adds, "dist_async").results == [100, 100]
 
 
+def test_a_signal_that_interrupts_one_worker_is_told(cluster, tmp_path) -> None:
+    run = cluster.submit(goes_on, str(tmp_path / "now"), 10**9)
+    until((tmp_path / "now").exists)
+    os.kill(cluster._room.ranks[1].pid, signal.SIGINT)
+    with pytest.raises(dk.RankError, match=r"rank 1 was interrupted \(signal SIGINT\) at tests/"):
+        run.wait(60)
+    assert cluster.run(adds, "dist_sync").results == [100, 100]
+
+
+# -- before the beginning, and once more ----------------------------------------------
+
+
+def begins_late(flag: str, **options) -> float:
+    """Worker 1 creates its store when the test says so."""
+    if int(os.environ["RANK"]) == 1:
+        until(Path(flag).exists)
+    return adds("dist_async", **options)
+
+
+def starts(cluster, monkeypatch, killed: int) -> list[int]:
+    """The pids of the processes that are forked from now on; the first ones are killed at once."""
+    pids, fork_all = [], ForkServer.fork_all
+
+    def fork_and_kill(self, *args, **options):
+        children = fork_all(self, *args, **options)
+        for child in children:
+            pids.append(child.pid)
+            if len(pids) <= killed:
+                os.kill(child.pid, signal.SIGKILL)
+        return children
+
+    monkeypatch.setattr(ForkServer, "fork_all", fork_and_kill)
+    return pids
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_server_that_ends_before_the_beginning_is_waited_for(
+    cluster, tmp_path, monkeypatch, again: int, replication: int
+) -> None:
+    """Also if the one in its place is killed while it starts."""
+    socket = Path(cluster._room.folder, "kv4")
+    run = cluster.submit(begins_late, str(tmp_path / "go"), replication=replication)
+    until(lambda: (told := _told(socket)).get("run") == run.number and told["terms"])
+    # worker 0 waits for the beginning
+    pids = starts(cluster, monkeypatch, again)
+    os.kill(node(cluster, 3), signal.SIGKILL)
+    until(lambda: len(pids) > again)
+    (tmp_path / "go").touch()
+    assert run.wait(60).results == [100, 100]
+
+
+@pytest.mark.parametrize("i", [1, 2, 4])  # a worker, a server, the scheduler
+def test_who_is_killed_while_taking_a_place_is_replaced_again(
+    cluster, tmp_path, monkeypatch, i: int
+) -> None:
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    options = {"name": "dist_async", "replication": 2, "on_crash": "replace"}
+    run = cluster.submit(keeps_on, str(begun), str(end), **options)
+    until(begun.exists)
+    pids = starts(cluster, monkeypatch, 2)
+    room = cluster._room
+    os.kill(room.ranks[i].pid if i in room.ranks else node(cluster, i), signal.SIGKILL)
+    until(lambda: len(pids) == 3)
+    end.touch()
+    with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
+        lost = run.wait(60).results
+    assert lost == [0, 0] or i == 1  # what its first life pushed, it did not count
+    assert {r["node"] for r in run.replaced} == {i}
+    assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
+
+
+def joins_slowly() -> None:
+    """The next run makes the group anew: worker 0 meets the others when worker 1 waits for it."""
+    group = Rank.here.group
+    dist.destroy_process_group()
+    if Rank.here.spec.rank == 0:
+
+        def meet() -> None:
+            until(lambda: group._store.check(["distkit/joined/1"]))
+            del group._meet
+            group._meet()
+
+        group._meet = meet
+
+
+def dies_at_once(folder: str) -> float:
+    kv = kvstore.create("dist_async", on_crash="replace", wait_for=1)
+    if kv.rank == 1 and not Path(folder, "died").exists():
+        Path(folder, "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init("w", torch.zeros(1))
+    kv.push("w", torch.ones(1))
+    return kv.pull("w").item()
+
+
+def test_a_worker_killed_while_another_joins_the_process_group(cluster, tmp_path) -> None:
+    cluster.run(joins_slowly)
+    with pytest.warns(dk.CommunicationWarning, match=r"worker 1 ended in the middle of dies_at"):
+        run = cluster.submit(dies_at_once, str(tmp_path)).wait(60)
+    assert sorted(run.results) == [1, 2]
+    assert cluster.run(sums_up).results == [1, 1]
+
+
 # -- silence ------------------------------------------------------------------------
 
 
@@ -319,6 +495,29 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
     assert max(values) - min(values) in (0, 1)  # its last push perhaps to one server alone
     assert sorted(r["name"] for r in run.replaced) == ["server 0", "worker 1"]
     assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
+
+
+@pytest.mark.parametrize(("i", "name"), [(2, "server 0"), (4, "scheduler")])
+def test_a_stopped_server_is_told_long_before_it_counts_as_dead(
+    cluster, tmp_path, i: int, name: str
+) -> None:
+    run = cluster.submit(meets, str(tmp_path / "now"))
+    until((tmp_path / "now").exists)
+    begun = time.monotonic()
+    os.kill(node(cluster, i), signal.SIGSTOP)
+    said = rf"{name} is stopped \(SIGSTOP\) and has given no sign of life for (\S+) s\."
+
+    def silent() -> float:
+        found = [re.match(said, f.message) for f in cluster.diagnose()]
+        return max((float(m[1]) for m in found if m), default=0.0)
+
+    until(lambda: 0 < silent() <= time.monotonic() - begun)
+    before = silent()
+    until(lambda: silent() > before)
+    os.kill(node(cluster, i), signal.SIGCONT)
+    until(lambda: run.finished or not any("stopped" in f.message for f in run.findings))
+    assert run.wait(60).results == [[2.0 * n for n in range(1, 61)]] * 2
+    assert not any("stopped" in f.message for f in run.findings)
 
 
 def test_a_scheduler_that_hangs_is_replaced(watchful, tmp_path) -> None:

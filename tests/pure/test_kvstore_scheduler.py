@@ -16,10 +16,13 @@ from distkit.kvstore.journal import Journal, Kept
 from distkit.kvstore.messages import (
     AddressBook,
     Answer,
+    Appointed,
     Barrier,
+    Copied,
     Departed,
     Error,
     Init,
+    Joined,
     Leave,
     Missed,
     Present,
@@ -266,12 +269,36 @@ def test_a_run_begins_with_those_who_must_be_there() -> None:
     assert [a.node for a in scheduler.handle(worker_of(given, 0))] == [0]
 
 
+@pytest.mark.parametrize("first", ["server", "worker"])
+def test_another_may_come_for_a_server_that_ends_before_the_beginning(first: str) -> None:
+    scheduler = Scheduler(W, S)
+    for register in (server(2), server(3), worker(1))[:: 1 if first == "server" else -1]:
+        scheduler.handle(register)
+    assert not scheduler.lacks_servers
+    assert not any(isinstance(a, Error) for a in scheduler.handle(leave(3)))
+    assert scheduler.lacks_servers
+    after = Scheduler(W, S)
+    after.resume(json.loads(json.dumps(scheduler.journal())))
+    after.handle(server(2))
+    after.handle(worker(1))
+    for at_work in (scheduler, after):  # and another scheduler knows as much
+        assert at_work.lacks_servers
+        assert at_work.handle(server(3)) == [] and not at_work.lacks_servers
+        books = at_work.handle(worker(0))
+        assert [b.node for b in books] == [0, 1, 2, 3]
+        assert books[3].first == LIFE  # whatever the one before has said is late
+
+
 @pytest.mark.parametrize("node", [0, 3])
 def test_who_ends_before_the_beginning_is_told_to_those_who_wait(node: int) -> None:
     scheduler = Scheduler(W, S)
     scheduler.handle(server(3))
     scheduler.handle(worker(1))
-    *_, refused = scheduler.handle(leave(node))
+    told = scheduler.handle(leave(node))
+    if node == 3:  # for whom nobody has come for long
+        told = scheduler.give_up_servers()
+        assert not scheduler.lacks_servers
+    refused = told[-1]
     name = "worker 0" if node == 0 else "server 1"
     assert f"the beginning waits for {name}, which has ended (signal SIGKILL)" in refused.text
     for register in (server(3), server(2), worker(0)):
@@ -385,10 +412,40 @@ def test_workers_hear_of_values_that_nobody_has() -> None:
     assert {a.who for a in scheduler.handle(leave(3)) if a.node < W} == {2, 3}
 
 
-def test_a_fresh_server_cannot_have_the_values_of_this_run() -> None:
+def comes(scheduler: Scheduler, node: int, pid: int, endpoint: str = "ipc://new") -> list[Answer]:
+    """A server's process begins in this place."""
+    register = Register(0, node, 0, endpoint, W, S, pid=pid)
+    register.node = scheduler.asker(register)
+    return scheduler.handle(register)
+
+
+def test_a_server_that_comes_in_the_middle_of_a_run_gets_copies() -> None:
     scheduler = terms(replication=2)
+    (_, appointed) = scheduler.handle(leave(2))
+    assert (type(appointed), appointed.node, appointed.who) == (Appointed, 3, 2)
+    assert appointed.endpoints == {2: "ipc://2"}
+    scheduler.handle(Present(0, 2, LIFE + 1, "ipc://2"))
+    book, *told = comes(scheduler, 2, pid=7)
+    assert (type(book), book.node, book.endpoints[3]) == (AddressBook, 5, "ipc://3")
+    assert [(type(t), t.node, t.who) for t in told] == [
+        (Departed, 5, 2), (Joined, 2, 5), (Joined, 3, 5)
+    ]  # fmt: skip
+    assert scheduler.copies == {2: [3], 3: [3]}
+    for place in (2, 3):
+        scheduler.handle(Copied(0, place, LIFE + 2, 5, 0))
+    assert again(scheduler).copies == {2: [3, 5], 3: [3, 5]}
+
+
+def test_a_stand_in_that_ends_is_replaced_however_late_the_news() -> None:
+    scheduler = terms(replication=2)
+    first = comes(scheduler, 2, pid=7)  # before anybody has noticed that server 0 has ended
+    assert first[0].node == 5
+    assert 2 in scheduler.present
     scheduler.handle(leave(2))
-    assert scheduler.handle(server(2)) == []
+    *_, joined = comes(scheduler, 2, pid=8)
+    assert (type(joined), joined.node, joined.who, joined.first) == (Joined, 3, 5, LIFE)
+    scheduler.handle(Copied(0, 3, 9, 5, 0))  # a copy that the one before it got
+    assert scheduler.copies == {2: [3], 3: [3]}
 
 
 def test_the_journal_is_whole_and_has_one_owner(tmp_path: Path) -> None:
@@ -405,3 +462,21 @@ def test_the_journal_is_whole_and_has_one_owner(tmp_path: Path) -> None:
     journal.write({"long": "x" * 100})
     journal.write({"a": 1})
     assert journal.read() == {"a": 1}
+
+
+def test_a_goodbye_belongs_to_one_life_of_a_node() -> None:
+    """That of an earlier run's standby comes when the next run has begun."""
+    scheduler, given = terms(replication=2), Terms("dist_sync", 100, replication=2)
+    scheduler.handle(Leave(1, 3, 0, "of another run"))
+    for register in (server(2, run=1), server(3, run=1)):
+        scheduler.handle(register)
+    scheduler.bye(3, 0, 5)
+    for node in (0, 1):
+        fields = "", W, S, given.mode, given.bound, given.numbers()
+        scheduler.handle(Register(1, node, 0, *fields))
+    scheduler.bye(3, 0, 5)
+    other = again(scheduler)
+    told = other.handle(Missed(1, 2, 5, 3, 7, "broke"))
+    assert [(type(t), t.node, t.who) for t in told] == [(Departed, 2, 3), (Appointed, 2, 3)]
+    other.bye(3, 1, 8)
+    assert other.parted == set()  # it is not there any more

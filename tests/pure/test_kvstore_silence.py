@@ -44,6 +44,13 @@ SERVERS = range(W, W + S)
 SCHEDULER = -1  # processes: that of the scheduler, 0 and 1 of the workers, others of servers
 
 
+def answers(shard: Shard, request: Request) -> list[Message]:
+    """Those of a server, as :class:`.transport.Service` asks for them."""
+    if shard.late(request):
+        return [given_up(request, shard.node.name(request.node))]
+    return shard.handle(request)
+
+
 class Processes:
     """All processes of a cluster; connections keep their order, and nothing else.
 
@@ -116,7 +123,7 @@ class Processes:
     def serve(self, src: int, dst: int, message: Message) -> None:
         shard = self.shards[dst]
         try:
-            said = shard.handle(message) if isinstance(message, Request) else []
+            said = answers(shard, message) if isinstance(message, Request) else []
             said += shard.hear(message) if isinstance(message, Answer) else []
         except KVStoreError:  # it has heard that it was given up
             return self.end(dst)
@@ -240,13 +247,15 @@ class Silence(RuleBasedStateMachine):
         """If the scheduler does not notice, since it has just begun, the servers do."""
         if self.faults:
             self.faults -= 1
-            nodes = self.net.end(choice.choice(self.net.primaries()))
-            for node in nodes:
+            process = choice.choice(self.net.primaries())
+            shards = [s for p, s in self.net.shards.items() if self.net.host[p] == process]
+            last = {s.node.id: s._asked for s in shards}  # of its present life
+            for node in self.net.end(process):
                 if noticed:
                     self.missed(node)
                     continue
                 for p in self.net.shards.keys() - self.net.frozen:
-                    missed = self.net.shards[p].miss(node, LIFE - 1, "broke")
+                    missed = self.net.shards[p].miss(node, last[node], "broke")
                     self.net.send(p, SCHEDULER, missed)
 
     @rule()
@@ -325,10 +334,11 @@ def test_a_server_that_was_given_up_hears_so_from_its_backup() -> None:
     push = Push(0, 0, 5, "w", (1,), 0, torch.ones(1))
     (copy,) = Backups(0, 2, [3]).copies(push)
     net.shards[3].hear(Departed(0, 3, -1, 2, "its connection broke", LIFE))
-    (refused,) = net.shards[3].handle(copy)
-    assert isinstance(refused, Error)
-    with pytest.raises(KVStoreError, match="server 0 was given up"):
-        net.shards[2].hear(refused)
+    net.send(2, 3, copy)
+    net.deliver(2, 3)
+    assert isinstance(net.lines[3, 2][-1], Error)
+    net.deliver(3, 2)
+    assert 2 not in net.shards
 
 
 class Wire:
@@ -381,12 +391,13 @@ def test_a_worker_connects_anew_and_repeats_what_is_open() -> None:
 
 
 @pytest.mark.parametrize(("how", "says"), [
-    ("its connection broke", r"server 0 has ended \(its connection broke\) while .*replication=2"),
+    ("its connection broke", r"server 0 has ended \(its connection broke\) while .*Lost with"),
     (silence(1.5), r"server 0 gave no sign of life for 1.5 s and was ended while .*SIGSTOP"
-                   r".*heartbeat_timeout.* replication=2"),
+                   r".*heartbeat_timeout.*Lost with node 2: \['w'\]"),
 ])  # fmt: skip
 def test_a_worker_hears_that_a_server_and_its_values_are_gone(how: str, says: str) -> None:
     wire, requests = asking()
+    requests.loss = lambda node, keys: f"Lost with node {node}: {keys}. "
     wire.comes = [Departed(0, 0, -1, 2, how, LIFE)]
     with pytest.raises(KVStoreError, match=says):
         requests.flush()

@@ -41,6 +41,12 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "Tensor": TENSORS,
     "Tensor | None": TENSORS | st.none(),
     "dict[int, str]": st.dictionaries(COUNTS, st.text(), max_size=4),
+    "dict[str, Any]": st.dictionaries(
+        st.text(),
+        st.none() | st.booleans() | COUNTS | st.floats(allow_nan=False) | st.text()
+        | st.lists(st.tuples(KEYS, st.floats(allow_nan=False)).map(list), max_size=3),
+        max_size=4,
+    ),
     "dict[str, float]": st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
 }
 KINDS = [m.Register, m.Barrier, m.AddressBook, m.RollCall, m.Init, m.Push, m.Pull, m.Describe,
@@ -110,7 +116,7 @@ def test_what_is_lent_is_not_sent() -> None:
     value = pool.empty(LARGE, torch.float32).fill_(7)
     frames = encode(m.Push(0, 0, 0, "w", (LARGE,), 0, value[10:]), lend=near.lend)
     assert len(frames) == 1
-    (push,), _ = decode(frames, far.borrow)
+    (push,), *_ = decode(frames, far.borrow)
     assert push.value.shape == (LARGE - 10,)
     assert push.value.sum() == 7 * (LARGE - 10)
     assert far.given_up() == []
@@ -144,7 +150,7 @@ def hostile_places() -> Iterator[list[int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
     for place in hostile_places():
-        said = json.dumps([[], ["SetState", 0, 0, 0, "w", "s", ["uint8", *place]]])
+        said = json.dumps([0, [], ["SetState", 0, 0, 0, "w", "s", ["uint8", *place]]])
         with pytest.raises(KVStoreError):
             decode([letter(said.encode())], Exchange(POOL, writable=False).borrow)
 

@@ -306,9 +306,11 @@ def test_plain_sgd_is_torchs() -> None:
         (lambda kv: kv.push(1.5, torch.ones(2)), "1.5 is not a key"),
         (lambda kv: kv.pull(True), "True is not a key"),
         (lambda kv: kv.init("u", torch.ones(2, dtype=torch.uint16)), "cannot be added up"),
-        (lambda kv: kv.set_optimizer(torch.optim.SGD), "got the class torch.optim.SGD. Give a"),
-        (lambda kv: kv.set_optimizer(torch.optim.Adam([torch.ones(1)])), "got torch.optim.Adam."),
-        (lambda kv: kv.set_optimizer("sgd"), "got str. Give a rule"),
+        (lambda kv: kv.set_optimizer(torch.optim.LBFGS), "got the class torch.optim.LBFGS. Code"),
+        (lambda kv: kv.set_optimizer(torch.optim.LBFGS([torch.ones(1)])), "torch.optim.LBFGS."),
+        (lambda kv: kv.set_optimizer(0.1), "got float. Code does not travel"),
+        (lambda kv: kv.set_optimizer("sgdd"), "no optimizer 'sgdd'. The servers know: sgd, nag"),
+        (lambda kv: kv.set_optimizer("sgd", lr=1), "'lr'. It takes learning_rate, wd"),
     ],
 )
 @pytest.mark.parametrize("servers", [1, 3])
@@ -349,8 +351,8 @@ def test_outside_a_cluster_with_servers(name: str) -> None:
 
 def test_an_unknown_name_is_told_those_there_are() -> None:
     names = r'There are: "local", "device", "dist_sync"'
-    with pytest.raises(KVStoreError, match=rf'no "dist" store\. {names}'):
-        kvstore.create("dist")
+    with pytest.raises(KVStoreError, match=rf'no "dits" store\. {names}'):
+        kvstore.create("dits")
 
 
 def test_a_worker_serves_nothing() -> None:

@@ -16,6 +16,7 @@ from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.kvstore import KVStore, Node, Trainer
+from distkit.kvstore.testing import InProcess
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,6 +128,39 @@ def test_a_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, serv
     assert [crew.result(0), crew.result(1)] == [expected] * 2
 
 
+def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
+    """Sparse and dense gradients, an optimizer with states and a schedule that changes."""
+    schedule = kvstore.lr_scheduler.FactorScheduler(7, factor=0.5, base_lr=0.5)
+    kv.set_optimizer("adam", lr_scheduler=schedule, lr_mult={"h": 0.5})
+    kv.init(["e", "h"], [torch.zeros(500, 4).to_sparse(1), torch.ones(300)])
+    for n in range(40):
+        if n == 15 and kv.rank == 0:
+            flag(kv, "now").touch()
+        if n == 25:
+            kv.set_optimizer("adam", learning_rate=0.01, anew=True)
+        rows = torch.tensor([[n, 499 - n, 250 + kv.rank]])
+        values = torch.full((3, 4), n + kv.rank + 1.0)
+        kv.push("e", torch.sparse_coo_tensor(rows, values, (500, 4), check_invariants=True))
+        kv.push("h", torch.full((300,), kv.rank - n / 20))
+        kv.pull(["e", "h"])
+    kv.barrier()
+    return kv.pull(["e", "h"])
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_what_optimizers_keep_survives_a_server(crew: Nodes, server: int) -> None:
+    (expected, _), before = InProcess(2, 2, bound=100).run(adapts_while_a_server_ends), os.getppid()
+    Path(gettempdir(), f"kv-0-{before}-now").unlink()
+    crew.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
+    now = of(crew, "now")
+    wait_until(now.exists)
+    now.unlink()
+    crew.processes[2 + server].kill()
+    for worker in range(2):
+        for found, value in zip(crew.result(worker), expected, strict=True):
+            assert torch.equal(found, value)
+
+
 def test_without_copies_the_end_of_a_server_is_told(crew: Nodes) -> None:
     crew.begin("dist_async", adds_while_a_server_ends)
     now = of(crew, "now")
@@ -135,6 +169,37 @@ def test_without_copies_the_end_of_a_server_is_told(crew: Nodes) -> None:
     crew.processes[2].kill()
     for worker in range(2):
         assert "server 0 has ended" in crew.result(worker)
+
+
+def loses(kv: KVStore) -> str:
+    """What it hears when the only two copies of some keys are gone."""
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    keys = [f"w{n}" for n in range(9)]
+    kv.init(keys, [torch.zeros(1)] * 9)
+    held = {k for k, parts in kv.key_map().items() if parts[0].server == 0}
+    flag(kv, "now").touch()
+    try:
+        while True:
+            kv.push(keys, [torch.ones(1)] * 9)
+            kv.pull(keys)
+    except KVStoreError as e:
+        assert held == {k for k in keys if repr(k) in str(e).partition("Lost with it:")[2]}
+        return str(e)
+
+
+def test_who_loses_all_copies_hears_which_keys_and_what_would_have_kept_them(warm: None) -> None:
+    with started(2, 3, broken=True) as nodes:
+        nodes.begin("dist_async", loses, replication=2)
+        now = of(nodes, "now")
+        wait_until(now.exists)
+        now.unlink()
+        for server in (0, 1):
+            nodes.processes[2 + server].kill()
+        for worker in range(2):
+            said = nodes.result(worker)
+            assert "server 0 has ended" in said
+            assert "which only servers 0 and 1 had" in said
+            assert "replication=3, in a cluster with 3 servers or more" in said
 
 
 # -- consistency --------------------------------------------------------------------
@@ -229,7 +294,7 @@ def _train(kv: KVStore | None, on_store: bool) -> list[torch.Tensor]:
     if kv is not None and kv.rank:
         torch.nn.init.ones_(net[0].weight)  # worker 0's weights count
     trainer = Trainer(net.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
-    trainer._begin(8)
+    trainer._begin(trainer._rule_for(8))
     for batch in part:
         net.zero_grad()
         net(batch).square().sum().backward()

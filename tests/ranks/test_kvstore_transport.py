@@ -13,8 +13,8 @@ import pytest
 import torch
 from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
 
+from benchmarks.kvstore_faults import throw
 from distkit import kvstore
-from distkit.bench.kvstore_faults import throw
 from distkit.kvstore import KVStore, memory
 from distkit.kvstore.sockets import new_keys
 

@@ -1,0 +1,137 @@
+"""A parameter server in one process: workers are threads, servers are state machines behind a lock.
+
+For tests, exercises and benchmarks of what a store does. Each message goes through the wire's
+bytes; there are no sockets, no processes, and nobody ends unexpectedly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.consistency import Terms, canonical
+from distkit.kvstore.messages import Barrier, Message, Reply, Request
+from distkit.kvstore.placement import BIGARRAY_BOUND
+from distkit.kvstore.requests import Requests
+from distkit.kvstore.server import KVServer
+from distkit.kvstore.wire import decode, encode
+from distkit.kvstore.worker import KVStore
+
+#: So long a worker waits for an answer before the test is given up [s].
+PATIENCE = 30.0
+
+_Result = TypeVar("_Result")
+
+
+class InProcess:
+    """The servers of a store, and the scheduler's barrier.
+
+    Args:
+        workers: how many workers there are.
+        servers: how many servers there are.
+        mode: the store's name, such as "dist_sync".
+        bound: number of elements from which an array is split over all servers.
+
+    >>> import torch
+    >>> def add(kv):
+    ...     kv.init("w", torch.zeros(1))
+    ...     kv.push("w", torch.full((1,), kv.rank + 1.0))
+    ...     return kv.pull("w").item()
+    >>> InProcess(workers=2).run(add)
+    [3.0, 3.0]
+    """
+
+    def __init__(
+        self, workers: int = 1, servers: int = 1, mode: str = "dist_sync",
+        bound: int = BIGARRAY_BOUND,
+    ) -> None:  # fmt: skip
+        terms = Terms(canonical(mode), bound)
+        self.workers, self.mode, self.bound = workers, mode, bound
+        self.nodes = {
+            workers + i: KVServer(terms.rule, range(workers), must_update=not terms.sync)
+            for i in range(servers)
+        }
+        self.scheduler = workers + servers
+        #: Every request that was sent, by whom and to whom; with its bytes.
+        self.asked: list[tuple[int, Request, int]] = []
+        self.changed = threading.Condition()
+        self.answers: dict[int, deque[Message]] = {w: deque() for w in range(workers)}
+        self._waiting: list[Barrier] = []
+
+    def store(self, rank: int = 0, **options: Any) -> KVStore:
+        """The store of a worker."""
+        requests = Requests(_Line(self, rank), 0, rank)
+        return KVStore(requests, type=self.mode, num_workers=self.workers, bound=self.bound,
+                       servers=sorted(self.nodes), scheduler=self.scheduler, **options)  # fmt: skip
+
+    def run(self, function: Callable[[KVStore], _Result], **options: Any) -> list[_Result]:
+        """Run a function on every worker, each in its thread: the results by rank."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            stores = [self.store(rank, **options) for rank in range(self.workers)]
+            return [f.result() for f in [pool.submit(function, kv) for kv in stores]]
+
+    def handle(self, to: int, request: Request, nbytes: int) -> None:
+        """Deliver a request; its answers are there at once."""
+        with self.changed:
+            self.asked.append((to, request, nbytes))
+            if isinstance(request, Barrier):
+                self._arrive(request)
+            else:
+                for answer in self.nodes[to].handle(request):
+                    self.answers[answer.node].append(_travelled(answer)[0])
+            self.changed.notify_all()
+
+    def _arrive(self, barrier: Barrier) -> None:
+        self._waiting.append(barrier)
+        if len(self._waiting) == self.workers:
+            for b in self._waiting:
+                self.answers[b.node].append(Reply(b.run, b.node, b.number, b.nth + 1))
+            self._waiting.clear()
+
+
+class _Line:
+    """A worker's end of it."""
+
+    def __init__(self, servers: InProcess, rank: int) -> None:
+        self._servers, self._rank = servers, rank
+
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        """Have them answered at once."""
+        for request in requests:
+            message, nbytes = _travelled(request)
+            assert isinstance(message, Request)
+            self._servers.handle(to, message, nbytes)
+
+    def receive(self, *, wait: bool) -> list[Message]:
+        """The answers that are here."""
+        servers, mine = self._servers, self._servers.answers[self._rank]
+        with servers.changed:
+            if not servers.changed.wait_for(lambda: mine or not wait, PATIENCE):
+                raise KVStoreError(f"worker {self._rank} has waited {PATIENCE:g} s for an answer.")
+            found = list(mine)
+            mine.clear()
+            return found
+
+    def renew(self, node: int) -> None:
+        """Nobody takes its place."""
+
+    def lost(self) -> dict[int, str]:
+        """Nobody ends."""
+        return {}
+
+    def again(self) -> set[int]:
+        """Nobody was away."""
+        return set()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _travelled(message: Message) -> tuple[Message, int]:
+    """A message as it arrives, and its bytes."""
+    frames = [memoryview(bytearray(frame)) for frame in encode(message)]
+    return decode(frames).messages[0], sum(map(len, frames))
