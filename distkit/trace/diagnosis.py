@@ -7,6 +7,7 @@ are named with it.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from distkit.events import Span, Trace
 from distkit.trace import mismatches, unanswered, waits
 from distkit.trace.evidence import Evidence
 from distkit.trace.findings import Finding, Kind, clauses, lines, verb
+from distkit.trace.partings import in_flight
 from distkit.trace.remarks import remarks
 
 __all__ = ["Finding", "Kind", "diagnose"]
@@ -45,18 +47,59 @@ class _Diagnosis:
 
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.told = facts, set[int]()
+        self._left = set[tuple[int, int]]()  # calls on the way out of an exception
 
     def findings(self) -> list[Finding]:
         if self.facts.trace.dropped:
             return list(self._failures(set()))
+        leaving = list(self._leaving())
         wrong, broken = self._mismatches()
         failures = list(self._failures(broken))
         stuck = list(self._stuck())
         fatal = [f for f in wrong if broken & set(f.lines)]
         silent = [f for f in wrong if f not in fatal]
-        hangs = [*fatal, *failures, *(f for f in silent if f.hang), *stuck]
-        found = [*hangs, *(f for f in silent if not f.hang)]
+        hangs = [*leaving, *fatal, *failures, *(f for f in silent if f.hang), *stuck]
+        found = [*self._stopped(), *hangs, *(f for f in silent if not f.hang)]
         return [*found, *remarks(self.facts, found)]
+
+    def _stopped(self) -> Iterator[Finding]:
+        """Ranks whose processes a signal has stopped: they may yet come, if somebody lets them."""
+        meta = self.facts.trace.meta
+        for rank, how in sorted(meta.get("stopped", {}).items()):
+            stopped = f"is stopped ({how}){self._silence(rank)}."
+            known = meta.get("ranks", {}).get(rank, {})
+            pid = known.get("pid", "its pid")
+            if known.get("role") in ("server", "scheduler"):
+                yield Finding(
+                    Kind.STOPPED, f"{known['name']} {stopped}",
+                    f"It continues after `kill -CONT {pid}`. When it has given no sign of life for "
+                    "the cluster's heartbeat_timeout it is ended, and another takes its place.", (),
+                )  # fmt: skip
+                continue
+            yield Finding(
+                Kind.STOPPED, f"rank {rank} {stopped}",
+                f"It continues after `kill -CONT {pid}`; cluster.interrupt() ends the run.",
+                (int(rank),),
+            )  # fmt: skip
+
+    def _silence(self, rank: str) -> str:
+        """How long a stopped process has given no sign of life, if that is known."""
+        meta = self.facts.trace.meta
+        since = meta.get("silent_since", {}).get(rank)
+        if since is None or "until" not in meta:
+            return ""
+        return f" and has given no sign of life for {max(0.0, meta['until'] - since):.2g} s"
+
+    # -- exceptions under way -----------------------------------------------------
+
+    def _leaving(self) -> Iterator[Finding]:
+        """Ranks that wait in a collective while an exception is under way."""
+        for rank, span in sorted(self._untold().items()):
+            finding = in_flight(self.facts, span)
+            if finding is not None and rank not in self.told:
+                self._left.add((rank, span.seq))
+                waiting = self._explain({rank}, also={rank})
+                yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
 
     # -- mismatches -------------------------------------------------------------
 
@@ -65,6 +108,8 @@ class _Diagnosis:
         found, broken = [], set[int]()
         together = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
         for finding, spans in together:
+            if not self._left.isdisjoint((s.rank, s.seq) for s in spans):
+                continue
             victims = [s.rank for s in spans if self.facts.ended_in(s)]
             held = {s.rank for s in spans if self._hangs(finding, s)}
             waiting = self._explain({*held, *victims}, also=held)
@@ -96,28 +141,31 @@ class _Diagnosis:
         alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         for rank, end in sorted(self.facts.ends.items()):
             if end.how != "returned" and rank not in broken:
-                alike[end.how, end.text, end.where].append(rank)
+                alike[end.how, _ADDRESS.sub("", end.text), end.where].append(rank)
         for (how, text, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
             waiting = self._explain(set(ranks))
             yield self._with_waiting(waits.failure(self.facts, ranks, how, text, where), waiting)
 
-    def _with_waiting(self, finding: Finding, waiting: list[int]) -> Finding:
-        """Add those who wait for a rank that failed, with their lines."""
+    def _with_waiting(
+        self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
+    ) -> Finding:
+        """Add those who wait for a rank that failed, with their lines; ``also`` it itself."""
         if not waiting:
-            return finding
+            return self._waited(finding, [*also], in_words=False)
         spans = [self.facts.span(self.facts.stuck[r]) for r in waiting]
         message = f"{finding.message[:-1]}; {clauses(spans, 'wait in')}."
         remedy = unanswered.way_on(finding, spans)
         return replace(
-            self._waited(finding, waiting, in_words=False), message=message, remedy=remedy,
-            lines={**lines(*spans), **finding.lines},
+            self._waited(finding, sorted([*waiting, *also]), in_words=False),
+            message=message, remedy=remedy, lines={**lines(*spans), **finding.lines},
         )  # fmt: skip
 
     # -- ranks that wait ------------------------------------------------------------
 
     def _stuck(self) -> Iterator[Finding]:
         """Why the ranks are stuck that nothing has explained so far."""
-        rules = waits.wrong_end, unanswered.unanswered, waits.left_alone, waits.circle
+        rules = (waits.wrong_end, unanswered.unanswered, waits.without_key, waits.left_alone,
+                 waits.circle)  # fmt: skip
         for rule in rules:
             while (found := rule(self.facts, self._untold())) is not None:
                 finding, core = found
@@ -151,6 +199,9 @@ class _Diagnosis:
             lines={**finding.lines, **lines(*(spans[r] for r in others))},
         )  # fmt: skip
 
+
+#: What differs in two ranks' words for the same object.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 #: After these, the ranks' sequences of collectives no longer belong together.
 _SHIFTS = {Kind.UNEVEN, Kind.DIFFERENT_COLLECTIVE, Kind.ANOTHER_ORDER, Kind.UNUSED_PARAMETER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from distkit.awaiting import concerns
 from distkit.calls import SILENT, call, named
 from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State, Trace
 from distkit.standing import Board, Doing, Standing
+from distkit.trace.program import Program
 
 #: How trouble that was made on purpose begins in what is said of a rank's end.
 ASKED = "dk.trouble"
@@ -79,6 +80,29 @@ class Evidence:
                 yield e
             elif e.rank not in known and first.get(e.rank) == e.seq:
                 yield replace(e, state=State.BLOCKED)
+
+    # -- what led to a call -----------------------------------------------------
+
+    @cached_property
+    def program(self) -> Program:
+        """The program's texts."""
+        return Program(self.trace.meta.get("sources", {}))
+
+    def unreduced(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """Those of the ranks whose last backward pass left parameters out, and which."""
+        noted = self.trace.meta.get("unreduced", {})
+        return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
+
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether it was noted which backward passes have left parameters out."""
+        return "unreduced" in self.trace.meta
+
+    def raising(self, span: Span) -> tuple[str, str]:
+        """The exception that was under way when a call was made, and its line; "" for none."""
+        noted = self.trace.meta.get("raising", {}).get(str(span.rank))
+        same = noted is not None and noted["seq"] == span.seq
+        return (noted["text"], noted["where"]) if same else ("", "")
 
     # -- collectives ------------------------------------------------------------
 

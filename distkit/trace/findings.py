@@ -15,6 +15,7 @@ class Kind(_Word):
 
     RAISED = "raised"
     DIED = "died"
+    STOPPED = "stopped"  # its process is, by a signal
     RECV_CYCLE = "recv_cycle"  # two ranks receive from each other
     CYCLE = "cycle"  # any other circle of ranks that wait for each other
     NO_RECEIVER = "no_receiver"
@@ -31,11 +32,13 @@ class Kind(_Word):
     UNEVEN = "uneven"  # a rank has more iterations than another
     WRONG_GROUP = "wrong_group"
     NEW_GROUP = "new_group"
+    MISSING_KEY = "missing_key"  # nobody sets the key of a store that a rank waits for
     MISSING_BARRIER = "missing_barrier"
     UNUSED_PARAMETER = "unused_parameter"
     BUFFER_IN_USE = "buffer_in_use"  # irecv's buffer before wait()
     NOT_WAITED = "not_waited"
     STRAGGLER = "straggler"  # slow, not stuck
+    IN_BACKEND = "in_backend"  # nobody is missing, and yet it does not end
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from distkit.calls import at, call, difference, share
+from distkit.calls import at, call, difference, named, share
 from distkit.events import Op, Span
 from distkit.trace.evidence import Evidence
 from distkit.trace.findings import (
@@ -26,19 +26,26 @@ from distkit.trace.findings import (
     verb,
     with_tensor,
 )
+from distkit.trace.partings import (
+    BARRIER,
+    UNUSED,
+    Column,
+    minority,
+    parted,
+    shifted,
+    uneven,
+    unused,
+)
 
 #: A finding, and the operations that its mistake concerns.
 Mismatch = tuple[Finding, list[Span]]
-
-#: Calls at one position of a group's sequence, by rank.
-Column = dict[int, Span]
 
 _WINDOW = 8  # so far apart may calls be that changed places
 
 
 def collectives(facts: Evidence) -> Iterator[Mismatch]:
     """The first contradiction of each group, and reductions that differ before it."""
-    for calls in facts.calls.values():
+    for group, calls in facts.calls.items():
         seen = set()
         for nth in range(max(map(len, calls.values()))):
             column = {r: row[nth] for r, row in calls.items() if nth < len(row)}
@@ -47,10 +54,23 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
                 continue
             place = finding.kind, tuple(sorted(set(finding.lines.values())))
             if place not in seen:
-                yield finding, list(column.values())
+                yield _among_threads(facts, group, finding), list(column.values())
             seen.add(place)
             if finding.kind is not Kind.DIFFERENT_REDUCTION:
                 break  # what comes after it is its consequence
+
+
+def _among_threads(facts: Evidence, group: str, finding: Finding) -> Finding:
+    """Where threads race there is no order to keep: say so."""
+    threads: dict[str, list[str]] = facts.trace.meta.get("threads", {})
+    ranks = [int(rank) for rank, groups in threads.items() if group in groups]
+    if not ranks:
+        return finding
+    remedy = (
+        f"Several threads of {named(ranks)} call collectives on this group, in no certain order: "
+        "give each thread a group of its own, made by new_group, or call them all from one thread."
+    )
+    return replace(finding, remedy=remedy)
 
 
 def _compare(
@@ -59,23 +79,37 @@ def _compare(
     spans = list(column.values())
     what = next((d for s in spans[1:] if (d := difference(spans[0], s))), "")
     if not what:
-        return _swapped_lines(facts, calls, nth, column)
+        if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged_unevenly(facts, column)):
+            return found
+        if all(s.where == spans[0].where for s in spans):
+            return None  # nearly always
+        return (
+            _swapped_lines(facts, calls, nth, column) or shifted(facts, calls, nth, column)
+        )  # fmt: skip
     if len({s.label == "gradients" for s in spans}) == 2:
-        return _unused(column)
+        found = _gradients(facts, column)
+        if found is not None:
+            return found
     if _changed_places(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
-    return _uneven(calls, nth, column) or _KINDS[what](column)
+    return (
+        parted(facts, calls, nth, column) or _uneven(facts, calls, nth, column)
+        or _KINDS[what](column)
+    )  # fmt: skip
+
+
+def _exchanged_unevenly(facts: Evidence, column: Column) -> Finding | None:
+    """An all_to_all of several sizes that the backend did not survive: else it may be meant."""
+    sizes = {s.nbytes for s in column.values()}
+    if len(sizes) > 1 and any(map(facts.ended_in, column.values())):
+        rows: dict[int, list[int]] = defaultdict(list)
+        for rank, span in column.items():
+            rows[span.nbytes].append(rank)
+        return replace(_tensor(column), culprits=minority(list(rows.values())))
+    return None
 
 
 # -- one position of a group's sequence -----------------------------------------------
-
-
-def minority(classes: list[list[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest class; all of them when none is the largest."""
-    sizes = sorted(map(len, classes))
-    most = [c for c in classes if len(c) == sizes[-1]]
-    odd = [c for c in classes if c is not most[0]] if len(most) == 1 else classes
-    return tuple(sorted(r for c in odd for r in c))
 
 
 def _classes(column: Column) -> list[list[int]]:
@@ -157,30 +191,51 @@ def _tensor(column: Column) -> Finding:
     return _finding(
         Kind.DIFFERENT_TENSOR, column,
         f"{_says(column, tensors=True)}: together they need the same shape and dtype.",
-        "Give every rank a tensor of the same shape and dtype: pad it, or cut it.",
+        _same_tensor(column),
     )  # fmt: skip
+
+
+def _same_tensor(column: Column) -> str:
+    """The remedy for tensors that differ; those of a loop differ for reasons of their own."""
+    remedy = "Give every rank a tensor of the same shape and dtype: pad it, or cut it"
+    spans = column.values()
+    if len({s.where for s in spans}) == len({s.dtype for s in spans}) == 1:
+        remedy += "; usual causes: a smaller last batch (use drop_last=True), or calls in a "
+        remedy += "different order"
+    return f"{remedy}."
 
 
 _KINDS = {"op": _op, "members": _members, "root": _root, "reduction": _reduction,
           "dtype": _tensor, "size": _tensor}  # fmt: skip
 
 
-def _unused(column: Column) -> Finding:
-    without = tuple(r for r, s in column.items() if s.label != "gradients")
-    have = {r: s for r, s in column.items() if r not in without}
-    gone = {r: column[r] for r in without}
+def _gradients(facts: Evidence, column: Column) -> Finding | None:
+    """Some send gradients, and others go on: have they left some out, or made fewer steps?"""
+    without = [r for r, s in column.items() if s.label != "gradients"]
+    have = [s for r, s in column.items() if r not in without]
+    lacking = facts.unreduced(without)
+    if lacking:
+        gone = [column[r] for r in without]
+        found = unused(facts, lacking, have)
+        message = f"{found.message[:-1]}, and {clauses(gone, 'go on to')}."
+        return replace(found, message=message, lines=lines(*column.values()))
+    if facts.sees_gradients:
+        return None
+    gone = [column[r] for r in without]
     return _finding(
         Kind.UNUSED_PARAMETER, column,
-        f"{clauses(have.values(), 'send', dict.fromkeys(have, 'gradients'))}, but "
-        f"{clauses(gone.values(), 'go on to')}: some of the gradients are missing there.",
-        UNUSED, without,
+        f"{clauses(have, 'send', dict.fromkeys((s.rank for s in have), 'gradients'))}, but "
+        f"{clauses(gone, 'go on to')}: some of the gradients are missing there.",
+        UNUSED, tuple(without),
     )  # fmt: skip
 
 
 # -- lines ------------------------------------------------------------------------
 
 
-def _uneven(calls: dict[int, list[Span]], nth: int, column: Column) -> Finding | None:
+def _uneven(
+    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
+) -> Finding | None:
     """One rank calls a line once more, where another has already gone on to the next."""
     for a, b in ((a, b) for a in column for b in column if a != b):
         one, other = column[a].where, column[b].where
@@ -189,7 +244,7 @@ def _uneven(calls: dict[int, list[Span]], nth: int, column: Column) -> Finding |
         if not one or one == other or not before or before != rows[1].count(one):
             continue
         if _loops(rows[0], one, other):
-            return _one_more(column, column[a], before)
+            return _one_more(facts, column, column[a], before)
     return None
 
 
@@ -202,7 +257,7 @@ def _loops(before: list[str], again: str, other: str) -> bool:
     return before[::-1].index(again) < before[::-1].index(other) and (usual or not leaving)
 
 
-def _one_more(column: Column, one: Span, before: int) -> Finding:
+def _one_more(facts: Evidence, column: Column, one: Span, before: int) -> Finding:
     more = [r for r, s in column.items() if s.where == one.where]
     rest = {r: s for r, s in column.items() if r not in more}
     message = (
@@ -210,7 +265,8 @@ def _one_more(column: Column, one: Span, before: int) -> Finding:
         f"while {clauses(rest.values(), 'go on to')} after calling it {times(before)}: "
         "they do not have the same number of iterations."
     )
-    return _finding(Kind.UNEVEN, column, message, UNEVEN, minority([more, list(rest)]))
+    remedy = uneven(facts, one.where)
+    return _finding(Kind.UNEVEN, column, message, remedy, minority([more, list(rest)]))
 
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:
@@ -305,12 +361,3 @@ def _wrong_tensor(send: Span, recv: Span, ranks: tuple[int, ...], spans: list[Sp
 # -- remedies that more than one rule gives --------------------------------------------
 
 NEW_GROUP = "Call new_group on every rank of the world, members or not: move it out of the `if`."
-BARRIER = "Call barrier() on every rank, or on none."
-UNUSED = (
-    "Use every parameter of the model in every forward pass, on every rank, "
-    "or pass find_unused_parameters=True to DDP."
-)
-UNEVEN = (
-    "Give every rank the same number of batches (DistributedSampler and drop_last=True do), and "
-    "look for a break, return or continue that only some ranks reach."
-)

@@ -11,12 +11,16 @@ import torch.distributed as dist
 from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.events import Op
+from distkit.events import SPARSE, Op
+from distkit.trace.recorder import dense_parts
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How to read one c10d operator: the position of each of its arguments."""
+    """How to read one c10d operator: the position of each of its arguments.
+
+    ``inputs`` is what it reads: None where it only writes, such as the buffer of a receive.
+    """
 
     op: Op
     inputs: int | None
@@ -33,8 +37,8 @@ class Call:
 #: Every operator that communicates.
 CALLS = {
     "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
-    "recv_": Call(Op.RECV, 0, 0, 1, peer=2, tag=3),
-    "recv_any_source_": Call(Op.RECV, 0, 0, 1, tag=2),
+    "recv_": Call(Op.RECV, None, 0, 1, peer=2, tag=3),
+    "recv_any_source_": Call(Op.RECV, None, 0, 1, tag=2),
     "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
     "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5, reduces=True),
     "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True, blocks=True),
@@ -58,8 +62,13 @@ CALLS = {
 def reduction(frame: FrameType) -> str:
     """The reduction that the calling ``dist.*`` function was asked for; "" for sum.
 
-    The operator gets it as an opaque object; the function's own frame has it in clear.
+    The operator gets it as an opaque object; the function's own frame has it in clear, or that
+    of the functional operator, whose second argument is its name.
     """
+    if is_functional(frame):
+        given = frame.f_locals.get("args", ())
+        word = given[1] if len(given) > 1 and isinstance(given[1], str) else "sum"
+        return "" if word.lower() == "sum" else word.lower()
     if frame.f_code.co_filename != c10d.__file__:
         return ""
     op = frame.f_locals.get("op", dist.ReduceOp.SUM)
@@ -74,6 +83,11 @@ def of_objects(frame: FrameType | None) -> str:
             return frame.f_code.co_name
         frame = frame.f_back
     return ""
+
+
+def is_functional(frame: FrameType) -> bool:
+    """Whether an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
+    return frame.f_code.co_filename == torch._ops.__file__
 
 
 _TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every function of the former
@@ -94,3 +108,26 @@ def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
     if found and isinstance(found[0], (list, tuple)):
         return [t for row in found for t in row]
     return list(found)
+
+
+def described(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
+    """Shape and dtype of the first tensor, and the bytes of all: those that a backend sends."""
+    if not touched:
+        return (), "", 0
+    first = touched[0]
+    dtype = str(first.dtype)[6:]
+    if first.layout is not torch.strided:
+        dtype = f"{SPARSE}{dtype}"
+    nbytes = _nbytes(first) if len(touched) == 1 else sum(map(_nbytes, touched))
+    return tuple(first.shape), dtype, nbytes
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(part.nbytes for part in dense_parts(tensor))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory, as long as there is one."""
+    return int(dense_parts(tensor)[-1].untyped_storage()._cdata)

@@ -12,10 +12,12 @@ import pickle
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distkit.events import WORLD, Event, Op, State, Summary
@@ -30,6 +32,9 @@ _SAMPLE = 4096
 #: Looking at values may take this much processor time [s], and then this share of the time: beyond,
 #: events come without values, so that recording stays cheap in a training loop of any length.
 ALLOWANCE, SHARE = 0.005, 0.005
+
+#: So many kinds of what was not recorded are told apart.
+MOST_UNSEEN = 100
 
 #: In a long run, collected events leave this often [s].
 SLOWEST = 0.2
@@ -83,10 +88,13 @@ class Recorder:
         self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
         self._keep, self._number = keep, itertools.count(1)
         self.without_values = 0
+        #: What was not recorded, or is not judged, and how often.
+        self.unseen: Counter[str] = Counter()
         self.waits: dict[int, Wait] = {}  # by thread
         self.hurry: Callable[[], None] = _nothing  # have it sent now
         self._rows: list[Row] = []
         self._seq = itertools.count()
+        self._idle: tuple[int, int, float] | None = None  # where the main thread waits for others
         self._began, self._looked = time.monotonic(), 0.0
 
     def next_seq(self) -> int:
@@ -117,6 +125,12 @@ class Recorder:
         if self._keep is not None and state is not State.SCHEDULED:  # it has started right after
             self._keep(number, row)
 
+    def miss(self, what: str) -> None:
+        """Count something that the trace lacks; what it says is bounded, and in one line."""
+        line = what.partition("\n")[0][:200]
+        if line in self.unseen or len(self.unseen) < MOST_UNSEEN:
+            self.unseen[line] += 1
+
     def can_look(self) -> bool:
         """Whether one more operation's values may be looked at; counts those that may not."""
         if self.stepped or self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
@@ -127,8 +141,15 @@ class Recorder:
     def look(self, *tensors: Tensor) -> tuple[Any, ...] | None:
         """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
         began = time.thread_time()  # on a busy machine the others' time does not count
+        torch = sys.modules["torch"]
         try:
-            return summarize(*tensors)
+            with torch._C.DisableTorchFunction():
+                if torch._C._len_torch_dispatch_stack():
+                    return _unnoticed(*tensors)
+                return summarize(*tensors)
+        except Exception as error:  # the program is not to fail because we look
+            self.miss(f"values: {type(error).__name__}: {error}")
+            return None
         finally:
             self._looked += time.thread_time() - began
 
@@ -147,14 +168,28 @@ class Recorder:
         """This thread goes on."""
         self.waits.pop(threading.get_ident(), None)
 
-    def blocked(self) -> tuple[int, float, float] | None:
-        """What the whole rank has been waiting for: ``(seq, since, now)``; None if it goes on.
+    def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
+        """What the whole rank has been waiting for: ``(seqs, since, now)``; None if it goes on.
+
+        There are as many operations as threads that communicate.
 
         A wait that takes long is noted as an event, once.
         """
         now, main = time.monotonic(), threading.main_thread().ident or 0
-        wait = self.waits.get(main)
-        if wait is None or (now - wait.since < PATIENCE and not self.stepped):
+        waits = dict(self.waits)
+        found = {thread: seq for thread, wait in waits.items()
+                 if (seq := self._note_blocked(wait, now)) is not None}  # fmt: skip
+        idle = self._idle_since(now) if main not in waits else 0.0
+        if not found or (main not in found and idle is None):
+            return None
+        those = [waits[thread] for thread in found]
+        if any(w.limited for w in those) or any(t.ident not in found for t in busy_threads()):
+            return None  # it may go on without the others
+        return tuple(sorted(found.values())), max(idle or 0.0, *(w.since for w in those)), now
+
+    def _note_blocked(self, wait: Wait, now: float) -> int | None:
+        """Note the operation that a thread has been waiting for; None if it goes on."""
+        if now - wait.since < PATIENCE and not self.stepped:
             return None
         open_now = next((o for o in wait.operations if not o.done), None)
         if open_now is None or not (wait.still is None or wait.still()):
@@ -162,9 +197,17 @@ class Recorder:
         if wait.noted != open_now.seq:
             wait.noted = open_now.seq
             self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, open_now.fields)
-        if wait.limited or any(t.ident not in self.waits for t in busy_threads()):
-            return None  # it may go on without the others
-        return open_now.seq, wait.since, now
+        return open_now.seq
+
+    def _idle_since(self, now: float) -> float | None:
+        """Since when the main thread is known to wait for another thread; None if it does not."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None or not waits_for_a_thread(frame):
+            self._idle = None
+            return None
+        if self._idle is None or self._idle[:2] != (id(frame), frame.f_lasti):
+            self._idle = id(frame), frame.f_lasti, now
+        return self._idle[2]
 
     def drain(self) -> list[Row]:
         """Take the rows recorded since the last call."""
@@ -174,6 +217,10 @@ class Recorder:
         taken = rows[:]
         del rows[: len(taken)]  # appends of other threads stay
         return taken
+
+    def put_back(self, rows: list[Row]) -> None:
+        """Have rows taken again that could not be sent."""
+        self._rows[:0] = rows
 
 
 def to_event(
@@ -232,9 +279,12 @@ def mark(label: str) -> Iterator[None]:
 def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
     """A bounded picture of the values: Summary's fields, as a tuple. None for no elements.
 
-    Several tensors count as one long one. Its cost does not grow with the size: beyond
-    65,536 elements the statistics come from a strided sample.
+    Several tensors count as one long one, and of a sparse one the stored values. Its cost does
+    not grow with the size: beyond 65,536 elements the statistics come from a strided sample.
     """
+    strided = sys.modules["torch"].strided
+    if any(t.layout is not strided for t in tensors):
+        tensors = tuple(dense_parts(t)[-1] for t in tensors)
     size = sum(t.numel() for t in tensors)
     if size == 0:
         return None
@@ -248,6 +298,27 @@ def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
         square = float(flat.dot(flat)) * (size / len(flat))
     norm = math.sqrt(square) if square >= 0 else math.nan
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The dense tensors that a tensor is made of, its values last: itself, or what a sparse has."""
+    torch = sys.modules["torch"]
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    t = tensor.detach()
+    if t.layout is torch.sparse_coo:
+        return t._indices(), t._values()
+    by_row = t.layout in (torch.sparse_csr, torch.sparse_bsr)
+    index = (t.crow_indices(), t.col_indices()) if by_row else (t.ccol_indices(), t.row_indices())
+    return *index, t.values()
+
+
+def _unnoticed(*tensors: Tensor) -> tuple[Any, ...] | None:
+    """As :func:`summarize`: a mode by which the program watches its operations sees none of it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return summarize(*tensors)
 
 
 def _stride(size: int, most: int, width: int) -> int:
@@ -301,6 +372,7 @@ MACHINERY = tuple(f"{PACKAGE}/{name}" for name in ("trace/", "cluster/", "kvstor
                   "algorithms/p2p.py", "algorithms/contract.py", "algorithms/use.py"))  # fmt: skip
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
 _is_user: dict[str, bool] = {}
+_made_users: set[str] = set()
 _lines: dict[tuple[str, int], str] = {}
 
 
@@ -322,11 +394,20 @@ def user_line(depth: int = 1) -> str:
     return ""
 
 
+def make_users(filename: str) -> None:
+    """Take a source file for the user's, wherever it is: a script or function of it is run."""
+    if filename not in _made_users and not filename.startswith(MACHINERY):
+        _made_users.add(filename)
+        _is_user.pop(filename, None)
+
+
 def is_users(filename: str) -> bool:
     """Whether a source file is the user's, or a page to read: no library, no machinery."""
-    if filename.startswith(MACHINERY) or filename.startswith("<frozen"):
+    if filename.startswith((*MACHINERY, "<frozen", "<string>", "<eval_with_key>")):
         return False
-    if filename.startswith(PACKAGE):
+    if "/torchinductor_" in filename:  # what torch.compile has written
+        return False
+    if filename.startswith(PACKAGE) or filename in _made_users:
         return True
     return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 
@@ -346,6 +427,17 @@ def busy_threads() -> list[threading.Thread]:
         return frame is not None
 
     return [t for t in threading.enumerate() if t is not threading.main_thread() and is_busy(t)]
+
+
+def waits_for_a_thread(frame: FrameType) -> bool:
+    """Whether this is the innermost frame of a thread in join(), wait(), get() or result().
+
+    One with a time limit goes on by itself.
+    """
+    if frame.f_code.co_filename != threading.__file__:
+        return False
+    limit = frame.f_locals.get("timeout")
+    return limit is None or limit < 0
 
 
 class Flusher:
@@ -369,9 +461,12 @@ class Flusher:
 
     def _work(self) -> None:
         while not self._over:
-            # all ranks at the same moments: one update of a live view, and one pause of a step
-            self._bell.acquire(timeout=self._period - time.monotonic() % self._period)
-            self.flush()
+            try:
+                # all ranks at the same moments: one update of a live view, one pause of a step
+                self._bell.acquire(timeout=self._period - time.monotonic() % self._period)
+                self.flush()
+            except Exception:  # the program has broken what this needs: next time, or at its end
+                continue
             self._period = min(2 * self._period, SLOWEST)
 
     def flush(self) -> None:
@@ -379,8 +474,13 @@ class Flusher:
         with self._flushing:
             blocked = self._recorder.blocked()  # what happened before is among the rows
             rows = self._recorder.drain()
+            try:
+                packed = pickle.dumps(rows, protocol=5)
+            except Exception:
+                self._recorder.put_back(rows)
+                raise
             if rows:
-                self._emit("rows", (len(rows), pickle.dumps(rows, protocol=5)))
+                self._emit("rows", (len(rows), packed))
             if blocked is not None:
                 self._emit("waits", blocked)
 

@@ -10,12 +10,13 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 
 from distkit.events import Op
+from distkit.trace.findings import ordinal
 
 _current: list[Trouble] = []
 
@@ -43,23 +44,44 @@ class Trouble:
                 f"{f' {_SERVERS}' if servers else ''}"
             )
 
-    def on(self, rank: int) -> Callable[[Op, int], None]:
-        """What happens on one rank before each communication of ``nbytes``."""
-        done = 0
+    def on(self, rank: int) -> OnRank:
+        """What happens on one rank before each communication."""
+        return OnRank(self, rank)
 
-        def before(op: Op, nbytes: int) -> None:
-            nonlocal done
-            if done == self.kill.get(rank):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if done == self.drop.get(rank):
-                raise Dropped("dk.trouble dropped it, as asked")
-            done += 1
-            charged = 0.0 if op is Op.RECV else self.latency + nbytes / self.bandwidth
-            pause = self.delay.get(rank, 0.0) + charged
-            if pause:
-                time.sleep(pause)
 
-        return before
+class OnRank:
+    """The trouble of one rank in one run; called before each communication of ``nbytes``."""
+
+    def __init__(self, trouble: Trouble, rank: int) -> None:
+        self._trouble, self._rank, self._done = trouble, rank, 0
+        self._dropped = False
+
+    def __call__(self, op: Op, nbytes: int) -> None:
+        """The rank is about to communicate."""
+        made, rank = self._trouble, self._rank
+        if self._done == made.kill.get(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._done == made.drop.get(rank):
+            self._dropped = True
+            raise Dropped("dk.trouble dropped it, as asked")
+        self._done += 1
+        charged = 0.0 if op is Op.RECV else made.latency + nbytes / made.bandwidth
+        pause = made.delay.get(rank, 0.0) + charged
+        if pause:
+            time.sleep(pause)
+
+    def missed(self) -> list[str]:
+        """What has not happened when the function is over, and why."""
+        if self._dropped:
+            return []
+        planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
+        return [
+            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} made "
+            f"{self._done or 'no'} communication{'s' * (self._done != 1)}, and the trouble comes "
+            f"when it begins its {ordinal(n + 1)}. Give a smaller number, or let it do more."
+            for name, at in planned.items()
+            if (n := at.get(self._rank)) is not None and self._done <= n
+        ]
 
 
 @contextmanager

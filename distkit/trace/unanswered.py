@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from distkit.calls import at, named
-from distkit.events import Op, Span
+from distkit.calls import at, keys, named
+from distkit.events import Op, Span, State
 from distkit.trace.evidence import Evidence
 from distkit.trace.findings import (
     Finding,
@@ -18,7 +18,7 @@ from distkit.trace.findings import (
     times,
     verb,
 )
-from distkit.trace.mismatches import BARRIER, minority
+from distkit.trace.partings import BARRIER, minority
 
 #: What is looked at first: whoever misses a gradient often waits for it at a barrier.
 _ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)
@@ -95,6 +95,8 @@ def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
 
 def _why(facts: Evidence, mine: Span, absent: list[int], done: int) -> tuple[Kind, str]:
     ops = {facts.stuck[w].op for w in absent if w in facts.stuck} - {Op.BARRIER}
+    if ops == {Op.PULL} and mine.op is Op.PULL:
+        return Kind.CYCLE, _KEYS
     if ops:
         return Kind.CYCLE, "Make these calls in the same order on every rank."
     if mine.op is Op.BARRIER:
@@ -102,8 +104,39 @@ def _why(facts: Evidence, mine: Span, absent: list[int], done: int) -> tuple[Kin
     if mine.op is Op.PULL:
         awaiting = facts.board.awaiting
         remedy = _PULL if awaiting.staleness is None else _BOUND
+        if remedy is _BOUND and all(w in facts.stuck for w in absent):
+            remedy = _BOUND_AT_BARRIER
         return (Kind.UNEVEN if done else Kind.SKIPPED), _LATE if awaiting.backup else remedy
     return Kind.SKIPPED, _INIT if mine.op is Op.INIT else _CREATE
+
+
+def incomplete(facts: Evidence) -> Iterator[Finding]:
+    """Gradients in rounds that were never complete: all have finished, and nothing came of them."""
+    awaiting = facts.board.awaiting
+    if not awaiting.rounds or not all(facts.returned(w) for w in awaiting.workers):
+        return
+    pushes = [s for s in facts.asked if s.op is Op.PUSH and s.state is State.COMPLETED]
+    last = {(s.label, s.rank): s for s in pushes}
+    for key in dict.fromkeys(s.label for s in pushes):
+        mine = {w: last[key, w] for w in awaiting.workers if (key, w) in last}
+        counts = {w: awaiting.done(w, next(iter(mine.values()))) for w in awaiting.workers}
+        more = {w: s for w, s in mine.items() if counts[w] > min(counts.values())}
+        if more:
+            yield _too_many(key, counts, more)
+
+
+def _too_many(key: str, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
+    alike: dict[int, list[int]] = defaultdict(list)
+    for w, n in counts.items():
+        alike[n].append(w)
+    said = listed([f"{verb(ws, 'have')} pushed {keys(key)} {times(n)}" if n else
+                   f"{verb(ws, 'have')} not pushed it" for n, ws in sorted(alike.items())[::-1]],
+                  ", ")  # fmt: skip
+    return Finding(
+        Kind.UNEVEN, f"{said}: a round that lacks a gradient is never complete, and what was "
+        f"pushed last{at(next(iter(more.values())).where)} changed nothing.", _PULL,
+        minority([*alike.values()]), lines=lines(*more.values()),
+    )  # fmt: skip
 
 
 def way_on(failure: Finding, waiting: Iterable[Span]) -> str:
@@ -125,6 +158,14 @@ _PULL = (
 _BOUND = (
     "A bound on the staleness holds for workers that have finished, too: give every rank the "
     "same number of batches, or a larger staleness."
+)
+_BOUND_AT_BARRIER = (
+    "Whoever waits at a barrier pushes nothing, and the bound on the staleness holds on: call "
+    "barrier() after the same number of pushes on every rank."
+)
+_KEYS = (
+    "A pull waits for pushes of its key by every worker: push and pull the same keys in the same "
+    "order on every rank."
 )
 _LATE = (
     "With backup workers a late worker's last rounds come when the others may have finished: do "

@@ -6,12 +6,14 @@ and the stuck ranks that it is about, or None.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distkit.calls import SILENT, STOPPED, at, call, last_call, named, seen
+from distkit.calls import SILENT, STOPPED, at, call, keys, last_call, named, seen
 from distkit.events import COLLECTIVES, P2P, Op, Span
+from distkit.keys import similar
 from distkit.trace.evidence import ASKED, Evidence
 from distkit.trace.findings import (
     Finding,
@@ -23,7 +25,8 @@ from distkit.trace.findings import (
     times,
     verb,
 )
-from distkit.trace.mismatches import BARRIER, NEW_GROUP, UNEVEN, UNUSED, minority
+from distkit.trace.mismatches import NEW_GROUP
+from distkit.trace.partings import BARRIER, UNUSED, minority, not_coming, uneven, unused
 
 #: A finding, and the stuck ranks that it is about.
 Told = tuple[Finding, set[int]]
@@ -195,14 +198,16 @@ def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     """A collective that some ranks wait in, and others have ended without."""
     mine = here[min(here)]
+    if mine.label == "gradients" and facts.sees_gradients:
+        return _without_backward(facts, here, gone)
     say = {r: facts.call(s) for r, s in here.items()}
     waiting = clauses(here.values(), "wait in", say)
     absent = f"{verb(gone, 'have')} finished without calling it"
     counts = {r: (facts.called(r, mine), facts.called(gone[0], mine)) for r in here}
     more, fewer = counts[min(here)]
-    kind, remedy = _why_not_called(facts, mine, gone)
+    kind, remedy = _why_not_called(facts, mine, here, gone)
     if mine.where and more > fewer > 0 and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER):
-        kind, remedy = Kind.UNEVEN, UNEVEN
+        kind, remedy = Kind.UNEVEN, uneven(facts, mine.where)
     if kind is Kind.UNEVEN:
         absent = f"{verb(gone, 'have')} called it {times(fewer)} and finished"
         waiting += f" for the {ordinal(more)} time"
@@ -217,24 +222,60 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     )  # fmt: skip
 
 
-def _why_not_called(facts: Evidence, mine: Span, gone: list[int]) -> tuple[Kind, str]:
+def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
+    """Gradients that some ranks wait for, and others have ended without."""
+    lacking = facts.unreduced(gone)
+    if lacking:
+        return unused(facts, lacking, here.values())
+    where = here[min(here)].where
+    text = facts.program.text(where)
+    inside = bool(text) and "backward" not in text  # the call of an autograd function
+    waiting = clauses(here.values(), "wait in", dict.fromkeys(here, "a backward pass"))
+    culprits = minority([sorted(here), gone])
+    return Finding(
+        Kind.SKIPPED if inside else Kind.UNEVEN,
+        f"{waiting} for {named(gone)}, but {verb(gone, 'have')} finished without "
+        f"{'coming to it' if inside else 'another one'}{facts.known_of(gone)}.",
+        AUTOGRAD if inside else uneven(facts, where, gradients=True),
+        tuple(gone) if len(here) == len(gone) else culprits,
+        missing_ranks=tuple(gone), lines=lines(*here.values()),
+    )  # fmt: skip
+
+
+#: After a backward pass in which a function of the user's communicates.
+AUTOGRAD = (
+    "Autograd comes only to functions that the loss depends on: a new tensor, such as torch.empty "
+    "for want of data, cuts the graph. Let the loss depend on the same functions on every rank, "
+    "if only times zero."
+)
+
+
+def _why_not_called(
+    facts: Evidence, mine: Span, here: Stuck, gone: list[int]
+) -> tuple[Kind, str]:  # fmt: skip
     if mine.op is Op.NEW_GROUP:
         return Kind.NEW_GROUP, NEW_GROUP
     if mine.label == "gradients":
         if _whole_backward(facts, mine):
-            return Kind.UNEVEN, UNEVEN
+            return Kind.UNEVEN, uneven(facts, mine.where)
         return Kind.UNUSED_PARAMETER, UNUSED
     if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
         return Kind.WRONG_GROUP, (
             "Every member of a group has to call its collectives, and only members can: "
             "look at which ranks are in it, and which of them come here."
         )
-    if mine.op is Op.BARRIER:
-        return Kind.MISSING_BARRIER, BARRIER
-    return Kind.SKIPPED, (
-        f"Let every rank call it: look for an `if` or an early return that keeps {named(gone)} "
-        "away."
-    )
+    kind = Kind.MISSING_BARRIER if mine.op is Op.BARRIER else Kind.SKIPPED
+    away = f"look for an `if` or an early return that keeps {named(gone)} away"
+    remedy = BARRIER if mine.op is Op.BARRIER else f"Let every rank call it: {away}."
+    return kind, (not_coming(facts, mine, kind) or remedy) + _of_a_group(facts, here)
+
+
+def _of_a_group(facts: Evidence, here: Stuck) -> str:
+    """That those who wait are the members of a group, and may have meant it."""
+    made = [s.label.split(",") for s in facts.spans if s.op is Op.NEW_GROUP and s.label != "all"]
+    theirs = any(set(members) == {str(r) for r in here} for members in made)
+    alone = len(here) > 1 and all(s.group == "world" for s in here.values())
+    return f" Or pass group=, if only {named(here)} are meant." if theirs and alone else ""
 
 
 def _whole_backward(facts: Evidence, mine: Span) -> bool:
@@ -246,6 +287,52 @@ def _whole_backward(facts: Evidence, mine: Span) -> bool:
     waiting = sum(s.nbytes for s in row if s.seq >= mine.seq)
     done = sum(s.nbytes for s in row if s.seq < mine.seq)
     return waiting > 0 and done > 0 and done % waiting == 0
+
+
+def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
+    """Ranks wait for a key of a store that nobody has set."""
+    mine = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
+    if mine is None:
+        return None
+    here = {r: s for r, s in stuck.items() if (s.op, s.label) == (mine.op, mine.label)}
+    others = [r for r in facts.board.ranks if r not in here]
+    if mine.label.startswith("barrier "):
+        return _not_at_barrier(facts, here, others), {*here}
+    wanted = facts.board.keys.missing(mine)
+    meant = [similar(key, facts.board.keys.set) for key in wanted]
+    near = [facts.board.keys.set[key] for key in meant if key]
+    known = [f"; rank {e.rank} has called {call(e)}{at(e.where)}" for e in near]
+    where = "".join(_instead_of_key(facts, rank) for rank in others)
+    theirs = [facts.span(facts.stuck[rank]) for rank in others if rank in facts.stuck]
+    names = keys(", ".join(wanted))
+    return Finding(
+        Kind.MISSING_KEY,
+        f"{clauses(here.values(), 'wait in')}, but no rank has set {names}"
+        f"{''.join(known)}{where}.",
+        f"Let a rank set {names} before the others need it; look for another spelling, or for an "
+        "`if` that keeps store.set away.",
+        tuple(others or sorted(here)), missing_ranks=tuple(others),
+        lines=lines(*here.values(), *theirs),
+    ), {*here}  # fmt: skip
+
+
+def _instead_of_key(facts: Evidence, rank: int) -> str:
+    """What a rank does that might have set a key."""
+    if facts.returned(rank):
+        return f"; rank {rank} has finished"
+    its = facts.stuck.get(rank)
+    return f"; rank {rank} waits in {facts.call(facts.span(its))}{at(its.where)}" if its else ""
+
+
+def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
+    away = [r for r in others if r not in facts.board.keys.came(here[min(here)])]
+    where = "".join(_instead_of_key(facts, rank) for rank in away)
+    return Finding(
+        Kind.MISSING_BARRIER,
+        f"{clauses(here.values(), 'wait in')} for {named(away or here)}{where}.",
+        "Let as many ranks call it as its second argument says, with the same key.",
+        tuple(away or sorted(here)), missing_ranks=tuple(away), lines=lines(*here.values()),
+    )  # fmt: skip
 
 
 # -- all wait for each other --------------------------------------------------------------
@@ -315,15 +402,45 @@ def search(how: str) -> str:
     return "Look for what ended it: os._exit, a crash in native code, or too little memory."
 
 
+#: DDP's words for two ranks that wrap different models.
+_OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) has inconsistent")
+
+#: What torch's own errors want to say.
+_KNOWN = {
+    "is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
+                            "group is passed as group_src or group_dst.",
+    "DDP expects same model across all ranks": "Build the same model on every rank, with the same "
+                                               "parameters and the same requires_grad.",
+}  # fmt: skip
+
+
+def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
+    """DDP's complaint in the next forward pass that gradients have been missing."""
+    lacking = facts.unreduced(facts.ranks) or {r: [] for r in ranks}
+    found = unused(facts, lacking, [])
+    message = f"{found.message.partition(';')[0]}{_at_all(places)}."
+    return replace(found, message=message, culprits=tuple(lacking), lines=places)
+
+
+def _at_all(places: Mapping[int, str]) -> str:
+    """Where DDP complained."""
+    return f" before the next one{at(sorted(places.values())[0])}" if any(places.values()) else ""
+
+
 def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
     """Ranks that raised or died in the same way."""
     last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
     places = {r: where for r in ranks} if where else lines(*last) if how == "raised" else {}
     said = (text.splitlines() or ["an exception"])[0][:200]
+    culprits = tuple(ranks)
     if how == "raised":
         kind, remedy = Kind.RAISED, "Repair this first: whoever waits does so because of it."
+        known = next((told for words, told in _KNOWN.items() if words in text), "")
+        remedy = f"{known} {remedy}".strip()
+        if (odd := _OTHER_MODEL.search(text)) is not None:
+            culprits = tuple(sorted(map(int, odd.groups())))
         if "finished reduction in the prior iteration" in text:
-            kind, remedy = Kind.UNUSED_PARAMETER, UNUSED
+            return _prior_iteration(facts, ranks, places)
         message = f"{named(ranks)} raised {said}{at(where)}."
     else:
         kind, remedy = Kind.DIED, search(text)
@@ -331,4 +448,4 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
         who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
         after = f"; {who}{seen(last[0])}" if last and not where else ""
         message = f"the {of} {gone(text)} ({said}){at(where)}{after}."
-    return Finding(kind, message, remedy, tuple(ranks), missing_ranks=tuple(ranks), lines=places)
+    return Finding(kind, message, remedy, culprits, missing_ranks=tuple(ranks), lines=places)

@@ -1,0 +1,213 @@
+"""What the program's text adds to the sequences of calls: loops, conditions, ways out."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from simulated import Simulation, Step, line
+
+from distkit.events import Event, Op, State, Trace
+from distkit.trace.diagnosis import diagnose
+from distkit.trace.findings import Kind
+from distkit.trace.program import Program
+from distkit.trace.rollcall import SLOTS, RollCall
+
+LOOP = """\
+for batch in batches:
+    if broken(batch):
+        continue
+    all_reduce(batch)
+    if rank == 0:
+        all_gather(state)
+barrier()
+"""
+FINALLY = """\
+try:
+    work()
+finally:
+    barrier()
+"""
+
+
+def all_reduce(n, **fields):
+    return Step(Op.ALL_REDUCE, where=line(n), **fields)
+
+
+def found(*programs, source=LOOP, **meta):
+    """The first finding of a run that hangs, when the program's text is known."""
+    sim = Simulation(list(programs)).run()
+    assert sim.stuck
+    live = sim.live()
+    return diagnose(Trace(live, {**live.meta, "sources": {"a.py": source}, **meta}))[0]
+
+
+REDUCE, GATHER = all_reduce(4), Step(Op.ALL_GATHER, where=line(6))
+BARRIER = Step(Op.BARRIER, where=line(7))
+
+
+def test_a_rank_that_left_its_loop_earlier():
+    f = found([REDUCE] * 3 + [BARRIER], [REDUCE] * 2 + [BARRIER], [REDUCE] * 3 + [BARRIER])
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
+    assert "rank 1 goes on to barrier() at a.py:7 after 2 times" in f.message
+    assert "`continue` under `if broken(batch)` at a.py:3" in f.remedy
+
+
+def test_a_call_that_only_some_make_in_the_same_loop():
+    f = found([REDUCE] * 2 + [GATHER], [REDUCE] * 3, [REDUCE] * 3)
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_COLLECTIVE, (0,))
+    assert "only rank 0 calls all_gather() at a.py:6, under `if rank == 0` at a.py:5" in f.message
+
+
+def test_a_call_that_fits_by_chance_is_where_the_ways_part():
+    text = "if rank == 0:\n    barrier()\nbarrier()\n"
+    inside, after = Step(Op.BARRIER, where=line(2)), Step(Op.BARRIER, where=line(3))
+    f = found([inside, after], [after], [after], source=text)
+    assert (f.culprits, f.waiting) == ((0,), (0,))
+    assert "only rank 0 calls barrier() at a.py:2, under `if rank == 0` at a.py:1" in f.message
+
+
+def test_branches_of_one_condition_are_no_parting():
+    text = "if rank == 0:\n    all_reduce(x)\nelse:\n    all_reduce(y)\nbarrier()\n"
+    rows = [[all_reduce(2), BARRIER], [all_reduce(4)], [all_reduce(4), BARRIER]]
+    f = found(*rows, source=text)
+    assert (f.kind, f.culprits) == (Kind.MISSING_BARRIER, (1,))
+
+
+def test_steps_of_ddp_are_told_from_missing_gradients():
+    gradients = all_reduce(4, label="gradients")
+    rows = [[gradients] * 2 + [BARRIER], [gradients, BARRIER], [gradients] * 2 + [BARRIER]]
+    f = found(*rows, unreduced={})
+    assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
+    f = found(*rows, unreduced={"1": ["head.weight"]})
+    assert (f.kind, f.culprits) == (Kind.UNUSED_PARAMETER, (1,))
+    assert "head.weight" in f.message and "find_unused_parameters" in f.remedy
+    f = found(rows[0][:-1], rows[1][:-1], rows[2][:-1], unreduced={"1": ["head.weight"]})
+    assert (f.kind, f.culprits) == (Kind.UNUSED_PARAMETER, (1,))
+
+
+def test_an_exception_under_way_comes_first():
+    note = {"0": {"seq": 0, "text": "ValueError: broken", "where": "a.py:2"}}
+    rows = [[Step(Op.BARRIER, where=line(4))], [all_reduce(1)], [all_reduce(1)]]
+    f = found(*rows, source=FINALLY, raising=note)
+    assert (f.kind, f.culprits, f.waiting) == (Kind.RAISED, (0,), (0, 1, 2))
+    assert f.message.startswith("rank 0 raised ValueError: broken at a.py:2")
+    late = {"0": {**note["0"], "seq": 7}}
+    assert found(*rows, source=FINALLY, raising=late).kind is not Kind.RAISED
+
+
+def test_the_ranks_of_a_group_may_have_meant_it():
+    new = Step(Op.NEW_GROUP, where=line(1), label="0,1")
+    f = found([new, all_reduce(2)], [new, all_reduce(2)], [new], [new], [new], source="")
+    assert "pass group=, if only ranks 0 and 1 are meant" in f.remedy
+
+
+def test_what_all_are_in_and_does_not_end_is_told():
+    events = [Event(r, 0, Op.ALL_REDUCE, s, 0.0, where=line(3))
+              for r in (0, 1) for s in (State.STARTED, State.BLOCKED)]  # fmt: skip
+    (f,) = diagnose(Trace(events, {"world_size": 2, "until": 3.0, "ends": {}}))
+    assert (f.kind, f.waiting, f.hang) == (Kind.IN_BACKEND, (0, 1), False)
+    assert "ranks 0 and 1 stay in all_reduce() at a.py:3 for 3 s" in f.message
+    assert diagnose(Trace(events, {"world_size": 2, "until": 0.5, "ends": {}})) == []
+
+
+def late(*delays):
+    """A run in which rank 1 comes so much later to each collective [s]."""
+    events = []
+    for n, delay in enumerate(delays):
+        for rank in (0, 1):
+            start = n + delay * rank
+            events += [Event(rank, n, Op.ALL_REDUCE, State.STARTED, start),
+                       Event(rank, n, Op.ALL_REDUCE, State.COMPLETED, n + delay)]  # fmt: skip
+    ends = {str(r): {"how": "returned", "text": "", "where": ""} for r in (0, 1)}
+    return diagnose(Trace(events, {"world_size": 2, "ends": ends}))
+
+
+def test_a_slow_start_is_no_straggler():
+    assert late(3.0) == [] and late(3.0, 0.01, 0.01, 0.01) == []
+    assert late(0.01, 3.0, 0.01, 0.01) == []
+    assert late(*[0.02] * 50) == [], "a busy machine"
+    (f,) = late(0.4, 0.4, 0.4, 0.4)
+    assert (f.kind, f.culprits) == (Kind.STRAGGLER, (1,))
+
+
+# -- the text -----------------------------------------------------------------------------
+
+
+def test_a_function_is_looked_at_where_it_is_called():
+    text = "def save():\n    barrier()\n\nif rank == 0:\n    save()\n"
+    assert str(Program({"a.py": text}).condition("a.py:2")) == "`if rank == 0` at a.py:4"
+    twice = text + "save()\n"
+    assert Program({"a.py": twice}).condition("a.py:2") is None
+
+
+@pytest.mark.parametrize("text", ["", "%%ranks\nif x:\n    y()\n", "if x:\n"])
+def test_of_what_is_no_python_nothing_is_said(text):
+    program = Program({"a.py": text})
+    assert program.condition("a.py:2") is None and program.exits("a.py:3") == []
+    assert program.parting("a.py:2", "nowhere") is None and program.text("a.py:9") == ""
+
+
+def test_silent_excepts_and_no_sync_are_ways_out():
+    text = (
+        "for x in xs:\n    try:\n        step(x)\n    except OSError:\n        log()\n"
+        "    with net.no_sync():\n        step(x)\n    while y:\n        break\n"
+    )
+    exits = [e.words for e in Program({"a.py": text}).exits("a.py:3")]
+    assert exits == ["except OSError", "with net.no_sync()"]
+
+
+# -- the roll call ------------------------------------------------------------------------
+
+
+def call(nbytes=12, peer=None, shape=(3,), dtype="float32", label="", group="world"):
+    return peer, group, nbytes, shape, dtype, None, "", label, None
+
+
+@pytest.fixture
+def rolls():
+    with tempfile.TemporaryDirectory() as folder:
+        made = [RollCall(Path(folder), 1, rank) for rank in range(3)]
+        for roll in made:
+            roll.meet("world", [0, 1, 2])
+        yield made
+        for roll in made:
+            roll.close()
+
+
+@pytest.mark.parametrize(("op", "one", "other"), [
+    (Op.ALL_REDUCE, call(), call(16)), (Op.BROADCAST, call(peer=0), call(peer=1)),
+    (Op.ALL_GATHER, call(label="all_gather_object"), call()),
+    (Op.SCATTER, call(shape=(4,)), call(shape=(3,))),
+    (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,2")),
+])  # fmt: skip
+def test_a_contradiction_is_seen_by_who_comes_later(rolls, op, one, other):
+    assert rolls[0].fits(op, one)
+    assert rolls[1].fits(op, one)
+    assert not rolls[2].fits(op, other)
+
+
+@pytest.mark.parametrize(("op", "one", "other"), [
+    (Op.ALL_TO_ALL, call(), call(16)), (Op.BARRIER, call(0), call(4)),
+    (Op.SCATTER, call(24), call(12)), (Op.ALL_REDUCE, call(), call(label="max")),
+    (Op.ALL_REDUCE, call(12), call(12, shape=(1, 3))),
+    (Op.ALL_REDUCE, call(), call(label="gradients")),
+    (Op.ALL_REDUCE, call(20, dtype="sparse float32"), call(8, dtype="sparse float32")),
+    (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,0")),
+])  # fmt: skip
+def test_what_may_differ_is_not_compared(rolls, op, one, other):
+    assert rolls[0].fits(op, one) and rolls[1].fits(op, other)
+
+
+def test_who_is_far_ahead_or_of_another_run_is_not_compared(rolls, tmp_path):
+    for _ in range(SLOTS + 1):
+        assert rolls[0].fits(Op.ALL_REDUCE, call())
+    assert rolls[1].fits(Op.BARRIER, call(0)), "its entry is gone"
+    folder = rolls[0]._folder
+    next_run = RollCall(folder, 2, 1)
+    next_run.meet("world", [0, 1, 2])
+    assert next_run.fits(Op.BARRIER, call(0))
+    unknown = RollCall(tmp_path / "gone", 1, 0)
+    unknown.meet("world", [0, 1, 2])
+    assert unknown.fits(Op.BARRIER, call(0)) and unknown.fits(Op.SEND, call(group="other"))

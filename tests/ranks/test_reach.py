@@ -1,0 +1,365 @@
+"""What the recorder reaches: every way to communicate, each call once, and no program the worse."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import distkit as dk
+from distkit.events import Op, Span, State
+from distkit.trace.findings import Finding, Kind
+from distkit.trace.operators import described
+from distkit.trace.recorder import Recorder, summarize
+from distkit.trace.remote import NOT_RECORDED
+from distkit.trace.tap import tap
+
+
+def spans(run: dk.Run, rank: int = 0) -> list[Span]:
+    return sorted((s for s in run.trace.spans if s.rank == rank), key=lambda s: s.seq)
+
+
+def told(run: dk.Run, rank: int = 0) -> list[tuple[Op, str]]:
+    """The calls of a rank, all of them complete."""
+    assert {s.state for s in spans(run, rank)} == {State.COMPLETED}
+    return [(s.op, s.label) for s in spans(run, rank)]
+
+
+def mistakes(run: dk.Run) -> list[Finding]:
+    """What was found, but for the remark that somebody is slow, which depends on the machine."""
+    return [f for f in run.trace.diagnose() if f.kind is not Kind.STRAGGLER]
+
+
+def same_unrecorded(program: Callable[..., Any], *args: Any) -> dk.Run:
+    """Run a program with the recorder and without: it must not make a difference."""
+    run = dk.run_ranks(program, 2, *args)
+    assert run.results == dk.run_ranks(program, 2, *args, record=False).results
+    assert mistakes(run) == []
+    return run
+
+
+# -- ways to call ----------------------------------------------------------------------
+
+
+def functional() -> list[Any]:
+    """What DTensor and compiled programs call."""
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    call, world = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    x = torch.arange(4.0) + dist.get_rank()
+    many = call.all_gather_into_tensor(x, 2, world)
+    found = [call.all_reduce(x, "max", world), many]
+    found = [call.wait_tensor(y) for y in found]
+    found += [call.reduce_scatter_tensor(many, "sum", 2, world), call.broadcast(x, 1, world)]
+    found += call.all_reduce_coalesced([x, x], "sum", world)
+    return [call.wait_tensor(y).tolist() for y in (*found, call.all_reduce_(x, "sum", world))]
+
+
+def test_functional_collectives_are_recorded_once_each() -> None:
+    run = same_unrecorded(functional)
+    assert told(run) == [
+        (Op.ALL_GATHER, ""), (Op.ALL_REDUCE, "max"), (Op.REDUCE_SCATTER, ""), (Op.BROADCAST, ""),
+        (Op.ALL_REDUCE, ""), (Op.ALL_REDUCE, ""),
+    ]  # fmt: skip
+    first = spans(run)[1]
+    assert first.where.partition(":")[0].endswith("test_reach.py")
+    assert first.before is not None and first.after is not None
+    assert first.before.values == (0, 1, 2, 3) and first.after.values == (1, 2, 3, 4)
+
+
+def modes() -> list[Any]:
+    x = torch.ones(2)
+    with torch.inference_mode():
+        y = torch.ones(2)
+        dist.all_reduce(y)
+        if dist.get_rank():
+            dist.send(y, 0)
+        else:
+            dist.recv(y, 1)
+        work = dist.all_reduce(y, async_op=True)
+        assert isinstance(work, dist.Work)
+        work.wait()
+    with torch.no_grad():
+        dist.all_reduce(x)
+    weight = torch.ones(2, requires_grad=True)
+    dist.all_reduce(weight.detach())
+    return [x.tolist(), y.tolist(), weight.tolist()]
+
+
+def test_inference_mode_and_no_grad() -> None:
+    run = same_unrecorded(modes)
+    ops = [Op.ALL_REDUCE, Op.RECV, *[Op.ALL_REDUCE] * 3]
+    assert [op for op, _ in told(run)] == ops
+    assert all(s.after is not None for s in spans(run))
+    assert [s.before is None for s in spans(run)] == [op is Op.RECV for op in ops]  # only written
+
+
+def meta() -> list[Any]:
+    import torch.distributed._meta_registrations
+
+    imagined = torch.ones(3, device="meta")
+    dist.all_reduce(imagined)
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    return [imagined.is_meta, x.tolist()]
+
+
+def test_what_torch_only_imagines_is_not_recorded() -> None:
+    assert told(same_unrecorded(meta)) == [(Op.ALL_REDUCE, "")]
+
+
+# -- tensors of every kind --------------------------------------------------------------
+
+
+def sparse() -> list[Any]:
+    rank = dist.get_rank()
+    x = torch.zeros(4, 2)
+    x[: rank + 1] = 1.0  # each rank stores another number of values
+    both = x.to_sparse()
+    dist.all_reduce(both)
+    return both.to_dense().tolist()
+
+
+def test_sparse_tensors() -> None:
+    run = same_unrecorded(sparse)
+    (mine,), (other,) = spans(run), spans(run, 1)
+    assert (mine.shape, mine.dtype) == ((4, 2), "sparse float32")
+    assert (mine.nbytes, other.nbytes) == (2 * (16 + 4), 4 * (16 + 4)), "indices and values"
+    assert mine.after is not None and mine.after.size == 4
+    assert "unseen" not in run.trace.meta or not run.trace.meta["unseen"]
+
+
+KINDS = (torch.bfloat16, torch.float16, torch.int64, torch.uint8)
+
+
+class Tagged(torch.Tensor):
+    """A subclass that hears of everything that Python does to it."""
+
+    heard: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        cls.heard.append(getattr(func, "__name__", ""))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        self.seen.append(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+def watched() -> list[Any]:
+    """A program that hears of each operation on its tensors."""
+    Tagged.heard.clear()
+    x = torch.ones(3).as_subclass(Tagged)
+    dist.broadcast(x, 0)
+    calls, functions = Calls(), Functions()
+    with calls, functions:
+        y = torch.ones(3)
+        dist.all_reduce(y)
+        dist.broadcast(y, 1)
+    return [Tagged.heard, calls.seen, functions.seen]
+
+
+def test_who_watches_tensors_does_not_hear_of_the_recorder() -> None:
+    assert [op for op, _ in told(same_unrecorded(watched))] == [
+        Op.BROADCAST, Op.ALL_REDUCE, Op.BROADCAST,
+    ]  # fmt: skip
+
+
+def kinds() -> list[Any]:
+    for dtype in KINDS:
+        dist.broadcast(torch.ones(3).to(dtype), 0)
+    x = torch.tensor(2.0)
+    dist.all_reduce(x)
+    dist.all_reduce(torch.empty(0))
+    dist.all_reduce(torch.ones(2, dtype=torch.complex64))
+    dist.all_reduce(torch.nn.Parameter(torch.ones(2)).data)
+    return [x.item()]
+
+
+def test_dtypes_and_shapes() -> None:
+    run = same_unrecorded(kinds)
+    assert len(told(run)) == len(KINDS) + 4
+    assert not run.trace.meta["unseen"]
+
+
+LOOKED_AT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "complex64": lambda x: x.to(torch.complex64).conj(),
+    "float8_e5m2": lambda x: x.to(torch.float8_e5m2),
+    "int8": lambda x: x.to(torch.int8),
+    "float32": lambda x: x.t()[:, :],
+    "sparse float32": lambda x: x.to_sparse(),
+    "sparse float64": lambda x: x.double().to_sparse_csr(),
+    "sparse int64": lambda x: x.long().to_sparse_csc(),
+    "sparse int32": lambda x: x.int().to_sparse_bsr((1, 1)),
+    "sparse int16": lambda x: x.short().to_sparse_bsc((1, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("dtype", LOOKED_AT)
+def test_values_of_every_kind(dtype: str) -> None:
+    tensor = LOOKED_AT[dtype](torch.tensor([[0.0, 3.0], [4.0, 0.0]]))
+    shape, named, nbytes = described([tensor])
+    assert (shape, named) == ((2, 2), dtype) and nbytes > 0
+    found = summarize(tensor)
+    assert found is not None
+    values, norm, _, most, _, _ = found
+    assert (sum(values), norm, most) == (7, 5, 4)
+
+
+def test_tensors_that_cannot_be_read_are_counted() -> None:
+    recorder = Recorder(0)
+    assert recorder.look(torch.ones(3, device="meta")) is None
+    ((said, count),) = recorder.unseen.items()
+    assert said.startswith("values: ") and "\n" not in said and count == 1
+
+
+# -- groups ---------------------------------------------------------------------------
+
+
+def by_hand(path: str) -> list[Any]:
+    """A group that no function of torch.distributed has made."""
+    rank, store = dist.get_rank(), dist.FileStore(path, 2)
+    group = dist.ProcessGroup(dist.PrefixStore("group", store), 1 - rank, 2)
+    wires = dist.PrefixStore("wires", store)
+    backend = dist.ProcessGroupGloo(wires, 1 - rank, 2, timedelta(seconds=20))
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    x, one = torch.full((2,), float(rank)), torch.ones(1)
+    group.allreduce([x]).wait()
+    dist.all_reduce(x, group=group)
+    if rank:
+        group.send([x], 1, 0).wait()
+    else:
+        group.recv([one.expand(2).clone()], 0, 0).wait()
+    dist.all_reduce(one)
+    return [x.tolist(), one.tolist()]
+
+
+def test_a_group_made_by_hand() -> None:
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        run = dk.run_ranks(by_hand, 2, f"{first}/store")
+        stock = dk.run_ranks(by_hand, 2, f"{second}/store", record=False)
+    assert run.results == stock.results
+    assert [op for op, _ in told(run)] == [Op.ALL_REDUCE, Op.ALL_REDUCE, Op.RECV, Op.ALL_REDUCE]
+    assert sum(run.trace.meta["unseen"]["0"].values()) == 3
+    assert mistakes(run) == []
+
+
+# -- what is not recorded is said ----------------------------------------------------------
+
+
+def remote_calls(path: str) -> int:
+    from torch.distributed import rpc
+
+    rank = dist.get_rank()
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{path}")
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    total = rpc.rpc_sync(f"worker{1 - rank}", sum, args=([1, 2],))
+    rpc.shutdown()
+    return int(total)
+
+
+def test_remote_calls_are_counted() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = dk.run_ranks(remote_calls, 2, f"{folder}/rpc")
+    assert run.results == [3, 3]
+    assert run.trace.meta["unseen"]["1"][NOT_RECORDED] >= 1
+
+
+# -- nothing of ours breaks a program ----------------------------------------------------
+
+
+def blind() -> list[Any]:
+    """The recorder cannot read any call."""
+
+    def fails(*args: Any) -> Any:
+        raise LookupError("no such group")
+
+    tap.groups.known = fails  # type: ignore[method-assign]
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    work = dist.isend(x, 1 - dist.get_rank())
+    dist.recv(x, 1 - dist.get_rank())
+    assert work is not None
+    work.wait()
+    return x.tolist()
+
+
+def test_what_the_recorder_cannot_read_is_counted_and_goes_on() -> None:
+    run = dk.run_ranks(blind, 2)
+    assert run.results == [[2.0, 2.0]] * 2
+    assert run.trace.spans == []
+    assert run.trace.meta["unseen"]["1"] == {
+        "all_reduce: LookupError: no such group": 1,
+        "send: LookupError: no such group": 1,
+        "recv: LookupError: no such group": 1,
+    }
+
+
+# -- and hangs are explained --------------------------------------------------------------
+
+
+def inference_on_one_rank() -> None:
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        with torch.inference_mode():
+            dist.all_reduce(torch.ones(3))
+    dist.broadcast(x, 0)
+
+
+def functional_on_one_rank() -> None:
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    if dist.get_rank() == 0:
+        call = torch.ops._c10d_functional
+        x = call.all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name)
+        call.wait_tensor(x)
+
+
+def full_tensor_on_one_rank() -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,))
+    shards = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+    if dist.get_rank() == 0:
+        print(shards.full_tensor())
+
+
+HANGS = {inference_on_one_rank: (0,), functional_on_one_rank: (1,), full_tensor_on_one_rank: (1,)}
+
+
+@pytest.mark.parametrize("program", HANGS, ids=lambda program: program.__name__)
+def test_a_hang_in_what_was_unseen_is_explained(program: Callable[[], None]) -> None:
+    with pytest.raises(dk.DeadlockError) as caught:
+        dk.run_ranks(program, 2)
+    (finding,) = caught.value.findings
+    assert finding.hang and finding.culprits == HANGS[program]
+    assert "test_reach.py" in finding.lines[0]

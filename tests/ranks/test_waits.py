@@ -1,0 +1,214 @@
+"""Waits that no operator of torch.distributed shows: on a store, and on other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.events import Op, State
+from distkit.trace.findings import Kind
+
+
+def store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def calls(run: dk.Run, rank: int) -> list[tuple[Op, str]]:
+    mine = sorted((s for s in run.trace.spans if s.rank == rank), key=lambda s: s.seq)
+    assert {s.state for s in mine} == {State.COMPLETED}
+    return [(s.op, s.label) for s in mine]
+
+
+def explained(program: Callable[[], Any], ranks: int = 2) -> dk.Finding:
+    with pytest.raises(dk.DeadlockError) as caught:
+        dk.run_ranks(program, ranks)
+    (finding,) = caught.value.findings
+    assert finding.hang
+    return finding
+
+
+# -- stores ---------------------------------------------------------------------------
+
+
+def shared_keys() -> list[Any]:
+    keys = store()
+    if dist.get_rank() == 0:
+        keys.set("word", "yes")
+        keys.add("count", 2)
+    else:
+        keys.wait(["word", "count"])
+    keys.barrier("all here", 2)
+    return [keys.get("word"), keys.multi_get(["word"]), keys.check(["nobody's"])]
+
+
+def test_a_store_is_recorded_and_works_as_ever() -> None:
+    run = dk.run_ranks(shared_keys, 2)
+    assert run.results == dk.run_ranks(shared_keys, 2, record=False).results
+    last = [(Op.STORE_WAIT, "barrier all here, 2"), (Op.STORE_WAIT, "get word"),
+            (Op.STORE_WAIT, "multi_get word")]  # fmt: skip
+    sets = [(Op.STORE_SET, "set word"), (Op.STORE_SET, "add count")]
+    assert calls(run, 0) == [*sets, *last]
+    assert calls(run, 1) == [(Op.STORE_WAIT, "wait word, count"), *last]
+
+
+def any_store() -> list[Any]:
+    """A store of the program's own, behind a prefix, over TCP."""
+    port: list[Any] = [0]
+    server = None
+    if dist.get_rank() == 0:
+        server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        port = [server.port]
+    dist.broadcast_object_list(port, 0)
+    mine = server or dist.TCPStore("127.0.0.1", port[0], None, False, wait_for_workers=False)
+    keys = dist.PrefixStore("job", mine)
+    if dist.get_rank() == 0:
+        keys.set("k", "v")
+    found = [keys.get("k"), mine.get("job/k")]
+    with pytest.raises(dist.DistStoreError):
+        keys.wait(["nobody's"], timedelta(milliseconds=10))
+    dist.barrier()
+    return found
+
+
+def test_any_kind_of_store() -> None:
+    run = dk.run_ranks(any_store, 2)
+    assert run.results == [[b"v", b"v"]] * 2
+    waits = [s for s in run.trace.spans if s.op is Op.STORE_WAIT and s.rank == 1]
+    assert [s.state for s in waits] == [State.COMPLETED, State.COMPLETED, State.FAILED]
+
+
+def nobodys_key() -> None:
+    store().get("nobody's")
+
+
+def misspelt_key() -> None:
+    if dist.get_rank() == 0:
+        store().set("data/ready", "yes")
+    else:
+        store().wait(["data_ready"])
+
+
+def key_behind_a_barrier() -> None:
+    if dist.get_rank() == 0:
+        store().wait(["go"])
+        dist.barrier()
+    else:
+        dist.barrier()
+        store().set("go", "now")
+
+
+def key_of_a_rank_that_left() -> None:
+    if dist.get_rank() == 0:
+        store().get("weights")
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("program", "culprits", "said"),
+    [
+        (nobodys_key, (0, 1), "ranks 0 and 1 wait in store.get(\"nobody's\")"),
+        (misspelt_key, (0,), "rank 0 has called store.set('data/ready')"),
+        (key_behind_a_barrier, (1,), "no rank has set 'go'; rank 1 waits in barrier()"),
+        (key_of_a_rank_that_left, (1,), "no rank has set 'weights'; rank 1 waits in barrier()"),
+    ],
+)
+def test_a_key_that_nobody_sets(
+    program: Callable[[], None], culprits: tuple[int, ...], said: str
+) -> None:
+    finding = explained(program)
+    assert finding.kind is Kind.MISSING_KEY
+    assert finding.culprits == culprits
+    assert said in finding.message
+
+
+def too_few_at_a_barrier() -> None:
+    if dist.get_rank() < 2:
+        store().barrier("here", 3)
+
+
+def test_a_barrier_of_a_store() -> None:
+    finding = explained(too_few_at_a_barrier, 3)
+    assert (finding.kind, finding.culprits) == (Kind.MISSING_BARRIER, (2,))
+    assert "store.barrier('here', 3)" in finding.message
+
+
+# -- threads ----------------------------------------------------------------------------
+
+
+def in_turn(*calls: Callable[[], Any]) -> None:
+    """Call each in a thread of its own, one after the other begins."""
+    threads = []
+    for call in calls:
+        begun = threading.Event()
+
+        def work(call: Callable[[], Any] = call, begun: threading.Event = begun) -> None:
+            begun.set()
+            call()
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        begun.wait()
+        threads[-1].join(0.05)  # it is in its call by now
+    for thread in threads:
+        thread.join()
+
+
+def one_group_for_two_threads() -> None:
+    weights, biases = torch.ones(3), torch.ones(5)
+
+    def sum_weights() -> None:
+        dist.all_reduce(weights)
+
+    def sum_biases() -> None:
+        dist.broadcast(biases, 0)
+
+    mine = (sum_weights, sum_biases)
+    in_turn(*(mine if dist.get_rank() == 0 else mine[::-1]))
+
+
+def test_two_threads_on_one_group_in_different_orders() -> None:
+    finding = explained(one_group_for_two_threads)
+    assert finding.culprits == (0, 1)
+    assert "a group of its own" in finding.remedy
+
+
+def groups_of_their_own() -> list[float]:
+    groups, x = [dist.new_group() for _ in range(2)], torch.ones(2)
+
+    def sum_up(group: Any) -> None:
+        y = torch.ones(1)
+        for _ in range(5):
+            dist.all_reduce(y, group=group)
+        x[groups.index(group)] = y.item()
+
+    order = groups if dist.get_rank() else groups[::-1]
+    in_turn(*((lambda g=g: sum_up(g)) for g in order))
+    return x.tolist()
+
+
+def test_threads_with_groups_of_their_own_are_fine() -> None:
+    run = dk.run_ranks(groups_of_their_own, 2)
+    assert run.results == [[32.0, 32.0]] * 2
+    assert "threads" not in run.trace.meta
+
+
+def a_thread_of_a_pool() -> None:
+    def total() -> None:
+        dist.all_reduce(torch.ones(2))
+
+    with ThreadPoolExecutor(1) as pool:
+        if dist.get_rank() == 0:
+            pool.submit(total).result()
+
+
+def test_the_main_thread_waits_for_one_that_waits() -> None:
+    finding = explained(a_thread_of_a_pool)
+    assert (finding.kind, finding.culprits) == (Kind.SKIPPED, (1,))
