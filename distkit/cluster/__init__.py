@@ -5,3 +5,7 @@ The only package that imports ipyparallel. Its modules, from the bottom: ``chann
 (in the forked processes) · ``forkserver``, ``plan``, ``limits``, ``pickling``, ``run``,
 ``report``, ``room``, ``card``, ``cluster``, ``local``, ``launcher`` (in the kernel).
 """
+
+from distkit.shadowing import check
+
+check("torch", "numpy", "zmq", "ipyparallel")

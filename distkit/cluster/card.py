@@ -71,6 +71,8 @@ def _rows(room: Room) -> list[tuple[str, str, int, str, str]]:
         child = room.ranks.get(rank) or room.nodes.children[rank]
         if child.status is not None or room.closed:
             state = "ended"
+        elif child.stopped[0]:
+            state = "stopped"
         elif facts["role"] not in ("rank", "worker"):
             state = "serving"
         elif not room.reports(rank):
@@ -131,17 +133,18 @@ class Card:
 
 def follow(run: Run) -> Run:
     """Wait for a run; in a notebook a long one shows its timeline meanwhile."""
-    if not in_notebook():
+    with run.ended_by_interrupt():  # to show a program that has told a lot takes a while
+        if not in_notebook():
+            return run.wait()
+        with suppress(TimeoutError):  # it may be over by now, all the same
+            return run.wait(PATIENCE)
+        from IPython.display import display
+
+        from distkit.views import Timeline
+
+        display(Timeline(run))
+        run._shown = True
         return run.wait()
-    with suppress(TimeoutError):  # it may be over by now, all the same
-        return run.wait(PATIENCE)
-    from IPython.display import display
-
-    from distkit.views import Timeline
-
-    display(Timeline(run))
-    run._shown = True
-    return run.wait()
 
 
 def show(run: Run) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster import card, limits
+from distkit.cluster import card, limits, report, seeds
 from distkit.cluster.forkserver import server
 from distkit.cluster.notebook import OfCells, cell
 from distkit.cluster.pickling import pack
@@ -69,6 +69,7 @@ class Cluster:
         )  # fmt: skip
         if not heartbeat_timeout > 0:
             raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
+        report.warn([plan.crowd] if plan.crowd else [], UserWarning)
         self._open(plan, heartbeat_timeout)
         self._card.show(self._room)
         _made.add(self)
@@ -87,14 +88,20 @@ class Cluster:
 
     def run(
         self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
-        **kwargs: Any,
+        seed: int | None = None, **kwargs: Any,
     ) -> Run:  # fmt: skip
         """Run a function, or a torchrun-style script, on every rank, and wait for it.
 
         The function travels with everything it captures; ``args`` and ``kwargs`` are the same on
-        every rank, which tells itself apart by ``dist.get_rank()``. A ``.py`` path runs as
+        every rank, which learns from ``dist.get_rank()`` which one it is. A ``.py`` path runs as
         ``__main__`` with ``args`` as its arguments. Ranks that wait for each other for ever
-        are released and the reason is told, unless ``wait_forever``.
+        are released and the reason is told, unless ``wait_forever``. What the function sets in
+        its process, such as the folder or torch's default dtype, ends with it.
+
+        Every rank draws random numbers of its own, as under torchrun. A run with the same
+        ``seed`` draws the same ones again: torch's generators, numpy's and Python's start from
+        numbers that each rank derives from it. Without one the run chooses its own, and stores it
+        in ``run.trace.meta["seed"]``. A function with a parameter ``seed`` is given it as well.
 
         Raises:
             DeadlockError: ranks waited for each other for ever; it says which, where and why.
@@ -103,18 +110,20 @@ class Cluster:
             NotPicklableError: something cannot travel; the message names it.
             StoppedError: the cluster was stopped.
         """
-        return card.follow(self.submit(fn, *args, wait_forever=wait_forever, **kwargs))
+        return card.follow(
+            self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs)
+        )
 
     def submit(
         self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
-        **kwargs: Any,
+        seed: int | None = None, **kwargs: Any,
     ) -> Run:  # fmt: skip
         """As :meth:`run`, without waiting: the run's timeline is live, ``wait()`` waits."""
-        return self._submit(fn, args, kwargs, wait_forever=wait_forever)
+        return self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed)
 
     def execute(
         self, source: str, ranks: Iterable[int] | None = None, *, step: bool = False,
-        file: str = "",
+        file: str = "", seed: int | None = None,
     ) -> Run | Stepper:  # fmt: skip
         """Run source code on the ranks, in variables that stay there; ``%%ranks`` calls this.
 
@@ -126,6 +135,8 @@ class Cluster:
             ranks: which ranks, all when None.
             step: pause before each communication, as :meth:`step` does.
             file: what tracebacks and lines call the source.
+            seed: of the ranks' random numbers, as of :meth:`run`; without one they go on from
+                where the cell before left them.
 
         Raises:
             SyntaxError: the source is no Python.
@@ -141,11 +152,11 @@ class Cluster:
                 f"there is no rank {unknown[0]}: this cluster has ranks 0 to {self.plan.ranks - 1}."
             )
         do = self.step if step else self.run
-        return do(cell, source, file, list(chosen))
+        return do(cell, source, file, list(chosen), seed=seed)
 
     def step(
         self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
-        **kwargs: Any,
+        seed: int | None = None, **kwargs: Any,
     ) -> Stepper:  # fmt: skip
         """As :meth:`run`, but every rank is paused before each of its communications.
 
@@ -160,7 +171,9 @@ class Cluster:
         earlier = self._stepper
         if earlier is not None and here is not None and earlier[0] == here:
             earlier[1].stop()  # the cell runs again
-        run = self._submit(fn, args, kwargs, wait_forever=wait_forever, step=True)
+        run = self._submit(
+            fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True
+        )
         room = self._room
         stepper = Stepper(run, partial(room.go, run.number), partial(room.settle, run.number))
         self._stepper = here, stepper
@@ -173,8 +186,9 @@ class Cluster:
 
     def _submit(
         self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *,
-        wait_forever: bool = False, **options: Any,
+        wait_forever: bool = False, seed: int | None = None, **options: Any,
     ) -> Run:  # fmt: skip
+        seed, kwargs = seeds.of_call(fn, kwargs, seed)
         payload = pack(fn, args, kwargs)
         self.wait()
         with self._busy:
@@ -190,11 +204,12 @@ class Cluster:
                 made.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            run = Run(name, self._runs, sorted(self._room.ranks), self._room.meta(),
+            run = Run(name, self._runs, sorted(self._room.ranks),
+                      {**self._room.meta(), **seeds.told(seed)},
                       wait_forever=wait_forever)  # fmt: skip
             self._latest, run.stepped = run, options.get("step", False)
             run.doomed = set(made.kill) if made is not None else set()
-            self._room.submit(run, payload, {**options, "trouble": made})
+            self._room.submit(run, payload, {**options, "trouble": made, "seed": seed})
         return run
 
     def _busy_with(self, run: Run) -> str:
@@ -244,18 +259,15 @@ class Cluster:
         """Replace every rank by a fresh process: variables, imports and memory start anew."""
         if self._room.closed:
             raise self._stopped()
-        self.interrupt()
         run = self._room.run
         if run is not None:
-            run._done.wait(10)
+            run.abandon("its ranks have new processes")
         self._room.restart()
         return self.wait()
 
     def _stopped(self) -> StoppedError:
-        n, servers = self.plan.ranks, self.plan.servers
-        like = f"workers={n}, servers={servers}" if servers else n
         return StoppedError(
-            f"the cluster was stopped. Make a new one: dk.Cluster({like})."
+            f"the cluster was stopped. Make a new one: dk.Cluster({self.plan.wish})."
         )
 
     def stop(self) -> None:

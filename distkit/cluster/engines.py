@@ -29,7 +29,7 @@ class Engines:
         self._idents: dict[int, str] = {}
         self._forgotten: set[str] = set()
         self._client: Any = ipyparallel.Client(
-            connection["client"], profile_dir=folder, timeout=PATIENCE
+            connection["client"], profile_dir=folder, ipython_dir=folder, timeout=PATIENCE
         )
 
     def name(self, rank: int) -> str:

@@ -6,29 +6,36 @@ the same process. See :mod:`distkit.cluster.zygote` for the other side.
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster import boot, folders, limits
 from distkit.cluster.channel import Channel
+from distkit.cluster.descendants import PATIENCE
 from distkit.cluster.lines import lines
 from distkit.errors import StartError
+from distkit.shadowing import libraries
 
-_LONGEST = 90  # a Unix socket's path ends at 107 bytes on Linux, 103 on macOS
 _WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
 
 OnExit = Callable[[int], None]
+
+#: The signal that has stopped a process, 0 if it goes on; and when [s, monotonic].
+Stop = tuple[int, float]
 
 
 class Child:
@@ -38,6 +45,9 @@ class Child:
         self.channel = channel
         self.pid = int(channel.recv()[1])
         self.status: int | None = None  # exit status, negative for a signal
+        self.stopped: Stop = (0, 0.0)
+        #: Called with that, from another thread, when the process is stopped and when it goes on.
+        self.on_stop: Callable[[Stop], None] = lambda stop: None
         self._on_exit: list[OnExit] = []
         self._heard = self._silent = False  # is its line listened to? has it come to its end?
         self._lock = threading.Lock()
@@ -107,12 +117,15 @@ class ForkServer:
         self._children: dict[int, Child] = {}
         self._early: dict[int, int] = {}  # ended before we had noted them
         self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._folders: dict[str, int | None] = {}  # and what holds their locks
+        self._on_loss: list[Callable[[str], None]] = []
+        self._lost = threading.Event()  # the zygote has ended
         self.channel, theirs = Channel.pair()
-        environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        command = [sys.executable, "-m", "distkit.cluster.zygote", str(theirs.fileno())]
+        path = "\n".join(libraries(sys.path))
+        command = [sys.executable, boot.__file__, str(theirs.fileno()), path, tempfile.gettempdir()]
         with theirs:
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=_importable(environ),
+                command, pass_fds=[theirs.fileno()], env=_environ(),
                 stdin=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is not meant for it
             )  # fmt: skip
         threading.Thread(target=self._listen, name="distkit-forkserver", daemon=True).start()
@@ -120,7 +133,31 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """Whether the zygote is there to fork from."""
-        return self.process.poll() is None
+        return not self._lost.is_set() and self.process.poll() is None
+
+    def make_folder(self, processes: int, controller: bool = False) -> str:
+        """A new folder that only this user can enter, for so many processes' files.
+
+        Raises:
+            StartError: there is no room for them, or they may not open as many as they need.
+        """
+        limits.check_files(processes, controller)
+        folder, held = folders.make()
+        self._folders[folder] = held
+        try:
+            folders.check_room(folder, processes)
+        except StartError:
+            self.remove(folder)
+            raise
+        return folder
+
+    def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(why)``, from another thread, if the zygote ends with all that it forked.
+
+        It is called before the children's ends are told. What is returned takes it back.
+        """
+        self._on_loss.append(callback)
+        return partial(self._on_loss.remove, callback)
 
     def preload(self, *modules: str) -> None:
         """Have modules imported in the zygote now, without waiting."""
@@ -128,28 +165,32 @@ class ForkServer:
 
     def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
         """Fork a child running ``run`` ("module:function") and wait for its first word."""
-        ours, theirs = Channel.pair()
-        with theirs:
-            command = {"do": "fork", "run": run, "folder": folder, "log": log, **arguments}
-            self._send(command, theirs.fileno())
-        return self._adopt(ours)
+        return self.fork_all(run, [{"folder": folder, "log": log, **arguments}])[0]
 
     def fork_all(self, run: str, each: list[dict[str, Any]]) -> list[Child]:
-        """Fork several at once: their starts overlap."""
+        """Fork several at once: their starts overlap. If one cannot be had, none stays."""
         ends = []
-        for arguments in each:
-            ours, theirs = Channel.pair()
-            with theirs:
-                self._send({"do": "fork", "run": run, **arguments}, theirs.fileno())
-            ends.append(ours)
-        return [self._adopt(ours) for ours in ends]
+        try:
+            for arguments in each:
+                ours, theirs = Channel.pair()
+                ends.append(ours)
+                with theirs:
+                    self._send({"do": "fork", "run": run, **arguments}, theirs.fileno())
+            return [self._adopt(ours) for ours in ends]
+        except StartError:
+            for ours in ends:
+                ours.close()
+            raise
 
     def gpus(self, device: str) -> int:
         """How many GPUs torch sees for this wish; asks torch only where there are device files."""
         if device == "cpu" or not (list(Path("/dev").glob("nvidia[0-9]*")) or _WSL.exists()):
             return 0
         self._send({"do": "gpus"})
-        return self._answers.get(timeout=60)
+        count = self._answers.get(timeout=60)
+        if count < 0:
+            raise StartError(self.why())
+        return count
 
     def kill(self, children: list[Child]) -> None:
         """End children, and whatever they started."""
@@ -158,15 +199,28 @@ class ForkServer:
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children worked in."""
-        with suppress(OSError):
+        held = self._folders.pop(folder, None)
+        try:
             self.channel.send({"do": "remove", "folder": folder})
+        except OSError:  # the zygote has ended, and its reaper sees that nobody works there
+            self._await_end()
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            if held is not None:
+                os.close(held)
 
     def close(self) -> None:
         """End the zygote and everything that it forked."""
         self.closed = True
         self.channel.close()
+        self._await_end()
+        for folder in list(self._folders):  # nobody has removed them, so the zygote was killed
+            self.remove(folder)
+
+    def _await_end(self) -> None:
+        """Wait until the zygote has ended, and then its reaper."""
         try:
-            self.process.wait(5)
+            self.process.wait(5 + PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -175,14 +229,13 @@ class ForkServer:
         try:
             self.channel.send(message, fd)
         except OSError as e:
-            raise StartError(self._why()) from e
+            raise StartError(self.why()) from e
 
     def _adopt(self, channel: Channel) -> Child:
         try:
             child = Child(channel)
         except EOFError as e:
-            channel.close()
-            raise StartError(self._why()) from e
+            raise StartError(self.why()) from e
         with self._lock:
             self._children[child.pid] = child
             status = self._early.pop(child.pid, None)
@@ -190,11 +243,27 @@ class ForkServer:
             child.ended(status)
         return child
 
-    def _why(self) -> str:
+    def why(self) -> str:
         """Why nothing can be forked."""
         if self.closed:
             return "no more processes can be started: this process is ending."
-        return _gone(self.process)
+        with suppress(subprocess.TimeoutExpired):  # it may have just ended
+            code = self.process.wait(1 if self.channel.broken() else 0)
+            return (
+                f"the process that ranks are forked from ended ({_how(code)}), and all ranks with "
+                "it. Its messages are in the terminal that runs Jupyter."
+            )
+        return (
+            "no more processes can be started: the limit of processes or of memory is reached. "
+            "Stop other clusters, or ask for fewer ranks."
+        )
+
+    def _note_stop(self, pid: int, number: int) -> None:
+        with self._lock:
+            child = self._children.get(pid)
+        if child is not None:
+            child.stopped = number, time.monotonic()
+            child.on_stop(child.stopped)
 
     def _listen(self) -> None:
         """Hear of ended children; when the zygote itself ends, all of them have."""
@@ -204,6 +273,9 @@ class ForkServer:
                 if "gpus" in news:
                     self._answers.put(news["gpus"])
                     continue
+                if "stopped" in news:
+                    self._note_stop(news["stopped"], news["signal"])
+                    continue
                 with self._lock:
                     child = self._children.pop(news["exit"], None)
                     if child is None:
@@ -212,6 +284,10 @@ class ForkServer:
                     child.ended(news["status"])
         except EOFError:
             self.channel.close()
+            self._lost.set()
+            self._answers.put(-1)
+            for callback in [] if self.closed else list(self._on_loss):
+                callback(self.why())
             with self._lock:
                 orphans, self._children = list(self._children.values()), {}
             for child in orphans:
@@ -219,25 +295,17 @@ class ForkServer:
                 child.ended(-signal.SIGKILL)
 
 
-def _importable(environ: dict[str, str]) -> dict[str, str]:
-    """Let the zygote find distkit where this process found it, installed or not."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = environ.get("PYTHONPATH")
-    return {**environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+def _environ() -> dict[str, str]:
+    """The zygote's surroundings: what it imports is told, and what ranks import is up to them."""
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    environ.pop("PYTHONPATH", None)
+    return environ
 
 
-def _gone(process: subprocess.Popen[bytes]) -> str:
-    code = process.poll()
-    if code is None:
-        return (
-            "no more processes can be started: the limit of processes or of memory is reached. "
-            "Stop other clusters, or ask for fewer ranks."
-        )
-    return (
-        f"the process that ranks are forked from ended ({code}). "
-        "Its messages are in the terminal that runs Jupyter; "
-        "make the cluster again to start a new one."
-    )
+def _how(code: int) -> str:
+    """How the zygote ended, as its reaper tells; or the reaper itself."""
+    number = -code if code < 0 else code - 128
+    return f"signal {signal.Signals(number).name}" if number > 0 else f"exit status {code}"
 
 
 _server: ForkServer | None = None
@@ -263,23 +331,10 @@ def _forget() -> None:
         for child in _server._children.values():
             child.channel._sock.close()
         _server.channel._sock.close()
+        for held in _server._folders.values():
+            if held is not None:
+                os.close(held)
         _server = None
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def private_folder() -> str:
-    """A new folder that only this user can enter: sockets and rendezvous files live there."""
-    try:
-        folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
-        if len(os.fsencode(folder)) <= _LONGEST:
-            return folder
-        Path(folder).rmdir()
-        raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
-    except OSError as error:
-        raise StartError(
-            f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
-            "Free some space there, or set TMPDIR to a folder with a short path that can be "
-            "written to."
-        ) from error

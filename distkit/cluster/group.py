@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from distkit.cluster.renewal import renew
 from distkit.cluster.store import PatientStore
 
 if TYPE_CHECKING:
@@ -43,24 +44,40 @@ class Group:
         self._joins = 0  # how often this generation was joined, should a script leave and return
         self._severed = False
         self._claimed = False  # a script called init_process_group and was given this group
+        self.keeps = False  # the groups that this run makes are for those after it, too
         self._sockets: dict[int, int] = {}  # fd -> inode of the group's connections
+        self._worlds: list[Any] = []  # the default groups of the past that a program may hold
         self._kept: list[Any] = []  # every group made, until it is safe to let go of it
+        self.busy: list[dist.Work] = []  # the collectives that a run has left under way …
+        self.released = False  # … or it was released, perhaps from one that nobody has noted yet
+        self._stuck: list[Any] = []  # groups that a thread of gloo will never leave
         self._store: PatientStore | None = None
         self._init: Callable[..., Any] = dist.init_process_group
 
     def join(self, generation: int) -> None:
         """Be a member of this generation's group; does nothing when it already is."""
-        self._claimed = False
+        self._claimed = self.keeps = False
         if generation == self.generation:
             self._let_go(keep=dist.group.WORLD)
             return
+        self.sever()  # what is under way in the old group would hold up its end
         if dist.is_initialized():
+            self._worlds.append(dist.group.WORLD)
             with suppress(Exception):
                 dist.destroy_process_group()
         self.generation, self._joins, self._severed = generation, 0, False
         self._sockets.clear()
         self._let_go(keep=None)
         self._join()
+        self._meet()
+        renew(self._worlds, dist.group.WORLD)
+        self._worlds.clear()
+
+    def _meet(self) -> None:
+        """Wait until all are members: whoever ends from now on leaves nobody who still joins."""
+        if self._store is not None:
+            self._store.set(f"distkit/joined/{self.spec.rank}", "")
+            self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
 
     def stay_out(self) -> None:
         """Be in no group: this rank has a dead one's place in the middle of a run."""
@@ -83,8 +100,10 @@ class Group:
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
         self._store = PatientStore(path, spec.world_size)  # torch's C++ does not keep it alive
+        hook = sys.excepthook  # torch puts its own around it, each time
         self._init(spec.backend, store=self._store, rank=spec.rank,
                    world_size=spec.world_size, **options)  # fmt: skip
+        sys.excepthook = hook
 
     def _let_go(self, keep: Any) -> None:
         """Drop the groups of the past, after a rest.
@@ -92,14 +111,24 @@ class Group:
         To destroy a group joins its threads with Python's lock held, and a thread that has just
         finished a work may want the lock to drop it: that would be a deadlock. So the last
         reference is ours, not that of a user's model, and goes when the threads have come to rest.
+        One that has not after all is never joined: gloo at times misses that a wire was cut.
         """
-        if any(group is not keep for group in self._kept):
+        past = [group for group in self._kept if group is not keep]
+        if past:
             time.sleep(REST)
-            self._kept = [group for group in self._kept if group is keep]
+            if self.released or not all(work.is_completed() for work in self.busy):
+                self._stuck.append((past, self.busy))
+            self._kept, self.busy = [group for group in self._kept if group is keep], []
+        self.released = False
 
     def intact(self) -> bool:
-        """Whether the next run can use this group: it was neither severed nor destroyed."""
-        return not self._severed and self._joins == 1 and dist.is_initialized()
+        """Whether the next run can use this group: neither severed nor destroyed, and alone."""
+        alone = self.keeps or len(c10d._world.pg_map) == 1
+        return not self._severed and self._joins == 1 and dist.is_initialized() and alone
+
+    def made(self) -> int:
+        """How many groups were made in this generation: torch names the next one by it."""
+        return int(c10d._world.group_count)
 
     # -- user code that brings its own set-up -----------------------------------
 
@@ -109,7 +138,7 @@ class Group:
         Scripts written for torchrun begin with it and end with ``destroy_process_group``. A
         second call without a destroy in between raises, as in stock torch.
         """
-        stock = dist.init_process_group
+        stock = self._init
 
         def init_process_group(backend: str | None = None, init_method: str | None = None,
                                **options: Any) -> None:  # fmt: skip
@@ -121,6 +150,7 @@ class Group:
                 return
             else:
                 self._join()
+            self._worlds.append(dist.group.WORLD)
             self._check(options)
             self._claimed = True
 
@@ -135,6 +165,11 @@ class Group:
             return made
 
         c10d._new_process_group_helper = new_process_group_helper
+
+    def leave_user_calls(self) -> None:
+        """Let ``init_process_group`` be torch's own again."""
+        for module in (dist, c10d):
+            module.init_process_group = self._init  # type: ignore[attr-defined]
 
     def _check(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):

@@ -16,9 +16,9 @@ from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Unicode
 
 from distkit.cluster import limits
-from distkit.cluster.forkserver import Child, private_folder, server
+from distkit.cluster.forkserver import Child, ForkServer, server
 from distkit.cluster.plan import make_plan
-from distkit.cluster.spec import Spec, surroundings
+from distkit.cluster.spec import Spec, free_port, surroundings
 
 
 class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no type hints
@@ -27,6 +27,7 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
     device = Unicode("auto", config=True, help="'auto', 'cpu', 'cuda' or 'cuda:0'")
     backend = Unicode("auto", config=True, help="'auto', 'gloo' or 'nccl'")
 
+    _fork: ForkServer
     _children: list[Child]
     _folder = ""
 
@@ -39,10 +40,11 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
         plan = make_plan(n, 0, self.device, self.backend, cpus=limits.cpus(),
                          memory=limits.memory(), gpus=server().gpus(self.device))  # fmt: skip
         connection = json.loads(self.environment["IPP_CONNECTION_INFO"])
-        self._folder = private_folder()
-        server().preload("distkit.cluster.warm")
-        around = surroundings()
-        self._children = server().fork_all("distkit.cluster.processes:engine", [
+        self._fork = server()
+        self._folder = self._fork.make_folder(n)
+        self._fork.preload("distkit.cluster.warm")
+        around = {**surroundings(), "port": free_port()}
+        self._children = self._fork.fork_all("distkit.cluster.processes:engine", [
             {"spec": Spec(r, n, self._folder, plan.backend, plan.devices[r], plan.threads,
                           **around),
              "connection": connection, "ident": f"{Path(self._folder).name}-{r}",
@@ -65,13 +67,13 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
 
     def signal(self, sig: int) -> None:
         """End the engines: forked ranks know no gentler signal."""
-        server().kill(self._children)
+        self._fork.kill(self._children)
 
     async def stop(self) -> None:
         """End the engines and remove their folder."""
         self.signal(9)
         await self.join()
-        server().remove(self._folder)
+        self._fork.remove(self._folder)
 
     async def join(self, timeout: float | None = None) -> None:
         """Wait until all engines have ended."""

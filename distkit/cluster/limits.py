@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from pathlib import Path
 
 import psutil
+
+from distkit.errors import StartError
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -47,6 +50,39 @@ def memory() -> int:
         if most and now and most[0] != "max":
             free = min(free, max(0, int(most[0]) - int(now[0])))
     return free
+
+
+#: Files that a process of each kind has open at once, without a rank's own, and those that each
+#: process of the cluster adds. The kernel's are beside those it has open already.
+_FILES = {"kernel": (40, 1), "rank": (80, 1), "controller": (130, 6)}
+
+
+def check_files(processes: int, controller: bool = True) -> None:
+    """See whether so many processes, and a controller, may open as many files as they need.
+
+    Raises:
+        StartError: the limit is too low.
+    """
+    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n
+                  for n in resource.getrlimit(resource.RLIMIT_NOFILE))  # fmt: skip
+    need = {kind: base + each * processes for kind, (base, each) in _FILES.items()}
+    need["kernel"] += psutil.Process().num_fds()
+    need["controller"] *= controller
+    ours = max(need["kernel"], need["rank"])
+    if soft < ours or hard < need["controller"]:
+        most = max(ours, need["controller"])
+        limit = f"{soft}" if soft == hard else f"{soft}, at most {hard}"
+        raise StartError(
+            f"a process may open {limit} files at once here (RLIMIT_NOFILE), and a cluster of "
+            f"{processes} processes needs {most}. Set the limit before Jupyter starts "
+            f"(ulimit -n {max(1024, most)}), close files, or ask for fewer ranks."
+        )
+
+
+def raise_files() -> None:
+    """Let this process open as many files as it may allow itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _words(path: Path) -> list[str]:

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster import limits
-from distkit.cluster.forkserver import Child, private_folder, server
+from distkit.cluster import limits, seeds
+from distkit.cluster.forkserver import Child, server
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
 from distkit.cluster.run import Run
-from distkit.cluster.spec import Spec, surroundings
+from distkit.cluster.spec import Spec, free_port, surroundings
 from distkit.trace import trouble
 
 
 def run_ranks(
     fn: Callable[..., Any] | str | Path, n: int, *args: Any, record: bool = True,
-    wait_forever: bool = False, **kwargs: Any,
+    wait_forever: bool = False, seed: int | None = None, **kwargs: Any,
 ) -> Run:  # fmt: skip
     """Run a function on ``n`` fresh ranks, forked from a warm process, and wait for it.
 
@@ -34,6 +34,7 @@ def run_ranks(
         kwargs: likewise.
         record: whether to record a trace; without one no deadlock is noticed.
         wait_forever: do not release ranks that wait for each other for ever.
+        seed: of the ranks' random numbers, as of :meth:`Cluster.run`.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
@@ -46,6 +47,7 @@ def run_ranks(
         >>> run_ranks(total, 2).results              # doctest: +SKIP
         [2.0, 2.0]
     """
+    seed, kwargs = seeds.of_call(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=limits.cpus(), memory=limits.memory(), gpus=0)
     made = trouble.current()
@@ -53,10 +55,10 @@ def run_ranks(
         made.check(n)
     gang = _Gang(n, plan.threads)
     try:
-        run = Run(getattr(fn, "__name__", str(fn)), 1, list(range(n)), gang.meta(),
-                  wait_forever=wait_forever)  # fmt: skip
+        run = Run(getattr(fn, "__name__", str(fn)), 1, list(range(n)),
+                  {**gang.meta(), **seeds.told(seed)}, wait_forever=wait_forever)  # fmt: skip
         run.doomed = set(made.kill) if made is not None else set()
-        gang.submit(run, payload, {"record": record, "trouble": made})
+        gang.submit(run, payload, {"record": record, "trouble": made, "seed": seed})
         return run.wait()
     finally:
         gang.close()
@@ -66,10 +68,11 @@ class _Gang:
     """The forked ranks of one call, each with a line to this process."""
 
     def __init__(self, n: int, threads: int) -> None:
-        self.folder = private_folder()
-        server().preload("distkit.cluster.warm")
-        around = surroundings()
-        self.ranks: list[Child] = server().fork_all("distkit.cluster.processes:plain", [
+        self._fork = server()
+        self.folder = self._fork.make_folder(n)
+        self._fork.preload("distkit.cluster.warm")
+        around = {**surroundings(), "port": free_port()}
+        self.ranks: list[Child] = self._fork.fork_all("distkit.cluster.processes:plain", [
             {"spec": Spec(r, n, self.folder, threads=threads, **around),
              "folder": self.folder, "log": f"rank-{r}.log"}
             for r in range(n)
@@ -80,6 +83,7 @@ class _Gang:
         for r, child in enumerate(self.ranks):
             child.hear(partial(self._hear, run, r))
             child.on_exit(partial(self._ended, run, r))
+            child.on_stop = partial(run.hear, r, "stopped")
             child.channel.send((payload, {**options, "run": run.number, "generation": 0}))
         threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
 
@@ -100,7 +104,7 @@ class _Gang:
 
     def end(self, ranks: Iterable[int]) -> None:
         """Crew: end these ranks' processes."""
-        server().kill([self.ranks[r] for r in ranks])
+        self._fork.kill([self.ranks[r] for r in ranks])
 
     def replace(self, run: Run, rank: int, life: int) -> None:
         """Crew: never asked for without a parameter server."""
@@ -118,5 +122,5 @@ class _Gang:
         return {"world_size": len(self.ranks), "backend": "gloo", "ranks": ranks}
 
     def close(self) -> None:
-        server().kill(self.ranks)
-        server().remove(self.folder)
+        self._fork.kill(self.ranks)
+        self._fork.remove(self.folder)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.forkserver import Child, server
+from distkit.cluster.forkserver import Child, ForkServer
+from distkit.cluster.lives import MOST
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ class Nodes:
 
     Args:
         plan: how many there are.
+        fork: what they are forked from.
         folder: the cluster's own.
         hear: called with a node's id and what it records; with "replaced" and its exit status; and
             with "missed" and the pid of a process that the scheduler takes for dead.
@@ -28,14 +31,17 @@ class Nodes:
     """
 
     def __init__(
-        self, plan: Plan, folder: str, hear: Callable[[int, str, Any], None],
+        self, plan: Plan, fork: ForkServer, folder: str, hear: Callable[[int, str, Any], None],
         heartbeat_timeout: float,
     ) -> None:  # fmt: skip
-        self._plan, self._folder, self._hear = plan, folder, hear
+        self._plan, self._fork, self._folder, self._hear = plan, fork, folder, hear
         self._heartbeat_timeout, self.closed = heartbeat_timeout, False
         self._starting = threading.Lock()
         self.run: int | None = None  # number of the run that goes on
+        self._left: list[tuple[int, int, int, str]] = []  # workers that have ended, for a scheduler
         self.children: dict[int, Child] = {}
+        self._starts: Counter[int] = Counter()  # of each node
+        self._losses: Counter[int] = Counter()  # of each node, in this run
         self._flushed = threading.Semaphore(0)  # counts nodes that did as told
         self._recording = True
         #: Public and secret key, known to the nodes of this cluster alone.
@@ -46,6 +52,7 @@ class Nodes:
     def start(self) -> None:
         """Start those that are not there: all at first, later those that have ended."""
         with self._starting:
+            self._losses.clear()
             missing = {n: role for n, role in self.roles.items() if self._ended(n)}
             if missing and not self.closed:
                 self._start(missing)
@@ -59,21 +66,30 @@ class Nodes:
         from distkit.kvstore.sockets import new_keys
 
         self.keys = self.keys or new_keys()
-        for n in missing:  # who served in its place does so no more
-            Path(folder, f"kv{n}").unlink(missing_ok=True)
-        children = server().fork_all("distkit.cluster.processes:node", [
+        for n, (role, _) in missing.items():
+            if role == "scheduler":  # all others find it where the last one was
+                Path(folder, f"kv{n}").unlink(missing_ok=True)
+        children = self._fork.fork_all("distkit.cluster.processes:node", [
             {"node": Node(role, i, plan.ranks, plan.servers, folder, keys=self.keys,
-                          heartbeat_timeout=self._heartbeat_timeout),
+                          heartbeat_timeout=self._heartbeat_timeout,
+                          start=self._starts[n] if role == "server" else 0),
              "folder": folder, "log": f"{role}-{i}.log", "recording": self._recording}
-            for role, i in missing.values()
+            for n, (role, i) in missing.items()
         ])  # fmt: skip
+        self._starts.update([*missing])
         for n, child in zip(missing, children, strict=True):
             self.children[n] = child
             child.hear(partial(self._said, n))
             child.on_exit(partial(self._ended_by_itself, n))
+            child.on_stop = partial(self._hear, n, "stopped")
+        if max(self.roles) in missing:
+            self._tell_who_left(self._left)
 
     def _ended_by_itself(self, node: int, status: int) -> None:
-        """Another goes on from what a scheduler has written down; of a server, who has copies."""
+        """Another goes on from what a scheduler has written down; of a server, who has copies.
+
+        A new process takes the place of each: it goes on, or it gets copies.
+        """
         if self.closed:
             return
         if self._is_in_use(node):
@@ -81,10 +97,13 @@ class Nodes:
         threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
 
     def _start_again(self, node: int) -> None:
-        scheduler = self.roles[node][0] == "scheduler"
-        with self._starting, suppress(StartError):  # the next run will tell
-            if self._ended(node) and not self.closed and (scheduler or not self._is_in_use(node)):
-                self._start({node: self.roles[node]})
+        """Start another; one that ends while it starts is replaced in turn, a few times."""
+        with self._starting:  # if all of them fail, the next run will tell
+            while self._ended(node) and not self.closed and self._losses[node] < MOST:
+                self._losses[node] += 1
+                with suppress(StartError):
+                    self._start({node: self.roles[node]})
+                    return
 
     def _is_in_use(self, node: int) -> bool:
         """Whether the run goes on without it: not before all are there."""
@@ -92,6 +111,18 @@ class Nodes:
 
         socket = Path(self._folder, f"kv{max(self.roles)}")
         return self.run is not None and begun(socket, self.run)
+
+    def leave(self, run: int, worker: int, life: int, how: str) -> None:
+        """Tell the scheduler that a worker's process has ended: it may never have met it."""
+        if self.roles:
+            self._left = [told for told in self._left if told[0] == run]
+            self._left.append((run, worker, life, how))
+            self._tell_who_left(self._left[-1:])
+
+    def _tell_who_left(self, left: list[tuple[int, int, int, str]]) -> None:
+        with suppress(OSError):  # it has ended, and the next is told
+            for told in left:
+                self.children[max(self.roles)].channel.send(told)
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message

@@ -16,6 +16,7 @@ from distkit.events import Event
 _files: dict[str, str] = {}  # the reader's name of a file -> its path
 _labels: dict[str, str] = {}  # the file of a cell that runs on the ranks -> the reader's name
 _cells = itertools.count()
+SAVE_FIGURES = "a figure is shown in notebooks only; save it with plt.savefig('figure.png')"
 _MOST = 200_000  # characters of one source file that go into a trace
 
 
@@ -29,6 +30,16 @@ def in_notebook() -> bool:
     """Whether there is a front end that can show pictures."""
     found = shell()
     return found is not None and hasattr(found, "kernel")
+
+
+def show_figures(figures: list[tuple[int, bytes]]) -> None:
+    """Show the ranks' PNG pictures, labelled; where that is not possible, say so."""
+    for rank, picture in figures:
+        print(f"[rank {rank}] {'' if in_notebook() else SAVE_FIGURES}")
+        if in_notebook():
+            from IPython.display import Image, display
+
+            display(Image(picture))
 
 
 def cell(depth: int = 2) -> object | None:
@@ -76,15 +87,20 @@ def name_cell(text: str, count: int) -> str:
     return file
 
 
-@lru_cache(4096)
 def place(where: str) -> str:
     """``file:line`` as the reader knows it: ``In[5]:3`` for a cell, a short path for a file."""
-    file, _, line = where.rpartition(":")
-    return f"{_label(file)}:{line}" if file else where
+    return _place(where, getattr(shell(), "execution_count", 0))
 
 
 @lru_cache(4096)
-def _label(file: str) -> str:
+def _place(where: str, count: int) -> str:
+    """As :func:`place`, while cell ``count`` runs: one that ran again has another number."""
+    file, _, line = where.rpartition(":")
+    return f"{_label(file, count)}:{line}" if file else where
+
+
+@lru_cache(4096)
+def _label(file: str, count: int) -> str:
     compiler = getattr(shell(), "compile", None)
     known = getattr(compiler, "format_code_name", lambda name: None)(file)
     label = _labels.get(file) or (str(known[1]) if known else _short(file))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import io
+import reprlib
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +19,48 @@ from typing import Any
 import cloudpickle
 
 from distkit.errors import NotPicklableError
+from distkit.trace.recorder import make_users
 
 #: The standard library, and distkit itself: both are on the ranks already.
 _LIBRARIES = (str(Path(threading.__file__).parent), str(Path(__file__).parents[1]))
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
+    """cloudpickle, and the modules and operators of torch that it does not know."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        path = _path(thing)
+        return super().reducer_override(thing) if path is None else (_find, path)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value, functions of notebooks included."""
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=cloudpickle.DEFAULT_PROTOCOL).dump(value)
+        return file.getvalue()
+
+
+def _path(thing: Any) -> tuple[str, str] | None:
+    """A module and the name in it, of what is the same in every process."""
+    if isinstance(thing, ModuleType) and type(thing) is not ModuleType:
+        if sys.modules.get(thing.__name__) is thing:
+            return thing.__name__, ""
+    operators = sys.modules.get("torch._ops")
+    if operators is None:
+        return None
+    if isinstance(thing, operators._OpNamespace):
+        return "torch", f"ops.{thing.name}"
+    if isinstance(thing, operators.OpOverloadPacket):
+        return "torch", f"ops.{thing._qualified_op_name.replace('::', '.')}"
+    if isinstance(thing, operators.OpOverload):
+        packet = thing.overloadpacket._qualified_op_name.replace("::", ".")
+        return "torch", f"ops.{packet}.{thing._overloadname}"
+    return None
+
+
+def _find(module: str, name: str) -> Any:
+    found = import_module(module)
+    return attrgetter(name)(found) if name else found
 
 
 def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -31,25 +74,30 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if kwargs:
             raise TypeError("a script's arguments are words: run('train.py', '--steps', '10')")
         fn = _script(Path(fn))
+        make_users(str(fn))  # its lines are shown, wherever it is
         args = tuple(map(str, args))
     elif not callable(fn):
-        raise TypeError(f"run() wants a function or the path of a script, not {fn!r}")
+        raise TypeError(
+            f"run() needs a function or the path of a script, got {reprlib.repr(fn)}. Give the "
+            "function itself, without parentheses: cluster.run(hello), not cluster.run(hello())."
+        )
     try:
         with _by_value(_users_modules()):
-            return bytes(cloudpickle.dumps((fn, args, kwargs)))
+            return dumps((fn, args, kwargs))
     except Exception:
         with suppress(Exception):  # something at the top of a module cannot travel: import it there
-            return bytes(cloudpickle.dumps((fn, args, kwargs)))
+            return dumps((fn, args, kwargs))
         raise NotPicklableError(_blame(fn, args, kwargs)) from None
 
 
 def _users_modules() -> list[ModuleType]:
     """The modules that the user wrote: they change while ranks live, and travel as cells do."""
-    return [m for m in list(sys.modules.values()) if _is_users(getattr(m, "__file__", None))]
+    return [m for m in list(sys.modules.values()) if is_users(getattr(m, "__file__", None))]
 
 
 @lru_cache(4096)
-def _is_users(file: str | None) -> bool:
+def is_users(file: str | None) -> bool:
+    """Whether a module's file is the user's: of no installed package, nor of distkit."""
     return file is not None and not file.startswith(_LIBRARIES) and "-packages" not in file
 
 
@@ -83,6 +131,22 @@ def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"{name}() cannot travel to the ranks. Create what cannot be pickled inside {name}()."
 
 
+def captured(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, list[Any] | dict[Any, Any] | set[Any]]]:
+    """The lists, dicts and sets that travel with a call, by the caller's names for them."""
+    if not inspect.isfunction(fn):
+        return
+    code = fn.__code__
+    names = zip(code.co_freevars, fn.__closure__ or (), strict=True)
+    found: dict[str, Any] = {n: fn.__globals__[n] for n in code.co_names if n in fn.__globals__}
+    found |= dict(zip(code.co_varnames, args, strict=False)) | kwargs
+    for name, cell in names:
+        with suppress(ValueError):  # it has no value yet
+            found[name] = cell.cell_contents
+    yield from ((name, one) for name, one in found.items() if type(one) in (list, dict, set))
+
+
 def _suspects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Everything that travels with the call, each with words for it."""
     for i, value in enumerate(args):
@@ -99,7 +163,7 @@ def _suspects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterato
 
 def _travels(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:
         return False
     return True

@@ -12,6 +12,9 @@ from distkit.errors import StartError
 #: What one more rank takes, with torch shared by fork and room for small work [bytes].
 RANK_BYTES = 90_000_000
 
+#: So many processes a core start within seconds and take turns without long waits.
+COMFORTABLE = 8
+
 #: A node of the parameter server that gives no sign of life for so long counts as dead [s].
 HEARTBEAT_TIMEOUT = 30.0
 
@@ -20,7 +23,8 @@ HEARTBEAT_TIMEOUT = 30.0
 class Plan:
     """What a cluster will be.
 
-    ``devices`` has one entry per rank; ``note`` says why this backend, for the status card.
+    ``devices`` has one entry per rank; ``note`` says why this backend, for the status card;
+    ``crowd`` what to expect where the machine has few cores for so many processes.
     """
 
     ranks: int
@@ -29,11 +33,17 @@ class Plan:
     devices: tuple[str, ...]
     threads: int
     note: str = ""
+    crowd: str = ""
 
     @property
     def processes(self) -> int:
         """Ranks, servers, and the scheduler that comes with servers."""
         return self.ranks + self.servers + (1 if self.servers else 0)
+
+    @property
+    def wish(self) -> str:
+        """What to write in ``dk.Cluster(…)`` for another one like it."""
+        return f"workers={self.ranks}, servers={self.servers}" if self.servers else str(self.ranks)
 
 
 def make_plan(
@@ -56,7 +66,7 @@ def make_plan(
         StartError: what was asked for is not to be had; the message says what is.
     """
     _check_counts(ranks, servers)
-    _check_memory(ranks, servers, memory)
+    _check_memory(ranks, servers, memory, cpus)
     use_gpu = _wants_gpu(device, gpus)
     if backend not in ("auto", "gloo", "nccl"):
         raise StartError(f"backend={backend!r} is not known. Use backend='auto', 'gloo' or 'nccl'.")
@@ -69,7 +79,20 @@ def make_plan(
     nccl = backend != "gloo" and use_gpu and len(set(devices)) == ranks
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    return Plan(ranks, servers, "nccl" if nccl else "gloo", devices, threads, _note(use_gpu, nccl))
+    return Plan(ranks, servers, "nccl" if nccl else "gloo", devices, threads, _note(use_gpu, nccl),
+                _crowd(ranks + servers, cpus))  # fmt: skip
+
+
+def _crowd(processes: int, cpus: int) -> str:
+    """What to expect of more processes than the machine serves well; "" if it does."""
+    most = COMFORTABLE * cpus
+    if processes <= most:
+        return ""
+    cores = f"{cpus} core{'s' * (cpus > 1)}"
+    return (
+        f"{processes} processes share {cores}: they start slowly and take turns to compute, "
+        f"so measured times say little. Use up to {most} here, and dk.simulate for more ranks."
+    )
 
 
 def _check_counts(ranks: int, servers: int) -> None:
@@ -82,11 +105,12 @@ def _check_counts(ranks: int, servers: int) -> None:
             )
 
 
-def _check_memory(ranks: int, servers: int, memory: int) -> None:
+def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
     wanted = ranks + servers + (1 if servers else 0)
     fit = max(0, memory // RANK_BYTES)
     if wanted > fit:
-        remedy = f"Use dk.Cluster({fit})" if fit else "Stop other programs or clusters"
+        good = min(fit, COMFORTABLE * cpus)
+        remedy = f"Use dk.Cluster({good})" if fit else "Stop other programs or clusters"
         raise StartError(
             f"{wanted} processes need about {wanted * RANK_BYTES / 1e9:.1f} GB and "
             f"{memory / 1e9:.1f} GB of memory is free: {fit} fit. {remedy}."

@@ -10,12 +10,14 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster import limits
 from distkit.cluster.channel import Channel
 
 #: How many numbers the controller may use for its sockets; it uses 18.
@@ -36,9 +38,10 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     from ipyparallel.controller.app import IPController
 
     _end_with(lifeline)
+    limits.raise_files()  # it needs more of them than its surroundings may give
     app = IPController.instance(log_level=logging.WARN)
     app.initialize([
-        f"--ProfileDir.location={folder}", "--IPController.use_threads=True",
+        *_places(folder, folder), "--IPController.use_threads=True",
         "--IPController.transport=ipc", f"--ip={folder}/s", f"--IPController.ports=1-{PORTS}",
         "--IPController.enable_curve=True", f"--HeartMonitor.period={period}",
         f"--HeartMonitor.max_heartmonitor_misses={misses}", "--IPController.db_class=NoDB",
@@ -50,6 +53,11 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
     app.start()
+
+
+def _places(profile: str, folder: str) -> list[str]:
+    """Where ipyparallel writes: not to the user's home, which may be full or read-only."""
+    return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
 
 
 def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
@@ -70,16 +78,24 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]
 
+    class Engine(IPEngine):  # type: ignore[misc]  # has no type hints
+        """Ends of a SIGTERM at once, as any process does: not when it next has time."""
+
+        def init_signal(self) -> None:
+            super().init_signal()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     rank = Rank(spec, lifeline)
     rank.start()
     if generation is not None:
         rank.group.join(generation)
-    app = IPEngine.instance(
+    app = Engine.instance(
         enable_nanny=False, id=spec.rank, ident=ident, user_ns=rank.namespace,
         connection_info_env=json.dumps(connection), log_level=logging.ERROR,
         out_stream_factory=PythonOutput,
     )  # fmt: skip
-    app.initialize([f"--ProfileDir.location={profile}"])
+    app.initialize(_places(profile, folder))
+    sys.path[:] = spec.path  # from here on imports are the user's
     app.start()
 
 
@@ -100,6 +116,7 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     payload, options = lifeline.recv()
     rank = Rank(spec, lifeline)
     rank.start()
+    sys.path[:] = spec.path  # from here on imports are the user's
     rank.execute(payload, options)
     threading.Event().wait()  # to end now would break the connections of ranks still at work
 
@@ -126,7 +143,12 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     recorder.set_current(mine if recording else None)
     flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
 
-    def obey(word: str) -> None:
+    service = kvstore.serve(node)
+
+    def obey(word: str | tuple[int, int, int, str]) -> None:
+        if isinstance(word, tuple):  # who has ended
+            service.leave(*word)
+            return
         if word == "flush":
             flusher.flush()
         else:
@@ -134,6 +156,5 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
         lifeline.send(("flushed", word))
 
     _end_with(lifeline, obey)
-    service = kvstore.serve(node)
     service.missed = lambda pid: lifeline.send(("missed", pid))
     service.run()

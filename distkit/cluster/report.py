@@ -7,11 +7,15 @@ import re
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from distkit.calls import SILENT, STOPPED, last_call, seen, silence
+from distkit.cluster import failure
+from distkit.cluster.failure import BROKEN, SIGINT
 from distkit.cluster.lives import MOST
 from distkit.cluster.notebook import place
+from distkit.cluster.spec import LINE_CLOSED
 from distkit.errors import (
     CommunicationWarning,
     DeadlockError,
@@ -19,12 +23,13 @@ from distkit.errors import (
     RankDied,
     RankError,
     RunError,
+    RunInterrupted,
     RunStopped,
     is_generated,
 )
 from distkit.events import State, Trace
 from distkit.trace.evidence import ASKED
-from distkit.trace.findings import Finding, Kind, times
+from distkit.trace.findings import Finding, Kind, times, verb
 from distkit.trace.recorder import MACHINERY, PACKAGE, is_users
 from distkit.trace.waits import gone, search
 
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 
 #: What torch says where there is no process group.
 _NO_GROUP = "process group has not been initialized"
+
+#: The first line of an error shows at most so much of what was raised [characters].
+HEADLINE = 2000
 
 Outcome = dict[str, Any]
 Frame = tuple[str, int, str, "str | None"]
@@ -50,6 +58,8 @@ def cause(status: int, *, asked: bool = False, hung: float = 0.0) -> str:
     """
     if status == -signal.SIGKILL and (asked or hung):
         return "dk.trouble killed it, as asked" if asked else f"it {silence(hung)}"
+    if status == LINE_CLOSED:
+        return "it closed the descriptors that distkit needs, as os.closerange() does"
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
@@ -71,16 +81,59 @@ def _end(outcome: Outcome) -> dict[str, str]:
     return {"how": "raised", "text": text, "where": _users_line(error["frames"])}
 
 
-def deadlock(name: str, findings: list[Finding]) -> DeadlockError:
+def cut_short(error: dict[str, Any]) -> dict[str, Any]:
+    """What a rank raised that ended before it could say it all."""
+    return {**error, "text": error["text"] or "(its text cannot be shown: making it did not end)"}
+
+
+def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
+    """The error of a result that cannot be read in the notebook."""
+    return NotPicklableError(
+        f"rank {rank} returned a {kind} that cannot be unpickled here "
+        f"({type(error).__name__}: {failure.text(error)}). "
+        "Return plain data: numbers, strings, lists, dicts, tensors."
+    )
+
+
+def mistaken(name: str, error: Exception) -> RunError:
+    """The error of a run that distkit could not see through to its end."""
+    return RunError(
+        f"distkit made a mistake of its own while it looked after {name} "
+        f"({type(error).__name__}: {failure.text(error)}). Its ranks were ended. Please report it."
+    )
+
+
+def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> DeadlockError:
     """The error of a run that could not go on."""
-    said = "\n".join(map(str, findings))
+    told = {rank for f in findings if f.kind is Kind.RAISED for rank in f.culprits}
+    handled = [(o["rank"], o["error"]["handled"]) for o in outcomes
+               if "handled" in o.get("error", {}) and o["rank"] not in told]  # fmt: skip
+    caught = [f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e['frames']))} before."
+              for rank, e in handled]  # fmt: skip
+    said = "\n".join([*map(str, findings), *caught])
     over = "All ranks were released, and the cluster is ready for the next run."
     return DeadlockError(f"{name} cannot go on: {said}\n{over}", findings)
 
 
-def stopped(run: Run) -> RunStopped:
+def of_stop(rank: int, how: str, pid: int) -> str:
+    """A rank whose process was stopped: nothing of its program is executed any more."""
+    return (
+        f"rank {rank} is stopped ({how}), and whoever waits for it waits on. It continues after "
+        f"`kill -CONT {pid}`; cluster.interrupt() ends the run."
+    )
+
+
+def interrupted(name: str, after: str, stopped: dict[str, str]) -> RunInterrupted:
+    """What ``cluster.interrupt()`` raises; ``stopped``: who was, by signals."""
+    said = [f"{name} was interrupted on all ranks; {after}."]
+    said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
+    return RunInterrupted(" ".join(said))
+
+
+def stopped(run: Run, findings: list[Finding]) -> RunStopped:
     """What the stop button raises: with the reason, if the run could not have gone on."""
-    found = [str(f) for f in run.findings if f.hang]
+    told = Kind.STOPPED, Kind.IN_BACKEND
+    found = [str(f) for f in findings if f.hang or f.kind in told]
     error = RunStopped("\n".join([f"{run.name} was interrupted on all ranks.", *found]))
     error.run = run
     return error
@@ -96,7 +149,7 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     again = {
         "scheduler": "another went on where it was",
         "server": "a server with its copies serves in its place, and nothing that was acknowledged "
-                  "is lost. Until the next run its values have one copy less",
+                  "is lost. New copies of its values are made at once",
     }  # fmt: skip
     return [
         f"{r['name'].replace('scheduler', 'the scheduler')} {gone(r['how'])} in the middle of "
@@ -107,39 +160,78 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def warn(texts: list[str]) -> None:
+def of_worn(name: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Processes that are replaced since their functions left what cannot be undone."""
+    return [
+        f"rank {o['rank']} has a fresh process after {name}, without the variables of %%ranks "
+        f"cells: what {name} changed cannot be undone ({', '.join(o['worn'])})."
+        for o in outcomes if o.get("worn")
+    ]  # fmt: skip
+
+
+def of_threads(name: str, ranks: list[int]) -> list[str]:
+    """Threads that communicate and that a function left behind when it returned."""
+    if not ranks:
+        return []
+    processes = "its process is" if len(ranks) == 1 else "their processes are"
+    return [
+        f"{verb(ranks, 'return')} from {name} while a thread that communicates still runs: "
+        f"{processes} replaced, and variables of %%ranks cells are lost. "
+        "Join the thread before the function returns."
+    ]
+
+
+def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Containers of the notebook whose copies on the ranks have grown."""
+    names = dict.fromkeys(n for o in outcomes for n in o.get("grown", ()))
+    return [
+        f"{name} put something into {one} on the ranks. Each rank has a copy of its own, and the "
+        f"notebook's {one} is as it was: return what you want to have here."
+        for one in names
+    ]
+
+
+def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> None:
     """Warn at the reader's line."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     for text in texts:
         file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
-        warnings.warn_explicit(text, CommunicationWarning, file, int(line))
+        warnings.warn_explicit(text, category, file, int(line))
 
 
 def verdict(name: str, outcomes: list[Outcome], order: list[int], trace: Trace) -> RunError | None:
     """The error of a run, None when every rank returned.
 
-    A death explains the errors of others, and an exception explains why
-    others were released: the first cause is the one reported.
+    The first cause is the one reported; what came of it is told after it. A death explains the
+    errors of others, unless one of them was there before it and speaks of something else.
     """
     ended = sorted(outcomes, key=lambda o: order.index(o["rank"]) if o["rank"] in order else 0)
-    dead = [o for o in ended if "died" in o]
+    dead = [o for o in ended if "died" in o and not o.get("released")]
     raised = [o for o in ended if "error" in o and not o["error"]["released"]]
     causes = [o for o in raised if not _is_consequence(o)] or raised[:1]
-    others = [o["rank"] for o in ended if "error" in o and o not in causes]
-    if dead:
+    others = [o for o in ended if o not in causes and ("error" in o or "died" in o)]
+    if dead and not (causes and _came_first(causes[0], dead[0], ended)):
         return _death(name, dead, trace)
     if causes:
         return _exception(name, causes[0], [o["rank"] for o in causes[1:]], others, trace)
     if others:
-        return RunError(f"{name} was released on ranks {listing(others)} before it finished.")
+        ranks = listing([o["rank"] for o in others])
+        return RunError(f"{name} was released on ranks {ranks} before it finished.")
     return None
+
+
+def _came_first(raised: Outcome, death: Outcome, ended: list[Outcome]) -> bool:
+    """Whether an exception cannot come of a death."""
+    before = ended.index(raised) < ended.index(death)
+    return before and not _is_consequence(raised) and raised["error"]["type"] != "KVStoreError"
 
 
 def _is_consequence(outcome: Outcome) -> bool:
     """Whether a rank failed only because its peer's connection broke."""
-    return re.search(r"Connection (closed|reset) by peer", outcome["error"]["text"]) is not None
+    error = outcome["error"]
+    return bool(error.get("consequence")) or BROKEN.search(error["text"]) is not None
 
 
 def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
@@ -185,20 +277,23 @@ def _last_words(log: str, most: int = 15) -> str:
 
 
 def _exception(
-    name: str, first: Outcome, also: list[int], others: list[int], trace: Trace
+    name: str, first: Outcome, also: list[int], others: list[Outcome], trace: Trace
 ) -> RunError:
     error, rank = first["error"], first["rank"]
     if error["type"] == "_Unpicklable":
         return NotPicklableError(f"rank {rank}: {error['text']}")
     line = _users_line(error["frames"])
-    parts = [f"rank {rank} raised {error['type']}: {error['text']}{_at(line)}"]
+    parts = [f"rank {rank} raised {_headline(error)}{_at(line)}"]
     if error["type"] == "SystemExit":
         parts = [f"rank {rank} called sys.exit({error['text']}){_at(line)}. Return instead."]
+    if (error["type"], error["text"]) == ("KeyboardInterrupt", SIGINT):
+        parts = [f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
+                 "from outside distkit. cluster.interrupt() ends a run on all ranks."]  # fmt: skip
+    if error.get("leaving"):
+        parts.append(f"On its way out, in a finally or an __exit__: {_waited(trace, rank)}.")
     if also:
         parts.append(f"Ranks that raised, too: {listing(also)}.")
-    if others:
-        waits = "; ".join(_waited(trace, r) for r in others)
-        parts.append(f"The others were released: {waits}.")
+    parts += _of_others(others, trace)
     text = "".join(_frame(*frame) for frame in _shown(error["frames"]))
     if trace.meta.get("replaced") and (_is_consequence(first) or _NO_GROUP in error["text"]):
         parts.append(
@@ -206,16 +301,66 @@ def _exception(
             'ranks, and have no place for a new one. With on_crash="replace" let the workers '
             "speak through the store alone."
         )
+    parts += _of_nothing(error)
     parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
     if error["cause"]:
         parts.append(f"caused by {error['cause']}")
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
 
 
+#: A variable that is assigned something; and what returns nothing.
+_ASSIGNED = re.compile(r"^\s*(\w+)\s*=(?!=)\s*(.*)")
+_IN_PLACE = re.compile(
+    r"(?:[\w.]+\.)?(all_reduce|broadcast|reduce|all_gather|all_gather_into_tensor|gather|scatter|"
+    r"reduce_scatter|reduce_scatter_tensor|all_to_all|all_to_all_single|send)\((?!.*async_op)"
+)
+
+
+def _of_nothing(error: dict[str, Any]) -> list[str]:
+    """Why a variable of the line that raised is None: its collective returns nothing."""
+    where = next((f for f in reversed(error["frames"]) if is_users(f[0])), None)
+    if where is None or "NoneType" not in error["text"]:
+        return []
+    file, number, *_ = where
+    unknown = set(re.findall(r"\w+", linecache.getline(file, number)))
+    for before in reversed(linecache.getlines(file)[: number - 1]):
+        if before.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+        assigned = _ASSIGNED.match(before)
+        if assigned is None or assigned[1] not in unknown:
+            continue
+        unknown.remove(assigned[1])
+        if found := _IN_PLACE.match(assigned[2]):
+            return [f"{assigned[1]} is None: {found[1]} returns nothing, it writes into the tensor "
+                    "that it is given. Use that tensor."]  # fmt: skip
+    return []
+
+
+def _headline(error: dict[str, Any]) -> str:
+    """An exception in one line."""
+    first = error["text"].partition("\n")[0]
+    return f"{error['type']}: {first[:HEADLINE]}".removesuffix(": ")
+
+
+def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
+    """What became of those that did not raise it."""
+    released = [o["rank"] for o in others if "error" in o]
+    held = [o["rank"] for o in others if "died" in o and o.get("released")]
+    said = [f"After that, the process of rank {o['rank']} {gone(o['died'])} ({o['died']})."
+            for o in others if "died" in o and not o.get("released")]  # fmt: skip
+    if held:
+        waits = "; ".join(_waited(trace, r) for r in held)
+        said.append(f"Not to be released were, and have new processes: {waits}.")
+    if released:
+        waits = "; ".join(_waited(trace, r) for r in released)
+        said.append(f"The others were released: {waits}.")
+    return said
+
+
 def _users_line(frames: list[Frame]) -> str:
-    """The innermost line that is the user's: not in an installed package."""
+    """The innermost line that is the user's: not in an installed package, nor of Cython's."""
     for file, number, function, _ in reversed(frames):
-        if is_users(file) and not is_generated(file, function):
+        if file and is_users(file) and "." not in function and not is_generated(file, function):
             return place(f"{file}:{number}")
     return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
 
@@ -229,6 +374,8 @@ def _shown(frames: list[Frame]) -> list[Frame]:
 
 def _frame(file: str, number: int, function: str, text: str | None) -> str:
     """One frame of a remote traceback; cells' sources are known only here."""
+    if not file:
+        return f"  … {function} …\n"
     source = linecache.getline(file, number).strip() or (text or "")
     label, _, line = place(f"{file}:{number}").rpartition(":")
     shown = f'  File "{label}", line {line}, in {function}\n'

@@ -15,20 +15,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster import folders
 from distkit.cluster.engines import PATIENCE, Engines
-from distkit.cluster.forkserver import Child, private_folder, server
+from distkit.cluster.forkserver import Child, Stop, server
+from distkit.cluster.lives import MOST
 from distkit.cluster.nodes import Nodes
 from distkit.cluster.plan import Plan
+from distkit.cluster.report import cause
 from distkit.cluster.run import LET_GO, Run
-from distkit.cluster.spec import Spec, surroundings
+from distkit.cluster.spec import Spec, free_port, surroundings
 from distkit.errors import ClusterError, DistkitError, StartError
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
 PERIOD, MISSES = 50, 1200
 
+#: Who was killed has ended within this time [s].
+ENDED = 5.0
+
+#: The controller forgets a rank that has ended within this time [s].
+FORGOTTEN = 10.0
+
 #: Whose connections broke has ended, or does so within this time [s]; or else it hangs.
 ENDS = 1.0
+
+_WIPED = (
+    "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
+    "its ranks cannot meet without it."
+)
 
 
 class Room:
@@ -44,20 +58,24 @@ class Room:
         self.plan, self._on_change = plan, on_change
         self._heartbeat_timeout = heartbeat_timeout
         self.stage, self.failure = "starting", ""
-        self.folder = private_folder()
+        self._fork, self._port = server(), free_port()
+        self.folder = self._fork.make_folder(plan.processes, controller=True)
         self.ranks: dict[int, Child] = {}
-        self.nodes = Nodes(plan, self.folder, self._hear_node, heartbeat_timeout)
+        self.nodes = Nodes(plan, self._fork, self.folder, self._hear_node, heartbeat_timeout)
         self.generation = 0
+        self._beginning: set[int] = set()  # ranks that are forked again
         self.started = time.monotonic()
         self.run: Run | None = None
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run and its aftermath are over
         self.closed = False
+        self._over = False  # it has failed, for good
         self._up = False  # has been ready once: from then on ranks that end are replaced
-        self._lock = threading.RLock()
+        self._lock, self._failing = threading.RLock(), threading.Lock()
         self._engines: Engines | None = None
         self._controller: Child | None = None
         self._call: tuple[bytes, dict[str, Any]] = b"", {}  # of the latest run
+        self._hear_no_loss = self._fork.on_loss(self._fail)
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
     # -- starting ---------------------------------------------------------------
@@ -79,7 +97,7 @@ class Room:
             self.ready.set()
 
     def _start_all(self) -> None:
-        fork = server()
+        fork = self._fork
         fork.preload("ipyparallel.controller.app")
         self._controller = fork.fork(
             "distkit.cluster.processes:controller", folder=self.folder, log="controller.log",
@@ -122,8 +140,8 @@ class Room:
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
-        around = surroundings()
-        children = server().fork_all("distkit.cluster.processes:engine", [
+        around = {**surroundings(), "port": self._port}
+        children = self._fork.fork_all("distkit.cluster.processes:engine", [
             {"spec": self._spec(r, around), "connection": self.engines.connection,
              "ident": self.engines.name(r), "generation": join, "profile": self.folder,
              "folder": self.folder, "log": f"rank-{r}.log"}
@@ -133,6 +151,7 @@ class Room:
             self.ranks[r] = child
             child.hear(partial(self._hear_rank, r))
             child.on_exit(partial(self._on_exit, r, child))
+            child.on_stop = partial(self._on_stop, r)
 
     def _spec(self, r: int, around: dict[str, Any]) -> Spec:
         plan, node = self.plan, None
@@ -154,6 +173,8 @@ class Room:
                     f"rank {ended[0]} ended while starting "
                     f"({self.ranks[ended[0]].status}). {self._log(f'rank-{ended[0]}.log')}"
                 )
+            if self._over:
+                raise StartError(self.failure)
             if self.closed or time.monotonic() > end:
                 raise StartError(
                     f"ranks {missing} did not report within {PATIENCE:.0f} s. The machine may be "
@@ -162,6 +183,8 @@ class Room:
             time.sleep(0.005)
 
     def _explain(self, error: Exception) -> str:
+        if not self._fork.alive:
+            return f"{self._fork.why()} {self._again()}"
         if isinstance(error, DistkitError):
             return str(error)
         log = self._log("controller.log")
@@ -175,13 +198,15 @@ class Room:
         """The end of a process's low-level output."""
         with suppress(OSError):
             text = Path(self.folder, name).read_text(errors="replace")[-20_000:]
-            return "\n".join(x for x in text.splitlines() if "[IPController]" not in x)
-        return ""
+            said = "\n".join(x for x in text.splitlines() if "[IPController]" not in x)
+            return said or folders.is_full(self.folder)
+        return folders.is_full(self.folder)
 
     # -- running ----------------------------------------------------------------
 
     def await_ready(self, timeout: float | None) -> bool:
         """Wait until all ranks are there; one that has just ended is waited for to be replaced."""
+        self._check_folder()
         with self._lock:
             if self._up and any(c.channel.broken() for c in self.ranks.values()):
                 self.ready.clear()  # the notice of its end is on its way, and leads to _replace
@@ -199,6 +224,9 @@ class Room:
         self.settled.clear()
         self.nodes.record(options.get("record", True))
         self._call = payload, options
+        for n, child in {**self.ranks, **self.nodes.children}.items():
+            if child.stopped[0]:
+                run.hear(n, "stopped", child.stopped)
         for r in run.ranks:
             self._execute(run, r, options)
         threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
@@ -240,17 +268,16 @@ class Room:
         run.conduct(self)
         if not run.intact:
             self.generation += 1
-        haunted = [self.ranks[r] for r in run.haunted if not self.closed]
-        server().kill(haunted)
-        for child in haunted:
+        unfit = [self.ranks[r] for r in run.unfit if not self.closed]
+        self._fork.kill(unfit)
+        for child in unfit:
             child.wait(LET_GO)
         try:
             self._replace()
-            if not self.closed:
+            if self._up and not self.closed:
                 self.nodes.start()
-        except StartError:
-            if not self.closed:  # else nobody needs them any more
-                raise
+        except StartError as error:
+            self._fail(str(error))
         finally:
             self.run = self.nodes.run = None
             self.settled.set()
@@ -270,7 +297,7 @@ class Room:
 
     def end(self, ranks: Iterable[int]) -> None:
         """Crew: end these ranks' processes."""
-        server().kill([self.ranks[r] for r in ranks])
+        self._fork.kill([self.ranks[r] for r in ranks])
 
     # -- ranks that end ---------------------------------------------------------
 
@@ -281,15 +308,23 @@ class Room:
             if child.pid == pid and not child.wait(ENDS) and not self.closed:
                 if self.run is not None:
                     self.run.hung[n] = self._heartbeat_timeout
-                server().kill([child])
+                self._fork.kill([child])
+
+    def _on_stop(self, rank: int, stop: Stop) -> None:
+        """A signal has stopped a rank's process, or it continues: say so."""
+        if self.run is not None:
+            self.run.hear(rank, "stopped", stop)
+        self._on_change()
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         """A rank's process ended: tell the run, and put another in its place."""
-        if self.ranks.get(rank) is not child:
+        if self.ranks.get(rank) is not child or rank in self._beginning:
             return
         run = self.run
         if run is not None and not run.finished:
+            life = run.life(rank)
             run.add_death(rank, status, self.folder)
+            self.nodes.leave(run.number, rank, life, cause(status))
         if self.closed:
             return
         self.engines.forget(rank)
@@ -298,19 +333,42 @@ class Room:
         self._on_change()
 
     def _on_controller_exit(self, status: int) -> None:
-        """The controller ended: without it no rank can be reached, so the cluster is over."""
-        if self.closed:
-            return
-        self._up = False  # ranks that end are not replaced any more
-        self.failure = (
-            f"ipyparallel's controller ended ({status}), and the ranks cannot be reached without "
-            f"it. Make the cluster again: dk.Cluster({self.plan.ranks})."
+        self._fail(
+            f"ipyparallel's controller ended ({status}). Without it ranks cannot be reached."
         )
+
+    def _fail(self, why: str) -> None:
+        """The cluster is over: its ranks have ended, or cannot be reached any more."""
+        with self._failing:  # not the lock: who replaces ranks has it, until they come or we fail
+            if self.closed or not self._up:
+                return
+            self._up = False  # ranks that end are not replaced any more
+            self.failure = f"{why} {self._again()}"
+        run = self.run
+        if run is not None:
+            run.lost = why
         self._stage("failed")
-        server().kill(list(self.ranks.values()))
+        self._over = True
+        self._fork.kill(list(self.ranks.values()))
+        threading.Thread(target=self._tidy, name="distkit-tidy", daemon=True).start()
+
+    def _check_folder(self) -> None:
+        """Without their folder ranks cannot meet, and no other can be started."""
+        if self._up and not folders.is_there(self.folder):
+            self._fail(_WIPED.format(self.folder))
+
+    def _again(self) -> str:
+        return f"Make the cluster again: dk.Cluster({self.plan.wish})."
+
+    def _tidy(self) -> None:
+        """End what is left of a cluster that is over, when its last run has told all."""
+        if self.run is not None:
+            self.settled.wait()
+        self._end_all()
 
     def _replace(self) -> None:
         """Fork new ranks in the place of those that ended."""
+        self._check_folder()
         with self._lock:
             gone = [r for r, child in self.ranks.items() if child.status is not None]
             if not gone or self.closed or not self._up:
@@ -322,25 +380,52 @@ class Room:
                 self._fork_again(gone)
                 self._stage("ready")
             except Exception as error:
-                self.failure = str(error)
+                self.failure = self.failure if self._over else str(error)
                 self._stage("failed")
             finally:
                 self.ready.set()
 
     def _fork_again(self, gone: list[int]) -> None:
+        """Fork new ranks; those that end while they start are replaced in turn, a few times."""
+        self._beginning.update(gone)
+        try:
+            for left in reversed(range(MOST)):
+                try:
+                    self._fork_anew(gone)
+                    if all(self.ranks[r].status is None for r in gone):
+                        return
+                except StartError:
+                    gone = [r for r in gone if self.ranks[r].status is not None]
+                    if not (gone and left and self._up) or self.closed:
+                        raise
+        finally:
+            self._beginning.clear()
+
+    def _fork_anew(self, gone: list[int]) -> None:
         for r in gone:
             self.engines.forget(r)  # the news of its end may wait for us in this very thread
+        end = time.monotonic() + FORGOTTEN
         while any(self.engines.find(r) is not None for r in gone):
+            if self._over or self.closed or time.monotonic() > end:
+                raise StartError(
+                    self.failure or f"ranks {gone} cannot be replaced: ipyparallel's controller "
+                    "does not answer. Make the cluster again."
+                )
             time.sleep(0.005)
         self._fork_ranks(gone, join=None)
         self._await_registration(gone)
 
     def restart(self) -> None:
         """End every rank and start new ones in their place."""
-        children = list(self.ranks.values())
-        server().kill(children)
-        for child in children:
-            child.wait(5)
+        self._check_folder()
+        killed = dict(self.ranks)  # others take their places as soon as they have ended
+        self._fork.kill(list(killed.values()))
+        stay = [r for r, child in killed.items() if not child.wait(ENDED)]
+        if stay:
+            raise ClusterError(
+                f"ranks {stay} did not end within {ENDED:.0f} s, although they were killed. "
+                "Use cluster.stop(), and make the cluster again."
+            )
         self._replace()
 
     # -- the end ----------------------------------------------------------------
@@ -350,9 +435,10 @@ class Room:
         if self.closed:
             return
         self.closed = True
+        self._hear_no_loss()
         run = self.run
         if run is not None:
-            run.abandon()
+            run.abandon("the cluster was stopped")
         self._end_all()
         self.stage = "stopped"
         self._on_change()
@@ -364,14 +450,13 @@ class Room:
             children.append(self._controller)
         if self._engines is not None:
             self._engines.close()
-        fork = server()
-        fork.kill(children)
+        self._fork.kill(children)
         for child in children:
             child.let_go()
-        fork.remove(self.folder)
+        self._fork.remove(self.folder)
 
     def _stage(self, stage: str) -> None:
-        if not self.closed:
+        if not (self.closed or self._over):
             self.stage = stage
             self._on_change()
 

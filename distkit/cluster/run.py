@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import dumps, loads
 from typing import Any
@@ -14,10 +18,10 @@ from typing import Any
 from distkit.cluster import report
 from distkit.cluster.crew import Crew
 from distkit.cluster.lives import Lives, failed, note
-from distkit.cluster.notebook import place, sources
+from distkit.cluster.notebook import place, show_figures, sources
 from distkit.cluster.prints import Prints
 from distkit.cluster.watch import Watch
-from distkit.errors import DistkitError, RunError, RunInterrupted
+from distkit.errors import DistkitError, RunError, RunStopped
 from distkit.events import Event, Op, Trace
 from distkit.trace import blackbox
 from distkit.trace.diagnosis import Finding
@@ -50,8 +54,9 @@ class Run:
         wait_forever: bool = False,
     ) -> None:  # fmt: skip
         self.name, self.number, self.ranks = name, number, ranks
-        self._meta = {**meta, "name": name, "groups": {}}
+        self._meta = {**meta, "name": name, "groups": {}, "raising": {}, "unreduced": {}}
         self.stepped, self.doomed = False, set[int]()  # those that dk.trouble is going to kill
+        self.lost = ""  # why all ranks have ended at once, if their cluster is over
         self.hung: dict[int, float] = {}  # how long those were silent that are ended for it [s]
         self._lives = Lives()
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
@@ -66,12 +71,16 @@ class Run:
         self._rows: dict[int, int] = defaultdict(int)  # that arrived from each rank
         self._trace: Trace | None = None
         self._outcomes: dict[int, dict[str, Any]] = {}
+        self._failing: dict[int, dict[str, Any]] = {}  # what ranks raised that cannot yet say more
+        self._unpacked: list[Any] | None = None
+        self._reading = threading.RLock()  # a result may look at the run
         self._order: list[int] = []  # ranks in the order in which they ended
         self._changed = threading.Condition()
         self._interrupted, self._aftermath = False, "halt"  # of a rank that dies
         self._after = "the cluster is ready for the next run"
         self._ended: set[int] = set()  # ranks whose processes we had to end
         self.prints = Prints()
+        self._figures: list[tuple[int, bytes]] = []  # PNG pictures, not yet shown
         self._subscribers: list[Callable[[list[Event]], None]] = []
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or begins again
         self._done, self._telling = threading.Event(), threading.RLock()
@@ -110,11 +119,18 @@ class Run:
     def results(self) -> list[Any]:
         """What the function returned, by rank; waits, and raises as :meth:`wait` does."""
         self.wait()
-        return self._results
+        return self._unpack_results()
+
+    @property
+    def output(self) -> list[str]:
+        """What each rank has printed so far, by rank; a notebook may show less of it."""
+        return [self.prints.all_of(rank) for rank in self.ranks]
 
     @property
     def error(self) -> RunError | None:
         """What went wrong, None if nothing has."""
+        if self.finished and self._error is None:
+            self._unpack_results()
         return self._error
 
     @property
@@ -151,23 +167,46 @@ class Run:
             TimeoutError: ``timeout`` seconds have passed; the run goes on.
         """
         try:
-            if not self.prints.print_until(lambda: self.finished, timeout):
-                raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
-        except KeyboardInterrupt:
-            self.interrupt()
-            self.prints.print_until(lambda: self.finished, None)
-            raise report.stopped(self) from None
+            with self.ended_by_interrupt():
+                if not self.prints.print_until(lambda: self.finished, timeout):
+                    raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
         finally:
+            figures, self._figures = self._figures, []
+            show_figures(figures)
             with self._telling:  # what a view shows in the end belongs to the cell that waited
                 pass
-        if self._error is not None:
-            raise self._error
-        if not self._looked:
-            self._looked = True
+        first, self._looked = not self._looked, True
+        if first:
+            report.warn(report.of_worn(self.name, self._outcomes.values()))
+        if self.error is not None:
+            raise self.error
+        if first:
             report.warn(report.of_replacements(self.name, self.replaced))
+            report.warn(report.of_threads(self.name, self.haunted))
+            report.warn(report.of_copies(self.name, self._outcomes.values()))
+            report.warn([text for o in self._outcomes.values() for text in o.get("missed", ())])
             if self._arrived <= LOOKED_AT or self.died:
                 report.warn(report.of_findings(self.findings))
         return self
+
+    @contextmanager
+    def ended_by_interrupt(self) -> Iterator[None]:
+        """An interrupt of the reader's in here ends the run on every rank, whatever it met."""
+        try:
+            yield
+        except RunStopped:  # it was, further down
+            raise
+        except KeyboardInterrupt:
+            # where the ranks are now: of a short trace at once, since to release them adds to it
+            found = self.findings if self._arrived <= LOOKED_AT else []
+            self.interrupt()
+            self.prints.print_until(lambda: self.finished, None)
+            raise report.stopped(self, found or self.findings) from None
+
+    def __await__(self) -> Generator[Any, None, Run]:
+        """Wait, as :meth:`wait` does, while other coroutines go on."""
+        yield from asyncio.to_thread(self._done.wait).__await__()
+        return self.wait()
 
     def interrupt(self) -> None:
         """End the function on every rank, wherever it is; the cluster stays usable."""
@@ -175,10 +214,10 @@ class Run:
             self._interrupted = True
             self._changed.notify_all()
 
-    def abandon(self) -> None:
-        """The cluster is being stopped: its ranks end."""
+    def abandon(self, why: str) -> None:
+        """The cluster is being stopped, or restarted, as ``why`` says: its ranks end."""
         self._ended.update(self.ranks)
-        self._after = "the cluster was stopped"
+        self._after = why
         self.interrupt()
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
@@ -202,17 +241,49 @@ class Run:
             self.prints.add(rank, *what)
         elif kind == "replaced":
             how = report.cause(what, hung=self.hung.get(rank, 0.0))
+            self._meta.get("stopped", {}).pop(str(rank), None)
             self._lives.begin(rank, self._named(rank), how, time.monotonic())
         elif kind == "outcome":
             self.add_outcome(rank, what)
+        elif kind == "stopped":
+            self._note_stop(rank, *what)
+        elif kind == "failing":
+            with self._changed:
+                self._failing[rank] = what
+                self._changed.notify_all()
         elif kind == "group":
             self._meta["groups"].update([what])
+        elif kind == "raising":
+            seq, text, where = what
+            known = {"seq": seq, "text": text, "where": place(where)}
+            self._meta["raising"] = {**self._meta["raising"], str(rank): known}
+        elif kind == "threads":
+            known_threads = self._meta.setdefault("threads", {})
+            known_threads.setdefault(str(rank), []).append(what)
+        elif kind == "unreduced":
+            self._meta["unreduced"] = {**self._meta["unreduced"], str(rank): what}
         elif kind == "aftermath":  # of ranks that die, as the store's on_crash says
             self._aftermath = what
+        elif kind == "figure":
+            self._figures.append((rank, what))
         elif kind == "waits":
             with self._changed:
                 self._watch.hear(rank, *what)
                 self._changed.notify_all()
+
+    def _note_stop(self, rank: int, number: int, since: float) -> None:
+        """A rank's process was stopped by this signal, then; with 0 it goes on."""
+        stopped = self._meta.setdefault("stopped", {})
+        self._meta.setdefault("silent_since", {})[str(rank)] = self.clock(since)
+        if rank not in self.ranks:  # a server or the scheduler: a diagnosis tells
+            stopped.pop(str(rank), None)
+            stopped.update({str(rank): signal.Signals(number).name} if number else {})
+        elif number:
+            how = stopped[str(rank)] = signal.Signals(number).name
+            pid = self._meta["ranks"][str(rank)]["pid"]
+            self.prints.add(rank, "stderr", report.of_stop(rank, how, pid) + "\n")
+        elif stopped.pop(str(rank), None):
+            self.prints.add(rank, "stderr", f"rank {rank} continues\n")
 
     def add_rows(self, rank: int, count: int, packed: bytes) -> None:
         """Events of a rank, still packed: on a busy machine looking at them slows the ranks."""
@@ -233,9 +304,10 @@ class Run:
                     callback(new)
 
     def _unpack_all(self) -> list[Event]:
-        packed, self._packed = self._packed, []
+        packed = list(self._packed)
         new = [to_event(rank, row if not first else (row[0] + first, *row[1:]), place, self.clock)
                for rank, first, rows in packed for row in loads(rows)]  # fmt: skip
+        del self._packed[: len(packed)]  # only now: an interrupt may have come before
         self._events.extend(new)
         return new
 
@@ -245,9 +317,15 @@ class Run:
             if rank not in self._outcomes:
                 spared = "died" in outcome and self._aftermath == "continue"
                 self._outcomes[rank] = {**outcome, "spared": spared}
+                if "died" not in outcome:  # whoever speaks continues
+                    self._meta.get("stopped", {}).pop(str(rank), None)
                 self._order.append(rank)
                 self._changed.notify_all()
         self.on_end()
+
+    def life(self, rank: int) -> int:
+        """How many had this rank's place in this run before."""
+        return self._lives.of(rank)
 
     def add_death(self, rank: int, status: int, folder: str) -> None:
         """A rank's process has ended; its files tell what it did last."""
@@ -259,6 +337,10 @@ class Run:
             last = blackbox.read(box, self.number, self._rows[rank])
             self.add_rows(rank, len(last), dumps(last))
             text = Path(folder, f"rank-{rank}.log").read_text(errors="replace")[-20_000:]
+        if rank in self._failing:
+            said = {"rank": rank, "error": report.cut_short(self._failing[rank]), "intact": False}
+            self.add_outcome(rank, said)
+            return
         if rank in self._ended:
             ended = {"died": "it did not let go, and was ended", "released": True}
             self.add_outcome(rank, {"rank": rank, "log": "", "intact": False, **ended})
@@ -276,6 +358,17 @@ class Run:
 
     def conduct(self, crew: Crew) -> None:
         """See the run through to its end: when one rank fails, the others are released."""
+        try:
+            self._see_through(crew)
+            self._conclude()
+        except Exception as error:  # a mistake of ours: nobody may wait for ever because of it
+            traceback.print_exc(file=sys.__stderr__)
+            self._error = report.mistaken(self.name, error)
+            self._end(crew, self.waiting)
+        finally:
+            self._announce()
+
+    def _see_through(self, crew: Crew) -> None:
         self._until_end_or_deadlock(crew)
         if self.waiting:
             if not (self._interrupted or self._deadlock):
@@ -287,7 +380,6 @@ class Run:
             self._end(crew, self.waiting)
             self._until(lambda: not self.waiting, LET_GO)
         crew.settle(self.number)
-        self._finish()
 
     def _until_end_or_deadlock(self, crew: Crew) -> None:
         def over() -> bool:
@@ -333,15 +425,21 @@ class Run:
         crew.end(ranks)
 
     def _deaf(self) -> list[int]:
-        """The ranks that gloo does not let go of: those that receive from whoever comes."""
+        """The ranks that cannot be let go: stopped ones, and those that receive from anybody."""
+        stopped = {int(r) for r in self._meta.get("stopped", {})}
         spans = self.trace.spans if self.waiting else []
         last = {s.rank: s for s in spans if s.op is Op.RECV and s.end is None and s.peer is None}
-        return [r for r in self.waiting if r in last]
+        return [r for r in self.waiting if r in last or r in stopped]
 
     @property
     def haunted(self) -> list[int]:
-        """The ranks on which threads of the function go on although it was released."""
+        """The ranks on which threads of the function go on that communicate, or were released."""
         return [r for r, o in self._outcomes.items() if o.get("haunted")]
+
+    @property
+    def unfit(self) -> list[int]:
+        """The ranks whose processes are of no more use, for this reason or another."""
+        return [r for r, o in self._outcomes.items() if o.get("haunted") or o.get("worn")]
 
     @property
     def waiting(self) -> list[int]:
@@ -350,8 +448,17 @@ class Run:
 
     @property
     def intact(self) -> bool:
-        """Whether the process group survived on every rank."""
-        return all(o["intact"] for o in self._outcomes.values()) and not self.waiting
+        """Whether the next run can use the process group: whole on every rank, and in step."""
+        outcomes = self._outcomes
+        if self.waiting or not all(o["intact"] for o in outcomes.values()):
+            return False
+        if len({o["made"] for o in outcomes.values()}) > 1:
+            return False
+        counts = {r: o.get("collectives", {}) for r, o in outcomes.items()}
+        return all(
+            len({counts[r].get(group, 0) for r in members if r in counts}) <= 1
+            for group, members in self._meta["groups"].items()
+        )
 
     @property
     def died(self) -> list[int]:
@@ -359,41 +466,70 @@ class Run:
         return [r for r, o in self._outcomes.items() if "died" in o]
 
     def _failed(self) -> bool:
-        return any("result" not in o and not o["spared"] for o in self._outcomes.values())
+        outcomes = self._outcomes.values()
+        return bool(self._failing) or any("result" not in o and not o["spared"] for o in outcomes)
 
     def _until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
         with self._changed:
             self._changed.wait_for(condition, timeout)
 
-    def _finish(self) -> None:
+    def _conclude(self) -> None:
+        """Decide how it went."""
         self.seconds = time.perf_counter() - self._started
         outcomes = [self._outcomes.get(r, report.lost(r)) for r in self.ranks]
         self._note_ends(outcomes)
         if self._failed() or self.waiting:
             self._error = report.verdict(self.name, outcomes, self._order, self.trace)
-        if self._deadlock:
-            self._error = report.deadlock(self.name, self._deadlock)
+        if self._deadlock and not any(o.get("error", {}).get("leaving") for o in outcomes):
+            self._error = report.deadlock(self.name, self._deadlock, outcomes)
         if self._interrupted and self._ended.issuperset(self.died):
-            said = f"{self.name} was interrupted on all ranks; {self._after}."
-            self._error = RunInterrupted(said)
+            stopped = self._meta.get("stopped", {}).items()
+            who = {f"rank {n}" if int(n) in self.ranks else self._named(int(n)): how
+                   for n, how in stopped}  # fmt: skip
+            self._error = report.interrupted(self.name, self._after, who)
+        if self.lost and self._error is not None:
+            self._error = RunError(f"{self.name} was ended: {self.lost}")
+
+    def _announce(self) -> None:
+        """Tell everybody that it is over."""
         if self._error is not None:
             self._error.run = self
-        self._results = [None if (r := o.get("result")) is None else loads(r) for o in outcomes]
         with self._telling:
             self._done.set()
             self.prints.end()
             for callback in list(self._subscribers):
                 callback([])
 
+    def _unpack_results(self) -> list[Any]:
+        """The results by rank, read where somebody asks for them: their classes are the user's."""
+        with self._reading:
+            if self._unpacked is None:
+                results = [self._read(self._outcomes.get(r, {})) for r in self.ranks]
+                self._unpacked = results
+        return self._unpacked
+
+    def _read(self, outcome: dict[str, Any]) -> Any:
+        if outcome.get("result") is None:
+            return None
+        try:
+            return loads(outcome["result"])
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._error = self._error or report.unreadable(outcome["rank"], outcome["of"], error)
+            self._error.run = self
+            return None
+
     def _note_ends(self, outcomes: list[dict[str, Any]]) -> None:
         """What the ranks said about themselves in the end belongs into the trace."""
 
-        def counts(key: str) -> dict[str, int]:
+        def counts(key: str) -> dict[str, Any]:
             return {str(o["rank"]): o[key] for o in outcomes if o.get(key)}
 
         lost = {"notebook": self._dropped} if self._dropped else {}
         self._meta.update(
             dropped=counts("dropped") | lost, without_values=counts("without_values"),
-            seconds=self.seconds, until=self.clock(time.monotonic()), ends=report.ends(outcomes),
+            unwaited=counts("unwaited"), unseen=counts("unseen"), seconds=self.seconds,
+            until=self.clock(time.monotonic()), ends=report.ends(outcomes),
         )  # fmt: skip
         self._trace = None

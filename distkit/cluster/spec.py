@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+#: The exit status of a rank whose program has closed the line to its starter.
+LINE_CLOSED = 86
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,8 @@ class Spec:
     """All that a forked rank is told about itself.
 
     ``threads`` is torch's intra-op thread count; ``backend`` and ``device`` are decided, not
-    "auto"; ``node`` describes its role in a parameter server, if the cluster has servers.
+    "auto"; ``node`` describes its role in a parameter server, if the cluster has servers;
+    ``port`` is a free one, for programs that meet at ``MASTER_PORT`` by themselves.
     """
 
     rank: int
@@ -27,8 +32,32 @@ class Spec:
     environ: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
     cwd: str = "."
+    port: int = 0
+
+    @property
+    def launched(self) -> dict[str, str]:
+        """The environment variables that torchrun sets, on one machine with one group of ranks."""
+        rank, world_size = str(self.rank), str(self.world_size)
+        return {
+            "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": "0",
+            "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size,
+            "ROLE_WORLD_SIZE": world_size, "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default",
+            "MASTER_ADDR": "localhost", "MASTER_PORT": str(self.port),
+            "OMP_NUM_THREADS": str(self.threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": Path(self.folder).name,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
+            "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        }  # fmt: skip
 
 
 def surroundings() -> dict[str, Any]:
     """What a rank takes over from the process that starts it, as fields of Spec."""
     return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 
@@ -24,8 +25,18 @@ class PatientStore(dist.Store):
 
     def __init__(self, path: str, world_size: int) -> None:
         super().__init__()
-        self._file = dist.FileStore(path, world_size)
+        self._path, self._file_store = path, dist.FileStore(path, world_size)
         self._timeout = timedelta(minutes=30)
+
+    @property
+    def _file(self) -> dist.FileStore:
+        """torch's, unless the file is gone: then it would wait for it, where no interrupt comes."""
+        if not os.path.exists(self._path):  # noqa: PTH110  # a third of the time
+            raise dist.DistStoreError(
+                f"{self._path} was removed, perhaps by a program that cleans temporary folders: "
+                "the ranks cannot meet without it. Make the cluster again."
+            )
+        return self._file_store
 
     # the names and arguments of dist.Store, which torch's C++ calls
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 
 from distkit.events import Trace
 from distkit.trace.diagnosis import Finding, diagnose
+from distkit.trace.evidence import Evidence
 
 #: While some ranks still compute, the others' waits are looked at after this long [s]; twice as
 #: long each time that nothing was wrong.
@@ -23,15 +24,16 @@ class Watch:
     """What the ranks of one run wait for."""
 
     def __init__(self) -> None:
-        self._waits: dict[int, tuple[int, float, float]] = {}  # rank -> seq, since, until
+        # rank -> the operations that its threads wait in, since when, until when
+        self._waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self._seen: object = None  # the constellation that was looked at, and was fine
         self._key: object = None
         self._since = self._looked = 0.0
         self._patience = PATIENCE / 2
 
-    def hear(self, rank: int, seq: int, since: float, until: float) -> None:
-        """A rank waits in its operation ``seq``: from ``since`` until at least ``until``."""
-        self._waits[rank] = seq, since, until
+    def hear(self, rank: int, seqs: tuple[int, ...], since: float, until: float) -> None:
+        """A rank waits in its operations ``seqs``: from ``since`` until at least ``until``."""
+        self._waits[rank] = seqs, since, until
 
     def forget(self, rank: int) -> None:
         """It has ended, and another has its place."""
@@ -53,11 +55,21 @@ class Watch:
 
     def judge(self, trace: Trace, running: Collection[int]) -> list[Finding]:
         """The deadlocks that are certain."""
-        found = [f for f in diagnose(trace) if f.hang]
+        found = [f for f in diagnose(trace) if f.hang and not self._moves(trace, running)]
         if not found:
             self._seen, self._looked = self._key, time.monotonic()
             self._patience *= 2
         return [f for f in found if self._at_once({*f.waiting, *f.culprits} & set(running))]
+
+    def _moves(self, trace: Trace, running: Collection[int]) -> bool:
+        """Whether one of several threads of a rank waits for something that is on its way."""
+        some = {(r, seq) for r in running for seq in self._waits.get(r, ((), 0, 0))[0]
+                if len(self._waits[r][0]) > 1}  # fmt: skip
+        if not some:
+            return False
+        board = Evidence(trace).board
+        spans = [s for s in trace.spans if (s.rank, s.seq) in some]
+        return len(spans) < len(some) or any(board.has_come(s) for s in spans)
 
     def _at_once(self, ranks: Iterable[int]) -> bool:
         """Whether there is an instant at which all of these waited."""

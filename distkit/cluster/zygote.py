@@ -1,9 +1,9 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
 Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory.
-It is started once per kernel, as ``python -m distkit.cluster.zygote FD``, outlives the
-clusters of that kernel, and ends with it: then it kills every process it forked and removes
-their folders.
+It is started once per kernel (see :mod:`distkit.cluster.boot`), outlives the clusters of that
+kernel, and ends with it: then it kills every process it forked, what these have started, and
+removes their folders.
 
 Nothing here may start a thread, open a ZeroMQ context or touch CUDA: forks would inherit
 them broken.
@@ -11,7 +11,6 @@ them broken.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -24,7 +23,14 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+from distkit.cluster import folders
 from distkit.cluster.channel import Channel
+from distkit.cluster.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    end_all_children,
+    end_children,
+)
 
 #: How often to look whether the kernel is still there, besides waiting for its line to break [s].
 WATCH = 1.0
@@ -36,8 +42,9 @@ class Zygote:
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, str] = {}  # pid -> the folder it works in
-        self.folders: set[str] = set()
+        self.folders: dict[str, int | None] = {}  # and what holds their locks
         self.doomed: set[str] = set()  # to be removed when nobody works there any more
+        adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         signal.set_wakeup_fd(self._woken)
@@ -74,7 +81,9 @@ class Zygote:
 
     def do_fork(self, fd: int, run: str, **arguments: Any) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments."""
-        self.folders.add(arguments["folder"])
+        folder = arguments["folder"]
+        if folder not in self.folders:
+            self.folders[folder] = folders.hold(folder)
         gc.collect()
         gc.freeze()  # the collector would touch, and so copy, every shared page
         try:
@@ -104,17 +113,18 @@ class Zygote:
         for folder in self.doomed - set(self.children.values()):
             shutil.rmtree(folder, ignore_errors=True)
             self.doomed.discard(folder)
-            self.folders.discard(folder)
+            held = self.folders.pop(folder, None)
+            if held is not None:
+                os.close(held)
 
     def _child(self, fd: int, run: str, arguments: dict[str, Any]) -> None:
         """The forked process: never returns."""
         status = 1
         try:
             os.setsid()  # a group of its own, so that whatever it starts can be ended with it
-            _die_with_parent()
-            self.channel._sock.close()
-            os.close(self.wakeup)
-            os.close(self._woken)
+            die_with_parent()
+            adopt_orphans()
+            self._close_all(but=arguments["folder"])
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{arguments['folder']}/{arguments.pop('log')}")
@@ -135,37 +145,47 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(status)
 
+    def _close_all(self, but: str) -> None:
+        """In a child: let go of what is the zygote's, except the lock on the child's folder."""
+        self.channel._sock.close()
+        os.close(self.wakeup)
+        os.close(self._woken)
+        for folder, held in self.folders.items():
+            if held is not None and folder != but:
+                os.close(held)
+
     def _reap(self) -> None:
-        while self.children:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # what the child started and left behind
-            self.children.pop(pid, None)
-            self._remove_doomed()
-            self.channel.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+        """Hear who has ended or was stopped; what a child has left behind ends, too."""
+        while changed := _next_changed():
+            pid, status = changed
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
+                self.channel.send({"stopped": pid, "signal": stopped})
+                continue
+            if pid in self.children:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                del self.children[pid]
+                self._remove_doomed()
+                self.channel.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+            end_children(but=self.children)  # orphans: of this one, or of an orphan
 
     def _clean_up(self) -> None:
         """End every child, then remove every folder: not before, or they would still write."""
         for pid in self.children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        for pid in self.children:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        end_all_children()
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end this process when its parent ends; elsewhere the lifeline does it alone."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+def _next_changed() -> tuple[int, int] | None:
+    """A child that has ended, was stopped or goes on, and its status; None when there is none."""
+    with suppress(ChildProcessError):
+        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        return (pid, status) if pid else None
+    return None
 
 
 def _redirect(path: str) -> None:
@@ -176,13 +196,3 @@ def _redirect(path: str) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(log)
-
-
-def main() -> None:
-    """Entry point of ``python -m distkit.cluster.zygote FD``."""
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    Zygote(channel).serve()
-
-
-if __name__ == "__main__":
-    main()

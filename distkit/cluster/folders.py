@@ -1,0 +1,132 @@
+"""The private folders of clusters and runs: made, locked while somebody lives in them, swept.
+
+Sockets and rendezvous files live there. The kernel and the zygote hold a shared ``flock`` on each
+folder, which ends with them, however they end: a folder of ours that nobody holds is left over,
+and the next start removes it. Programs that clean temporary folders (systemd-tmpfiles) pass by
+what is locked.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from distkit.errors import StartError
+
+_LONGEST = 90  # a Unix socket's path ends at 107 bytes on Linux, 103 on macOS
+_NAME = re.compile(r"distkit-[a-z0-9_]{8}")
+
+#: The file by which a folder is known to be ours; it holds the pid of the process that made it.
+OWNER = "owner"
+
+#: A folder that is still empty after so long [s] will never be used: its maker was killed.
+_UNUSED = 60.0
+
+#: What a cluster writes there, and each of its processes [bytes].
+_BASE, _EACH = 1_000_000, 250_000
+
+
+def make() -> tuple[str, int | None]:
+    """A new folder that only this user can enter, and what holds it.
+
+    Raises:
+        StartError: the temporary folder is full, cannot be written to, or has too long a path.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
+        if len(os.fsencode(folder)) <= _LONGEST:
+            held = hold(folder)  # before it is known as ours, and may be swept
+            Path(folder, OWNER).write_text(f"{os.getpid()}\n")
+            return folder, held
+        Path(folder).rmdir()
+        raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
+    except OSError as error:
+        raise StartError(
+            f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
+            "Free some space there, or set TMPDIR to a folder with a short path that can be "
+            "written to."
+        ) from error
+
+
+def check_room(folder: str, processes: int) -> None:
+    """See whether a cluster of so many processes has room for its files.
+
+    Raises:
+        StartError: the file system is too small, or full.
+    """
+    status = os.statvfs(folder)
+    needed, free = _BASE + processes * _EACH, status.f_bavail * status.f_frsize
+    if free < needed:
+        raise StartError(
+            f"{Path(folder).parent} has {free / 1e6:.1f} MB left, and {processes} processes need "
+            f"{needed / 1e6:.1f} MB there for their sockets, logs and black boxes. Free some "
+            "space, or set TMPDIR to a folder with more."
+        )
+
+
+def is_full(folder: str) -> str:
+    """What to say if the file system has next to no room left; "" if it has."""
+    with suppress(OSError):
+        status = os.statvfs(folder)
+        if status.f_bavail * status.f_frsize < _EACH // 2:
+            return f"The file system of {Path(folder).parent} is full: free some space there."
+    return ""
+
+
+def hold(folder: str) -> int | None:
+    """Lock a folder for as long as this file descriptor is open; None where that cannot be."""
+    with suppress(OSError):  # it is gone, or the file system knows no locks
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            return held
+        except OSError:
+            os.close(held)
+    return None
+
+
+def is_there(folder: str) -> bool:
+    """Whether a folder still has what its maker put there."""
+    return Path(folder, OWNER).exists()
+
+
+def sweep(parent: str) -> list[str]:
+    """Remove the folders of this user in which nobody lives any more; return their names."""
+    swept = []
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name) and _is_left(entry):
+                shutil.rmtree(entry.path, ignore_errors=True)
+                swept.append(entry.name)
+    return swept
+
+
+def _is_left(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder of ours whose makers have all ended."""
+    with suppress(OSError):
+        status = entry.stat(follow_symlinks=False)
+        if status.st_uid != os.getuid() or not entry.is_dir(follow_symlinks=False):
+            return False
+        if not is_there(entry.path):
+            unused = time.time() - status.st_mtime > _UNUSED
+            return unused and next(Path(entry.path).iterdir(), None) is None
+        return _is_free(entry.path)
+    return False
+
+
+def _is_free(folder: str) -> bool:
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:  # somebody lives there
+        return False
+    finally:
+        os.close(held)
