@@ -15,6 +15,7 @@ Importing distkit is light: torch and ipyparallel are imported where they are ne
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -128,3 +129,13 @@ def load_ipython_extension(shell: Any) -> None:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+def _meet_ipython() -> None:
+    found = sys.modules.get("IPython")
+    shell = found.get_ipython() if found is not None else None
+    if shell is not None:
+        importlib.import_module("distkit.ipython").install(shell)
+
+
+_meet_ipython()

@@ -1,6 +1,10 @@
 """``python -m distkit``: the same as the command ``distkit``."""
 
+import os
 import sys
+
+if sys.path[0] == os.getcwd():  # noqa: PTH109  # -m put it there: a random.py here would be found
+    del sys.path[0]
 
 from distkit.cli import main
 

@@ -85,6 +85,16 @@ class Awaiting:
         """How many of the workers a round does not wait for."""
         return int(self._terms.get("backup", 0))
 
+    @property
+    def workers(self) -> range:
+        """Their ids."""
+        return self._workers
+
+    @property
+    def rounds(self) -> bool:
+        """Whether every worker's gradient is needed in every round, to the end."""
+        return self._mode.startswith("dist_sync") and not (self.backup or self._changed)
+
     def feed(self, e: Event) -> None:
         """Take note of a worker's event: each worker's in their order."""
         what = _what(e)

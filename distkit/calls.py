@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from distkit.events import COLLECTIVES, COMPUTATION, P2P, REQUESTS, Event, Op, Span, State
+from distkit.events import (
+    COLLECTIVES,
+    COMPUTATION,
+    P2P,
+    REQUESTS,
+    SPARSE,
+    STORES,
+    Event,
+    Op,
+    Span,
+    State,
+)
 
 
 class Called(Protocol):
@@ -34,11 +45,15 @@ def call(it: Called) -> str:
     'recv(src=0, tag=7)'
     >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, label="w, b"))
     "push(['w', 'b'])"
+    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, label="get ready"))
+    "store.get('ready')"
     """
     if it.op is None:
         return ""
     if it.op in REQUESTS:
         return _request(it)
+    if it.op in STORES:
+        return _of_store(it)
     name = it.label if "_object" in it.label else it.op
     given = [it.label] if _reduction(it) else []
     if it.op is Op.NEW_GROUP and it.label:
@@ -59,6 +74,15 @@ def _request(it: Called) -> str:
     if it.op is Op.INIT and it.label.startswith("optimizer "):
         return f"set_optimizer({it.label.partition(' ')[2]})"
     return f"{it.op}({keys(it.label)})"
+
+
+def _of_store(it: Called) -> str:
+    """What was asked of a key-value store."""
+    method, _, given = it.label.partition(" ")
+    if method == "barrier":
+        key, _, count = given.rpartition(", ")
+        return f"store.barrier({key!r}, {count})"
+    return f"store.{method}({keys(given)})"
 
 
 def keys(label: str) -> str:
@@ -134,7 +158,7 @@ def silence(seconds: float) -> str:
 
 # -- what fits together -------------------------------------------------------------
 
-_UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}  # each rank may send as much as it likes
+UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}  # each rank may send as much as it likes
 _REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER}
 
 
@@ -151,8 +175,12 @@ def _of_objects(it: Called) -> str:
 
 
 def share(it: Event | Span) -> int:
-    """What has to be equal on all ranks: bytes, of a scatter each rank's share."""
-    return math.prod(it.shape) if it.op is Op.SCATTER else it.nbytes
+    """What has to be equal on all ranks: bytes; of a scatter each rank's share.
+
+    Of a sparse tensor it is the elements, stored or not: each rank may hold as many as it likes.
+    """
+    whole = it.op is Op.SCATTER or it.dtype.startswith(SPARSE)
+    return math.prod(it.shape) if whole else it.nbytes
 
 
 def difference(one: Event | Span, other: Event | Span) -> str:
@@ -168,13 +196,13 @@ def difference(one: Event | Span, other: Event | Span) -> str:
         return "root"
     if _reduction(one) != _reduction(other):
         return "reduction"
-    if one.op in _UNEQUAL or not (one.dtype and other.dtype):
+    if one.op in UNEQUAL or not (one.dtype and other.dtype):
         return ""
     if one.dtype != other.dtype:
         return "dtype"
     return "size" if share(one) != share(other) else ""
 
 
-def never_meet(one: Event, other: Event) -> bool:
+def never_meet(one: Event | Span, other: Event | Span) -> bool:
     """Whether they wait in vain for each other; another reduction is only silently wrong."""
     return difference(one, other) not in ("", "reduction")

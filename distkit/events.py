@@ -28,6 +28,9 @@ __all__ = ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"]
 
 WORLD = "world"
 
+#: How the dtype of a tensor that holds only some of its elements begins.
+SPARSE = "sparse "
+
 
 class _Word(str, Enum):
     """A string enum that prints as its value."""
@@ -51,6 +54,9 @@ class Op(_Word):
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
     NEW_GROUP = "new_group"  # every rank of the world calls it, members or not
+    # a key-value store: ``label`` has the method and the keys
+    STORE_WAIT = "store_wait"
+    STORE_SET = "store_set"
     # the parameter server: requests, each answered by one reply
     REGISTER = "register"
     INIT = "init"
@@ -65,7 +71,8 @@ class Op(_Word):
 P2P = frozenset({Op.SEND, Op.RECV})
 REQUESTS = frozenset({Op.REGISTER, Op.INIT, Op.PUSH, Op.PULL})
 COMPUTATION = frozenset({Op.MARK, Op.TOUCH})
-COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION
+STORES = frozenset({Op.STORE_WAIT, Op.STORE_SET})
+COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION - STORES
 
 
 class State(_Word):
@@ -192,6 +199,8 @@ class Trace(Sequence[Event]):
             (``{rank: {"name", "role", "host", "pid", "device"}}``), ``groups``
             (``{group: [ranks]}``), ``dropped`` (``{rank: events lost to the bound}``),
             ``without_values`` (``{rank: operations whose values cost too much to look at}``),
+            ``threads`` (``{rank: [groups whose collectives several of its threads call]}``),
+            ``unseen`` (``{rank: {what: count}}``: what was not recorded, or is not judged),
             ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
             "raised", "died", or "released" by others' failure or an interrupt),
             ``sources`` (``{file: text}``).

@@ -119,6 +119,15 @@ def never_waited() -> None:
     dist.barrier()
 
 
+def missing_key() -> None:
+    """Rank 0 sets a key, and the others wait for another one."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("data ready", "yes")
+    else:
+        store.get("data_ready")
+
+
 # -- collectives --------------------------------------------------------------------
 
 
@@ -250,10 +259,11 @@ def killed() -> None:
 
 
 def straggler() -> None:
-    """Rank 2 is slow: the others wait, and nothing is wrong."""
-    if dist.get_rank() == 2:
-        time.sleep(1)
-    dist.all_reduce(torch.ones(3))
+    """Rank 2 is slow in every step: the others wait, and nothing is wrong."""
+    for _ in range(5):
+        if dist.get_rank() == 2:
+            time.sleep(0.2)
+        dist.all_reduce(torch.ones(3))
 
 
 @dataclass(frozen=True)
@@ -292,6 +302,7 @@ _CASES = [
     Case(wrong_shape, Kind.WRONG_TENSOR, (0, 1), "fails"),
     Case(early_read, Kind.BUFFER_IN_USE, (1,), "finishes"),
     Case(never_waited, Kind.NOT_WAITED, (0,), "finishes"),
+    Case(missing_key, Kind.MISSING_KEY, (0,), "hangs"),
     Case(different_collective, Kind.DIFFERENT_COLLECTIVE, (0,)),
     Case(another_order, Kind.ANOTHER_ORDER, (0,), "finishes"),
     Case(swapped_lines, Kind.DIFFERENT_TENSOR, (0,)),

@@ -5,6 +5,7 @@
     %%ranks                     the cell on every rank
     %%ranks 0,2                 only on these
     %%ranks --step              paused before each communication, in the cockpit
+    %%ranks --seed 3            with the random numbers of this seed
 
 Each is a short form of :meth:`distkit.Cluster.execute` on the cluster that was made last.
 """
@@ -35,14 +36,14 @@ class RankMagics(Magics):
         ``torch``, ``dist``, ``rank`` and ``world_size`` are there; what a cell defines stays.
         """
         words = line.replace(",", " ").split()
-        step = "--step" in words
+        step, seed = "--step" in words, _seed(words)
         cluster = latest()
         if cluster is None:
             raise UsageError("there is no cluster. Make one first: cluster = dk.Cluster(4)")
         chosen = _numbers([word for word in words if word != "--step"], cluster)
         file = known(f"%%ranks {line}".rstrip() + f"\n{cell}")
         try:
-            return cluster.execute("\n" + cell, chosen, step=step, file=file)
+            return cluster.execute("\n" + cell, chosen, step=step, file=file, seed=seed)
         except SyntaxError as error:
             error.filename = place(f"{file}:0").rpartition(":")[0]
             raise
@@ -60,6 +61,19 @@ class RankMagics(Magics):
             more = f"{name} is a variable of the notebook, and the ranks have their own: set it in "
             more += "a %%ranks cell."
             error.args = (f"{error.args[0]}\n{more}",)
+
+
+def _seed(words: list[str]) -> int | None:
+    """Take ``--seed 3`` out of the words."""
+    if "--seed" not in words:
+        return None
+    at = words.index("--seed")
+    number = "".join(words[at + 1 : at + 2])
+    del words[at : at + 2]
+    try:
+        return int(number)
+    except ValueError:
+        raise UsageError("%%ranks --seed wants a whole number: --seed 3") from None
 
 
 def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:

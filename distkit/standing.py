@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from distkit.awaiting import Awaited, Awaiting, concerns
 from distkit.calls import at, call, keys, named, never_meet, seen
-from distkit.events import COLLECTIVES, COMPUTATION, WORLD, Event, Op, State, _Word
+from distkit.events import COLLECTIVES, COMPUTATION, STORES, WORLD, Event, Op, Span, State, _Word
+from distkit.keys import Keys
 
 
 class Doing(_Word):
@@ -122,6 +123,8 @@ class Board:
         self._at: dict[int, Event] = {}  # what a rank is paused before or blocked in
         self._inboxes: dict[tuple[str, int, int | None], _Inbox] = defaultdict(_Inbox)
         self._calls: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        #: What the ranks have set in stores.
+        self.keys = Keys()
         #: What the ranks have asked of a parameter server.
         self.awaiting = Awaiting(world_size)
 
@@ -180,7 +183,9 @@ class Board:
 
     def _start(self, e: Event) -> None:
         """Note that a rank does its part of an operation."""
-        if e.op in COLLECTIVES:
+        if e.op in STORES:
+            self.keys.feed(e)
+        elif e.op in COLLECTIVES:
             calls = self._calls[e.group][e.rank]
             nth = _nth(calls, e.seq)
             if nth == len(calls) or calls[nth].seq != e.seq:
@@ -197,11 +202,16 @@ class Board:
                 _remove(inbox.anyone, e.seq)  # now it is known who sent
                 _add(inbox.streams[e.peer].recvs, e.seq)
 
-    def _inbox(self, e: Event) -> _Inbox:
+    def _inbox(self, e: Event | Span) -> _Inbox:
         receiver = e.peer if e.op is Op.SEND and e.peer is not None else e.rank
         return self._inboxes[e.group, receiver, e.tag]
 
     # -- questions --------------------------------------------------------------
+
+    @property
+    def ranks(self) -> range:
+        """The ranks, without the nodes of a parameter server."""
+        return range(self._size)
 
     @property
     def standings(self) -> list[Standing]:
@@ -260,23 +270,38 @@ class Board:
             spare = awaited.spare if awaited.certain else len(missing)
         lost = [other in held or other in self._ends or self._in_vain(e, other)
                 for other in missing]  # fmt: skip
-        anyone = e.op is Op.RECV and e.peer is None
+        anyone = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
         return not (all(lost) if anyone else sum(lost) > spare)
 
-    def _missing(self, e: Event) -> tuple[int, ...]:
+    def _missing(self, e: Event | Span) -> tuple[int, ...]:
         """The ranks that have not started their part of an operation."""
         if concerns(e):
             return self.awaiting.whom(e).workers
+        if e.op is Op.STORE_WAIT:
+            return self._who_may_set(e)
         if e.op in COLLECTIVES:
             return tuple(self._absent(e))
         if e.op is Op.RECV and e.peer is None:
             inbox = self._inbox(e)
             come = inbox.left(e.seq) > bisect_left(inbox.anyone, e.seq)
             return () if come else tuple(r for r in self._members(e.group) if r != e.rank)
-        assert e.peer is not None
+        if e.peer is None:  # it sends to a rank that there is not
+            return ()
         return () if self._has_met(e) else (e.peer,)
 
-    def _has_met(self, e: Event) -> bool:
+    def _who_may_set(self, e: Event | Span) -> tuple[int, ...]:
+        """Who could do what a wait on a store waits for: those that do not wait for it, too."""
+        if self.keys.has(e):
+            return ()
+        others = [r for r in range(self._size) if r != e.rank]
+        alike = {r for r, its in self._at.items() if (its.op, its.label) == (e.op, e.label)}
+        return tuple(r for r in others if r not in alike) or tuple(others)
+
+    def has_come(self, it: Event | Span) -> bool:
+        """Whether all that an operation waits for is there."""
+        return not self._missing(it)
+
+    def _has_met(self, e: Event | Span) -> bool:
         """Whether the other end of a point-to-point call has been started."""
         inbox = self._inbox(e)
         if e.op is Op.SEND:
@@ -285,7 +310,7 @@ class Board:
         stream = inbox.streams[e.peer]  # type: ignore[index]
         return len(stream.sends) > bisect_left(stream.recvs, e.seq)
 
-    def _absent(self, e: Event) -> Iterator[int]:
+    def _absent(self, e: Event | Span) -> Iterator[int]:
         """The members of a group that do not take part in a collective."""
         nth = _nth(self._calls[e.group][e.rank], e.seq)
         for other in self._members(e.group):
@@ -293,11 +318,11 @@ class Board:
             if other != e.rank and (nth >= len(theirs) or never_meet(e, theirs[nth])):
                 yield other
 
-    def _in_vain(self, e: Event, other: int) -> bool:
+    def _in_vain(self, e: Event | Span, other: int) -> bool:
         """Whether another rank called something else where this collective was its turn."""
         return e.op in COLLECTIVES and e.match is None and self._instead(e, other) is not None
 
-    def _instead(self, e: Event, other: int) -> Event | None:
+    def _instead(self, e: Event | Span, other: int) -> Event | None:
         nth = _nth(self._calls[e.group][e.rank], e.seq)
         theirs = self._calls[e.group].get(other, [])
         return theirs[nth] if nth < len(theirs) else None
@@ -313,6 +338,8 @@ class Board:
             return self._reason_of_server(e, waits_for)
         if e.op is Op.RECV and e.peer is None:
             return "nobody has sent"
+        if e.op is Op.STORE_WAIT:
+            return self.keys.why(e)
         if len(waits_for) == 1:
             return f"rank {waits_for[0]} {self._what_keeps(e, waits_for[0])}"
         missing = "have not received" if e.op is Op.SEND else "have not called it"

@@ -8,6 +8,7 @@ what some of them have besides. In version 1 a line was an event.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from distkit import tracefields
 from distkit.errors import TraceFileError
 from distkit.events import Event, Op, State, Summary, Trace
 from distkit.table import Look, Table
@@ -55,7 +57,8 @@ def load(path: Path) -> Trace:
         ) from e
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as e:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError,
+            RecursionError) as e:  # fmt: skip
         raise TraceFileError(
             f"{path}: this is not a readable distkit trace ({e}). "
             "Open a file written by trace.save(path)."
@@ -73,11 +76,14 @@ def _head(line: str, path: Path) -> dict[str, Any]:
     head = json.loads(line)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError("it does not begin with a trace's header")
+    tracefields.whole(head.get("version"), "version", least=1)
     if head["version"] > VERSION:
         raise TraceFileError(
             f"{path}: the trace has format {head['version']}, this distkit reads up to {VERSION}. "
             "Update distkit: pip install --upgrade distkit."
         )
+    tracefields.whole(head.get("events"), "events")
+    tracefields.meta(head.get("meta"), "meta")
     return head
 
 
@@ -95,34 +101,49 @@ def _columns(table: Table) -> Iterator[dict[str, Any]]:
 def _table(lines: Iterable[dict[str, Any]]) -> Table:
     parts = {name: values for line in lines for name, values in line.items()}
     kinds = {"rank": "i", "seq": "i", "look": "i", "time": "f"}
-    columns = [_array(parts.get(name, []), kind) for name, kind in kinds.items()]
+    columns = [_array(parts.get(name, []), kind, name) for name, kind in kinds.items()]
     n = min(map(len, columns))  # if that is too few, the header tells
     rank, seq, look, time = (column[:n] for column in columns)
+    tracefields.ranks(rank)
     looks = [_look(*values) for values in parts["looks"]]
     match = dict(parts["match"])
     summary = {i: _summary(*values) for i, *values in parts["summary"]}
     if n and not 0 <= look.min() <= look.max() < len(looks):
-        raise ValueError("an event looks like nothing")
-    if (np.diff(time) < 0).any() or not all(i in range(n) for i in (*match, *summary)):
-        raise ValueError("its columns do not belong together")
+        raise ValueError("field look: an event refers to an entry of looks that is not there")
+    if (np.diff(time) < 0).any():
+        raise ValueError("field time: the events are not in order")
+    of = {*match, *summary}
+    if not {*map(type, of)} <= {int} or not all(0 <= i < n for i in of):
+        raise ValueError("field match or summary: it belongs to an event that is not there")
+    tracefields.matches(match.values())
     return Table(rank, seq, look, time, looks, match, summary)
 
 
-def _array(values: list[Any], kind: str) -> Any:
+def _array(values: Any, kind: str, field: str) -> Any:
     """Whole numbers ("i") or others ("f") as an array."""
-    found = np.array(values or np.zeros(0, kind))
-    if found.dtype.kind not in (kind, "i"):
-        raise ValueError(f"numbers were expected, not {found.dtype}")
+    try:
+        found = np.array(values or np.zeros(0, kind))
+    except (ValueError, OverflowError):  # some of them are lists
+        raise tracefields.wrong(field, "a list of numbers", values) from None
+    if found.dtype.kind not in (kind, "i") or found.ndim != 1:
+        raise tracefields.wrong(field, "a list of numbers", values)
+    tracefields.numbers(found, field)
     return found.astype(np.int64 if kind == "i" else np.float64)
 
 
-def _look(op: str, state: str, peer: Any, group: str, nbytes: int, shape: Any, *rest: Any) -> Look:
+def _look(*fields: Any) -> Look:
+    if len(fields) != len(Look._fields):
+        raise tracefields.wrong("looks", f"{len(Look._fields)} facts", fields)
+    tracefields.look(*fields)
+    op, state, peer, group, nbytes, shape, *rest = fields
     return Look(Op(op), State(state), peer, group, nbytes, tuple(shape), *rest)
 
 
-def _summary(
-    values: list[Any], norm: Any, low: Any, high: Any, size: int, sampled: bool
-) -> Summary:
+def _summary(*fields: Any) -> Summary:
+    if len(fields) != len(dataclasses.fields(Summary)):
+        raise tracefields.wrong("summary", "values, norm, min, max, size, sampled", fields)
+    values, norm, low, high, size, sampled = fields
+    tracefields.summary(values, size, sampled)
     return Summary(tuple(map(float, values)), float(norm), float(low), float(high), size, sampled)
 
 
@@ -140,5 +161,11 @@ def _plain(s: Summary) -> list[Any]:
 
 def _event(row: list[Any]) -> Event:
     rank, seq, op, state, time, peer, group, nbytes, shape, dtype, tag, where, label, match, s = row
-    return Event(rank, seq, Op(op), State(state), time, peer, group, nbytes, tuple(shape), dtype,
-                 tag, where, label, match, None if s is None else _summary(*s))  # fmt: skip
+    tracefields.rank(rank, "rank")
+    tracefields.whole(seq, "seq", least=-tracefields.LARGEST)
+    tracefields.number(time, "time")
+    look = _look(op, state, peer, group, nbytes, shape, dtype, tag, where, label)
+    if match is not None:
+        tracefields.text(match, "match")
+    values = None if s is None else _summary(*s)
+    return Event(*(rank, seq, *look[:2], time, *look[2:], match, values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +22,7 @@ from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
 
 #: Bytes of a rank's slot at most: it stays in the cache between writing and reading.
 SLOT = 1 << 20
-#: Bytes of all slots at most: a container's /dev/shm is 64 MB by default.
+#: Bytes of all slots at most: a container has little memory.
 SLOTS = 1 << 25
 #: Up to so many bytes each rank sums everything by itself: one meeting instead of two.
 SMALL = 1 << 14
@@ -171,56 +172,80 @@ class Segment:
 
 
 def _mapped(group: dist.ProcessGroup, size: int) -> mmap.mmap:
-    """Memory in a file that has no name any more once everybody has opened it."""
+    """Memory that rank 0 makes and all open; nothing has its name any more when they have."""
     store, key = group.get_group_store(), "distkit/shared_memory"
     first = dist.get_rank(group) == 0
     if first:
         file, path = _file(size)
-        store.set(key, f"{socket.gethostname()}\n{path}")
+        store.set(key, f"{socket.gethostname()}\n{path}\n{os.fstat(file).st_ino}")
     try:
-        host, path = store.get(key).decode().split("\n")
+        host, path, inode = store.get(key).decode().split("\n")
         if not first:
-            file = _open(host, path, dist.get_rank(group))
+            file = _open(host, path, int(inode), dist.get_rank(group))
         memory = mmap.mmap(file, size)
-        os.close(file)
+        if not first:
+            os.close(file)
         if store.add(f"{key}/opened", 1) == dist.get_world_size(group):
             store.set(f"{key}/all", "opened")
         store.get(f"{key}/all")
     finally:
         if first:
-            Path(path).unlink()
+            _let_go(file, path)
     return memory
 
 
 def _file(size: int) -> tuple[int, str]:
-    """A file of that size: in memory, or where there is not enough, on the disk."""
-    for folder in ("/dev/shm", None):
+    """An open file of that size, in memory where there is enough, and where others find it."""
+    for make in (_nameless, _temporary):
         with suppress(OSError):
-            file, path = tempfile.mkstemp(prefix="distkit-", dir=folder)
+            file, path = make()
             try:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file, 0, size)  # now, instead of a crash later
                 else:
                     os.ftruncate(file, size)
             except BaseException:
-                os.close(file)
-                Path(path).unlink()
+                _let_go(file, path)
                 raise
             return file, path
     raise OSError(
-        f"neither /dev/shm nor {tempfile.gettempdir()} has {size:,} bytes left for all-reduce "
+        f"neither memory nor {tempfile.gettempdir()} has {size:,} bytes left for all-reduce "
         "through shared memory. Make room, or use another algorithm."
     )
 
 
-def _open(host: str, path: str, rank: int) -> int:
-    try:
-        return os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        raise ValueError(
-            f"rank {rank} on {socket.gethostname()} does not see the memory of rank 0 on {host}: "
-            'only ranks of one host share memory. Use "ring" or "halving_doubling" between hosts.'
-        ) from None
+def _nameless() -> tuple[int, str]:
+    """A file in memory that is gone with the last process that has it, however that ends (Linux).
+
+    Raises:
+        OSError: there is none here.
+    """
+    if sys.platform != "linux":
+        raise OSError("only Linux has such files, and shows them to other processes")
+    file = os.memfd_create("distkit", os.MFD_CLOEXEC)
+    return file, f"/proc/{os.getpid()}/fd/{file}"
+
+
+def _temporary() -> tuple[int, str]:
+    return tempfile.mkstemp(prefix="distkit-")
+
+
+def _let_go(file: int, path: str) -> None:
+    os.close(file)
+    if not path.startswith("/proc/"):
+        Path(path).unlink()
+
+
+def _open(host: str, path: str, inode: int, rank: int) -> int:
+    with suppress(OSError):
+        file = os.open(path, os.O_RDWR)
+        if os.fstat(file).st_ino == inode:
+            return file
+        os.close(file)
+    raise ValueError(
+        f"rank {rank} on {socket.gethostname()} does not see the memory of rank 0 on {host}: "
+        'only ranks of one host share memory. Use "ring" or "halving_doubling" between hosts.'
+    )
 
 
 # -- what is reduced, and what ranks tell each other about it ----------------------

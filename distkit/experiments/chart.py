@@ -1,15 +1,20 @@
-"""Seconds against the control that was varied, and the table beside it, as SVG. Pure."""
+"""Any result of an experiment against any parameter, and the table beside it. Pure.
+
+The charts are matplotlib's. In a page their colours are CSS variables, so that they follow its
+theme while they are shown; in a static picture they are those of paper.
+"""
 
 from __future__ import annotations
 
+import io
 import math
+import re
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distkit.experiments.controls import said
 from distkit.experiments.results import (
@@ -19,46 +24,36 @@ from distkit.experiments.results import (
     columns,
     common,
     headline,
+    plottable,
     shown,
     to_text,
 )
 from distkit.views import svg
 from distkit.views.geometry import text_width
 from distkit.views.theme import GRAY, INK, RANKS_LIGHT
-from distkit.views.units import human_seconds, round_step
 
-WIDTH, HEIGHT = 460.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 18.0, 34.0, 44.0
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-#: So many series are named where they end, in at most so many pixels.
-NAMED, ROOM = 5, 140.0
-#: Between the parameters of a series: each gets a line of its own.
-AND = "\n"
-
+#: A chart [inches], and pixels per inch as SVG counts them.
+WIDTH, HEIGHT, DPI = 4.6, 3.0, 72
+#: A picture shows so many results at first: the seconds, and what the function returned.
+RESULTS = 2
+#: So many series have a colour and a name each.
+NAMED = 7
 #: What was varied shows in so many of the latest runs.
 RECENT = 6
 
-#: A static table has at most so many rows, and pixels between them; a chart so many ticks.
-MAX_ROWS, ROW, MAX_TICKS = 12, 22, 12
+#: A static table has at most so many rows, and pixels between them.
+MAX_ROWS, ROW = 12, 22
 #: The chart stands beside the table up to this width, else below: notebooks do not scale it.
 MAX_WIDTH = 940
 
-
-@dataclass(frozen=True)
-class Ink:
-    """The colours of a chart: words, fainter words, lines of the grid, the series looked at."""
-
-    words: str = INK
-    faint: str = GRAY
-    grid: str = "#e7ebef"
-    accent: str = RANKS_LIGHT[0]
-    paper: str = "#fff"
-
-
-PAPER = Ink()
-#: Those of the page around it: see panel.css.
-THEMED = Ink("var(--dkx-fg)", "var(--dkx-muted)", "var(--dkx-line)", "var(--dkx-accent)",
-             "var(--dkx-bg)")  # fmt: skip
+#: The colours of a page around a chart: see panel.css.
+THEMED = {INK: "var(--dkx-fg)", GRAY: "var(--dkx-muted)", "#ffffff": "var(--dkx-bg)"}
+#: matplotlib's settings belong to the process, and widgets call from other threads.
+_drawing = threading.Lock()
 
 
 def varied(records: Sequence[Record]) -> list[str]:
@@ -87,28 +82,137 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def chart(records: Sequence[Record], ink: Ink = PAPER) -> str:
-    """Seconds against what was varied, as the inside of an SVG; "" where there is nothing to see.
+def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> Figure:
+    """Results of runs that ended well against a parameter: one chart a result.
 
-    Runs that differ in other parameters, too, are series of their own; that of the latest run
-    is in colour.
+    Runs that differ in other parameters, too, are series of their own: a dot per run, a line
+    through the means.
+
+    Args:
+        records: the runs.
+        results: names of columns; the seconds and what was returned when empty.
+        against: a parameter; what was varied when "".
+
+    Raises:
+        ValueError: there is no such result or parameter, or nothing was varied.
     """
+    from matplotlib.figure import Figure
+
     well = [r for r in records if not r.outcome]
-    names = varied(well)
-    return _Chart(well, names[0], names[1:], ink).body() if names else ""
+    names, known = varied(well), plottable(well)
+    if not names:
+        raise ValueError("there is no plot yet: run at least twice, with another value of a knob.")
+    against, results = against or names[0], list(results) or known[:RESULTS]
+    for name, choice in [(against, names), *((r, known) for r in results)]:
+        if name not in choice:
+            raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
+    series = _series(well, against, [n for n in names if n != against])
+    figure = Figure(figsize=(WIDTH * len(results), HEIGHT), dpi=DPI, layout="constrained")
+    for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results,
+                            strict=True):  # fmt: skip
+        _draw(axes, series, result, against)
+        _dress(axes, result, against)
+    lines, labels = figure.axes[0].get_legend_handles_labels()
+    if labels:
+        figure.legend(lines, labels, loc="outside lower center", ncols=min(2, len(labels)),
+                      frameon=False, fontsize=9, labelcolor=INK)  # fmt: skip
+    return figure
 
 
-def alone(records: Sequence[Record], ink: Ink) -> str:
-    """The chart as a picture of its own, "" where there is nothing to see."""
-    body = chart(records, ink)
-    if not body:
+def _series(
+    records: Sequence[Record], against: str, others: Sequence[str]
+) -> dict[str, list[Record]]:
+    """By what else they were given: the records that differ in nothing but ``against``."""
+    found: dict[str, list[Record]] = {}
+    for r in records:
+        key = ", ".join(f"{n}={shown(n, r.parameters.get(n))}" for n in others)
+        found.setdefault(key, []).append(r)
+    return found
+
+
+def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, against: str) -> None:
+    place = _axis(axes, [r.parameters.get(against) for some in series.values() for r in some],
+                  against)  # fmt: skip
+    for n, (name, records) in enumerate(series.items()):
+        by: dict[float, list[float]] = defaultdict(list)
+        for r in (r for r in records if result in r.row):
+            by[place(r.parameters.get(against))].append(r.row[result])
+        color = RANKS_LIGHT[n] if n < NAMED else GRAY
+        label = name if n < NAMED and len(series) > 1 else None
+        means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
+        axes.plot(sorted(by), means, color=color, clip_on=False)
+        axes.plot([x for x, _ in dots], [y for _, y in dots], "o", color=color, label=label,
+                  markeredgecolor="#ffffff", clip_on=False)  # fmt: skip
+
+
+def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], float]:
+    """Prepare the x axis for these values; returns where each one stands."""
+    if not all(map(is_number, values)):
+        words = list(dict.fromkeys(map(said, values)))
+        axes.set_xticks(range(len(words)), [_cut(w, 90) for w in words])
+        axes.set_xlim(-0.5, len(words) - 0.5)
+        return lambda value: words.index(said(value))
+    ordered = sorted(set(values))
+    log = 0 < ordered[0] <= ordered[-1] / 8
+    if log:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    at = math.log if log else float
+    room, ticks = (at(ordered[-1]) - at(ordered[0])) / 12, ordered[:1]
+    for value in ordered[1:]:
+        if at(value) - at(ticks[-1]) > room:  # its label does not touch the one before
+            ticks.append(value)
+    axes.set_xticks(ticks)
+    axes.xaxis.set_major_formatter(lambda x, _: shown(against, int(x) if x == int(x) else x))
+    return float
+
+
+def _dress(axes: Axes, result: str, against: str) -> None:
+    """Titles, units, and no more lines than are needed."""
+    if result == SECONDS:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda y, _: shown(result, float(y)) if y else "0")
+    axes.set_title(result, loc="left", color=INK, fontsize=10, fontweight="bold")
+    axes.set_xlabel(against, color=INK, fontweight="bold")
+    axes.tick_params(colors=GRAY, length=0)
+    axes.grid(axis="y", color=GRAY, alpha=0.2)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+
+
+def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
+    """A figure as an SVG element without paper of its own; its words are the page's.
+
+    Args:
+        figure: what :func:`plot` made.
+        colors: by which others some of its colours are replaced.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    figure.patch.set_visible(False)
+    with _drawing, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "distkit"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    text = re.sub(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :],
+                  flags=re.DOTALL)  # fmt: skip
+    text = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', text, count=2)  # a pixel a point
+    text = re.sub(r"font-family: [^;\"]+|(?<=px )'DejaVu Sans'[^;\"]*", _family, text)
+    for color, other in (colors or {}).items():
+        text = text.replace(color, other)
+    return text
+
+
+def _family(found: re.Match[str]) -> str:
+    head = "font-family: " if found[0].startswith("font-family") else ""
+    return head + svg.FONT
+
+
+def chart(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> str:
+    """The chart for a page, in its colours; "" where there is nothing to see yet."""
+    if not varied([r for r in records if not r.outcome]):
         return ""
-    about = varied([r for r in records if not r.outcome])[0]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
-        f' font-family="{svg.FONT}" font-size="12"><title>{escape(f"seconds against {about}")}'
-        f"</title>{body}</svg>"
-    )
+    return drawn(plot(records, results, against), THEMED)
 
 
 def to_svg(name: str, records: Sequence[Record]) -> str:
@@ -119,17 +223,19 @@ def to_svg(name: str, records: Sequence[Record]) -> str:
     more = len(records) - len(rows)
     if more > 0:
         body += svg.text(24, 78 + ROW * len(rows) + 8, f"… and {more} earlier", GRAY)
-    picture = chart(records)
-    beside = 60 + wide + WIDTH < MAX_WIDTH
+    figure = plot(records) if varied([r for r in records if not r.outcome]) else None
+    w, h = (0.0, 0.0) if figure is None else figure.get_size_inches() * DPI
+    beside = 60 + wide + w < MAX_WIDTH
     x, y = (40 + wide, 44.0) if beside else (8.0, 76.0 + ROW * (len(rows) + 1))
-    width = max(560.0, x + WIDTH + 12 if picture else wide + 48, wide + 48)
-    height = max(78.0 + ROW * (len(rows) + (more > 0)), y + HEIGHT + 4 if picture else 0)
+    width = max(560.0, x + w + 12 if figure else wide + 48, wide + 48)
+    height = max(78.0 + ROW * (len(rows) + (more > 0)), y + h + 4 if figure else 0)
     title = headline(name, records)
     room = text_width(title, 18.5) + 62
     same = _cut(common(records), MAX_WIDTH - room)
     width = max(width, room + text_width(same, 12))
     head = svg.heading(24, 32, title, same)
-    placed = f'<g transform="translate({x:.0f} {y:.0f})">{picture}</g>' if picture else ""
+    place = f'<g transform="translate({x:.0f} {y:.0f})">'
+    placed = f"{place}{drawn(figure)}</g>" if figure else ""
     return svg.document(width, height if records else 54, title, head + body + placed)
 
 
@@ -159,105 +265,6 @@ def _table(head: list[str], rows: list[list[str]]) -> tuple[str, float]:
         x += width + 20
     rule = svg.line(24, 74, x - 20, 74, "#dde3e9", 1)
     return rule + "".join(parts), x - 44
-
-
-class _Chart:
-    """Paints one chart."""
-
-    def __init__(self, records: Sequence[Record], x: str, others: Sequence[str], ink: Ink) -> None:
-        self.name, self.ink = x, ink
-        #: Points (value of x, seconds) by what else was set; the latest run's series is last.
-        self.series: dict[str, list[tuple[Any, float]]] = {}
-        for r in records:
-            key = AND.join(f"{n}={shown(n, r.parameters.get(n))}" for n in others)
-            points = self.series.pop(key, [])
-            self.series[key] = [*points, (r.parameters.get(x), r.measured[SECONDS])]
-        values: list[Any] = [v for points in self.series.values() for v, _ in points]
-        self.numeric = all(map(is_number, values))
-        words: list[Any] = list(dict.fromkeys(map(said, values)))
-        self.values: list[Any] = words
-        if self.numeric:
-            self.values = sorted(set(values))
-        least, most = self.values[0], self.values[-1]
-        self.log = self.numeric and bool(0 < least <= most / 8)
-        self.named = 2 <= len(self.series) <= NAMED and self.numeric
-        wide = max(text_width(each, 12.5) for key in self.series for each in key.split(AND)) + 8
-        self.right = WIDTH - RIGHT - (min(ROOM, wide) if self.named else 0.0)
-        longest = max(s for points in self.series.values() for _, s in points)
-        self.step = round_step(longest or 1.0, 4)
-        self.top = self.step * max(1, math.ceil(longest / self.step - 1e-9))
-
-    def x(self, value: Any) -> float:
-        """Where a value stands."""
-        room = self.right - LEFT
-        if not self.numeric:
-            return LEFT + room * (self.values.index(said(value)) + 0.5) / len(self.values)
-        scale: Callable[[Any], float] = math.log if self.log else float
-        low, high = scale(self.values[0]), scale(self.values[-1])
-        return LEFT + 14 + (room - 28) * (scale(value) - low) / (high - low)
-
-    def y(self, seconds: float) -> float:
-        """Where so many seconds stand."""
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * seconds / self.top
-
-    def body(self) -> str:
-        colors = dict.fromkeys(self.series, self.ink.faint) | {[*self.series][-1]: self.ink.accent}
-        lines = [self._line(points, colors[key]) for key, points in self.series.items()]
-        head = svg.text(LEFT, 16, "seconds", self.ink.words, 'font-weight="600"')
-        return "".join([head, *self._axes(), *lines, *self._names(colors)])
-
-    def _axes(self) -> list[str]:
-        parts = []
-        for k in range(round(self.top / self.step) + 1):
-            y = self.y(k * self.step)
-            told = human_seconds(k * self.step) if k else "0"
-            parts.append(svg.line(LEFT, y, self.right, y, self.ink.grid, 1))
-            parts.append(svg.text(LEFT - 8, y + 4, told, self.ink.faint, 'text-anchor="end"'))
-        edge = -math.inf
-        for value in self.values[:: max(1, -(-len(self.values) // MAX_TICKS))]:
-            told, x = shown(self.name, value), self.x(value)
-            half = text_width(told, 12) / 2
-            if x - half > edge + 6:
-                parts.append(svg.text(x, HEIGHT - BOTTOM + 18, told, self.ink.faint,
-                                      'text-anchor="middle"'))  # fmt: skip
-                edge = x + half
-        middle = (LEFT + self.right) / 2
-        return [*parts, svg.text(middle, HEIGHT - 6, self.name, self.ink.words,
-                                 'text-anchor="middle" font-weight="600"')]  # fmt: skip
-
-    def _line(self, points: list[tuple[Any, float]], color: str) -> str:
-        """A dot per run, and a line through the means."""
-        means = "L".join(f"{x:.1f} {y:.1f}" for x, y in self._means(points))
-        line = f'<path d="M{means}" fill="none" stroke="{color}" stroke-width="2"/>'
-        dots = "".join(
-            f'<circle cx="{self.x(v):.1f}" cy="{self.y(s):.1f}" r="4" fill="{color}" '
-            f'stroke="{self.ink.paper}" stroke-width="1.2"/>' for v, s in points
-        )  # fmt: skip
-        return (line if self.numeric else "") + dots
-
-    def _means(self, points: list[tuple[Any, float]]) -> list[tuple[float, float]]:
-        by: dict[float, list[float]] = defaultdict(list)
-        for value, seconds in points:
-            by[self.x(value)].append(seconds)
-        return [(x, self.y(mean(by[x]))) for x in sorted(by)]
-
-    def _names(self, colors: dict[str, str]) -> Iterator[str]:
-        """What each series is, where it ends; or only the latest, over the picture."""
-        if len(self.series) == 1:
-            return
-        if not self.named:
-            latest = [*self.series][-1]
-            told = _cut(latest.replace(AND, ", "), WIDTH - LEFT - 90)
-            yield svg.text(WIDTH - RIGHT, 16, told, self.ink.accent, 'text-anchor="end"')
-            return
-        ends = {key: self._means(points)[-1][1] for key, points in self.series.items()}
-        y = -math.inf
-        for key in sorted(ends, key=lambda key: ends[key]):
-            lines = [_cut(each, ROOM) for each in key.split(AND)]
-            y = max(y + 7, ends[key] + 4 - 7 * (len(lines) - 1))
-            for told in lines:
-                yield svg.text(self.right + 6, y, told, colors[key], 'font-weight="600"')
-                y += 14
 
 
 def _cut(words: str, room: float) -> str:

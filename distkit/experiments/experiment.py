@@ -29,6 +29,7 @@ from distkit.views.still import Still
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
     from distkit.experiments.panel import Panel
 
@@ -168,10 +169,11 @@ class Experiment:
     def close(self) -> None:
         """End what runs and the cluster that was started for it, and take the panel off the page.
 
-        A cluster that was given stays as it is.
+        Table and plot of the runs stay there as a picture. A cluster that was given stays as it is.
         """
         self.stop()
         self._end()
+        self._keep()
         panel, self._panel = self._panel, None
         if panel is not None:
             panel.close()
@@ -194,6 +196,21 @@ class Experiment:
         import pandas as pd
 
         return pd.DataFrame([r.row for r in self.records])
+
+    def plot(self, *names: str, against: str = "") -> Figure:
+        """Results against a parameter, as a figure of matplotlib with one chart a result.
+
+        Args:
+            names: columns of :meth:`to_dataframe`; the seconds and what was returned if none.
+            against: a parameter; the one that was varied if none.
+
+        Raises:
+            ValueError: there is no such result or parameter, or nothing was varied yet.
+
+        Example:
+            >>> experiment.plot("loss", against="batch")        # doctest: +SKIP
+        """
+        return chart.plot(self.records, names, against)
 
     def __repr__(self) -> str:
         return results.to_text(self.name, self.records)
@@ -234,11 +251,11 @@ class Experiment:
         run = None if cluster is None else submit(cluster, self.fn, setting)
         if run is None:
             raise RunInterrupted(f"{self.name} was stopped before its ranks were there.")
-        self._run, began = run, time.monotonic()
+        self._run, began, meter = run, time.monotonic(), Meter()
         if self._stopping.is_set():  # pressed in this very moment
             run.interrupt()
 
-        def tell(meter: Meter) -> None:
+        def tell() -> None:
             self.activity = Activity(
                 setting[RANKS], number, of, began, running=True, done=meter.done,
                 stopping=self._stopping.is_set(), total=meter.total, operations=meter.operations,
@@ -246,14 +263,14 @@ class Experiment:
             self._tell()
 
         try:
-            follow(run, tell, None if aloud else self.printed)
+            follow(run, meter, tell, None if aloud else self.printed)
         except BaseException as error:
             self.trouble = error  # told at once: to read a long trace takes a while
             raise
         finally:
             self._run, self.activity = None, replace(self.activity, over=True)
             self._tell()
-            self.records.append(results.record(setting, run))
+            self.records.append(results.record(setting, run, meter.done))
         return run
 
     def _work(self, setting: dict[str, Any]) -> None:
@@ -290,6 +307,7 @@ class Experiment:
             self.activity = None
             self._alone.release()
             self._tell()
+            self._keep()
 
     # -- telling ------------------------------------------------------------------
 
@@ -297,6 +315,12 @@ class Experiment:
         with _telling:
             for watcher in list(self._watchers) if not _over.is_set() else ():
                 watcher(self)
+
+    def _keep(self) -> None:
+        """Bring the picture that stays in the notebook up to date."""
+        with _telling:
+            if not _over.is_set():
+                self._still.renew()
 
     @contextmanager
     def _shown(self) -> Iterator[None]:

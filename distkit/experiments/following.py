@@ -27,23 +27,23 @@ def submit(cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any]) ->
 
 
 def follow(
-    run: Run, tell: Callable[[Meter], None], printed: MutableSequence[str] | None = None
+    run: Run, meter: Meter, tell: Callable[[], None], printed: MutableSequence[str] | None = None
 ) -> None:
     """Wait until a run is over, and tell again and again how far it has come.
 
     Args:
         run: what to wait for; it is ended when this is left by an exception.
-        tell: called with what is known of its progress.
+        meter: is fed with its events.
+        tell: called again and again.
         printed: where lines go that ranks print; None: they are printed here.
 
     Raises:
         RankError, DeadlockError, …: as :meth:`distkit.Run.wait`.
     """
-    meter = Meter()
     forget = run.subscribe(meter.feed)
     try:
         while not _over(run, printed):
-            tell(meter)
+            tell()
     finally:
         forget()
         if not run.finished:

@@ -15,6 +15,7 @@ from distkit.events import Op, Trace
 from distkit.experiments import chart, results
 from distkit.experiments.bar import Bar, sheet
 from distkit.experiments.controls import STRAGGLER
+from distkit.experiments.results import Record
 from distkit.views import Gradients, Stage, Timeline
 from distkit.views.gradient_steps import GRADIENT
 
@@ -42,9 +43,9 @@ class Panel:
         self._bar.widget.children = (self._run, *self._bar.widget.children)
         self._title = _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>")
         self._message, self._table = _html("dkx-message"), _html("dkx-table")
-        self._chart, self._printed = _html("dkx-chart"), _html("dkx-printed")
+        self._chart, self._printed = Chart(), _html("dkx-printed")
         self._pictures = Pictures()
-        runs = ipywidgets.HBox([self._table, self._chart])
+        runs = ipywidgets.HBox([self._table, self._chart.widget])
         runs.add_class("dkx-runs")
         self.widget = ipywidgets.VBox([
             sheet(), self._title, _controls(experiment), self._bar.widget, self._message, runs,
@@ -64,7 +65,7 @@ class Panel:
             records = experiment.records
             if len(records) != self._seen:
                 self._table.value = results.to_html(records)
-                self._chart.value = chart.alone(records, chart.THEMED)
+                self._chart.show(records)
             if now is None and records and len(records) != self._pictures.seen:
                 self._pictures.show(records[-1].run.trace, len(records))
             self._seen = len(records)
@@ -86,6 +87,56 @@ class Panel:
                 getattr(experiment, method)()
 
         return call
+
+
+class Chart:
+    """The plot, and what it shows: any result against any parameter that was varied."""
+
+    #: What is chosen before anybody chooses.
+    RESULTS, VARIED = "seconds and results", "what was varied"
+
+    def __init__(self) -> None:
+        self._result = ipywidgets.Dropdown(description="plot", options=[self.RESULTS])
+        self._against = ipywidgets.Dropdown(description="against", options=[self.VARIED])
+        self._choice = ipywidgets.HBox([self._result, self._against])
+        self._choice.add_class("dkx-choice")
+        self._choice.layout.display = "none"
+        self._drawn = _html("dkx-drawn")
+        self.widget = ipywidgets.VBox([self._choice, self._drawn])
+        self.widget.add_class("dkx-chart")
+        self._records: list[Record] = []
+        self._offering = False
+        for each in (self._result, self._against):
+            each.style.description_width = "initial"
+            each.observe(lambda _: self._draw(), "value")
+
+    def show(self, records: list[Record]) -> None:
+        """Draw these runs; what the reader has chosen stays chosen."""
+        self._records = well = [r for r in records if not r.outcome]
+        self._offering = True
+        _offer(self._result, [self.RESULTS, *results.plottable(well)])
+        _offer(self._against, [self.VARIED, *chart.varied(well)])
+        self._offering = False
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._offering:
+            return
+        result, against = self._result.value, self._against.value
+        drawn = chart.chart(
+            self._records, [] if result == self.RESULTS else [result],
+            "" if against == self.VARIED else against,
+        )  # fmt: skip
+        self._choice.layout.display = None if drawn else "none"
+        _set(self._drawn, drawn)
+
+
+def _offer(dropdown: Any, options: list[str]) -> None:
+    """Other options, of which what was chosen stays chosen if it is among them."""
+    chosen = dropdown.value
+    if list(dropdown.options) != options:
+        dropdown.options = options
+        dropdown.value = chosen if chosen in options else options[0]
 
 
 class Pictures:

@@ -17,6 +17,9 @@ from distkit.views.units import human_bytes, human_seconds
 
 #: What is measured of every run.
 SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"
+#: Of those whose function goes through ``dk.progress``: how many steps, and how long each took.
+STEPS, PER_STEP = "steps made", "seconds a step"
+MEASURED = SECONDS, STEPS, PER_STEP, MESSAGES, COLLECTIVES, SIZE
 OUTCOME = "outcome"
 
 
@@ -41,11 +44,13 @@ class Record:
         return {**self.parameters, **self.measured, **self.values, OUTCOME: self.outcome or "ok"}
 
 
-def record(parameters: Mapping[str, Any], run: Run) -> Record:
-    """The record of a run that is over."""
+def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
+    """The record of a run that is over, and has made so many steps if that is known."""
     picture = Columns(run.trace).frame
+    each = {STEPS: steps, PER_STEP: run.seconds / steps} if steps else {}
     measured = {
-        SECONDS: run.seconds, MESSAGES: picture["messages"], COLLECTIVES: picture["collectives"],
+        SECONDS: run.seconds, **each, MESSAGES: picture["messages"],
+        COLLECTIVES: picture["collectives"],
         SIZE: picture["message_bytes"] + picture["collective_bytes"],
     }  # fmt: skip
     if run.error is not None:
@@ -54,7 +59,7 @@ def record(parameters: Mapping[str, Any], run: Run) -> Record:
         return Record(parameters, run, measured, outcome=outcome)
     taken = {*parameters, *measured, OUTCOME}
     values = {name if name not in taken else f"{name} returned": value
-              for name, value in numbers(run._results[0]).items()}  # fmt: skip
+              for name, value in numbers(run.results[0]).items()}  # fmt: skip
     found = run.findings if len(run.trace) <= LOOKED_AT else []
     remarks = (str(f) for f in found if f.kind is not Kind.STRAGGLER)
     return Record(parameters, run, measured, values, remarks=tuple(remarks))
@@ -90,12 +95,16 @@ def columns(records: Sequence[Record]) -> list[str]:
     """The columns that tell something: what differs, what was measured, what was returned."""
     same = constant(records)
     names = dict.fromkeys(n for r in records for n in r.parameters if n not in same)
-    names |= dict.fromkeys([SECONDS, MESSAGES, COLLECTIVES, SIZE])
-    names |= dict.fromkeys(name for r in records for name in r.values)
-    idle = [name for name in (MESSAGES, COLLECTIVES, SIZE)
-            if not any(r.measured[name] for r in records)]  # fmt: skip
     failed = [OUTCOME] if any(r.outcome for r in records) else []
-    return [name for name in names if name not in idle] + failed
+    return [*names, *(name for name in MEASURED if any(r.measured.get(name) for r in records)),
+            *dict.fromkeys(name for r in records for name in r.values), *failed]  # fmt: skip
+
+
+def plottable(records: Sequence[Record]) -> list[str]:
+    """The results that a plot can show: first the seconds and what was returned."""
+    returned = dict.fromkeys(name for r in records for name in r.values)
+    measured = (name for name in MEASURED if any(r.measured.get(name) for r in records))
+    return list(dict.fromkeys([SECONDS, *returned, *measured]))
 
 
 def cells(r: Record, names: Sequence[str]) -> list[str]:
@@ -110,7 +119,7 @@ def shown(name: str, value: Any) -> str:
     ('250 ms', '4 KiB', '0.1235', '4')
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if number and name in (SECONDS, STRAGGLER):
+    if number and name in (SECONDS, PER_STEP, STRAGGLER):
         return human_seconds(float(value)) if value else "0 s"
     if number and name in (SIZE, *BYTES):
         return human_bytes(float(value))

@@ -17,20 +17,20 @@ _FOLDER = Path(__file__).parent / "js"
 
 #: In the order of their imports. They are ordinary modules that import each other; a widget
 #: and a stand-alone page need them in one piece. The last one has the view's class.
-_TIMELINE = ("vendor/d3", "numbers", "dom", "colors", "columns", "store", "layout", "painter",
+_BASE = ("vendor/d3", "numbers", "dom", "repaint")
+_TIMELINE = (*_BASE, "colors", "columns", "store", "layout", "painter",
              "arrows", "strips", "look", "minimap", "gestures", "overlay", "tooltip", "causes",
              "query", "lenses", "around", "timeline")  # fmt: skip
 _MODULES = {
     "timeline": _TIMELINE,
     "cockpit": (*_TIMELINE, "python", "source", "cards", "controls", "talk", "cockpit"),
-    "tensors": ("vendor/d3", "numbers", "dom", "tensorsparts", "tensors"),
-    "gradients": ("vendor/d3", "numbers", "dom", "tensorsparts", "gradientscharts", "gradients"),
-    "compare": ("vendor/d3", "numbers", "dom", "colors", "columns", "store", "layout", "painter",
+    "tensors": (*_BASE, "tensorsparts", "tensors"),
+    "gradients": (*_BASE, "tensorsparts", "gradientscharts", "gradients"),
+    "compare": (*_BASE, "colors", "columns", "store", "layout", "painter",
                 "arrows", "strips", "look", "gestures", "overlay", "causes", "around",
                 "tensorsparts", "comparecharts", "comparepanels", "compare"),
-    "stage": ("vendor/d3", "numbers", "dom", "colors", "scene", "script", "player", "unfold",
-              "stage"),
-    "servers": ("vendor/d3", "numbers", "dom", "colors", "tensorsparts", "script", "player",
+    "stage": (*_BASE, "colors", "scene", "script", "player", "unfold", "stage"),
+    "servers": (*_BASE, "colors", "tensorsparts", "script", "player",
                 "serversstate", "serversparts", "serversscene", "servers"),
 }
 #: The style sheets of views that need more than their own.

@@ -109,7 +109,7 @@ def about(name: str, trace: Trace, columns: Columns, *, live: bool = False) -> J
         found |= {"steps": loop["steps"], "step_seconds": loop["seconds"], "loss": loop["last"]}
     return {
         "name": clean(name), "live": live, "simulated": simulated, "empty": not len(trace),
-        "facts": [*frame["facts"], *(["simulated"] if simulated else [])],
+        "facts": [*dict.fromkeys([*frame["facts"], *(["simulated"] if simulated else [])])],
         "figures": found, "loss": loop, "notices": [] if live else frame["notices"],
     }  # fmt: skip
 

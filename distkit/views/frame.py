@@ -64,7 +64,7 @@ def frame(
     seconds = end - start if start is not None and end is not None else 0.0
     lanes = [_lane(meta, r, lane(r), seconds) for r in everybody if r < MAX_LANES]
     return {
-        "title": clean(str(meta.get("name", ""))), "facts": _facts(meta, len(everybody)),
+        "title": clean(str(meta.get("name", ""))), "facts": facts(meta, len(everybody)),
         "lanes": lanes,
         "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
         "start": start, "end": end, "live": live,
@@ -98,9 +98,10 @@ def _lane(meta: Mapping[str, Any], rank: int, lane: Lane, seconds: float) -> Jso
     }  # fmt: skip
 
 
-def _facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
-    facts = [count(ranks, "rank")] if ranks else []
-    return facts + [str(meta[key]) for key in ("backend", "device") if meta.get(key)]
+def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
+    """How many ranks, and the backend and device; the same word once."""
+    known = [count(ranks, "rank")] if ranks else []
+    return [*known, *dict.fromkeys(str(meta[k]) for k in ("backend", "device") if meta.get(k))]
 
 
 def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str]:

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State, Trace
 from distkit.views.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
+from distkit.views.frame import facts
 from distkit.views.projection import Json, clean
 from distkit.views.stage_layout import KINDS, Pair, arrange, pattern
 from distkit.views.units import count, human_bytes
@@ -72,9 +73,8 @@ def project(
 
 def _facts(trace: Trace, kind: str, sent: Sequence[Pair]) -> list[str]:
     words = {"roles": "workers and servers", "hosts": "by host"}
-    facts = [count(len(trace.ranks), "rank")] if trace.ranks else []
-    facts += [str(trace.meta[key]) for key in ("backend", "device") if trace.meta.get(key)]
-    return facts + ([words.get(kind, kind)] if sent or kind == "hosts" else [])
+    known = facts(trace.meta, len(trace.ranks))
+    return known + ([words.get(kind, kind)] if sent or kind == "hosts" else [])
 
 
 def _nodes(

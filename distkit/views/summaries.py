@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distkit.events import Summary, Trace
-from distkit.views.frame import Json, clean
-from distkit.views.units import count
+from distkit.views.frame import Json, clean, facts
 
 #: A tensor of up to so many values is drawn in one row, a longer one in rows of so many.
 ONE_ROW, ROW = 16, 8
@@ -94,9 +93,10 @@ def name(trace: Trace, rank: int) -> str:
 
 def headline(trace: Trace) -> Json:
     """The title of a run, and what there is to know of it."""
-    facts = [count(len(trace.ranks), "rank")] if trace.ranks else []
-    more = [str(trace.meta[key]) for key in ("backend", "device") if trace.meta.get(key)]
-    return {"title": clean(str(trace.meta.get("name", ""))), "facts": facts + more}
+    return {
+        "title": clean(str(trace.meta.get("name", ""))),
+        "facts": facts(trace.meta, len(trace.ranks)),
+    }
 
 
 def rounded(x: float) -> float | None:

@@ -55,8 +55,13 @@ class View(anywidget.AnyWidget):
         """Become a widget; what there is to draw is known by now."""
         self._lock = threading.RLock()
         self._patches = 0
-        self._still = Still(lambda: (self._svg(), repr(self)))
+        self._still = Still(self._draw)
         super().__init__()
+
+    def _draw(self) -> tuple[str, str]:
+        """The static picture and the table; not while events come in from another thread."""
+        with self._lock:
+            return self._svg(), repr(self)
 
     # -- what each view defines -----------------------------------------------------
 
@@ -140,7 +145,8 @@ class View(anywidget.AnyWidget):
         if widget is None:
             return None
         data, metadata = widget if isinstance(widget, tuple) else (widget, {})
-        return {**data, "image/svg+xml": self._svg(), "text/plain": repr(self)}, metadata
+        picture, table = self._draw()
+        return {**data, "image/svg+xml": picture, "text/plain": table}, metadata
 
     def save(self, path: str | Path, *, dark: bool = False, width: int | None = None) -> Path:
         """Write the static picture, for slides and papers.

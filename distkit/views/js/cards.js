@@ -43,6 +43,7 @@ function body(rank, now, last, scale, store) {
     rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
     rank.call || !ENDED.includes(rank.doing) || !rank.where ? null : line(rank.where),
     now ? strips(now, now.values?.slice(0, 1), scale) : null,
+    now?.kind === "recv" && now.dtype ? h("div", { class: "dk-tensor" }, "not written yet") : null,
     last ? h("div", { class: "dk-last" },
       h("div", { class: "dk-was" }, h("span", {}, "done"), h("span", {}, call(last, store)),
         line(last.where)),

@@ -11,6 +11,8 @@ export function renders(View, known) {
       return () => el.replaceChildren();
     }
     const view = new View(model, el);
+    // JupyterLab would make this cell the active one, and Shift+Enter would run it again
+    for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
     const say = () => {
       for (const live of el.querySelectorAll(".dk-live")) if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
     };
@@ -19,10 +21,15 @@ export function renders(View, known) {
     model.on("comm_live_update", ended); // what a widget hears when its kernel restarts or ends
     return () => {
       model.off("comm_live_update", ended);
+      for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, keep);
       again.disconnect();
       view.dispose();
     };
   };
+}
+
+function keep(event) {
+  event.stopPropagation();
 }
 
 function newer(format, known) {

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { brightness, readable } from "./colors.js";
 import { Bar, Player } from "./player.js";
+import { onTheme } from "./repaint.js";
 import { Scene } from "./scene.js";
 import { Script, words } from "./script.js";
 import { unfold } from "./unfold.js";
@@ -77,7 +78,9 @@ export class Stage {
     const on = (target, name, act) => target.addEventListener(name, act, { signal });
     on(this.root, "keydown", (e) => this.#typed(e));
     on(this.root, "transitionend", (e) => e.target === this.root && this.#look());
-    on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#look());
+    onTheme(() => this.#look(), signal);
+    this.resized = new ResizeObserver(() => this.#look()); // it may have been off the page
+    this.resized.observe(this.root);
     on(this.list, "click", (e) => {
       const row = e.target.closest("li");
       if (row) this.player.go(Number(row.dataset.beat));
@@ -87,6 +90,7 @@ export class Stage {
   // Colours as the page has them now.
   #look() {
     const canvas = document.createElement("canvas").getContext("2d");
+    canvas.fillStyle = "#ffffff"; // where nothing has a style yet
     canvas.fillStyle = getComputedStyle(this.root).getPropertyValue("--dk-bg").trim();
     const look = this.theme[brightness(canvas.fillStyle) < 128 ? "dark" : "light"];
     look.ranks.forEach((color, i) => {
@@ -207,6 +211,7 @@ export class Stage {
   dispose() {
     this.player.pause();
     this.stop.abort();
+    this.resized.disconnect();
     this.model.off("change", this.changed);
     this.root.remove();
   }

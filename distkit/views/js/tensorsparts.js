@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { clamp, short } from "./numbers.js";
+import { onTheme } from "./repaint.js";
 
 const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 export const figure = (v) => v === null || v === undefined ? "–" : WORDS[v] ??
@@ -27,6 +28,7 @@ export class Sheet {
     this.stop = new AbortController();
     for (const type of ["transitionrun", "transitionend"])
       this.on(this.root, type, (e) => { if (e.target === this.root) this.later(); });
+    onTheme(() => this.later(), this.stop.signal);
     this.resized = new ResizeObserver(() => this.later());
     this.resized.observe(this.root);
     this.changed = () => this.drain();

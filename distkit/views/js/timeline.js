@@ -11,6 +11,7 @@ import { clamp } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
 import { lookOf } from "./look.js";
 import { Painter } from "./painter.js";
+import { onTheme } from "./repaint.js";
 import { Store } from "./store.js";
 import { beside, card, sentence } from "./tooltip.js";
 
@@ -246,6 +247,7 @@ export class Timeline {
     on(window, "wheel", (e) => { if (e.target !== this.canvas) this.armed = false; }, { passive: true });
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])
       on(this.root, type, () => this.#later());
+    onTheme(() => this.#later(), this.stop.signal);
     this.resized = new ResizeObserver(() => this.#later());
     this.resized.observe(this.stage);
     this.changed = () => this.#drain();
