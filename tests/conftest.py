@@ -19,7 +19,7 @@ import hypothesis
 import psutil
 import pytest
 
-from distkit.bench.lab import Lab, browse, missing, serve, surroundings
+from benchmarks.lab import Lab, browse, missing, serve, surroundings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from distkit.bench.lab import IDLE, command
+from benchmarks.lab import IDLE, command
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -206,7 +208,13 @@ def test_the_next_run_may_follow_an_interrupt_at_once(usable: dk.Cluster) -> Non
 
 def test_the_stop_button(usable: dk.Cluster) -> None:
     run = usable.submit(hang, wait_forever=True)
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    def press() -> None:
+        while not any(f.hang for f in usable.diagnose()):
+            run._done.wait(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match=r"interrupted on all ranks(?s:.*)in a circle"):
         run.wait(20)
     assert run.finished
@@ -222,10 +230,11 @@ def test_whose_end_nobody_has_told_is_replaced_with_the_others() -> None:
     """The thread that replaces one rank is the one that would tell of the next."""
     known, forked = {1, 2}, list[int]()
     room = object.__new__(Room)
+    room._over = room.closed = False
     room._engines = SimpleNamespace(find=lambda r: r if r in known else None, forget=known.discard)
     room._fork_ranks = lambda ranks, join: forked.extend(ranks)
     room._await_registration = lambda ranks: None
-    thread = threading.Thread(target=room._fork_again, args=([1, 2],), daemon=True)
+    thread = threading.Thread(target=room._fork_anew, args=([1, 2],), daemon=True)
     thread.start()
     thread.join(30)
     assert forked == [1, 2]
@@ -238,6 +247,49 @@ def test_what_cannot_travel(usable: dk.Cluster) -> None:
         usable.run(lambda: lock)
     with pytest.raises(dk.NotPicklableError, match="Return plain data"):
         usable.run(threading.Lock)
+
+
+def test_ranks_draw_numbers_of_their_own(usable: dk.Cluster) -> None:
+    draw = "torch.rand(1).item()"
+    drawn = usable.execute(draw).results + usable.run(lambda: torch.rand(1).item()).results
+    usable.restart()
+    drawn += usable.execute(draw).results
+    victim = psutil.Process(usable.status().rows[1][2])
+    victim.kill()
+    victim.wait(10)
+    drawn += usable.execute(draw).results
+    assert len({*drawn}) == 12
+    seeded = usable.execute(draw, seed=3)
+    assert usable.execute(draw).results != seeded.results, "a cell goes on"
+    assert usable.execute(draw, seed=3).results == seeded.results
+    assert usable.run(lambda: torch.rand(1).item(), seed=3).results == seeded.results
+    assert usable.step(lambda: torch.rand(1).item(), seed=3).finish().results == seeded.results
+    assert seeded.trace.meta["seed"] == 3
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def test_a_pool_of_processes_on_a_rank(usable: dk.Cluster) -> None:
+    def program() -> list[int]:
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            return workers.map(double, range(4))
+
+    assert usable.submit(program).wait(60).results == [[0, 2, 4, 6]] * 3
+
+
+def test_a_logger_of_one_run_prints_in_the_next(
+    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(text: str) -> None:
+        logging.basicConfig()
+        logging.getLogger("training").warning(text)
+
+    for text in ("first", "second"):
+        usable.run(program, text)
+        said = sorted(capsys.readouterr().err.splitlines())
+        assert said == [f"[rank {r}] WARNING:training:{text}" for r in range(3)]
 
 
 def test_several_clusters_at_once(usable: dk.Cluster) -> None:
@@ -300,7 +352,7 @@ def test_a_killed_controller_is_an_error_not_a_hang() -> None:
         controller = cluster._room._controller
         assert controller is not None
         os.kill(controller.pid, signal.SIGKILL)
-        with pytest.raises(dk.RankDied):
+        with pytest.raises(dk.RunError, match=r"sleep was ended: ipyparallel.s controller ended"):
             run.wait(20)
         with pytest.raises(dk.StartError, match=r"controller ended .* Make the cluster again"):
             cluster.run(sum_of_ranks)
@@ -348,3 +400,12 @@ def test_a_killed_kernel_leaves_nothing() -> None:
     driver.wait()
     assert not alive
     assert not Path(folder).exists()
+
+
+def test_waiting_for_the_request_of_an_earlier_cell_says_so(usable: dk.Cluster) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="never sent"):
+        usable.execute("if rank == 1: req = dist.irecv(torch.zeros(2), src=0)")
+    with pytest.raises(dk.RankError, match="the irecv belongs to an earlier cell or run") as caught:
+        usable.execute("dist.send(torch.ones(2), dst=1) if rank == 0 else rank == 1 and req.wait()")
+    assert "Call irecv and wait() in the same cell" in str(caught.value)
+    assert "gloo" not in str(caught.value)

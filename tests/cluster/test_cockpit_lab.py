@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from labs import look, run_cell
 
-from distkit.bench.lab import IDLE, command
-from distkit.bench.step import notebook
+from benchmarks.lab import IDLE, command
+from benchmarks.step import notebook
 
 START = """
 import torch, torch.distributed as dist
@@ -75,8 +75,11 @@ def doing(page: Any) -> list[str]:
 
 def test_drive_the_cockpit(page: Any) -> None:
     cells = page.locator(".jp-Cell").count()
+    active = "jupyterapp.shell.currentWidget.content.activeCellIndex"
+    page.evaluate(f"() => {{ {active} = 2; }}")
     page.locator(".dk-next").click()
     wait(page, 1)
+    assert page.evaluate(f"() => {active}") == 2  # Shift+Enter runs what the reader was at
     assert doing(page) == ["paused"] * 4
     page.locator('.dk-go[data-rank="2"]').click()  # rank 2 receives what rank 1 has sent
     wait(page, 2)

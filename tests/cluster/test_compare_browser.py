@@ -11,7 +11,7 @@ import traces
 from sheets import Sheet
 
 import distkit as dk
-from distkit.bench.views import long_trace
+from benchmarks.views import long_trace
 from distkit.events import Trace
 from distkit.views.columns import Columns
 from distkit.views.compare_figures import figures

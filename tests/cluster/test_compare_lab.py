@@ -6,8 +6,8 @@ from typing import Any
 
 from labs import look, run_cell
 
-from distkit.bench.lab import IDLE
-from distkit.bench.step import notebook
+from benchmarks.lab import IDLE
+from benchmarks.step import notebook
 
 START = """
 from pathlib import Path

@@ -149,7 +149,7 @@ def test_it_runs_again_after_a_stop_and_the_panel_shows_it(usable: dk.Cluster) -
         panel._run.click()
         wait_for(experiment, lambda e: idle(e) and e.records and not e.trouble)
     assert [p["steps"] for p, _ in experiment.runs] == [2, 6]
-    assert panel._table.value.count("<tr") == 3 and "<svg" in panel._chart.value
+    assert panel._table.value.count("<tr") == 3 and "<svg" in panel._chart._drawn.value
     assert panel._pictures.widget.titles == ("Timeline", "Stage")
     assert [len(place.children) for place in panel._pictures.widget.children] == [1, 0]
     panel._pictures.widget.selected_index = 1

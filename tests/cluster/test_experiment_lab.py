@@ -9,8 +9,8 @@ import psutil
 import pytest
 from labs import look, run_cell
 
-from distkit.bench.lab import IDLE
-from distkit.bench.step import notebook
+from benchmarks.lab import IDLE
+from benchmarks.step import notebook
 
 START = """
 import torch, torch.distributed as dist, torch.nn.functional as F
@@ -113,6 +113,9 @@ def test_drive_an_experiment(page: Any) -> None:
     swept = page.locator(".jp-Cell").nth(3).locator(".jp-RenderedSVG img")
     swept.wait_for()
     panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
+    panel.locator(".dkx-choice select").first.select_option(label="loss")
+    panel.locator(".dkx-choice select").last.select_option(label="batch")
+    panel.locator(".dkx-chart text", has_text="loss").wait_for()
     for name in ("Stage", "Gradients", "Timeline"):
         panel.locator(".lm-TabBar-tab", has_text=name).click()
         panel.locator(f".distkit-{name.lower()}").first.wait_for()
@@ -122,6 +125,10 @@ def test_drive_an_experiment(page: Any) -> None:
     run_cell(page, 4, 120_000)
     said = page.locator(".jp-OutputArea-output").all_inner_texts()
     assert any("after [0, 1, 2, 3]" in text for text in said)
+    page.locator(".distkit-experiment").wait_for(state="detached")
+    kept = page.locator(".jp-Cell").nth(1).locator(".distkit-still img")
+    assert kept.is_visible() and "10 runs" in str(kept.get_attribute("alt"))
+    look(page, {"experiment-closed": page.locator(".jp-Cell").nth(1)})
 
 
 def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageColor
 
-from distkit.bench.lab import IDLE, command
+from benchmarks.lab import IDLE, command
 from distkit.views.theme import theme
 
 RESULTS = Path(__file__).parents[2] / "test-results"

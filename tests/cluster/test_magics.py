@@ -11,9 +11,12 @@ import pytest
 from nbclient import NotebookClient
 
 CELLS = {
-    "load": "import distkit as dk\n%load_ext distkit",
+    "load": "import distkit as dk\nimport torch.distributed as dist",
     "too early": "%%ranks\nrank",
     "cluster": "cluster = dk.Cluster(3)",
+    "in the notebook": "dist.get_rank()",
+    "a result": "cluster.run(cluster.stop is None)",
+    "own mistake": "1 / 0",
     "all": "%%ranks\nx = rank * 10\nx",
     "results": "_.results",
     "some": "%%ranks 0,2\ny = x + 1\nprint('only', rank)",
@@ -46,6 +49,9 @@ CELLS = {
     "stepper": "stepper = _\n[str(s) for s in stepper.moment.standings]",
     "finish": "stepper.finish().results",
     "step some": "%%ranks 1 --step\nrank",
+    "seeded": "%%ranks 1 --seed 3\ntorch.rand(1).item()",
+    "seeded again": "%%ranks --seed 3\ntorch.rand(1).item()",
+    "no seed": "%%ranks --seed three\nrank",
     "execute": "cluster.execute('rank + 1', ranks=[2]).results",
     "execute wrong": "cluster.execute('\\n1 / rank', ranks=[0])",
     "other cluster": "small = dk.Cluster(2)",
@@ -101,6 +107,13 @@ def test_the_last_value_is_printed_by_each_rank(cells: dict[str, Cell]) -> None:
     assert cells["results"].result["text/plain"] == "[0, 10, 20]"
     assert cells["none"].printed == cells["nothing"].printed == []
     assert cells["given"].printed == [f"[rank {r}] (3, True, 1.0)" for r in range(3)]
+
+
+def test_a_mistake_in_the_notebook_is_explained_by_a_line(cells: dict[str, Cell]) -> None:
+    assert "the notebook, which is no rank" in cells["in the notebook"].error
+    assert "run() needs a function or the path of a script, got False" in cells["a result"].error
+    assert all(len(cells[c].error.splitlines()) < 8 for c in ("in the notebook", "a result"))
+    assert "ZeroDivisionError: division by zero" in cells["own mistake"].error
 
 
 def test_only_some_ranks(cells: dict[str, Cell]) -> None:
@@ -193,3 +206,10 @@ def test_the_same_without_the_magic(cells: dict[str, Cell]) -> None:
     assert f"ZeroDivisionError: division by zero at {cells['execute wrong'].line(2)}" in (
         cells["execute wrong"].error
     )
+
+
+def test_a_seed_repeats_the_numbers(cells: dict[str, Cell]) -> None:
+    (drawn,) = cells["seeded"].printed
+    assert drawn in cells["seeded again"].printed
+    assert len({line.split("] ")[1] for line in cells["seeded again"].printed}) == 3
+    assert "--seed wants a whole number" in cells["no seed"].usage

@@ -14,8 +14,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from distkit.bench.lab import IDLE, command
-from distkit.bench.step import notebook
+from benchmarks.lab import IDLE, command
+from benchmarks.step import notebook
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 WIDGET = "application/vnd.jupyter.widget-view+json"

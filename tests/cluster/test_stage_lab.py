@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from labs import look, run_cell
 
-from distkit.bench.lab import IDLE
-from distkit.bench.step import notebook
+from benchmarks.lab import IDLE
+from benchmarks.step import notebook
 
 START = """
 import torch, torch.distributed as dist

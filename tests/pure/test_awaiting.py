@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import test_views_servers
 from hypothesis import given, settings
@@ -184,6 +186,38 @@ def test_bounded_staleness_waits_for_who_has_finished() -> None:
     assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
     assert "until every worker has pushed it 3 times" in f.message and "staleness" in f.remedy
     assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 2, mode=mode))) == []
+
+
+def test_bounded_staleness_and_a_barrier_at_different_places() -> None:
+    mode = "dist_async staleness=2"
+    f = hang(worker(0, 4, *MORE, mode=mode), worker(1, 2, Op.BARRIER, mode=mode))
+    assert "rank 1 waits in barrier()" in f.message
+    assert "call barrier() after the same number of pushes" in f.remedy
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async staleness=0"])
+def test_workers_that_push_different_keys(mode) -> None:
+    def pushes(rank, key):
+        return [*asked(rank, 0, Op.REGISTER, *WHOLE, label=mode, peer=4),
+                *asked(rank, 1, Op.PUSH, *WHOLE, label=key),
+                *asked(rank, 2, Op.PULL, *HELD, label=key)]  # fmt: skip
+
+    f = hang(pushes(0, "a"), pushes(1, "b"))
+    assert f.kind is Kind.CYCLE and "the same keys in the same order" in f.remedy
+
+
+def test_a_push_too_many_at_the_end_changes_nothing() -> None:
+    even, more = worker(0, 2), worker(1, 2, Op.PUSH, Op.PUSH)
+    more = [e for e in more if e.state is not State.BLOCKED]
+    more += [e for e in asked(1, 101, Op.PUSH, "completed")]
+    (f,) = diagnose(trace(even, more, worker(2, 2)))
+    assert (f.kind, f.culprits, f.hang) == (Kind.UNEVEN, (1,), False)
+    assert "rank 1 has pushed 'w' 4 times, ranks 0 and 2 have pushed 'w' 2 times" in f.message
+    assert f.lines == {1: "In[3]:7"}
+    for mode in ("dist_async", "dist_sync backup=1", "dist_sync wait_for=1"):
+        kept = [replace(e, label=mode) if e.op is Op.REGISTER else e
+                for e in (*even, *more, *worker(2, 2))]  # fmt: skip
+        assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).meta)) == []
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync wait_for=1", "dist_async staleness=9"])

@@ -20,7 +20,7 @@ class SlowRun(Run):
     def wait(self, timeout: float | None = None) -> Run:
         if timeout is not None:
             raise TimeoutError
-        self._finish()
+        self._announce()
         return self
 
 

@@ -6,15 +6,18 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from distkit import bench, cli, hangs
-from distkit.bench.figure import Figure, Report, figure
-from distkit.cli import demo, files, others
+import benchmarks
+from benchmarks.figure import Figure, Report, figure
+from distkit import cli, hangs
+from distkit.cli import demo, files
+from distkit.cli.others import JUPYTERLAB
 from distkit.cluster import local
 from distkit.cluster.run import Run
 from distkit.demos import Demo
@@ -70,7 +73,7 @@ def test_python_m_distkit() -> None:
         (["replay"], "arguments are required: FILE"),
         (["replay", "t.gz", "--html", "nowhere/r.html"], "no file can be written there"),
         (["hang", "up"], "there is no hang 'up': choose from recv_cycle, ring_of_recvs"),
-        (["bench", "speed"], "invalid choice: 'speed'"),
+        (["bench", "speed"], "there is no benchmark 'speed': start, "),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
     ],
 )
@@ -105,7 +108,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "measure", interrupted)
+    monkeypatch.setattr(benchmarks, "measure", interrupted)
     assert cli.main(["bench", "start"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -161,13 +164,13 @@ def test_trace_runs_the_script_with_its_arguments(
 ) -> None:  # fmt: skip
     calls = []
 
-    def run_ranks(*call: Any) -> Any:
-        calls.append(call)
+    def run_ranks(*call: Any, seed: int | None) -> Any:
+        calls.append((*call, seed))
         return SimpleNamespace(trace=TRACE)
 
     monkeypatch.setattr(local, "run_ranks", run_ranks)
-    assert cli.main(["trace", "--html", "t.html", *argv]) == 0
-    assert calls == [("train.py", ranks, *passed)]
+    assert cli.main(["trace", "--html", "t.html", "--seed", "7", *argv]) == 0
+    assert calls == [("train.py", ranks, *passed, 7)]
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "2 ranks, 1.00 s: 1 message, 1 collective. Saved in trace.gz."
     assert said[1] == f"Replay: {(script.parent / 't.html').as_uri()}"
@@ -178,7 +181,7 @@ def test_trace_runs_the_script_with_its_arguments(
 def test_a_failing_script_leaves_its_trace(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_ranks(*_: Any) -> None:
+    def run_ranks(*_: Any, **__: Any) -> None:
         error = RankError("rank 1 raised ValueError: no", rank=1)
         error.run = run = Run("train.py", 1, [0, 1], {})
         run._events = list(TRACE)
@@ -281,12 +284,43 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_lab_opens_a_notebook(executed: list[list[str]], tmp_path: Path) -> None:
     assert cli.main(["lab", str(tmp_path), "--", "--no-browser"]) == 0
-    assert executed == [[sys.executable, "-m", "jupyterlab", str(tmp_path), "--no-browser"]]
+    assert executed == [[sys.executable, "-c", JUPYTERLAB, str(tmp_path), "--no-browser"]]
 
 
-def test_lab_opens_the_welcome_notebook(executed: list[list[str]]) -> None:
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkout with two notebooks."""
+    (tmp_path / "notebooks").mkdir()
+    for name in ("00_welcome.ipynb", "01_messages.ipynb"):
+        (tmp_path / "notebooks" / name).write_text("first")
+    monkeypatch.setattr("distkit.cli.others.CHECKOUT", tmp_path)
+    return tmp_path
+
+
+def test_lab_opens_a_copy_of_the_welcome_notebook(
+    executed: list[list[str]], checkout: Path
+) -> None:
     assert cli.main(["lab"]) == 0
-    assert Path(executed[0][3]).name == "00_welcome.ipynb"
+    copy, root = executed[0][3:]
+    assert copy == str(checkout / "my-notebooks" / "00_welcome.ipynb")
+    assert root == f"--ServerApp.root_dir={checkout}"  # links to the sources work
+    assert Path(copy).read_text() == "first"
+
+
+def test_lab_keeps_what_its_reader_changed(
+    executed: list[list[str]], checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lab"]) == 0
+    mine = checkout / "my-notebooks"
+    (mine / "01_messages.ipynb").write_text("mine")
+    for name in ("00_welcome.ipynb", "01_messages.ipynb"):
+        (checkout / "notebooks" / name).write_text("second")
+    assert cli.main(["lab"]) == 0
+    assert [(mine / f"0{n}.ipynb").read_text() for n in ("0_welcome", "1_messages")] == [
+        "second", "mine",
+    ]  # fmt: skip
+    said = capsys.readouterr().out
+    assert "my-notebooks/01_messages.ipynb: yours is kept" in said and "00_welcome" not in said
 
 
 @pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
@@ -347,7 +381,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 
         return SimpleNamespace(measure=measure)
 
-    monkeypatch.setattr(bench, "import_module", module)
+    monkeypatch.setattr(benchmarks, "import_module", module)
     return lambda: reps
 
 
@@ -361,7 +395,7 @@ def test_bench_prints_one_json_object(
     assert [f["reached"] for f in report["figures"]] == ["not reached", "reference missing"]
     assert report["figures"][0]["ratio"] == 1.234
     assert report["details"] == {"tap": {"n": 7}}
-    assert said.err == "distkit.bench.tap begins\n"
+    assert said.err == "benchmarks.tap begins\n"
     assert measured() == [7]
 
 
@@ -373,13 +407,11 @@ def test_bench_prints_a_table_of_all(
     assert "a step\n    1.23 ms [1 to 2] = 1.23 of the same without: 1 ms\n" in said
     assert "    must ≤ 1.05x, aim ≤ 1.02x: not reached" in said
     assert "    0.5 s, reference missing: pip install accelerate\n" in said
-    assert measured() == [bench.ALL[name] for name in others.BENCHMARKS]
+    assert measured() == list(benchmarks.ALL.values())
 
 
 def test_every_benchmark_has_its_module() -> None:
-    assert tuple(bench.ALL) == others.BENCHMARKS
-    folder = Path(bench.__file__).parent
-    assert all(folder.joinpath(f"{name}.py").exists() for name in bench.ALL)
+    assert all(find_spec(f"benchmarks.{name}") for name in benchmarks.ALL)
 
 
 def test_an_empty_report_has_a_head() -> None:

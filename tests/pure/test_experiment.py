@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ from xml.etree import ElementTree
 
 import ipywidgets
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distkit as dk
@@ -18,7 +17,7 @@ from distkit.events import Event, Op, State, Trace
 from distkit.experiments import chart, results
 from distkit.experiments.activity import Activity, words
 from distkit.experiments.controls import make
-from distkit.experiments.panel import fitting, message
+from distkit.experiments.panel import Chart, fitting, message
 from distkit.experiments.results import Record
 from distkit.experiments.settings import Settings
 from distkit.trace import recorder
@@ -259,7 +258,7 @@ def done(seconds: float, result: Any = None, outcome: str = "", **parameters: An
               Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=8)]  # fmt: skip
     error = dk.RankError("rank 1 raised", rank=1) if outcome else None
     run: Any = SimpleNamespace(seconds=seconds, trace=Trace(events), error=error, findings=[],
-                               _results=[result, None])  # fmt: skip
+                               results=[result, None])  # fmt: skip
     return results.record(parameters, run)
 
 
@@ -270,6 +269,8 @@ def test_a_record_has_what_was_measured_and_returned() -> None:
     assert made.row == {"batch": 8, "seconds": 0.5, "messages": 1, "collectives": 0, "bytes": 8,
                         "loss": 0.25, "seconds returned": 3, "outcome": "ok"}  # fmt: skip
     assert done(0.5, 7).values == {"result": 7}
+    counted = results.record({}, made.run, steps=10)
+    assert (counted.row["steps made"], counted.row["seconds a step"]) == (10, 0.05)
     assert done(0.5, [1, 2]).values == {}
     assert done(0.5, 7, "RankError").row["outcome"] == "RankError"
 
@@ -294,7 +295,7 @@ def test_words_of_the_user_are_no_markup() -> None:
     some = [done(0.5, {"<b>": 1}, kind="<i>&"), done(0.5, {"<b>": 1}, kind="b")]
     page = results.to_html(some)
     assert "<i>" not in page and "&lt;i&gt;&amp;" in page and "&lt;b&gt;" in page
-    for picture in (chart.to_svg("<x>", some), chart.alone(some, chart.THEMED)):
+    for picture in (chart.to_svg("<x>", some), chart.chart(some)):
         ElementTree.fromstring(picture)
 
 
@@ -318,16 +319,55 @@ SETTINGS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
+@settings(max_examples=20)  # each draws a figure
 @given(st.lists(st.tuples(SETTINGS, st.floats(0, 1e4), st.booleans()), max_size=20))
 def test_every_picture_is_well_formed_and_inside(drawn: Any) -> None:
     records = [done(seconds, outcome="RankError" if bad else "", **setting)
                for setting, seconds, bad in drawn]  # fmt: skip
     whole = chart.to_svg("train", records)
     ElementTree.fromstring(whole)
-    alone = chart.alone(records, chart.PAPER)
-    assert bool(alone) == bool(chart.varied([r for r in records if not r.outcome]))
-    for x, y in re.findall(r'<circle cx="([^"]+)" cy="([^"]+)"', alone):
-        assert 0 <= float(x) <= chart.WIDTH and 0 <= float(y) <= chart.HEIGHT
+    well = [r for r in records if not r.outcome]
+    alone = chart.chart(records)
+    assert bool(alone) == bool(chart.varied(well))
+    if alone:
+        root = ElementTree.fromstring(alone)
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        dots = [dot.attrib for dot in root.iter("{http://www.w3.org/2000/svg}use")]
+        assert len(dots) >= len(well)
+        assert all(0 <= float(d["x"]) <= width and 0 <= float(d["y"]) <= height for d in dots)
+
+
+def test_any_result_is_plotted_against_any_parameter() -> None:
+    some = [done(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
+            for b in (8, 16) for lr in (0.1, 0.2)]  # fmt: skip
+    seconds, loss = chart.plot(some).axes
+    assert (seconds.get_title(loc="left"), loss.get_title(loc="left")) == ("seconds", "loss")
+    (took,) = chart.plot(some, ["took"], "lr").axes
+    lines = [line.get_xydata().tolist() for line in took.lines if line.get_linestyle() == "-"]
+    assert lines == [[[0.1, 0.1], [0.2, 0.2]]] * 2  # one for each batch
+    assert took.get_xlabel() == "lr"
+    assert [text.get_text() for text in took.figure.legends[0].texts] == ["batch=8", "batch=16"]
+    with pytest.raises(ValueError, match=r"'speed' cannot be plotted: there is seconds, loss, "):
+        chart.plot(some, ["speed"])
+    with pytest.raises(ValueError, match="'ranks' cannot be plotted: there is lr, batch"):
+        chart.plot(some, against="ranks")
+    with pytest.raises(ValueError, match="run at least twice"):
+        chart.plot(some[:1])
+
+
+def test_the_chart_keeps_what_was_chosen() -> None:
+    some = [done(b / 100, {"loss": b}, batch=b) for b in (8, 16)]
+    panel = Chart()
+    panel.show(some[:1])
+    assert panel._drawn.value == ""
+    panel.show(some)
+    assert ">seconds</text>" in panel._drawn.value and ">loss</text>" in panel._drawn.value
+    panel._result.value = "loss"
+    assert ">seconds</text>" not in panel._drawn.value
+    panel.show([*some, done(1, {"accuracy": 0.5, "loss": 2}, batch=32)])
+    assert panel._result.value == "loss" and "accuracy" in panel._result.options
+    panel.show([done(1, batch=b) for b in (8, 16)])  # no loss any more
+    assert panel._result.value == Chart.RESULTS
 
 
 def test_static_pictures_stay_small() -> None:
@@ -347,6 +387,19 @@ def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
     experiment.close()
     with pytest.raises(dk.StoppedError, match="the experiment was closed"):
         experiment.run()
+
+
+def test_what_was_shown_stays_when_an_experiment_is_closed() -> None:
+    experiment, sent = dk.Experiment(train, batch=(8, 128)), []
+    handle: Any = SimpleNamespace(update=lambda bundle, raw: sent.append(bundle["text/plain"]))
+    experiment._still._handle = handle
+    experiment.records.append(done(0.5, {"loss": 0.25}, batch=8))
+    experiment.close()
+    assert "0.25" in sent[-1] and "no run yet" not in sent[-1]
+    with pytest.raises(dk.DistkitError), experiment._busy():  # a run that ends well or not
+        experiment.records.append(done(0.5, {"loss": 0.125}, batch=16))
+        raise dk.RunInterrupted("stopped")
+    assert "0.125" in sent[-1]
 
 
 def test_what_went_wrong_is_told_in_words() -> None:

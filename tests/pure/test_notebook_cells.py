@@ -46,6 +46,18 @@ def test_running_it_again_ends_them_all(header: dict[str, str]) -> None:
     assert [thing.ended for thing in (one, two, other, again)] == [True, True, False, False]
 
 
+def test_a_place_has_the_number_of_the_latest_run_of_its_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: dict[str, tuple[str, str]] = {}
+    shell = SimpleNamespace(execution_count=0, compile=SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setattr(notebook, "shell", lambda: shell)
+    for count in (2, 5):
+        shell.execution_count, names["cell.py"] = count, ("Cell", f"In[{count}]")
+        assert notebook.place("cell.py:3") == f"In[{count}]:3"
+        assert notebook._files[f"In[{count}]"] == "cell.py"
+
+
 def test_outside_a_notebook_nothing_is_ended() -> None:
     of_cells, made = OfCells(end), [Thing(), Thing()]
     for thing in made:

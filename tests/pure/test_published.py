@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 
 import pytest
 
-from distkit.bench import published as bench
+from benchmarks import published as bench
 from distkit.simulation.published import collectives, rows, serving, tables, training
 from distkit.simulation.published.rows import Row
 

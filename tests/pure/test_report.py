@@ -12,7 +12,7 @@ import pytest
 import distkit as dk
 from distkit.calls import SILENT, silence
 from distkit.cluster import report
-from distkit.cluster.rank import _describe
+from distkit.cluster.failure import describe
 from distkit.events import Trace
 from distkit.kvstore.consistency import Terms
 from distkit.trace import trouble
@@ -45,7 +45,7 @@ def raised() -> Exception:
 
 
 def test_code_that_nobody_can_read_is_not_to_blame() -> None:
-    error = told({"rank": 0, "error": _describe(raised(), released=False)})
+    error = told({"rank": 0, "error": describe(raised(), released=False)})
     file, _, number = error.line.rpartition(":")
     assert file.endswith("test_report.py")
     assert 'on_crash="replce"' in linecache.getline(__file__, int(number))

@@ -9,7 +9,9 @@ from typing import Any
 import IPython.display
 import pytest
 
+from distkit import Trace
 from distkit.cluster.run import Run
+from distkit.views import Timeline
 from distkit.views.still import Still
 
 
@@ -97,3 +99,21 @@ def test_who_waits_for_a_run_goes_on_when_the_views_have_their_last_picture() ->
     waiter.join(10)
     assert order == ["drawn, finished: True", "waited"]
     assert run.results == [7]
+
+
+def test_the_picture_is_drawn_while_no_events_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, free = Timeline(Trace([])), []
+
+    def look() -> None:
+        free.append(view._lock.acquire(blocking=False))
+
+    def draw() -> str:
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        return "<svg/>"
+
+    monkeypatch.setattr(view, "_svg", draw)
+    view._still.bundle()
+    view._repr_mimebundle_()
+    assert free == [False, False]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from traces import MS, Script, summary
 
 import distkit as dk
-from distkit.bench.views import long_trace
+from benchmarks.views import long_trace
 from distkit.events import Event, Op, State, Trace
 from distkit.views.columns import Columns
 from distkit.views.compare_figures import (

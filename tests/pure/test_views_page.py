@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, summary
 
-from distkit.bench.views import long_trace
+from benchmarks.views import long_trace
 from distkit.events import Op, Trace
 from distkit.views import assets, page_views, to_html
 from distkit.views import page as page_module

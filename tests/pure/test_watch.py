@@ -43,9 +43,9 @@ def test_nobody_waits() -> None:
 
 def test_all_wait_at_one_instant() -> None:
     it = Watch()
-    it.hear(0, 0, 1.0, 1.4)
+    it.hear(0, (0,), 1.0, 1.4)
     assert not it.due([0, 1]), "rank 1 computes"
-    it.hear(1, 0, 1.2, 1.5)
+    it.hear(1, (0,), 1.2, 1.5)
     assert it.due([0, 1])
     (finding,) = it.judge(waits_for_each_other(2), [0, 1])
     assert (finding.kind, finding.culprits) == (Kind.RECV_CYCLE, (0, 1))
@@ -53,18 +53,18 @@ def test_all_wait_at_one_instant() -> None:
 
 def test_waits_that_follow_each_other_prove_nothing() -> None:
     it = Watch()
-    it.hear(0, 0, 1.0, 1.2)
-    it.hear(1, 0, 1.3, 1.5)  # rank 0 may have gone on at 1.25
+    it.hear(0, (0,), 1.0, 1.2)
+    it.hear(1, (0,), 1.3, 1.5)  # rank 0 may have gone on at 1.25
     assert not it.due([0, 1])
     assert it.judge(waits_for_each_other(2), [0, 1]) == []
-    it.hear(0, 0, 1.0, 1.6)  # no: it still waits
+    it.hear(0, (0,), 1.0, 1.6)  # no: it still waits
     assert it.due([0, 1])
     assert len(it.judge(waits_for_each_other(2), [0, 1])) == 1
 
 
 def test_who_has_ended_need_not_wait() -> None:
     it = Watch()
-    it.hear(0, 3, 1.0, 1.4)
+    it.hear(0, (3,), 1.0, 1.4)
     trace = Trace(
         [Event(0, 3, Op.RECV, s, 1.0, peer=1) for s in (State.STARTED, State.BLOCKED)],
         {"world_size": 2, "ends": {"1": {"how": "returned", "text": "", "where": ""}}},
@@ -76,15 +76,15 @@ def test_who_has_ended_need_not_wait() -> None:
 
 def test_what_was_fine_is_not_looked_at_again_until_something_moves() -> None:
     it = Watch()
-    it.hear(0, 0, 1.0, 1.4)
-    it.hear(1, 0, 1.0, 1.4)
+    it.hear(0, (0,), 1.0, 1.4)
+    it.hear(1, (0,), 1.0, 1.4)
     assert it.due([0, 1])
     assert it.judge(fine(), [0, 1]) == []
-    it.hear(0, 0, 1.0, 1.6)
-    it.hear(1, 0, 1.0, 1.6)
+    it.hear(0, (0,), 1.0, 1.6)
+    it.hear(1, (0,), 1.0, 1.6)
     assert not it.due([0, 1])
-    it.hear(1, 1, 1.7, 1.8)
-    it.hear(0, 0, 1.0, 1.8)
+    it.hear(1, (1,), 1.7, 1.8)
+    it.hear(0, (0,), 1.0, 1.8)
     assert it.due([0, 1]), "rank 1 waits in another operation"
     assert it.due([0]) is True, "somebody has ended"
 
@@ -92,7 +92,7 @@ def test_what_was_fine_is_not_looked_at_again_until_something_moves() -> None:
 def test_a_part_of_the_ranks_in_a_deadlock_while_others_compute(now: list[float]) -> None:
     it = Watch()
     for rank in (0, 1):
-        it.hear(rank, 0, 0.0, 0.4)
+        it.hear(rank, (0,), 0.0, 0.4)
     assert not it.due([0, 1, 2]), "rank 2 computes: that may be the reason"
     now[0] = watch.PATIENCE + 0.1
     assert it.due([0, 1, 2])
@@ -124,7 +124,7 @@ def test_what_looked_fine_is_looked_at_again(now: list[float]) -> None:
     it, looks = Watch(), []
     for n in range(1, 400):
         now[0] = n / 10
-        it.hear(0, 0, 0.0, now[0])  # one wait that never ends
+        it.hear(0, (0,), 0.0, now[0])  # one wait that never ends
         if it.due([0]):
             looks.append(now[0])
             it.judge(fine(), [0])
@@ -134,7 +134,7 @@ def test_what_looked_fine_is_looked_at_again(now: list[float]) -> None:
 
 def test_a_finding_without_a_common_instant_waits_for_one(now: list[float]) -> None:
     it = Watch()
-    it.hear(0, 0, 1.0, 1.2)
-    it.hear(1, 0, 1.3, 1.5)
+    it.hear(0, (0,), 1.0, 1.2)
+    it.hear(1, (0,), 1.3, 1.5)
     now[0] = 10.0
     assert it.judge(waits_for_each_other(3), [0, 1, 2]) == [], "rank 2 has not said that it waits"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import distkit as dk
-from distkit.bench.simulate import predicted
+from benchmarks.simulate import predicted
 from distkit.simulation import Measured, compare, cost
 
 SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distkit.bench import random_programs
-from distkit.bench.random_programs import Collective, Message, Program, Round, alarm, play, program
+from benchmarks import random_programs
+from benchmarks.random_programs import Collective, Message, Program, Round, alarm, play, program
 from distkit.cluster import watch
 from distkit.trace import recorder
 

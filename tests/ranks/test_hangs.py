@@ -93,7 +93,9 @@ def test_the_catalogue_explains_itself() -> None:
         assert case.source == inspect.getsource(case.program)
         assert set(case.culprits) <= set(range(case.ranks))
     shown = {case.kind for case in ALL.values()}
-    assert shown == set(Kind), "every kind of finding has its example"
+    # a signal stops a rank, a backend does not end what all have called: no mistake of a program
+    others = {Kind.IN_BACKEND, Kind.STOPPED}
+    assert shown == set(Kind) - others, "every kind of finding has its example"
 
 
 def test_a_saved_trace_tells_the_same(tmp_path: object) -> None:

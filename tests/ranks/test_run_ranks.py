@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_message_is_recorded_at_both_ends_with_values_and_line() -> None:
     assert message.sent is not None and message.received is not None
     assert message.sent < message.received
     recv = next(s for s in trace.spans if s.op is Op.RECV)
-    assert recv.before is not None and recv.before.values == (0.0, 0.0)
+    assert recv.before is None  # what a receive finds in its buffer is nobody's value
     assert recv.after is not None and recv.after.values == (0.0, 1.0)
     file, _, line = recv.where.rpartition(":")
     source = Path(__file__).read_text().splitlines()
@@ -118,6 +119,34 @@ def test_every_collective_is_recorded_once_on_every_rank() -> None:
         assert {s.state for s in mine} == {State.COMPLETED}
     matched = [trace.matches[s.rank, s.seq] for s in trace.spans]
     assert all(matched.count(m) == 2 for m in matched)
+
+
+def test_the_old_content_of_what_is_only_written_is_never_shown() -> None:
+    poison = 7.7e31
+
+    def program() -> None:
+        rank, old = dist.get_rank(), torch.full((4,), poison)
+        mine = torch.ones(4)
+        read = mine if rank == 0 else old
+        parts = [mine.clone(), mine.clone()]
+        dist.broadcast(read.clone(), 0)
+        dist.scatter(old.clone(), parts if rank == 0 else None)
+        dist.all_gather([old.clone(), old.clone()], mine)
+        dist.all_gather_into_tensor(torch.full((8,), poison), mine)
+        dist.gather(mine, [old.clone(), old.clone()] if rank == 0 else None)
+        dist.reduce_scatter(old.clone(), parts)
+        dist.all_to_all_single(old.clone(), mine)
+        for send, recv in ((dist.send, dist.recv), (dist.isend, dist.irecv)):
+            work = send(mine, 1) if rank == 0 else recv(old.clone(), 0)
+            if hasattr(work, "wait"):
+                work.wait()
+        (dist.send(mine, 1) if rank == 0 else dist.recv(old.clone()))  # from anybody
+
+    trace = dk.run_ranks(program, 2).trace
+    assert {s.state for s in trace.spans} == {State.COMPLETED}
+    assert not [s for s in trace.spans if s.before and s.before.max > 1]
+    read = {(str(s.op), s.rank) for s in trace.spans if s.before}
+    assert ("broadcast", 0) in read and ("scatter", 0) in read and ("all_gather", 1) in read
 
 
 def test_new_groups_are_told_apart() -> None:
@@ -252,7 +281,7 @@ def test_impossible_numbers_of_ranks(n: int) -> None:
 
 
 def test_not_a_function() -> None:
-    with pytest.raises(TypeError, match="wants a function"):
+    with pytest.raises(TypeError, match="needs a function"):
         dk.run_ranks(42, 2)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="there is no such script"):
         dk.run_ranks("nowhere.py", 2)
@@ -289,3 +318,44 @@ def test_a_summary_samples_all_columns() -> None:
     assert summarize(torch.tensor([True, False]), torch.tensor([2, 3])) is not None
     assert summarize(torch.tensor([1 + 2j]))[3] == 1.0  # type: ignore[index]
     assert summarize(torch.ones(2, 3, dtype=torch.bfloat16).T)[1] == pytest.approx(6**0.5)  # type: ignore[index]
+
+
+class Slow:
+    """It takes a second to be deleted: a release comes in the middle of that."""
+
+    def __del__(self) -> None:
+        end = time.monotonic() + 0.7
+        while time.monotonic() < end:
+            pass
+
+
+def in_a_destructor() -> None:
+    if dist.get_rank() == 0:
+        raise ValueError("mine")
+    Slow()
+    while True:
+        pass
+
+
+def in_a_thread() -> None:
+    if dist.get_rank() == 0:
+        raise ValueError("mine")
+    thread = threading.Thread(target=dist.recv, args=(torch.ones(1), 0))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("program", [in_a_destructor, in_a_thread])
+def test_a_release_prints_nothing(
+    program: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(dk.RankError, match="rank 0 raised ValueError: mine"):
+        dk.run_ranks(program, 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_torchs_excepthook_is_not_put_around_itself() -> None:
+    def hooks() -> list[str]:
+        return [sys.excepthook.__module__, threading.excepthook.__module__]
+
+    assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank"] * 2] * 2

@@ -104,3 +104,21 @@ def test_new_group_is_a_collective_of_all() -> None:
     assert labels == ["0,1", "all"], "what only its members call is no collective of all"
     assert {s.state for s in made} == {State.COMPLETED}
     assert {s.group for s in made} == {"world"}
+
+
+def test_a_collective_in_the_background_that_nobody_waits_for_is_warned_about() -> None:
+    def program() -> None:
+        x = torch.ones(3)
+        dist.all_reduce(x, async_op=True)
+        kept = dist.broadcast(x, 0, async_op=True)
+        dist.all_gather([x, x], x, async_op=True).wait()
+        dist.all_reduce(x, async_op=True).get_future().wait()
+        while dist.get_rank() == 0 and not kept.is_completed():
+            pass
+        del kept
+
+    with pytest.warns(dk.CommunicationWarning) as said:
+        dk.run_ranks(program, 2)
+    first, second = [str(warning.message) for warning in said]
+    assert first.startswith("ranks 0 and 1 never waited for all_reduce(async_op=True) at ")
+    assert second.startswith("rank 1 never waited for broadcast(async_op=True) at ")

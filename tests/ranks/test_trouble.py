@@ -151,3 +151,24 @@ def test_ranks_that_are_not_there(asked: dict[str, Any], says: str) -> None:
 def test_what_cannot_be_ordered(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says), dk.trouble(**asked):
         trouble.current().check(2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"kill": {1: 2}}, r"kill=\{1: 2\}\) did not happen: rank 1 made 2 .* its 3rd"),
+     ({"drop_rank": {0: 9}}, r"drop_rank=\{0: 9\}\) did not happen: rank 0 made 2 .* its 10th")],
+)  # fmt: skip
+def test_trouble_that_did_not_happen_is_told(given: dict[str, Any], says: str) -> None:
+    def twice() -> None:
+        dist.barrier()
+        dist.barrier()
+
+    with dk.trouble(**given), pytest.warns(dk.CommunicationWarning, match=says) as said:
+        dk.run_ranks(twice, 2)
+    assert len(said) == 1
+
+
+def test_a_drop_that_happened_is_not_missed(recwarn: pytest.WarningsRecorder) -> None:
+    with dk.trouble(drop_rank=0):
+        dk.run_ranks(lambda: dist.barrier() if dist.get_rank() == 0 else None, 2)
+    assert not list(recwarn)

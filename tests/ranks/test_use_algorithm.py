@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,14 +64,47 @@ def test_groups_have_memory_of_their_own() -> None:
         assert result == [2 * (0 + 1) + 2 * (2 + 3)] * 6
 
 
-def files() -> int:
-    dk.shared_memory_all_reduce(torch.ones(5))
-    dist.barrier()
-    return len([*Path("/dev/shm").glob("distkit-*")])
+def files(lost: int) -> float:
+    """The sum; one rank may be killed while the memory is made."""
+    before = shared_memory._open
+
+    def look(*where: Any) -> int:
+        found = len([*Path("/dev/shm").glob("distkit-*")])
+        if found or dist.get_rank() == lost:
+            os.kill(os.getpid(), signal.SIGABRT if found else signal.SIGKILL)
+        return before(*where)
+
+    shared_memory._open = look  # the moment in which the memory has been made and not yet opened
+    x = torch.ones(5)
+    dk.shared_memory_all_reduce(x)
+    return x[0].item()
 
 
-def test_no_file_is_left() -> None:
-    assert dk.run_ranks(files, 2).results == [0, 0]
+@pytest.mark.skipif(sys.platform != "linux", reason="needs memory without a name")
+def test_no_file_ever_has_a_name_that_could_stay() -> None:
+    assert dk.run_ranks(files, 2, -1).results == [2.0, 2.0]
+    with pytest.raises(dk.RankDied, match=r"rank 1(?s:.*)SIGKILL"):
+        dk.run_ranks(files, 2, 1)
+
+
+def test_where_memory_has_a_name_it_loses_it() -> None:
+    def in_a_file() -> tuple[float, bool]:
+        made = []
+
+        def temporary() -> tuple[int, str]:
+            made.append(stock())
+            return made[-1]
+
+        def nowhere() -> tuple[int, str]:
+            raise OSError("not here")
+
+        stock = shared_memory._temporary
+        shared_memory._nameless, shared_memory._temporary = nowhere, temporary
+        x = torch.ones(5)
+        dk.shared_memory_all_reduce(x)
+        return x[0].item(), any(Path(path).exists() for _, path in made)
+
+    assert dk.run_ranks(in_a_file, 2).results == [(2.0, False)] * 2
 
 
 def of_different_lengths() -> None:

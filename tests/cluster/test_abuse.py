@@ -1,0 +1,87 @@
+"""What a function does to its rank is told rightly, and the next run is as ever.
+
+Some of the catalogue, one of each kind; ``distkit bench abuse`` runs it all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch.distributed as dist
+
+import distkit as dk
+from benchmarks import abuse
+from benchmarks.abuses import ALL
+from distkit.trace.findings import Kind
+
+SOME = [
+    "terminates_itself", "interrupts_itself", "raises_while_another_is_in_a_regular_expression",
+    "raises_and_another_dies_of_it", "raises_and_then_waits", "raises_whose_text_exits",
+    "raises_whose_attributes_raise", "returns_what_raises_when_unpickled",
+    "closes_the_event_loop", "takes_over_signals", "leaves_a_timer", "closes_standard_descriptors",
+    "closes_all_descriptors_and_returns", "changes_the_folder", "changes_torch",
+    "leaves_torch_in_a_mode", "replaces_builtins", "forgets_all_modules",
+    "replaces_functions_of_torch", "forks_a_child_that_returns", "loads_data_with_workers",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[abuse.Trial]:
+    trial = abuse.Trial()
+    yield trial
+    trial.close()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_it_is_told_and_harms_nobody(trial: abuse.Trial, name: str) -> None:
+    assert trial.of(name, ALL[name]).wrong == []
+
+
+def test_a_cell_keeps_what_it_set_and_not_what_it_broke(trial: abuse.Trial) -> None:
+    cluster: dk.Cluster = trial.cluster
+    cluster.execute("import signal; torch.set_default_dtype(torch.float64)")
+    cluster.execute("signal.signal(signal.SIGTERM, signal.SIG_IGN); dist.all_reduce = None")
+    kept = cluster.execute(
+        "str(torch.ones(1).dtype), int(signal.getsignal(signal.SIGTERM)), callable(dist.all_reduce)"
+    ).results
+    assert kept == [("torch.float64", 0, True)] * 2
+    cluster.restart()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def stop() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("end", ["interrupt", "continue", "restart"])
+def test_a_stopped_rank_is_said_to_be_stopped(
+    trial: abuse.Trial, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster: dk.Cluster = trial.cluster
+    run = cluster.submit(stop)
+    until(lambda: [f.kind for f in cluster.diagnose()][:1] == [Kind.STOPPED])
+    pid = cluster.status().rows[1][2]
+    assert cluster.status().rows[1][4] == "stopped"
+    assert f"kill -CONT {pid}" in str(cluster.diagnose()[0])
+    if end == "continue":
+        os.kill(pid, signal.SIGCONT)
+        assert run.wait(10).results == [None, None]
+    else:
+        (cluster.interrupt if end == "interrupt" else cluster.restart)()
+        with pytest.raises(dk.RunInterrupted, match=r"Rank 1 was stopped \(SIGSTOP\)"):
+            run.wait(10)
+    assert cluster.run(dist.get_rank).results == [0, 1]
+    assert f"rank 1 is stopped (SIGSTOP), and whoever waits for it waits on. It continues after " \
+           f"`kill -CONT {pid}`" in capsys.readouterr().err  # fmt: skip

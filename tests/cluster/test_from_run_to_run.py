@@ -1,0 +1,219 @@
+"""Each run finds its ranks as new processes are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(2) as cluster:
+        yield cluster
+
+
+# -- the group of yesterday --------------------------------------------------------
+
+KEEPER = """
+import torch.distributed as dist
+
+GROUP = dist.group.WORLD
+
+class Model:
+    group = dist.group.WORLD
+
+def total(x, group=dist.group.WORLD, *, other=GROUP):
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(x, group=other)
+    dist.all_reduce(x, group=GROUP)
+    dist.all_reduce(x, group=Model.group)
+    return x.item()
+"""
+
+
+def hang() -> None:
+    import torch.distributed.nn  # its functions keep the group
+
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
+
+def test_a_default_group_is_never_that_of_yesterday(cluster: dk.Cluster) -> None:
+    def differentiable() -> tuple[float, float]:
+        import torch.distributed.nn as dnn
+
+        x = torch.ones(1, requires_grad=True)
+        y = dnn.all_reduce(x)
+        y.sum().backward()
+        return y.item(), x.grad.item()
+
+    def in_cell() -> None:
+        cluster.execute(KEEPER)
+
+    in_cell()
+    for _ in range(2):
+        with pytest.raises(dk.DeadlockError):
+            cluster.run(hang)
+        assert cluster.run(differentiable).results == [(2.0, 2.0)] * 2
+        assert cluster.execute("total(torch.ones(1))").results == [16.0] * 2
+
+
+# -- modules -----------------------------------------------------------------------
+
+
+def helper(folder: Path, value: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "common_name.py").write_text(f"VALUE = {value}\ncount = 0\n")
+    (folder / "part").mkdir(exist_ok=True)
+    (folder / "part/deep.py").write_text(f"VALUE = {value}\n")
+    script = folder / "train.py"
+    script.write_text(
+        "import common_name, part.deep\ncommon_name.count += 1\n"
+        "print(common_name.VALUE, part.deep.VALUE, common_name.count)\n"
+    )
+    return script
+
+
+def printed(run: dk.Run) -> set[str]:
+    return set("".join(run.output).split("\n")) - {""}
+
+
+def test_helpers_of_the_same_name_do_not_collide(cluster: dk.Cluster, tmp_path: Path) -> None:
+    first, second = helper(tmp_path / "a", 1), helper(tmp_path / "b", 2)
+    assert printed(cluster.run(first)) == {"1 1 1"}
+    assert printed(cluster.run(second)) == {"2 2 1"}
+    helper(tmp_path / "a", 345)
+    assert printed(cluster.run(first)) == {"345 345 1"}
+
+
+def test_a_functions_helpers_are_imported_anew_and_a_cells_stay(
+    cluster: dk.Cluster, tmp_path: Path
+) -> None:
+    helper(tmp_path / "c", 3)
+    folder = str(tmp_path / "c")
+
+    def value() -> int:
+        sys.path.insert(0, folder)
+        import common_name
+
+        sys.path.remove(folder)
+        common_name.count += 1
+        return common_name.VALUE + common_name.count
+
+    cluster.execute(f"import sys; sys.path.insert(0, {folder!r}); import common_name")
+    cluster.execute("common_name.count = 100")
+    assert cluster.run(value).results == [4, 4]
+    helper(tmp_path / "c", 10)
+    assert cluster.run(value).results == [11, 11]
+    assert cluster.execute("import common_name; common_name.count").results == [100, 100]
+    cluster.execute("sys.path.pop(0)")
+
+
+def test_a_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> None:
+    (tmp_path / "untidy.py").write_text(
+        "import logging, os, sys, warnings, torch\n"
+        "os.environ.update(RANK='77', MINE='1'); os.chdir('/'); sys.path.insert(0, '/nowhere')\n"
+        "sys.argv.append('x'); logging.basicConfig(level='DEBUG'); warnings.simplefilter('error')\n"
+        "torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False)\n"
+        "torch.use_deterministic_algorithms(True); torch.set_default_device('meta')\n"
+    )
+
+    def state() -> list[object]:
+        import logging
+        import warnings
+
+        return [dict(os.environ), str(Path.cwd()), sys.path, sys.argv, len(logging.root.handlers),
+                logging.root.level, len(warnings.filters), torch.ones(1).dtype,
+                torch.ones(1).device.type, torch.is_grad_enabled(),
+                torch.are_deterministic_algorithms_enabled()]  # fmt: skip
+
+    before = cluster.run(state).results
+    cluster.run(tmp_path / "untidy.py")
+    assert cluster.run(state).results == before
+
+
+def test_a_modules_operators_can_be_registered_again(cluster: dk.Cluster, tmp_path: Path) -> None:
+    (tmp_path / "operators.py").write_text(
+        "import torch\n"
+        "library = torch.library.Library('parity_test', 'DEF')\n"
+        "library.define('twice(Tensor x) -> Tensor')\n"
+        "library.impl('twice', lambda x: 2 * x, 'CPU')\n"
+    )
+    (tmp_path / "use.py").write_text(
+        "import operators, torch\nprint(torch.ops.parity_test.twice(torch.ones(1)).item())\n"
+    )
+    for _ in range(2):
+        assert printed(cluster.run(tmp_path / "use.py")) == {"2.0"}
+
+
+# -- what it can see ---------------------------------------------------------------
+
+
+def test_a_program_does_not_think_that_it_is_in_a_notebook(cluster: dk.Cluster) -> None:
+    def seen() -> list[object]:
+        import builtins
+
+        import IPython
+
+        names = "get_ipython", "__IPYTHON__"
+        return [hasattr(sys, "ps1"), IPython.get_ipython(), *(hasattr(builtins, n) for n in names)]
+
+    assert cluster.run(seen).results == [[False, None, False, False]] * 2
+    assert cluster.run(seen).results == [[False, None, False, False]] * 2
+    with cluster._room.engines._client[:].sync_imports():  # the engine is as it was
+        import math  # noqa: F401
+
+
+def test_torchs_operators_travel(cluster: dk.Cluster) -> None:
+    aten, relu, add = torch.ops.aten, torch.ops.aten.relu, torch.ops.aten.add.Tensor
+
+    def program() -> list[object]:
+        x = torch.ops.aten.neg(torch.ones(1))
+        return [aten.abs(x).item(), relu(x).item(), add(x, x).item(), torch.ops.aten, relu, add]
+
+    for result in cluster.run(program).results:
+        assert result == [1.0, 0.0, -2.0, aten, relu, add]
+
+
+def test_lines_of_a_script_in_site_packages(cluster: dk.Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "somebodys"
+    folder.mkdir(parents=True)
+    script = folder / "train.py"
+    script.write_text(
+        "import torch\nimport torch.distributed as dist\n\ndef step():\n"
+        "    dist.all_reduce(torch.ones(1))\n\nstep()\nexec('dist.barrier()')\n"
+        "if dist.get_rank() == 1:\n    raise ValueError('line ten')\n"
+    )
+    with pytest.raises(dk.RankError, match=r"ValueError: line ten at \S*train.py:10") as caught:
+        cluster.run(script)
+    places = {event.where.rpartition("/")[2] for event in caught.value.run.trace}
+    assert places == {"train.py:5", "train.py:8"}
+
+
+# -- programs that start processes of their own ------------------------------------
+
+
+def test_programs_that_start_ranks_get_a_hint(
+    cluster: dk.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spawns() -> None:
+        torch.multiprocessing.spawn(print, nprocs=0)
+        raise torch.multiprocessing.ProcessRaisedException("as a child's", 0, 1)
+
+    with pytest.raises(dk.RankError, match="as a child's"):
+        cluster.run(spawns)
+    assert "torch.multiprocessing.spawn: the program starts" in capsys.readouterr().err
+
+    def launches() -> None:
+        raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
+
+    with pytest.raises(dk.RankError, match="Run what they run instead"):
+        cluster.run(launches)

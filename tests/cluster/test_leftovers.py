@@ -1,0 +1,199 @@
+"""What breaks a start or stays behind: learners' files, killed zygotes, daemons, wiped folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import ipyparallel  # noqa: F401  # as in a kernel, before the files were written
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.cluster import forkserver
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[forkserver.ForkServer]:
+    """A fork server of this test's own: it may be killed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "_server", None)
+        yield forkserver.server()
+        assert forkserver._server is not None
+        forkserver._server.close()
+
+
+def zygote(fork: forkserver.ForkServer) -> psutil.Process:
+    reaper = psutil.Process(fork.process.pid)
+    until(reaper.children)
+    return reaper.children()[0]
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def total() -> float:
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return x.item()
+
+
+SHADOWS = ["random", "queue", "json", "pickle", "socket", "typing_extensions", "numpy", "torch",
+           "ipyparallel", "zmq", "psutil", "distkit", "tempfile", "optree", "pandas"]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a notebook, full of files with unlucky names, on every path there is."""
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')")
+    (tmp_path / "mine.py").write_text("value = 7")
+    (tmp_path / "wave.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HOME", "/proc/nothing")  # nor can anything be written there
+    monkeypatch.delenv("IPYTHONDIR", raising=False)
+    return tmp_path
+
+
+def test_a_learners_files_named_like_modules_break_nothing(
+    folder: Path, fresh: forkserver.ForkServer
+) -> None:
+    def program() -> float:
+        import mine
+
+        return float(total() + mine.value)
+
+    def mistaken() -> object:
+        import wave
+
+        return wave.open
+
+    with dk.Cluster(2) as cluster:
+        assert cluster.run(program).results == [9.0, 9.0]
+        with pytest.raises(dk.RankError, match=r"/wave\.py has the name(?s:.*)rename"):
+            cluster.run(mistaken)
+    assert dk.run_ranks(program, 2).results == [9.0, 9.0]
+
+
+def daemons() -> list[int]:
+    """Start a child, one in a session of its own, one with no surroundings, and a daemon."""
+    sleep = ["sleep", "1000"]
+    started = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True),
+               subprocess.Popen(sleep, start_new_session=True, env={})]  # fmt: skip
+    said = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"], check=True,
+                          stdout=subprocess.PIPE, text=True)  # fmt: skip
+    return [p.pid for p in started] + [int(said.stdout)]
+
+
+def ended(pids: list[list[int]]) -> bool:
+    return not any(psutil.pid_exists(pid) for some in pids for pid in some)
+
+
+@pytest.mark.parametrize("how", ["stop", "restart", "rank killed"])
+def test_what_a_function_started_ends_with_its_rank(how: str) -> None:
+    with dk.Cluster(2) as cluster:
+        pids = cluster.run(daemons).results
+        assert all(psutil.pid_exists(pid) for some in pids for pid in some)
+        if how == "restart":
+            cluster.restart()
+        elif how == "rank killed":
+            psutil.Process(cluster.status().rows[0][2]).kill()
+            until(lambda: ended(pids[:1]))
+            assert all(psutil.pid_exists(pid) for pid in pids[1])  # another rank's live on
+            return
+    until(lambda: ended(pids))
+
+
+@pytest.mark.parametrize("when", ["running", "starting"])
+def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
+    cluster = dk.Cluster(workers=2, servers=1)
+    folder = cluster._room.folder
+    pids = cluster.run(daemons).results if when == "running" else []
+    run = cluster.submit(time.sleep, 100) if when == "running" else None
+    zygote(fresh).kill()
+    if run is not None:
+        with pytest.raises(dk.RunError, match=r"forked from ended \(signal SIGKILL\)"):
+            run.wait(10)
+    until(lambda: cluster._room.stage == "failed")
+    with pytest.raises(dk.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
+        cluster.run(total)
+    until(lambda: ended(pids))
+    assert dk.run_ranks(total, 2).results == [2.0, 2.0]
+    until(lambda: not Path(folder).exists())
+    cluster.stop()
+
+
+def groups(folder: str, remove: bool) -> None:
+    """Make a group in a folder that rank 0 may remove before."""
+    if remove and dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    time.sleep(0.2)
+    dist.new_group([0, 1])
+
+
+@pytest.mark.parametrize("when", ["idle", "in a run", "restart", "a rank ends"])
+def test_the_folder_is_wiped(when: str) -> None:
+    with dk.Cluster(2).wait() as cluster:
+        folder = cluster._room.folder
+        if when == "in a run":
+            with pytest.raises(dk.RankError, match="was removed, perhaps by"):
+                cluster.run(groups, folder, remove=True)
+        else:
+            shutil.rmtree(folder)
+        if when == "a rank ends":
+            psutil.Process(cluster.status().rows[0][2]).kill()
+        do = cluster.restart if when == "restart" else partial(cluster.run, total)
+        with pytest.raises(dk.StartError, match=r"was removed(?s:.*)again: dk.Cluster\(2\)"):
+            do()
+        until(lambda: "idle" not in str(cluster.status()))
+
+
+def test_a_killed_script_and_zygote_leave_nothing(
+    tmp_path: Path, leftovers: Callable[[], list[str]]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, sys, time
+import distkit as dk
+from distkit.cluster import forkserver
+def program(flag):
+    import subprocess, time
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    open(flag, "w").write("started")
+    time.sleep(1000)
+cluster = dk.Cluster(2)
+run = cluster.submit(program, sys.argv[1])
+print(forkserver.server().process.pid, cluster._room.folder, flush=True)
+run.wait()
+""")
+    flag = tmp_path / "flag"
+    root = str(Path(__file__).resolve().parents[2])
+    started = subprocess.Popen(
+        [sys.executable, str(script), str(flag)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert started.stdout is not None
+    reaper, folder = started.stdout.readline().split()
+    until(flag.exists)
+    (its,) = psutil.Process(int(reaper)).children()
+    its.send_signal(signal.SIGKILL)
+    started.kill()
+    started.communicate()
+    assert leftovers() == []
+    until(lambda: not Path(folder).exists())

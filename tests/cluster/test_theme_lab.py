@@ -1,0 +1,60 @@
+"""The theme of a real JupyterLab changes while views are open, on the screen or scrolled away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labs import RESULTS, run_cell
+
+from benchmarks.lab import IDLE, command
+from benchmarks.step import notebook
+from distkit.views.theme import WARNING_DARK, WARNING_LIGHT
+
+START = """
+import torch, torch.distributed as dist, torch.nn.functional as F
+import distkit as dk
+
+def train():
+    images, labels = dk.shard(*dk.demos.digits())
+    net = dk.demos.model()
+    with dk.watch_gradients(net) as watch:
+        loss = dk.sync_sgd_step(net, (images[:8], labels[:8]), F.cross_entropy, 0.2)
+        watch.step(loss=loss, lr=0.2, samples=8)
+
+run = dk.run_ranks(train, 2)
+"""
+VIEWS = ("dk.Gradients(run)", "dk.Tensors(run)", "dk.Timeline(run)", "dk.Stage(run)",
+         "dk.Compare(run, run)",
+         "cluster = dk.Cluster(2); stepper = cluster.step(train); stepper")  # fmt: skip
+END = "stepper.stop(); cluster.stop()"
+
+#: The colours that the painters have chosen, each of the theme's.
+CHOSEN = """() => Array.from(
+    document.querySelectorAll(':is(.distkit-timeline, .distkit-stage)'),
+    (view) => view.style.getPropertyValue('--dk-warning'))"""
+SAME = f"""([count, color]) => {{
+    const chosen = ({CHOSEN})();
+    return chosen.length === count && chosen.every((c) => c === color);
+}}"""
+
+
+def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
+    (lab.root / "theme.ipynb").write_text(notebook(START, *VIEWS, END))
+    page = tab.page
+    page.set_viewport_size({"width": 1280, "height": 700})
+    page.goto(lab.address("theme.ipynb"))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in range(len(VIEWS) + 1):
+        run_cell(page, cell)
+    for theme, color in (("Dark", WARNING_DARK), ("Light", WARNING_LIGHT)):
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+        page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
+        page.wait_for_function(SAME, arg=[len(VIEWS), color])
+    command(page, "apputils:change-theme", theme="JupyterLab Dark")
+    page.wait_for_function(SAME, arg=[len(VIEWS), WARNING_DARK])
+    RESULTS.mkdir(exist_ok=True)
+    for i in range(len(VIEWS)):
+        page.locator(".jp-Cell").nth(i + 1).scroll_into_view_if_needed()
+        page.locator(".jp-Cell").nth(i + 1).screenshot(path=RESULTS / f"theme-{i}.png")
+    run_cell(page, len(VIEWS) + 1)
+    assert tab.errors == [] and tab.outside == []

@@ -1,0 +1,125 @@
+"""An exception as plain data: its class, its line and what it can say, whatever it does."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks import abuses
+from distkit.cluster import report
+from distkit.cluster.failure import DEEPEST, LONGEST, describe, printable
+from distkit.events import Trace
+
+
+class Released(BaseException):
+    """As that of a rank: told by its name."""
+
+
+def caught(act: Callable[[], Any]) -> BaseException:
+    try:
+        act()
+    except BaseException as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+HOSTILE = {name: abuse for name, abuse in abuses.ALL.items()
+           if name.startswith("raises_") and "hangs" not in name and abuse.other is None
+           and "torch" not in name and "waits" not in name}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_exception_is_told(name: str) -> None:
+    if name == "raises_in_a_thread":
+        return
+    failure = describe(caught(HOSTILE[name].deed), released=False)
+    assert pickle.loads(pickle.dumps(failure)) == failure
+    said = [failure["type"], failure["text"], failure["cause"] or ""]
+    assert all(type(text) is str and text[:LONGEST] == printable(text[:LONGEST]) for text in said)
+    assert len(failure["text"]) < 2 * LONGEST and len(failure["frames"]) <= DEEPEST + 1
+    outcome = {"rank": 1, "error": failure, "intact": True}
+    error = report.verdict("train", [outcome], [1], Trace([], {"world_size": 2}))
+    first = str(error).partition("\n")[0]
+    assert first.startswith(f"rank 1 raised {failure['type']}") and "abuses.py:" in first
+
+
+def test_a_deep_recursion_keeps_its_ends() -> None:
+    def deeper() -> None:
+        deeper()
+
+    failure = describe(caught(deeper), released=False)
+    assert failure["type"] == "RecursionError"
+    assert failure["frames"][0][2] == "caught" and failure["frames"][-1][2] == "deeper"
+    assert any(file == "" and what.endswith(" more") for file, _, what, _ in failure["frames"])
+
+
+def release_in(where: str) -> BaseException:
+    """A rank that is released while it deals with a ValueError."""
+
+    def program() -> None:
+        try:
+            raise ValueError("bad batch")
+        except StopIteration:
+            pass
+        except ValueError:
+            if where == "except":
+                raise Released from None
+            raise
+        finally:
+            if where == "finally":
+                raise Released
+
+    return caught(program)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the bytecode does not tell")
+def test_what_a_rank_was_leaving_with_is_its_error() -> None:
+    failure = describe(release_in("finally"), released=True)
+    assert (failure["type"], failure["text"]) == ("ValueError", "bad batch")
+    assert failure["leaving"] and not failure["released"]
+
+
+def test_what_a_rank_had_caught_is_told_beside() -> None:
+    failure = describe(release_in("except"), released=True)
+    assert (failure["type"], failure["released"]) == ("Released", True)
+    assert failure["handled"]["text"] == "bad batch"
+
+
+# -- the first cause comes first --------------------------------------------------------
+
+
+def raised(rank: int, error: BaseException | None = None) -> dict[str, Any]:
+    told = describe(error or caught(abuses.raise_it), released=False)
+    return {"rank": rank, "error": told, "intact": False}
+
+
+def died(rank: int, how: str = "exit status 3", **more: Any) -> dict[str, Any]:
+    return {"rank": rank, "died": how, "log": "", "intact": False, **more}
+
+
+def verdict(*outcomes: dict[str, Any]) -> str:
+    order = [o["rank"] for o in outcomes]
+    return str(report.verdict("train", list(outcomes), order, Trace([], {"world_size": 2})))
+
+
+def test_an_error_comes_before_what_came_of_it() -> None:
+    held = died(0, "it did not let go, and was ended", released=True)
+    for said in (verdict(held, raised(1)), verdict(raised(1), held)):
+        assert said.startswith("rank 1 raised ValueError: bad batch at ")
+        assert "have new processes: rank 0" in said
+    after = verdict(raised(1), died(0))
+    assert after.startswith("rank 1 raised ValueError: bad batch at ")
+    assert "After that, the process of rank 0 ended (exit status 3)" in after
+
+
+def test_a_death_comes_before_the_errors_that_it_caused() -> None:
+    broken = RuntimeError("Connection closed by peer [127.0.0.1]:1")
+    wrapped = RuntimeError("the step failed")
+    wrapped.__context__ = broken
+    for error in (broken, wrapped):
+        assert verdict(raised(1, error), died(0)).startswith("the process of rank 0 ended")
+    assert verdict(died(0), raised(1)).startswith("the process of rank 0 ended")

@@ -1,0 +1,86 @@
+"""Folders that are swept: those of ours in which nobody lives, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from distkit.cluster import folders
+from distkit.errors import StartError
+
+
+@pytest.fixture
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own paths are too long for sockets
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    return here
+
+
+def release(held: int | None) -> None:
+    assert held is not None
+    os.close(held)
+
+
+def test_a_folder_is_swept_when_nobody_holds_it(temporary: Path) -> None:
+    folder, held = folders.make()
+    assert folders.is_there(folder)
+    assert folders.sweep(str(temporary)) == []
+    also = folders.hold(folder)
+    release(held)
+    assert folders.sweep(str(temporary)) == []
+    release(also)
+    assert folders.sweep(str(temporary)) == [Path(folder).name]
+    assert not folders.is_there(folder)
+
+
+def test_a_folder_is_held_by_the_children_of_its_holder_and_free_when_they_are_killed(
+    temporary: Path,
+) -> None:
+    folder, held = folders.make()
+    assert held is not None
+    child = subprocess.Popen([sys.executable, "-c", "input()"], pass_fds=[held],
+                             stdin=subprocess.PIPE)  # fmt: skip
+    os.close(held)
+    assert folders.sweep(str(temporary)) == []
+    child.kill()
+    child.communicate()
+    assert folders.sweep(str(temporary)) == [Path(folder).name]
+
+
+def test_what_is_not_ours_is_not_touched(temporary: Path) -> None:
+    target = Path(temporary, "target")
+    target.mkdir()
+    Path(target, folders.OWNER).write_text("1")
+    Path(temporary, "distkit-abcdefgh").symlink_to(target)  # a link in the place of a folder
+    Path(temporary, "distkit-00000000").write_text("a file")
+    for name in ("distkit-11111111", "distkit-long-name", "other-22222222"):
+        Path(temporary, name).mkdir()
+        Path(temporary, name, "theirs").write_text("kept")
+    Path(temporary, "distkit-long-name", folders.OWNER).write_text("1")
+    Path(temporary, "distkit-33333333").mkdir()  # just made: its maker goes on in a moment
+    before = sorted(temporary.rglob("*"))
+    assert folders.sweep(str(temporary)) == []
+    assert sorted(temporary.rglob("*")) == before
+    long_ago = time.time() - 100
+    os.utime(Path(temporary, "distkit-33333333"), (long_ago, long_ago))
+    assert folders.sweep(str(temporary)) == ["distkit-33333333"]
+
+
+def test_a_missing_temporary_folder_has_nothing_to_sweep() -> None:
+    assert folders.sweep("/nowhere/at/all") == []
+
+
+def test_too_little_room_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.check_room(str(tmp_path), 4)
+    full = os.statvfs_result((4096, 4096, 100, 0, 10, 100, 100, 100, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(StartError, match=r"has 0\.0 MB left, and 4 (?s:.*)2\.0 MB(?s:.*)TM"):
+        folders.check_room(str(tmp_path), 4)

@@ -1,0 +1,61 @@
+"""What a notebook shows of errors that distkit and torch raise about a mistake in a cell."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+import pytest
+import torch.distributed as dist
+
+from distkit.algorithms.collectives import ring_all_reduce
+from distkit.cluster.pickling import pack
+from distkit.cluster.plan import make_plan
+from distkit.ipython import shorten
+
+
+def a_function() -> None:
+    raise KeyError("own")
+
+
+def shown(program: Callable[[], object]) -> tuple[str, list[str]]:
+    """The message, and the functions on the way to the mistake."""
+    with pytest.raises(BaseException) as caught:
+        program()
+    tb = caught.value.__traceback__
+    assert isinstance(tb, TracebackType)
+    kind, error, tb = shorten(caught.value, tb)
+    assert isinstance(error, kind)
+    return str(error), [frame.name for frame in traceback.extract_tb(tb)]
+
+
+@pytest.mark.parametrize("program", [dist.get_rank, lambda: ring_all_reduce(1)])
+def test_the_notebook_is_no_rank(program: Callable[[], object]) -> None:
+    said, way = shown(program)
+    assert said.startswith("this runs in the notebook, which is no rank")
+    assert set(way) <= {"shown", "<lambda>"}
+
+
+@pytest.mark.parametrize("given", [None, 3, [1]])
+def test_a_result_is_no_function(given: object) -> None:
+    said, way = shown(lambda: pack(given, (), {}))
+    assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in said
+    assert way == ["shown", "<lambda>"]
+
+
+def test_errors_of_others_are_left_alone() -> None:
+    assert shown(a_function) == ("'own'", ["shown", "a_function"])
+    said, way = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1, gpus=0).ranks)  # type: ignore[arg-type]
+    assert "whole number" in said and way == ["shown", "<lambda>"]
+    said, way = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory="", gpus=0))  # type: ignore[arg-type]
+    assert "unsupported operand" in said and "_check_memory" in way  # a mistake of the library's
+
+
+def test_a_crowd_is_told_what_to_expect() -> None:
+    def crowd(ranks: int, cpus: int) -> str:
+        return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12, gpus=0).crowd
+
+    assert crowd(16, 2) == crowd(219, 64) == ""
+    assert crowd(219, 2).startswith("219 processes share 2 cores:")
+    assert "Use up to 8 here, and dk.simulate for more ranks" in crowd(9, 1)

@@ -1,0 +1,82 @@
+"""What ranks print: whole lines, and no more of them than a page can bear."""
+
+from __future__ import annotations
+
+from distkit.cluster.prints import BURST, LAST, RATE, SHARE, WIDTH, Page, Prints, Text
+
+
+def lines(count: int, rank: int = 0) -> list[Text]:
+    return [(rank, "stdout", str(number)) for number in range(count)]
+
+
+def test_pieces_become_lines() -> None:
+    prints = Prints()
+    for piece in ("a", "b\nc\n\nd", "e\r", "f"):
+        prints.add(1, "stdout", piece)
+    prints.add(0, "stderr", "10%\r20%\r\n")
+    prints.end()
+    assert [*prints.take()] == [
+        (1, "stdout", "ab"), (1, "stdout", "c"), (1, "stdout", ""), (0, "stderr", "20%"),
+        (1, "stdout", "f"),
+    ]  # fmt: skip
+    assert prints.all_of(1) == "ab\nc\n\nde\rf"
+
+
+def test_what_is_kept_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("distkit.cluster.prints.KEPT", 10)
+    prints = Prints()
+    for _ in range(5):
+        prints.add(0, "stdout", "1234")
+    assert prints.all_of(0) == "1234123412\n… 10 characters were not kept …\n"
+    assert prints.all_of(1) == ""
+
+
+def test_a_page_shows_all_of_what_is_not_too_much() -> None:
+    page = Page()
+    for second in range(100):
+        some = lines(RATE)
+        assert [*page.admit(iter(some), float(second))] == some
+    assert not [*page.rest()]
+
+
+def test_a_flood_is_cut_and_its_end_is_shown() -> None:
+    page = Page()
+    assert [*page.admit(iter(lines(5_000)), 1.0)] == lines(SHARE)
+    assert [*page.admit(iter(lines(7, rank=1)), 1.5)] == lines(7, rank=1)
+    note, *last = page.rest()
+    left_out = 5_000 - SHARE - LAST
+    assert note == (0, "stdout", f"… {left_out:,} lines are not shown: see run.output[0] …")
+    assert last == lines(5_000)[-LAST:]
+    assert not [*page.rest()]
+
+
+def test_many_ranks_and_long_lines_share_the_page() -> None:
+    page = Page()
+    shown = [len([*page.admit(iter(lines(5_000, rank)), 1.0)]) for rank in range(4)]
+    assert shown == [SHARE, SHARE, BURST - 2 * SHARE, 0]
+    long = [(0, "stdout", "x" * 10_000)] * 500
+    assert sum(len(line) for _, _, line in Page().admit(iter(long), 1.0)) < 100 * SHARE
+
+
+def test_a_long_flood_stays_small_and_is_heard_of() -> None:
+    page, shown, silent = Page(), 0, 0.0
+    heard = 0.0
+    for tick in range(36_000):  # an hour
+        now = 1 + tick / 10
+        if got := [*page.admit(iter(lines(10)), now)]:
+            shown, heard = shown + len(got), now
+        silent = max(silent, now - heard)
+    assert shown < 25_000
+    assert silent < 65
+
+
+def test_even_when_nothing_follows_the_flood_is_told() -> None:
+    page = Page()
+    assert len([*page.admit(iter(lines(SHARE + 50)), 1.0)]) == SHARE
+    assert not [*page.admit(iter(()), 1.5)]
+    assert len([*page.admit(iter(()), 2.1)]) == 1 + LAST
+
+
+def test_a_long_line_is_cut() -> None:
+    ((_, _, line),) = Page().admit(iter([(0, "stdout", "x" * (WIDTH + 1_234))]), 1.0)
+    assert line == "x" * WIDTH + " … 1,234 more characters"

@@ -1,0 +1,72 @@
+"""Seeds of runs and ranks."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from distkit.cluster import seeds
+from distkit.cluster.cell import cell
+
+
+def plain(x: int) -> None: ...
+
+
+def own(x: int, seed: int = 0) -> None: ...
+
+
+def anything(**options: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "passed"),
+    [(plain, {}), (own, {"seed": 3}), (anything, {"seed": 3}), (partial(own, 1), {"seed": 3}),
+     ("train.py", {}), (print, {}), (len, {})],
+)  # fmt: skip
+def test_a_seed_is_the_runs_and_also_the_functions_if_it_takes_one(fn, passed) -> None:
+    assert seeds.of_call(fn, {}, 3) == (3, passed)
+    drawn, kwargs = seeds.of_call(fn, {"lr": 1}, None)
+    assert isinstance(drawn, int)
+    assert kwargs == {"lr": 1}
+
+
+def test_runs_draw_seeds_and_cells_go_on() -> None:
+    assert seeds.of_call(plain, {}, None) != seeds.of_call(plain, {}, None)
+    assert seeds.of_call(cell, {}, None) == (None, {})
+    assert seeds.of_call(cell, {}, 5) == (5, {})
+
+
+@pytest.mark.parametrize("seed", ["3", 0.5, [1]])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(TypeError, match="seed must be a whole number"):
+        seeds.of_call(plain, {}, seed)
+
+
+def test_all_derived_seeds_differ_and_stay() -> None:
+    derived = [seeds.of_rank(s, r, life) for s in (-1, 0, 1) for r in range(64) for life in (0, 1)]
+    assert len({*derived}) == len(derived)
+    assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), "all that torch's CPU takes"
+    assert seeds.of_rank(1, 2, 3) == 0x19B832B2B004C52A
+
+
+def draws() -> tuple[float, float, float]:
+    return torch.rand(1).item(), np.random.rand(), random.random()
+
+
+def test_every_generator_is_seeded() -> None:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        rounds = []
+        for seed in (1, 1, 2**64 - 1, None, None):
+            seeds.set_all(seed)
+            rounds.append(draws())
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+    assert rounds[0] == rounds[1]
+    assert all(len({*values}) == 4 for values in zip(*rounds, strict=True))

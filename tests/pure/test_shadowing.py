@@ -1,0 +1,83 @@
+"""Learners' files that have the names of modules: where distkit looks, and what it says."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distkit.shadowing import check, explain, libraries
+
+
+def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:
+    mine, installed, copied = (tmp_path / name for name in ("mine", "installed", "copied"))
+    for file in (mine / "random.py", installed / "some-1.0.dist-info" / "METADATA",
+                 copied / "torch" / "__init__.py"):  # fmt: skip
+        file.parent.mkdir(parents=True)
+        file.touch()
+    given = ["", ".", str(mine), str(installed), *sys.path, str(copied), str(installed)]
+    found = libraries(given)
+    assert not {"", ".", str(mine)} & {*found}
+    assert found[-1] == str(copied)
+    at = {name: found.index(name) for name in found}
+    assert at[str(installed)] > at[str(Path(os.__file__).parent)]  # Python's own come first
+    assert {p for p in sys.path if p.endswith("-packages")} <= {*found}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def shadow(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    file = folder / f"{name}.py"
+    file.write_text("mean = 1")
+    return str(file)
+
+
+@pytest.mark.parametrize("code", ["import wave; wave.open", "from wave import open",
+                                  "import wave.deep"])  # fmt: skip
+def test_whose_file_hides_what(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = shadow(folder, "wave", monkeypatch)
+    with pytest.raises((AttributeError, ImportError)) as caught:
+        exec(code)
+    assert explain(caught.value).startswith(f"{file} has the name of Python's module wave and")
+    sys.modules.pop("wave")
+
+
+@pytest.mark.parametrize("code", ["import statistics; statistics.nothing", "import nowhere",
+                                  "from os.path import nothing", "(1).nothing", "1 / 0",
+                                  "import torch.none", "from torch.nn import none"])  # fmt: skip
+def test_other_errors_are_not_explained(folder: Path, code: str) -> None:
+    with pytest.raises(Exception) as caught:
+        exec(code)
+    assert explain(caught.value) == ""
+
+
+def test_what_would_be_imported_is_checked_before_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check("wave", "torch", "nowhere")
+    file = shadow(folder, "wave", monkeypatch)
+    with pytest.raises(ImportError, match="wave and hides it: rename the file") as caught:
+        check("torch", "wave")
+    assert caught.value.path == file
+    check("statistics")
+    assert statistics  # it was there before
+
+
+def test_the_command_line_imports_nothing_of_the_readers_folder(tmp_path: Path) -> None:
+    for name in ("argparse", "random", "tempfile", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')")
+    root = str(Path(__file__).parents[2])
+    said = subprocess.run(
+        [sys.executable, "-m", "distkit", "--version"], cwd=tmp_path, capture_output=True,
+        text=True, check=False, env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert (said.returncode, said.stderr) == (0, "")

@@ -1,0 +1,144 @@
+"""Trace files of strangers: they open and then work everywhere, or one error names the field."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import traces
+
+import distkit as dk
+from distkit import Event, Op, State, Trace, TraceFileError, tracefile
+
+END = {"how": "raised", "text": "ValueError: x", "where": "a.py:3"}
+REPLACED = {"node": 2, "name": "server 0", "how": "killed", "time": 4711.26}
+
+
+def rich(trace: Trace, **more: Any) -> Trace:
+    """The trace with something in each entry of meta."""
+    meta = {"groups": {"world": [0, 1], "1": [0, 1]}, "dropped": {"0": 3, "notebook": 2},
+            "without_values": {"1": 4}, "unwaited": {"0": [0]}, "replaced": [REPLACED],
+            "ends": {"0": {"how": "returned", "text": "", "where": ""}, "1": END},
+            "sources": {"p2p.py": "x = 1\n" * 20}, "seconds": 1.5, "until": 4712.0,
+            "device": "cpu"}  # fmt: skip
+    touch = Event(0, 500, Op.TOUCH, State.STARTED, 4712.0, where="a.py:1", label="add", match="3")
+    return Trace([*trace.events, touch], {**trace.meta, **meta, **more})
+
+
+FILES = [traces.ping_pong(1), rich(traces.ping_pong(1), ends={}), traces.ring(3),
+         rich(traces.ring(3)), rich(traces.parameter_server(1)), traces.sync_sgd(2, 1)]  # fmt: skip
+
+ODD = [None, True, -1, 0, 1, 7, 10**12, 2**63, 0.5, float("nan"), "", "x", "-1", "\ud800", [], [1],
+       {}, {"a": 1}, [[]], [None], 99_999, "send", "completed", "world"]  # fmt: skip
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode(), 1))
+    return path
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to every value within a value."""
+    yield way
+    if isinstance(value, (dict, list)):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(one, (*way, key))
+
+
+def damage(lines: list[Any], rng: random.Random) -> None:
+    """Change one value somewhere: by an odd one, or one from elsewhere in its line."""
+    line = rng.choice([line for line in lines if line])
+    ways = list(places(line))[1:]
+    way, other = rng.choice(ways), line
+    for key in rng.choice(ways):
+        other = other[key]
+    inside = line
+    for key in way[:-1]:
+        inside = inside[key]
+    how = rng.random()
+    if how < 0.2:
+        del inside[way[-1]]
+    else:
+        inside[way[-1]] = copy.deepcopy(rng.choice(ODD) if how < 0.6 else other)
+
+
+def use(trace: Trace, folder: Path) -> None:
+    """Everything that one can do with a trace."""
+    assert repr(trace)
+    trace.diagnose()
+    trace.to_dataframe()
+    assert len(Trace.load(trace.save(folder / "again.trace"))) == len(trace)
+    trace.to_chrome(folder / "x.json")
+    trace.to_html(folder / "x.html")
+    for view in (dk.Timeline, dk.Stage, dk.Tensors, dk.Gradients, dk.Servers):
+        assert view(trace)._svg()
+    assert dk.Compare({"a": trace, "b": trace})._svg()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_damaged_file_works_or_is_refused(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    opened = 0
+    while opened < 2:
+        lines = lines_of(rng.choice(FILES).save(tmp_path / "x.trace"))
+        for _ in range(rng.choice([1, 1, 2])):
+            damage(lines, rng)
+        try:
+            trace = Trace.load(write(tmp_path / "x.trace", lines))
+        except TraceFileError as error:
+            assert "x.trace: " in str(error)
+        else:
+            use(trace, tmp_path)
+            opened += 1
+
+
+WRONG = [
+    ("where", ("looks", 0, 8), 7), ("group", ("looks", 0, 3), [1]),
+    ("nbytes", ("looks", 0, 4), "8"),
+    ("nbytes", ("looks", 0, 4), [8]), ("shape", ("looks", 0, 5), [[2]]), ("time", ("time", 0), [1]),
+    ("time", ("time", 3), float("nan")), ("rank", ("rank", 0), 10**9), ("rank", ("rank", 0), -1),
+    ("summary", ("summary", 0, 1), None), ("match", ("match",), [[0, 3]]),
+    (r"meta\.world_size", ("meta", "world_size"), 10**12),
+    (r"meta\.replaced\[0\]", ("meta", "replaced"), ["rank 0"]),
+    (r"meta\.ends\.'1'\.how", ("meta", "ends", "1", "how"), "fled"),
+    (r"meta\.groups\.'1'\[1\]", ("meta", "groups", "1"), [0, "1"]),
+    (r"meta\.ranks", ("meta", "ranks"), {"first": {}}), ("meta", ("meta",), None),
+    ("events", ("events",), "4"), ("version", ("version",), "2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "way", "value"), WRONG)
+def test_the_error_names_the_field(
+    tmp_path: Path, field: str, way: tuple[Any, ...], value: Any
+) -> None:
+    lines = lines_of(FILES[3].save(tmp_path / "x.trace"))
+    (inside,) = [line for line in lines if way[0] in line]
+    for key in way[:-1]:
+        inside = inside[key]
+    inside[way[-1]] = value
+    with pytest.raises(TraceFileError, match=rf"x\.trace: .*field {field}.*expected"):
+        Trace.load(write(tmp_path / "x.trace", lines))
+
+
+def test_the_fields_of_the_first_version_are_checked_too(tmp_path: Path) -> None:
+    head = {"format": tracefile.FORMAT, "version": 1, "events": 1, "meta": {}}
+    row = [0, 0, "send", "started", 0.5, 1, "world", 8, [2], "float32", None, 7, "", None, None]
+    with pytest.raises(TraceFileError, match="field where: expected text, found 7"):
+        Trace.load(write(tmp_path / "x.trace", [head, row]))
+
+
+def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.trace"
+    path.write_bytes(gzip.compress(b'{"meta": ' + b"[" * 100_000))
+    with pytest.raises(TraceFileError, match=r"x\.trace: "):
+        Trace.load(path)

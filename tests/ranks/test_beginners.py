@@ -1,0 +1,81 @@
+"""What beginners do on ranks and what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+
+taken: list[int] = []
+
+
+def append() -> None:
+    taken.append(1)
+
+
+def collect(found: dict[str, int]) -> None:
+    found["x"] = 1
+
+
+def append_and_return() -> list[int]:
+    taken.append(1)
+    return taken
+
+
+@pytest.mark.parametrize(("program", "name"), [(append, "taken"), (collect, "found")])
+def test_what_a_copy_of_the_notebooks_list_takes_is_lost(program: object, name: str) -> None:
+    given = [{}] if program is collect else []
+    with pytest.warns(dk.CommunicationWarning, match=f"the notebook's {name} is as it was"):
+        dk.run_ranks(program, 2, *given)  # type: ignore[arg-type]
+
+
+def test_what_is_returned_is_not_lost() -> None:
+    assert dk.run_ranks(append_and_return, 2).results == [[1], [1]]
+
+
+def use_what_all_reduce_returns() -> None:
+    x = torch.ones(1)
+    y = dist.all_reduce(x)
+    print(y + 1)
+
+
+def use_another_none() -> None:
+    dist.all_reduce(torch.ones(1))
+    y = None
+    print(y + 1)  # type: ignore[operator]
+
+
+def test_a_collective_that_returns_nothing_is_named() -> None:
+    with pytest.raises(dk.RankError, match="y is None: all_reduce returns nothing"):
+        dk.run_ranks(use_what_all_reduce_returns, 2)
+    with pytest.raises(dk.RankError) as caught:
+        dk.run_ranks(use_another_none, 2)
+    assert "returns nothing" not in str(caught.value)
+
+
+def test_outside_a_notebook_a_figure_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    def plot() -> int:
+        import matplotlib.pyplot as plt
+
+        plt.plot([1, 2])
+        plt.show()
+        if dist.get_rank() == 1:
+            plt.plot([2, 1])  # shown at the end, as notebooks do
+        return len(plt.get_fignums())
+
+    assert dk.run_ranks(plot, 2).results == [0, 1]
+    said = sorted(capsys.readouterr().out.splitlines())
+    assert [line[:25] for line in said] == ["[rank 0] a figure is show"] + [
+        "[rank 1] a figure is show"
+    ] * 2
+
+
+def test_a_run_can_be_awaited() -> None:
+    async def main() -> list[int]:
+        return (await dk.run_ranks(dist.get_rank, 2)).results
+
+    assert asyncio.run(main()) == [0, 1]

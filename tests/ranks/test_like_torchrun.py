@@ -1,0 +1,231 @@
+"""What a program on a rank sees: the same as under torchrun."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.cluster.spec import free_port
+
+# -- random numbers --------------------------------------------------------------
+
+
+def draws() -> tuple[float, float, float]:
+    return torch.rand(1).item(), np.random.rand(), random.random()
+
+
+def test_ranks_draw_different_numbers() -> None:
+    drawn = dk.run_ranks(draws, 3).results + dk.run_ranks(draws, 2).results
+    assert all(len({*values}) == 5 for values in zip(*drawn, strict=True))
+
+
+def test_a_run_can_be_repeated() -> None:
+    first = dk.run_ranks(draws, 2, seed=7)
+    assert first.trace.meta["seed"] == 7
+    assert dk.run_ranks(draws, 2, seed=7).results == first.results
+    assert dk.run_ranks(draws, 3, seed=7).results[:2] == first.results
+    assert first.results[0] != first.results[1]
+    unplanned = dk.run_ranks(draws, 2)
+    again = dk.run_ranks(draws, 2, seed=unplanned.trace.meta["seed"])
+    assert again.results == unplanned.results
+
+
+def test_a_forgotten_broadcast_of_the_weights_shows() -> None:
+    def program() -> float:
+        return torch.nn.Linear(2, 2).weight.sum().item()
+
+    assert len({*dk.run_ranks(program, 2).results}) == 2
+
+
+# -- the environment -------------------------------------------------------------
+
+ENVIRONMENT = """
+import os
+print({k: v for k, v in os.environ.items()
+       if k.startswith(("GROUP_", "LOCAL_", "MASTER_", "OMP_", "RANK", "ROLE_", "TORCH", "WORLD_"))
+       and k != "TORCH_HOME"})
+"""
+#: The values are each launcher's own.
+OWN = {"MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
+       "TORCHELASTIC_USE_AGENT_STORE"}  # fmt: skip
+
+
+def environments(printed: str) -> list[dict[str, str]]:
+    found = [
+        ast.literal_eval(line[line.index("{") :]) for line in printed.splitlines() if "{" in line
+    ]
+    return sorted(found, key=lambda environment: environment["RANK"])
+
+
+def test_a_script_sees_torchruns_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "env.py"
+    script.write_text(ENVIRONMENT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    theirs = environments(ran.stdout)
+    assert len(theirs) == 2, ran.stderr
+    dk.run_ranks(script, 2)
+    ours = environments(capsys.readouterr().out)
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert {*mine} == {*reference}
+        assert {k: v for k, v in mine.items() if k not in OWN} == {
+            k: v for k, v in reference.items() if k not in OWN}  # fmt: skip
+    assert dist.is_available()
+
+
+def test_ranks_may_meet_at_the_masters_port_by_themselves() -> None:
+    def program() -> int:
+        dist.destroy_process_group()
+        rank, world_size = dist_environment("RANK"), dist_environment("WORLD_SIZE")
+        port = dist_environment("MASTER_PORT")
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return int(x)
+
+    assert dk.run_ranks(program, 2).results == [2, 2]
+
+
+def dist_environment(name: str) -> int:
+    return int(os.environ[name])
+
+
+# -- what it prints --------------------------------------------------------------
+
+
+def test_standard_output_is_a_file_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> tuple[int, int, str]:
+        sys.stdout.buffer.write("bytes: \u00e9\n".encode())
+        print("a broken name: \udcff")
+        print("no newline, flushed", end="", flush=True)
+        print()
+        print("\rstep 1\rstep 2\rstep 3", file=sys.stderr)
+        os.write(sys.stdout.fileno(), b"by descriptor\n")
+        subprocess.run([sys.executable, "-c", "print('another program')"], check=True)
+        if os.fork() == 0:
+            print("a child")
+            sys.stdout.flush()
+            os._exit(0)
+        os.wait()
+        return sys.stdout.fileno(), sys.stderr.fileno(), sys.stdout.encoding
+
+    run = dk.run_ranks(program, 1)
+    out, err = capsys.readouterr()
+    lines = ["bytes: é", "a broken name: \\udcff", "no newline, flushed", "by descriptor",
+             "another program", "a child"]  # fmt: skip
+    assert sorted(out.splitlines()) == sorted(f"[rank 0] {line}" for line in lines)
+    assert err == "[rank 0] step 3\n"
+    assert {*lines} < {*run.output[0].splitlines()}
+    assert run.results == [(1, 2, "utf-8")]
+
+
+def test_all_that_another_program_prints_arrives() -> None:
+    def program() -> None:
+        subprocess.run([sys.executable, "-c", "print('x' * 6_000_000)"], check=True)
+
+    assert len(dk.run_ranks(program, 1).output[0]) == 6_000_001
+
+
+def test_a_function_may_close_detach_or_replace_its_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def program() -> None:
+        import io
+
+        sys.stderr.close()
+        sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
+        print("still here")
+
+    dk.run_ranks(program, 1)
+    assert capsys.readouterr().out == "[rank 0] still here\n"
+
+
+def test_a_million_lines_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(lines: int) -> None:
+        for number in range(lines):
+            print(number)
+
+    began = time.monotonic()
+    run = dk.run_ranks(program, 2, 500_000)
+    assert time.monotonic() - began < 60
+    assert capsys.readouterr().out.count("\n") == 1_000_000
+    assert run.output[1].splitlines()[-1] == "499999"
+
+
+def test_input_says_what_to_do() -> None:
+    with pytest.raises(dk.RankError, match=r"EOFError: input\(\) has no keyboard .* argument"):
+        dk.run_ranks(lambda: input("name? "), 2)
+
+
+# -- processes that it starts ----------------------------------------------------
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def pool() -> list[int]:
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        return workers.map(double, range(4))
+
+
+def handlers_of_a_child() -> list[str]:
+    signal.signal(signal.SIGUSR1, mine)
+
+    def tell(pipe: object) -> None:
+        found = map(signal.getsignal, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+        pipe.send([getattr(handler, "__name__", "default") for handler in found])
+
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=tell, args=(theirs,))
+    child.start()
+    child.join(20)
+    return ours.recv()
+
+
+def mine(number: int, frame: object) -> None: ...
+
+
+def own_group() -> list[float]:
+    """Two forked processes that make a group of their own."""
+
+    def member(rank: int, port: int, pipe: object) -> None:
+        dist.distributed_c10d._world.default_pg = None
+        dist.distributed_c10d._world.pg_map.clear()
+        dist.distributed_c10d._world.pg_names.clear()
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        pipe.send(x.item())
+
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    port = free_port()
+    members = [fork.Process(target=member, args=(r, port, theirs)) for r in range(2)]
+    for process in members:
+        process.start()
+    for process in members:
+        process.join(30)
+    return [ours.recv(), ours.recv()]
+
+
+def test_children_inherit_nothing_of_a_ranks() -> None:
+    assert dk.run_ranks(pool, 2).results == [[0, 2, 4, 6]] * 2
+    default = ["default_int_handler", "default", "mine"]
+    assert dk.run_ranks(handlers_of_a_child, 2).results == [default] * 2
+    assert dk.run_ranks(own_group, 1).results == [[2.0, 2.0]]
