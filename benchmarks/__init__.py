@@ -12,10 +12,25 @@ from importlib import import_module
 from benchmarks.figure import Report, machine
 
 #: The benchmarks, and how often each repeats its measurement by default.
-ALL = {"start": 5, "memory": 3, "tap": 40, "orphans": 20, "step": 100, "hang": 3, "views": 5,
-       "allreduce": 7, "kvstore": 5, "kvstore_cases": 1, "simulate": 5, "published": 1,
-       "abuse": 1, "bugs": 1, "programs": 1, "upstream": 1,
-       "kills": 126}  # fmt: skip
+ALL = {
+    "start": 5,
+    "memory": 3,
+    "tap": 40,
+    "orphans": 20,
+    "step": 100,
+    "hang": 3,
+    "views": 5,
+    "allreduce": 7,
+    "kvstore": 5,
+    "kvstore_cases": 1,
+    "simulate": 5,
+    "published": 1,
+    "abuse": 1,
+    "bugs": 1,
+    "programs": 1,
+    "upstream": 1,
+    "kills": 126,
+}
 
 
 def measure(names: Iterable[str], reps: int | None, say: Callable[[str], None]) -> Report:

@@ -40,11 +40,23 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     bad = [v for v in verdicts if v.wrong]
     slowest = max(max(v.seconds, v.next_run, v.restart) for v in verdicts)
     return [
-        figure(f"abuses, of {len(verdicts)}, that are told wrongly or harm what follows",
-               "abuses", [float(len(bad))], must=0, aim=0, absolute=True),
-        figure("the longest that a run, the next one or a restart took", "s",
-               [slowest], must=BOUND, aim=5.0, absolute=True),
-    ], {"abuses": [asdict(v) for v in verdicts]}  # fmt: skip
+        figure(
+            f"abuses, of {len(verdicts)}, that are told wrongly or harm what follows",
+            "abuses",
+            [float(len(bad))],
+            must=0,
+            aim=0,
+            absolute=True,
+        ),
+        figure(
+            "the longest that a run, the next one or a restart took",
+            "s",
+            [slowest],
+            must=BOUND,
+            aim=5.0,
+            absolute=True,
+        ),
+    ], {"abuses": [asdict(v) for v in verdicts]}
 
 
 def judge(abuses: dict[str, Abuse], say: Callable[[str], None]) -> list[Verdict]:
@@ -87,8 +99,11 @@ class Trial:
         """Have rank 1 do it; look at what is said, at the next run and at a restart."""
         verdict = Verdict(name)
         before = [row[2] for row in self.cluster.status().rows]
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), \
-                warnings.catch_warnings(record=True) as warned:  # fmt: skip
+        with (
+            redirect_stdout(StringIO()),
+            redirect_stderr(StringIO()),
+            warnings.catch_warnings(record=True) as warned,
+        ):
             warnings.simplefilter("always")
             verdict.seconds = self._timed(verdict, "the run", lambda: self._run(abuse, verdict))
             verdict.next_run = self._timed(verdict, "the next run", lambda: self._next(verdict))
@@ -124,9 +139,10 @@ class Trial:
         now = self.cluster.run(settings).results
         verdict.wrong += [
             f"rank {rank} has another {key}: {now[rank].get(key)!r:.80}, was {value!r:.80}"
-            for rank in range(2) for key, value in self.clean[rank].items()
+            for rank in range(2)
+            for key, value in self.clean[rank].items()
             if now[rank].get(key) != value
-        ]  # fmt: skip
+        ]
 
     def _restart(self, verdict: Verdict) -> None:
         self.cluster.restart()

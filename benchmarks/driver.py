@@ -44,13 +44,23 @@ class Driver:
         self._folder = tempfile.TemporaryDirectory(prefix="distkit-bench-")
         here = Path(self._folder.name)
         self._log = here / "log"
-        environ = {**os.environ, MARK: self.mark, "IPYTHONDIR": str(here / "ipython"),
-                   "GLOO_SOCKET_IFNAME": "lo", "IPP_NONINTERACTIVE": "1"}  # fmt: skip
+        environ = {
+            **os.environ,
+            MARK: self.mark,
+            "IPYTHONDIR": str(here / "ipython"),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "IPP_NONINTERACTIVE": "1",
+        }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROLOGUE + program, str(here)], env=environ, stderr=log,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=here,
-            )  # fmt: skip
+                [sys.executable, "-c", _PROLOGUE + program, str(here)],
+                env=environ,
+                stderr=log,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                cwd=here,
+            )
 
     def __enter__(self) -> Driver:
         return self

@@ -56,18 +56,29 @@ class Figure:
 
 
 def figure(
-    name: str, unit: str, samples: list[float], reference: str = "",
-    against: list[float] | None = None, **limits: Any,
-) -> Figure:  # fmt: skip
+    name: str,
+    unit: str,
+    samples: list[float],
+    reference: str = "",
+    against: list[float] | None = None,
+    **limits: Any,
+) -> Figure:
     """The medians of repeated measurements: ours, and those of the reference.
 
     >>> figure("start", "s", [2.0, 1.0, 3.0], "stock", [8.0, 10.0], must=0.25).reached
     'must'
     """
     return Figure(
-        name, unit, median(samples), min(samples), max(samples), len(samples),
-        reference, median(against) if against else None, **limits,
-    )  # fmt: skip
+        name,
+        unit,
+        median(samples),
+        min(samples),
+        max(samples),
+        len(samples),
+        reference,
+        median(against) if against else None,
+        **limits,
+    )
 
 
 def machine() -> dict[str, Any]:
@@ -76,10 +87,13 @@ def machine() -> dict[str, Any]:
 
     load = os.getloadavg()
     return {
-        "cpus": limits.cpus(), "memory": limits.memory(), "system": platform.platform(),
-        "load_before": [round(x, 2) for x in load], "python": platform.python_version(),
+        "cpus": limits.cpus(),
+        "memory": limits.memory(),
+        "system": platform.platform(),
+        "load_before": [round(x, 2) for x in load],
+        "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ipyparallel", "distkit")},
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -113,8 +127,11 @@ def _paragraph(figure: Figure) -> str:
     elif figure.reference and not figure.absolute:
         against = f", {figure.reference}"
     sign = "" if figure.absolute else "x"
-    limits = [f"{word} ≤ {_short(limit)}{sign}" for word, limit in
-              (("must", figure.must), ("aim", figure.aim)) if limit is not None]  # fmt: skip
+    limits = [
+        f"{word} ≤ {_short(limit)}{sign}"
+        for word, limit in (("must", figure.must), ("aim", figure.aim))
+        if limit is not None
+    ]
     lines = [figure.name, f"    {_number(figure.value, figure.unit)}{_range(figure)}{against}"]
     if limits:
         lines.append(f"    {', '.join(limits)}: {figure.reached}")

@@ -29,18 +29,46 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     slowest = [max(times[i] for times in found.values()) for i in range(reps)]
     absolute: dict[str, Any] = {"absolute": True}
     return [
-        figure(f"last rank blocking to its finding, the slowest of {len(found)} hangs", "s",
-               slowest, "torch's own timeout, which names nobody", [STOCK],
-               must=2.0, aim=0.5, **absolute),
-        figure("programs of the catalogue with other findings than the right one", "programs",
-               [float(len(wrong))], must=0, aim=0, **absolute),
-        figure(f"false alarms in {PROGRAMS} random correct programs", "alarms",
-               [float(len(alarms))], must=0, aim=0, **absolute),
-        figure(f"interrupt of a hung run to a usable cluster, the slowest of {INTERRUPTS}", "s",
-               [max(interrupts)], must=3.0, aim=0.5, **absolute),
+        figure(
+            f"last rank blocking to its finding, the slowest of {len(found)} hangs",
+            "s",
+            slowest,
+            "torch's own timeout, which names nobody",
+            [STOCK],
+            must=2.0,
+            aim=0.5,
+            **absolute,
+        ),
+        figure(
+            "programs of the catalogue with other findings than the right one",
+            "programs",
+            [float(len(wrong))],
+            must=0,
+            aim=0,
+            **absolute,
+        ),
+        figure(
+            f"false alarms in {PROGRAMS} random correct programs",
+            "alarms",
+            [float(len(alarms))],
+            must=0,
+            aim=0,
+            **absolute,
+        ),
+        figure(
+            f"interrupt of a hung run to a usable cluster, the slowest of {INTERRUPTS}",
+            "s",
+            [max(interrupts)],
+            must=3.0,
+            aim=0.5,
+            **absolute,
+        ),
     ], {
-        "finding_s": found, "wrong": wrong, "alarms": alarms, "interrupt_s": interrupts,
-    }  # fmt: skip
+        "finding_s": found,
+        "wrong": wrong,
+        "alarms": alarms,
+        "interrupt_s": interrupts,
+    }
 
 
 def _catalogue(

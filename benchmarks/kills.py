@@ -43,8 +43,12 @@ class Case:
 
 
 #: All of them, shuffled: the first n are a sample of all.
-CASES = [Case(*pair, state, gap) for pair in itertools.combinations(PARTS, 2)
-         for state in STATES for gap in GAPS]  # fmt: skip
+CASES = [
+    Case(*pair, state, gap)
+    for pair in itertools.combinations(PARTS, 2)
+    for state in STATES
+    for gap in GAPS
+]
 random.Random(11).shuffle(CASES)
 
 #: The kernel: serves one case after the other, until it is killed itself.
@@ -146,13 +150,21 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     name = f"after two of a cluster's processes were killed, all of {len(outcomes)} cases"
     limits: dict[str, Any] = {"must": 0, "aim": 0, "absolute": True}
     return [
-        figure(f"{what} left {WITHIN:.0f} s {name}", what,
-               [float(sum(len(getattr(o, what)) for o in outcomes))], **limits)
+        figure(
+            f"{what} left {WITHIN:.0f} s {name}",
+            what,
+            [float(sum(len(getattr(o, what)) for o in outcomes))],
+            **limits,
+        )
         for what in ("processes", "folders", "segments")
     ] + [
-        figure(f"no next run, no clear error or no new cluster {name}", "cases",
-               [float(sum(o.hangs for o in outcomes))], **limits),
-    ], {"outcomes": [asdict(o) for o in outcomes]}  # fmt: skip
+        figure(
+            f"no next run, no clear error or no new cluster {name}",
+            "cases",
+            [float(sum(o.hangs for o in outcomes))],
+            **limits,
+        ),
+    ], {"outcomes": [asdict(o) for o in outcomes]}
 
 
 def _line(n: int, of: int, outcome: Outcome) -> str:

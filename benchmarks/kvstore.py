@@ -45,16 +45,21 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
             figures += _figures(where, workers, turns)
             details[where] = {
                 f"{what}, {who}": {"us": [1e6 * s for s in times], "median_us": 1e6 * median(times)}
-                for who, found in turns.items() for what, times in found.items()
-            }  # fmt: skip
+                for who, found in turns.items()
+                for what, times in found.items()
+            }
     found, seen = kvstore_faults.measure(say)
     return figures + found, details | seen
 
 
 def _turns(
-    workers: int, servers: int, mode: str, trips: dict[int, int], reps: int,
+    workers: int,
+    servers: int,
+    mode: str,
+    trips: dict[int, int],
+    reps: int,
     say: Callable[[str], None],
-) -> Turns:  # fmt: skip
+) -> Turns:
     """Each contender's seconds: ours, MXNet's or the echo's, TensorFlow's."""
     from distkit.cluster.cluster import Cluster
 
@@ -110,10 +115,16 @@ def _beside_tensorflow(name: str, seconds: list[float], theirs: Seconds) -> list
         return [figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, must=1 / 3, aim=0.1)]
     limits: dict[str, dict[str, float]] = {"step": {"must": 1 / 3, "aim": 0.1}}
     return [
-        figure(name, "us", _us(seconds), f"{kvstore_tensorflow.NAME} ({what})", _us(times),
-               **limits.get(what, {}))
+        figure(
+            name,
+            "us",
+            _us(seconds),
+            f"{kvstore_tensorflow.NAME} ({what})",
+            _us(times),
+            **limits.get(what, {}),
+        )
         for what, times in theirs.items()
-    ]  # fmt: skip
+    ]
 
 
 def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:

@@ -42,20 +42,51 @@ def measure(say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
     return [
         Figure(
             f"dist_async, a worker killed: longest pause of the other {WORKERS - 1} afterwards "
-            f"(before: {max(before):.1f} ms)", "ms", max(after), min(after), max(after),
-            len(after), must=100, absolute=True,
+            f"(before: {max(before):.1f} ms)",
+            "ms",
+            max(after),
+            min(after),
+            max(after),
+            len(after),
+            must=100,
+            absolute=True,
         ),
-        figure(f"a server of {SERVERS} killed, replication 2: longest pause of {WORKERS} workers",
-               "s", pauses, must=5, aim=1, absolute=True),
-        Figure(f"a server of {SERVERS} killed, replication 2, {_TIMES} times: of {pushes:,} "
-               "acknowledged pushes lost or counted twice", "", sum(end["wrong"] for end in ends),
-               must=0, absolute=True),
-        Figure(f"{SCHEDULES} random schedules of crashes, delays and echoes: those in which a "
-               "push did not count exactly once", "", len(broken), must=0, absolute=True),
-        Figure(f"{STRINGS:,} random byte strings to each of {sockets} sockets: values that differ",
-               "", wrong, must=0, absolute=True),
-    ], {"pauses_ms": {"before": before, "after": after}, "servers_killed": ends,
-        "broken_schedules": broken}  # fmt: skip
+        figure(
+            f"a server of {SERVERS} killed, replication 2: longest pause of {WORKERS} workers",
+            "s",
+            pauses,
+            must=5,
+            aim=1,
+            absolute=True,
+        ),
+        Figure(
+            f"a server of {SERVERS} killed, replication 2, {_TIMES} times: of {pushes:,} "
+            "acknowledged pushes lost or counted twice",
+            "",
+            sum(end["wrong"] for end in ends),
+            must=0,
+            absolute=True,
+        ),
+        Figure(
+            f"{SCHEDULES} random schedules of crashes, delays and echoes: those in which a "
+            "push did not count exactly once",
+            "",
+            len(broken),
+            must=0,
+            absolute=True,
+        ),
+        Figure(
+            f"{STRINGS:,} random byte strings to each of {sockets} sockets: values that differ",
+            "",
+            wrong,
+            must=0,
+            absolute=True,
+        ),
+    ], {
+        "pauses_ms": {"before": before, "after": after},
+        "servers_killed": ends,
+        "broken_schedules": broken,
+    }
 
 
 @contextmanager
@@ -94,12 +125,14 @@ def servers_killed(times: int) -> list[dict[str, Any]]:
                 cluster._room.settled.wait()  # another has its place
                 said = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
             sent = sum(each["sent"] for each in said)
-            ends.append({
-                "pause": max(each["after"] for each in said),
-                "before": max(each["before"] for each in said),
-                "pushes": sent * len(said[0]["values"]),
-                "wrong": sum(abs(sent - value) for value in said[0]["values"]),
-            })  # fmt: skip
+            ends.append(
+                {
+                    "pause": max(each["after"] for each in said),
+                    "before": max(each["before"] for each in said),
+                    "pushes": sent * len(said[0]["values"]),
+                    "wrong": sum(abs(sent - value) for value in said[0]["values"]),
+                }
+            )
     return ends
 
 
@@ -133,10 +166,16 @@ def go_on(folder: str, server: int | None, **options: Any) -> None:
         gaps[half], last = max(gaps[half], now - last), now
     kv.barrier()
     values: Any = kv.pull(keys)
-    Path(folder, f"{kv.rank}.json").write_text(json.dumps({
-        "before": gaps[0], "after": gaps[1], "sent": sent,
-        "values": [value[0].item() for value in values],
-    }))  # fmt: skip
+    Path(folder, f"{kv.rank}.json").write_text(
+        json.dumps(
+            {
+                "before": gaps[0],
+                "after": gaps[1],
+                "sent": sent,
+                "values": [value[0].item() for value in values],
+            }
+        )
+    )
 
 
 def strings(count: int) -> tuple[int, int]:

@@ -162,20 +162,31 @@ class Gang:
         said = json.dumps([mode, str(folder / "digits.npz"), BATCH, RATE])
         self._log = (folder / "log").open("ab")
         common = {
-            **os.environ, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port()),
-            "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_SERVER": str(servers),
-            "DMLC_NUM_WORKER": str(workers), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        roles = [("scheduler", 0), *(("server", i) for i in range(servers)),
-                 *(("worker", i) for i in range(workers))]  # fmt: skip
+            **os.environ,
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(_free_port()),
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_NUM_SERVER": str(servers),
+            "DMLC_NUM_WORKER": str(workers),
+            "PYTHONWARNINGS": "ignore",
+            "OMP_NUM_THREADS": "1",
+        }
+        roles = [
+            ("scheduler", 0),
+            *(("server", i) for i in range(servers)),
+            *(("worker", i) for i in range(workers)),
+        ]
         self._processes = [
             subprocess.Popen(
-                [python, "-c", _MXNET_PROGRAM, said], stderr=self._log, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, bufsize=0,
+                [python, "-c", _MXNET_PROGRAM, said],
+                stderr=self._log,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
                 env={**common, "DMLC_ROLE": role, "RANK": str(i)},
             )
             for role, i in roles
-        ]  # fmt: skip
+        ]
         self._workers = self._processes[-workers:]
 
     def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
@@ -223,9 +234,11 @@ def _echo(size: int, calls: int) -> float:
     """Seconds until as many bytes are there and back."""
     import zmq
 
-    with zmq.Context() as context, context.socket(zmq.PAIR) as near, context.socket(
-        zmq.PAIR
-    ) as far:
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PAIR) as near,
+        context.socket(zmq.PAIR) as far,
+    ):
         near.connect(f"tcp://127.0.0.1:{far.bind_to_random_port('tcp://127.0.0.1')}")
 
         def serve() -> None:

@@ -404,8 +404,8 @@ class Schedule:
         if len(copies) != self.replication:
             self.wrong.append(f"server {server}: copies at {processes} alone")
         mine = [(w, n) for (w, n), (s, _) in self.sent.items() if s == server]
-        acknowledged = sum(2**self._bit(m) for m in mine if m[1] not in self.open[m[0]])
-        perhaps = sum(2**self._bit(m) for m in mine if m[1] in self.open[m[0]])
+        acknowledged = sum(2 ** self._bit(m) for m in mine if m[1] not in self.open[m[0]])
+        perhaps = sum(2 ** self._bit(m) for m in mine if m[1] in self.open[m[0]])
         found = {held(store, f"w{server}") if store else math.nan for store in copies}
         value = found.pop()
         if found or math.isnan(value) or (int(value) - acknowledged) & ~perhaps:
@@ -446,9 +446,18 @@ class Schedule:
 
 #: What may happen, and how likely it is.
 _EVENTS = {
-    "push": 6, "deliver": 6, "pull": 2, "echo": 2, "repeat": 1, "crash": 2, "come": 2,
-    "crash_chief": 0.7, "leave": 0.3, "again": 0.4, "beyond": 0.1,
-}  # fmt: skip
+    "push": 6,
+    "deliver": 6,
+    "pull": 2,
+    "echo": 2,
+    "repeat": 1,
+    "crash": 2,
+    "come": 2,
+    "crash_chief": 0.7,
+    "leave": 0.3,
+    "again": 0.4,
+    "beyond": 0.1,
+}
 
 
 def at_random(seed: int) -> list[str]:

@@ -126,14 +126,23 @@ class TensorFlow:
         np.savez(folder / "digits.npz", x=data[0], y=data[1])
         said = [workers, servers, str(folder / "digits.npz"), BATCH, RATE, CALLS]
         program = f"program = {_PROGRAM!r}\nexec(program)"
-        environ = {"CUDA_VISIBLE_DEVICES": "", "GRPC_FAIL_FAST": "use_caller",
-                   "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "HOME": str(folder),
-                   "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # fmt: skip
+        environ = {
+            "CUDA_VISIBLE_DEVICES": "",
+            "GRPC_FAIL_FAST": "use_caller",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(folder),
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        }
         self._log = (folder / "log").open("ab")
         self._process = subprocess.Popen(
-            [*_ALONE, python, "-c", program, json.dumps(said)], stderr=self._log, env=environ,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
+            [*_ALONE, python, "-c", program, json.dumps(said)],
+            stderr=self._log,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
 
     def turn(self, steps: int) -> dict[str, float]:
         """Seconds per step of each worker, by how many there are in a call."""

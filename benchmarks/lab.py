@@ -21,10 +21,13 @@ from distkit.errors import DistkitError
 
 #: Where JupyterLab keeps what it knows about its user; all of it below one folder here.
 _FOLDERS = {
-    "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython",
-    "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTER_CONFIG_DIR": "config",
+    "JUPYTER_DATA_DIR": "data",
+    "IPYTHONDIR": "ipython",
+    "JUPYTER_RUNTIME_DIR": "runtime",
+    "JUPYTERLAB_SETTINGS_DIR": "settings",
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-}  # fmt: skip
+}
 
 #: In the page: whether the notebook in front is open and its kernel has nothing to do.
 IDLE = """() => {
@@ -95,13 +98,21 @@ def serve(root: Path, home: Path, environ: dict[str, str]) -> Iterator[Lab]:
 
 def _command(lab: Lab, port: int) -> list[str]:
     return [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-        f"--ServerApp.root_dir={lab.root}", "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        f"--IdentityProvider.token={lab.token}", "--LabApp.expose_app_in_browser=True",
-        "--LabApp.extension_manager=readonly", "--LabApp.news_url=None",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        f"--ServerApp.root_dir={lab.root}",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={lab.token}",
+        "--LabApp.expose_app_in_browser=True",
+        "--LabApp.extension_manager=readonly",
+        "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
-    ]  # fmt: skip
+    ]
 
 
 def missing() -> str:

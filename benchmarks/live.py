@@ -103,15 +103,18 @@ def _pair(page: Any, file: Path) -> dict[str, float]:
     watched, alone = map(json.loads, file.read_text().splitlines()[-2:])
     lags = lag(watched["taken"], seen, watched["epoch"])
     return {
-        "lag_p95": 1e3 * quantiles(lags, n=20)[-1], "lag_median": 1e3 * median(lags),
+        "lag_p95": 1e3 * quantiles(lags, n=20)[-1],
+        "lag_median": 1e3 * median(lags),
         "cost": 100 * (1 - watched["rate"] / alone["rate"]),
-        "rate_watched": watched["rate"], "rate_alone": alone["rate"],
+        "rate_watched": watched["rate"],
+        "rate_alone": alone["rate"],
         "kernel_watched": watched["kernel"] / watched["seconds"],
         "kernel_alone": alone["kernel"] / alone["seconds"],
         "browser_watched": (times[1] - times[0]) / watched["seconds"],
         "browser_alone": (times[2] - times[1]) / alone["seconds"],
-        "events": float(sum(len(events) for _, events in watched["taken"])), "seen": len(lags),
-    }  # fmt: skip
+        "events": float(sum(len(events) for _, events in watched["taken"])),
+        "seen": len(lags),
+    }
 
 
 def lag(

@@ -31,15 +31,23 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
         for name, program in (("distkit", starters.READY), ("stock", starters.STOCK)):
             say(f"memory: {name}, {i + 1} of {reps}")
             tables[name].append(_processes(program))
-    sums = {name: [sum(p["pss_mb"] for p in table) for table in found]
-            for name, found in tables.items()}  # fmt: skip
+    sums = {
+        name: [sum(p["pss_mb"] for p in table) for table in found] for name, found in tables.items()
+    }
     counts = {name: [float(len(table)) for table in found] for name, found in tables.items()}
     stock = "stock ipyparallel.Cluster(n=4)"
     figures = [
-        figure("memory (PSS) of the processes of Cluster(4)", "MB", sums["distkit"],
-               stock, sums["stock"], must=0.5, aim=0.35),
+        figure(
+            "memory (PSS) of the processes of Cluster(4)",
+            "MB",
+            sums["distkit"],
+            stock,
+            sums["stock"],
+            must=0.5,
+            aim=0.35,
+        ),
         figure("processes of Cluster(4)", "processes", counts["distkit"], stock, counts["stock"]),
-    ]  # fmt: skip
+    ]
     return figures, {"processes": {name: found[-1] for name, found in tables.items()}}
 
 
@@ -50,10 +58,14 @@ def _processes(program: str) -> list[dict[str, Any]]:
         time.sleep(SETTLE)
         below = psutil.Process(driver.process.pid).children(recursive=True)
         return [
-            {"pid": p.pid, "parent": p.ppid(), "pss_mb": _pss(p.pid) / 1e6,
-             "command": " ".join(p.cmdline()[1:])[:80]}
+            {
+                "pid": p.pid,
+                "parent": p.ppid(),
+                "pss_mb": _pss(p.pid) / 1e6,
+                "command": " ".join(p.cmdline()[1:])[:80],
+            }
             for p in below
-        ]  # fmt: skip
+        ]
 
 
 def _pss(pid: int) -> int:

@@ -52,7 +52,8 @@ class Program:
 #: By the name of the script. What stands behind a name and a colon is a variant of it.
 ALL: dict[str, Program] = {
     "tour_of_collectives": Program(
-        "all_reduce broadcast reduce all_gather scatter gather reduce_scatter all_to_all barrier"),
+        "all_reduce broadcast reduce all_gather scatter gather reduce_scatter all_to_all barrier"
+    ),
     "point_to_point": Program("send recv", ranks=4),
     "receive_from_anybody": Program("send recv", ranks=4),
     "ring_by_hand": Program("send recv all_reduce", ranks=4),
@@ -83,7 +84,8 @@ ALL: dict[str, Program] = {
     "three_dimensions:dp,pp": Program("send recv", ranks=4, arguments=("--dp=2", "--pp=2")),
     "three_dimensions:tp,pp": Program("send recv", ranks=4, arguments=("--tp=2", "--pp=2")),
     "three_dimensions:all": Program(
-        "send recv all_reduce", ranks=8, arguments=("--dp=2", "--tp=2", "--pp=2")),
+        "send recv all_reduce", ranks=8, arguments=("--dp=2", "--tp=2", "--pp=2")
+    ),
     "checkpoint": Program("all_gather reduce_scatter barrier"),
     "process_groups": Program("all_reduce broadcast all_gather", ranks=4),
     "objects": Program("broadcast all_gather gather scatter"),
@@ -101,7 +103,7 @@ ALL: dict[str, Program] = {
     "ignite_engine": Program("all_reduce", needs="ignite"),
     "torch_metrics": Program("all_gather", needs="torchmetrics"),
     "fairscale_oss": Program("broadcast reduce", needs="fairscale"),
-}  # fmt: skip
+}
 
 #: What a rank printed to its standard output, by rank.
 Printed = list[list[str]]
@@ -152,9 +154,12 @@ def _figures(outcomes: list[Outcome], count: int) -> list[Figure]:
 
     ran = [o for o in outcomes if "torchrun" not in o.wrong]
     ratio = figure(
-        f"a program under torchrun and on a cluster that is there ({count} programs)", "s",
-        [o.distkit for o in ran], "torchrun", [o.torchrun for o in ran],
-    )  # fmt: skip
+        f"a program under torchrun and on a cluster that is there ({count} programs)",
+        "s",
+        [o.distkit for o in ran],
+        "torchrun",
+        [o.torchrun for o in ran],
+    )
     return [
         wrong(
             "output",
@@ -199,10 +204,13 @@ def compare(name: str, cluster: Cluster) -> Outcome:
     printed = _finish(run)
     outcome.distkit = time.perf_counter() - began
     outcome.events = len(run.trace)
-    said = {"output": _differs(printed, expected, program) or _error(run),
-            "trace": _unrecorded(run, program), "finding": _findings(run, stragglers=False),
-            "straggler": _findings(run, stragglers=True),
-            "stepped": _stepped(cluster, script, program, expected)}  # fmt: skip
+    said = {
+        "output": _differs(printed, expected, program) or _error(run),
+        "trace": _unrecorded(run, program),
+        "finding": _findings(run, stragglers=False),
+        "straggler": _findings(run, stragglers=True),
+        "stepped": _stepped(cluster, script, program, expected),
+    }
     outcome.wrong = {what: why for what, why in said.items() if why}
     return outcome
 
@@ -216,11 +224,20 @@ def under_torchrun(script: Path, program: Program) -> Printed:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     for _ in range(ATTEMPTS):
         with tempfile.TemporaryDirectory(prefix="distkit-bench-") as logs:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                       f"--nproc-per-node={program.ranks}", "--redirects=1", f"--log-dir={logs}",
-                       str(script), *program.arguments]  # fmt: skip
-            ran = subprocess.run(command, env=environ, capture_output=True, text=True,
-                                 timeout=PATIENCE)  # fmt: skip
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={program.ranks}",
+                "--redirects=1",
+                f"--log-dir={logs}",
+                str(script),
+                *program.arguments,
+            ]
+            ran = subprocess.run(
+                command, env=environ, capture_output=True, text=True, timeout=PATIENCE
+            )
             if ran.returncode == 0:
                 files = sorted(Path(logs).rglob("stdout.log"), key=lambda f: int(f.parent.name))
                 return [file.read_text().splitlines() for file in files]
@@ -234,8 +251,9 @@ def _finish(run: Run) -> Printed:
         run._done.wait(20)
     run._looked = True  # what is found is looked at here
     lines = [*run.prints.take()]
-    return [[text for r, stream, text in lines if (r, stream) == (rank, "stdout")]
-            for rank in run.ranks]  # fmt: skip
+    return [
+        [text for r, stream, text in lines if (r, stream) == (rank, "stdout")] for rank in run.ranks
+    ]
 
 
 def _differs(printed: Printed, expected: Printed, program: Program) -> str:
@@ -291,6 +309,8 @@ def _stepped(cluster: Cluster, script: Path, program: Program, expected: Printed
             return str(error).partition("\n")[0]
         rest = _finish(stepper.run)
     first = [line.partition("] ") for line in shown.getvalue().splitlines()]
-    printed = [[text for label, _, text in first if label == f"[rank {r}"] + lines
-               for r, lines in enumerate(rest)]  # fmt: skip
+    printed = [
+        [text for label, _, text in first if label == f"[rank {r}"] + lines
+        for r, lines in enumerate(rest)
+    ]
     return _differs(printed, expected, program) or _error(stepper.run)

@@ -12,38 +12,71 @@ from distkit.simulation.published.rows import Row
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
     """Predict every row, and score those that fixed no constant; ``reps`` do not matter."""
-    found = {"collectives": collectives.rows(), "training": training.rows(),
-             "parameter server": serving.rows()}  # fmt: skip
+    found = {
+        "collectives": collectives.rows(),
+        "training": training.rows(),
+        "parameter server": serving.rows(),
+    }
     for name, table in found.items():
         say(f"published: {name}")
         for row in table:
             say(f"    {_line(row)}")
-    details: dict[str, Any] = {name: [row.to_dict() for row in table]
-                               for name, table in found.items()}  # fmt: skip
+    details: dict[str, Any] = {
+        name: [row.to_dict() for row in table] for name, table in found.items()
+    }
     details["not predicted"] = tables.NOT_PREDICTED
     return [
-        _figure("all-reduce, factor off in the geometric mean", found["collectives"],
-                rows.geomean(found["collectives"]), 15, 8),
-        _figure("training throughput, median error", found["training"],
-                rows.median_error(found["training"]), 10, 5),
-        _figure("parameter server, median error", found["parameter server"],
-                rows.median_error(found["parameter server"]), 15, 10),
-    ], details  # fmt: skip
+        _figure(
+            "all-reduce, factor off in the geometric mean",
+            found["collectives"],
+            rows.geomean(found["collectives"]),
+            15,
+            8,
+        ),
+        _figure(
+            "training throughput, median error",
+            found["training"],
+            rows.median_error(found["training"]),
+            10,
+            5,
+        ),
+        _figure(
+            "parameter server, median error",
+            found["parameter server"],
+            rows.median_error(found["parameter server"]),
+            15,
+            10,
+        ),
+    ], details
 
 
 def _figure(name: str, table: list[Row], error: float, must: float, aim: float) -> Figure:
     scored = rows.scored(table)
     worst = rows.worst(table)
-    title = (f"published {name}: {len(scored)} rows scored, {len(table) - len(scored)} fitted; "
-             f"worst {worst.table}, {worst.case}")  # fmt: skip
+    title = (
+        f"published {name}: {len(scored)} rows scored, {len(table) - len(scored)} fitted; "
+        f"worst {worst.table}, {worst.case}"
+    )
     errors = [100 * abs(row.error) for row in scored]
     naive = 100 * rows.naive_error(table) if any(row.naive for row in scored) else None
-    return Figure(title, "%", 100 * error, min(errors), max(errors), len(errors),
-                  "perfect scaling's" if naive else "", naive, must, aim, True)  # fmt: skip
+    return Figure(
+        title,
+        "%",
+        100 * error,
+        min(errors),
+        max(errors),
+        len(errors),
+        "perfect scaling's" if naive else "",
+        naive,
+        must,
+        aim,
+        True,
+    )
 
 
 def _line(row: Row) -> str:
     """A row as text: prediction, published number, error."""
     error = "fitted" if row.fitted else f"{100 * row.error:+.1f} %"
-    return (f"{row.table}, {row.case}: {row.predicted:.4g} for {row.published:.4g} {row.unit}, "
-            f"{error}")  # fmt: skip
+    return (
+        f"{row.table}, {row.case}: {row.predicted:.4g} for {row.published:.4g} {row.unit}, {error}"
+    )

@@ -188,14 +188,16 @@ CALLS: dict[str, Callable[[Collective, int, int, dict[str, Any]], Any]] = {
     "broadcast": lambda it, n, me, how: dist.broadcast(_ones(it), it.root, **how),
     "reduce": lambda it, n, me, how: dist.reduce(_ones(it), it.root, **how),
     "gather": lambda it, n, me, how: dist.gather(
-        _ones(it), _list(it, n) if me == it.root else None, it.root, **how),
+        _ones(it), _list(it, n) if me == it.root else None, it.root, **how
+    ),
     "scatter": lambda it, n, me, how: dist.scatter(
-        _ones(it), _list(it, n) if me == it.root else None, it.root, **how),
+        _ones(it), _list(it, n) if me == it.root else None, it.root, **how
+    ),
     "all_gather": lambda it, n, me, how: dist.all_gather(_list(it, n), _ones(it), **how),
     "reduce_scatter": lambda it, n, me, how: dist.reduce_scatter(_ones(it), _list(it, n), **how),
     "all_to_all": lambda it, n, me, how: dist.all_to_all_single(_ones(it, n), _ones(it, n), **how),
     "barrier": lambda it, n, me, how: dist.barrier(**how),
-}  # fmt: skip
+}
 
 
 # -- running it under the watcher ---------------------------------------------------------

@@ -36,7 +36,7 @@ RULES: dict[str, tuple[str, dict[str, Any], float]] = {
     "dist_sync": ("dist_sync", {}, 0),
     "dist_async": ("dist_async", {}, float("inf")),
     "SSP, staleness 2": ("dist_async", {"staleness": 2}, 2),
-}  # fmt: skip
+}
 
 
 class Case(NamedTuple):
@@ -62,14 +62,18 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """All rows."""
     rounds = [
-        Case(w, s, rule, nbytes, steps) for w, s in CLUSTERS
-        for rule in ("dist_sync", "dist_async") for nbytes, steps in ROUNDS.items()
-    ]  # fmt: skip
+        Case(w, s, rule, nbytes, steps)
+        for w, s in CLUSTERS
+        for rule in ("dist_sync", "dist_async")
+        for nbytes, steps in ROUNDS.items()
+    ]
     kinds = (("device", 1.0), ("device", SLOW), ("processor", 1.0))
     training = [
-        Case(w, s, rule, NBYTES, STEPS, compute, slow) for w, s in (CLUSTERS[0], CLUSTERS[-1])
-        for rule in RULES for compute, slow in kinds
-    ]  # fmt: skip
+        Case(w, s, rule, NBYTES, STEPS, compute, slow)
+        for w, s in (CLUSTERS[0], CLUSTERS[-1])
+        for rule in RULES
+        for compute, slow in kinds
+    ]
     return rounds + training
 
 
@@ -77,14 +81,18 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     """Calibrate, predict and measure; the error of each row in percent."""
     rows = predicted(cases(), reps, say)
     return [
-        figure(f"error of the parameter server's calibrated predictions, {len(found)} {what}", "%",
-               [100 * abs(row["predicted"] / row["measured"] - 1) for row in found],
-               must=25, absolute=True)
+        figure(
+            f"error of the parameter server's calibrated predictions, {len(found)} {what}",
+            "%",
+            [100 * abs(row["predicted"] / row["measured"] - 1) for row in found],
+            must=25,
+            absolute=True,
+        )
         for what, found in (
             ("rounds of push + pull", [row for row in rows if row["unit"] == "s"]),
             ("trainings: steps/s", [row for row in rows if row["unit"] == "steps/s"]),
         )
-    ], {"parameter_server": rows}  # fmt: skip
+    ], {"parameter_server": rows}
 
 
 def predicted(asked: Iterable[Case], reps: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -96,16 +104,20 @@ def predicted(asked: Iterable[Case], reps: int, say: Callable[[str], None]) -> l
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         ruler = stack.enter_context(Cluster(workers=CROWD, servers=1)).wait()
-        clusters = {size: stack.enter_context(Cluster(workers=size[0], servers=size[1]))
-                    for size in sorted({case[:2] for case in asked})}  # fmt: skip
+        clusters = {
+            size: stack.enter_context(Cluster(workers=size[0], servers=size[1]))
+            for size in sorted({case[:2] for case in asked})
+        }
         for rep in range(reps):
             say(f"simulate: the parameter server, {rep + 1} of {reps}")
             samples.append(calibrate(ruler))
             for case, found in zip(asked, rates, strict=True):
                 found.append(seen(clusters[case[:2]], case))
     host, units = model(samples)
-    return [row(case, simulated(host, units, case), median(found))
-            for case, found in zip(asked, rates, strict=True)]  # fmt: skip
+    return [
+        row(case, simulated(host, units, case), median(found))
+        for case, found in zip(asked, rates, strict=True)
+    ]
 
 
 def row(case: Case, predicted: float, measured: float) -> dict[str, Any]:
@@ -113,8 +125,13 @@ def row(case: Case, predicted: float, measured: float) -> dict[str, Any]:
     unit = "steps/s" if case.compute != "none" else "s"
     if unit == "s":
         predicted, measured = case.workers / predicted, case.workers / measured
-    return {"name": str(case), **case._asdict(), "unit": unit,
-            "predicted": predicted, "measured": measured}  # fmt: skip
+    return {
+        "name": str(case),
+        **case._asdict(),
+        "unit": unit,
+        "predicted": predicted,
+        "measured": measured,
+    }
 
 
 # -- what the model says ---------------------------------------------------------------------
@@ -129,8 +146,9 @@ def model(samples: list[dict[str, Any]]) -> tuple[Host, dict[str, float]]:
         return {key: median(s[what][key] for s in samples) for key in samples[0][what]}
 
     processors = limits.cpus()
-    host = Host.of(processors, CROWD, table("alone"), table("crowd"), table("work"),
-                   table("served"))  # fmt: skip
+    host = Host.of(
+        processors, CROWD, table("alone"), table("crowd"), table("work"), table("served")
+    )
     units = table("compute")
     units["processor"] *= min(1.0, processors / CROWD)  # all computed at once
     return host, units
@@ -143,11 +161,16 @@ def simulated(host: Host, units: dict[str, float], case: Case) -> float:
 
     parts = place("w", case.nbytes // 4, case.servers, BIGARRAY_BOUND)
     return parameter_server(
-        case.workers, [4 * (part.stop - part.start) for part in parts], case.servers,
-        replace(host, computes=case.compute == "processor"), units[case.compute],
-        steps=case.steps, staleness=RULES[case.rule][2],
-        stragglers=Stragglers(slow={0: case.slow}), record=False,
-    ).rate  # fmt: skip
+        case.workers,
+        [4 * (part.stop - part.start) for part in parts],
+        case.servers,
+        replace(host, computes=case.compute == "processor"),
+        units[case.compute],
+        steps=case.steps,
+        staleness=RULES[case.rule][2],
+        stragglers=Stragglers(slow={0: case.slow}),
+        record=False,
+    ).rate
 
 
 # -- what is seen ----------------------------------------------------------------------------

@@ -86,8 +86,11 @@ def computations() -> dict[str, Callable[[float], None]]:
         for _ in range(round(3 * factor)):
             torch.mm(x, x)
 
-    return {"none": lambda factor: None, "device": lambda factor: time.sleep(COMPUTE * factor),
-            "processor": processor}  # fmt: skip
+    return {
+        "none": lambda factor: None,
+        "device": lambda factor: time.sleep(COMPUTE * factor),
+        "processor": processor,
+    }
 
 
 def clock(action: Callable[[], None], calls: int) -> list[float]:

@@ -38,14 +38,33 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     limits: dict[str, Any] = {"absolute": True}
     messages = 2 * RANKS * (RANKS - 1) / median(rings) / 1e6
     return [
-        figure(f"simulated ring all-reduce of {RANKS} ranks with jitter of every message", "s",
-               rings, f"{messages:.3g} million messages/s", must=10, aim=3.5, **limits),
-        figure(f"closed forms of all algorithms for each of 1 to {MANY:,} ranks", "s", forms,
-               must=1, aim=0.1, **limits),
-        figure(f"error of calibrated predictions, {len(rows)} algorithms x sizes x ranks", "%",
-               errors, must=25, aim=10, **limits),
+        figure(
+            f"simulated ring all-reduce of {RANKS} ranks with jitter of every message",
+            "s",
+            rings,
+            f"{messages:.3g} million messages/s",
+            must=10,
+            aim=3.5,
+            **limits,
+        ),
+        figure(
+            f"closed forms of all algorithms for each of 1 to {MANY:,} ranks",
+            "s",
+            forms,
+            must=1,
+            aim=0.1,
+            **limits,
+        ),
+        figure(
+            f"error of calibrated predictions, {len(rows)} algorithms x sizes x ranks",
+            "%",
+            errors,
+            must=25,
+            aim=10,
+            **limits,
+        ),
         *served,
-    ], {"ring_s": rings, "forms_s": forms, "predictions": rows, **seen}  # fmt: skip
+    ], {"ring_s": rings, "forms_s": forms, "predictions": rows, **seen}
 
 
 def _seconds(action: Callable[[], object]) -> float:
@@ -85,8 +104,15 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
         for nbytes in tensors:
             batches = np.mean([taken[name][nbytes] for _, taken in results], axis=0)
             took = float(finish_times(name, n, nbytes, machine).max())
-            rows.append({"algorithm": name, "ranks": n, "bytes": nbytes, "predicted": took,
-                         "measured": float(quiet(batches))})  # fmt: skip
+            rows.append(
+                {
+                    "algorithm": name,
+                    "ranks": n,
+                    "bytes": nbytes,
+                    "predicted": took,
+                    "measured": float(quiet(batches)),
+                }
+            )
     return rows
 
 

@@ -25,10 +25,17 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     say("start: imports")
     samples.update(_imports(reps * IMPORTS))
     heavy = _loaded_by_import()
-    figures = [*_figures(samples), Figure(
-        "torch and ipyparallel imported by `import distkit`", "modules", len(heavy),
-        must=0, aim=0, absolute=True,
-    )]  # fmt: skip
+    figures = [
+        *_figures(samples),
+        Figure(
+            "torch and ipyparallel imported by `import distkit`",
+            "modules",
+            len(heavy),
+            must=0,
+            aim=0,
+            absolute=True,
+        ),
+    ]
     return figures, {"samples": samples, "imported": heavy}
 
 
@@ -40,12 +47,27 @@ def _figures(s: dict[str, list[float]]) -> list[Figure]:
     return [
         figure(first, "s", s["first"], "stock ipyparallel.Cluster(n=4)", s["stock"], must=0.25),
         figure(first, "s", s["first"], 'python -c "import torch"', s["torch"], aim=1.3),
-        figure("a second Cluster(4) beside it to its first all_reduce", "s", s["second"],
-               "the first", s["first"], must=1.2, aim=0.6, absolute=True),
-        figure("run_ranks(fn, 4), warm, to its first all_reduce", "s", s["run_ranks"],
-               accelerate, s["accelerate"], must=5, aim=1.5),
+        figure(
+            "a second Cluster(4) beside it to its first all_reduce",
+            "s",
+            s["second"],
+            "the first",
+            s["first"],
+            must=1.2,
+            aim=0.6,
+            absolute=True,
+        ),
+        figure(
+            "run_ranks(fn, 4), warm, to its first all_reduce",
+            "s",
+            s["run_ranks"],
+            accelerate,
+            s["accelerate"],
+            must=5,
+            aim=1.5,
+        ),
         figure("import distkit", "s", s["distkit"], "import numpy", s["numpy"], must=3),
-    ]  # fmt: skip
+    ]
 
 
 def _clusters(reps: int, say: Callable[[str], None]) -> dict[str, list[float]]:
@@ -87,10 +109,14 @@ def _imports(reps: int) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {"distkit": [], "numpy": []}
     for _ in range(reps):
         for name, seconds in samples.items():
-            seconds.append(float(_python(
-                "from time import perf_counter\nstart = perf_counter()\n"
-                f"import {name}\nprint(perf_counter() - start)"
-            )))  # fmt: skip
+            seconds.append(
+                float(
+                    _python(
+                        "from time import perf_counter\nstart = perf_counter()\n"
+                        f"import {name}\nprint(perf_counter() - start)"
+                    )
+                )
+            )
     return samples
 
 

@@ -10,7 +10,9 @@ def first():
 """
 
 #: From the call of Cluster(4) to the first all_reduce done; then a second one, beside the first.
-CLUSTER = _FIRST + """
+CLUSTER = (
+    _FIRST
+    + """
 import distkit
 clusters = []
 while asked():
@@ -19,6 +21,7 @@ while asked():
     clusters[-1].run(first)
     answer(time.monotonic() - start)
 """
+)
 
 #: The same with ipyparallel's own cluster and what its user writes to make ranks of engines.
 STOCK = """
@@ -41,13 +44,16 @@ cluster.stop_cluster_sync()
 """
 
 #: From the call of run_ranks to the first all_reduce done on the last rank, by the trace's clock.
-RUN_RANKS = _FIRST + """
+RUN_RANKS = (
+    _FIRST
+    + """
 import distkit
 while asked():
     start = time.monotonic()
     run = distkit.run_ranks(first, 4)
     answer(max(e.time for e in run.trace if e.state == "completed") - start)
 """
+)
 
 #: The same with accelerate, in a process that has imported torch, as a notebook has.
 ACCELERATE = """
@@ -72,7 +78,9 @@ while asked():
 """
 
 #: A cluster that is ready: its folder is told.
-READY = _FIRST + """
+READY = (
+    _FIRST
+    + """
 import distkit
 asked()
 cluster = distkit.Cluster(4)
@@ -80,3 +88,4 @@ cluster.run(first)
 answer(cluster._room.folder)
 asked()
 """
+)

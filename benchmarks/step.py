@@ -47,13 +47,29 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     clicks = [] if why else _clicks(reps, say)
     limits: dict[str, Any] = {"absolute": True}
     return [
-        figure(f"stepper.next(), {RANKS} ranks, round trip", "ms", calls,
-               f"ipyparallel's apply_sync of nothing on {RANKS} engines", stock,
-               must=60, aim=20, **limits),
-        Figure("click on Next in JupyterLab to the picture, 95th percentile", "ms",
-               _p95(clicks) if clicks else None, min(clicks, default=None),
-               max(clicks, default=None), len(clicks), why, must=250, aim=100, **limits),
-    ], {"next_ms": calls, "apply_sync_ms": stock, "click_ms": clicks}  # fmt: skip
+        figure(
+            f"stepper.next(), {RANKS} ranks, round trip",
+            "ms",
+            calls,
+            f"ipyparallel's apply_sync of nothing on {RANKS} engines",
+            stock,
+            must=60,
+            aim=20,
+            **limits,
+        ),
+        Figure(
+            "click on Next in JupyterLab to the picture, 95th percentile",
+            "ms",
+            _p95(clicks) if clicks else None,
+            min(clicks, default=None),
+            max(clicks, default=None),
+            len(clicks),
+            why,
+            must=250,
+            aim=100,
+            **limits,
+        ),
+    ], {"next_ms": calls, "apply_sync_ms": stock, "click_ms": clicks}
 
 
 def reduce_often(count: int) -> None:
@@ -112,10 +128,16 @@ def _clicks(reps: int, say: Callable[[str], None]) -> list[float]:
 def notebook(*cells: str) -> str:
     """The text of a notebook file with these cells."""
     made: list[dict[str, Any]] = [
-        {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [],
-         "id": f"cell-{i}", "source": text}
+        {
+            "cell_type": "code",
+            "execution_count": None,
+            "metadata": {},
+            "outputs": [],
+            "id": f"cell-{i}",
+            "source": text,
+        }
         for i, text in enumerate(cells)
-    ]  # fmt: skip
+    ]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 

@@ -38,15 +38,27 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     pairs = [on / off for on, off in zip(wall[True], wall[False], strict=True)]
     name = "step of DDP on the digits, 2 ranks, recorded"
     return [
-        figure(name, "ms", _ms(wall[True]), "the same not recorded", _ms(wall[False]),
-               must=1.05, aim=1.02),
-        figure(f"processor time of the {name}", "ms", _ms(cpu[True]),
-               "the same not recorded", _ms(cpu[False])),
+        figure(
+            name,
+            "ms",
+            _ms(wall[True]),
+            "the same not recorded",
+            _ms(wall[False]),
+            must=1.05,
+            aim=1.02,
+        ),
+        figure(
+            f"processor time of the {name}",
+            "ms",
+            _ms(cpu[True]),
+            "the same not recorded",
+            _ms(cpu[False]),
+        ),
     ], {
         "median_of_paired_ratios": median(pairs),
         "recorded": {"wall_ms": _ms(wall[True]), "cpu_ms": _ms(cpu[True])},
         "not_recorded": {"wall_ms": _ms(wall[False]), "cpu_ms": _ms(cpu[False])},
-    }  # fmt: skip
+    }
 
 
 def train(warm: int, steps: int) -> tuple[float, float]:

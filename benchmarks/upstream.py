@@ -64,22 +64,39 @@ json.dump(Outcomes.found, open(out, "w"))
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
     """Tests that end in another way when they are recorded."""
     stock, recorded = _outcomes("stock", say), _outcomes("record", say)
-    other = {name: [how, recorded.get(name)] for name, how in stock.items()
-             if recorded.get(name) != how}  # fmt: skip
+    other = {
+        name: [how, recorded.get(name)] for name, how in stock.items() if recorded.get(name) != how
+    }
     return [
-        figure("tests of torch.distributed that end otherwise when recorded", "tests",
-               [float(len(other))], must=0, aim=0, absolute=True),
-    ], {"stock": Counter(stock.values()), "other": other}  # fmt: skip
+        figure(
+            "tests of torch.distributed that end otherwise when recorded",
+            "tests",
+            [float(len(other))],
+            must=0,
+            aim=0,
+            absolute=True,
+        ),
+    ], {"stock": Counter(stock.values()), "other": other}
 
 
 def _outcomes(how: str, say: Callable[[str], None]) -> dict[str, str]:
     say(f"upstream: {how}")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "barrier").touch()
-        around = {**os.environ, "BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": folder,
-                  "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        around = {
+            **os.environ,
+            "BACKEND": "gloo",
+            "WORLD_SIZE": "2",
+            "TEMP_DIR": folder,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
         out = Path(folder, "outcomes.json")
-        subprocess.run([sys.executable, "-c", TESTS, how, str(out)], env=around, check=True,
-                       capture_output=True)  # fmt: skip
+        subprocess.run(
+            [sys.executable, "-c", TESTS, how, str(out)],
+            env=around,
+            check=True,
+            capture_output=True,
+        )
         found: dict[str, str] = json.loads(out.read_text())
     return found

@@ -81,15 +81,35 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
         for n, times, limit in zip(SIZES, opened, limits, strict=True)
     ]
     figures += [
-        _figure("pan and zoom at 100,000 events: a frame", "ms", seen.get("frames", []), why,
-                {"must": 33.4, "aim": 16.8}),  # two frames of a 60 Hz screen, and one
-        _figure("live view's lag behind a running 4-rank job, 95th percentile", "ms",
-                went.get("lag_p95", []), why, {"must": 300, "aim": 100}),
-        _figure("live view's cost to the job's samples/s", "%", went.get("cost", []), why,
-                {"must": 5, "aim": 2}),
-        _figure("static picture of a timeline, the largest", "kB", [max(sizes.values())], "",
-                {"must": 150, "aim": 60}),
-    ]  # fmt: skip
+        _figure(
+            "pan and zoom at 100,000 events: a frame",
+            "ms",
+            seen.get("frames", []),
+            why,
+            {"must": 33.4, "aim": 16.8},
+        ),  # two frames of a 60 Hz screen, and one
+        _figure(
+            "live view's lag behind a running 4-rank job, 95th percentile",
+            "ms",
+            went.get("lag_p95", []),
+            why,
+            {"must": 300, "aim": 100},
+        ),
+        _figure(
+            "live view's cost to the job's samples/s",
+            "%",
+            went.get("cost", []),
+            why,
+            {"must": 5, "aim": 2},
+        ),
+        _figure(
+            "static picture of a timeline, the largest",
+            "kB",
+            [max(sizes.values())],
+            "",
+            {"must": 150, "aim": 60},
+        ),
+    ]
     return figures, {**seen, "live": went, "static_kB": sizes}
 
 
@@ -114,8 +134,21 @@ def long_trace(events: int) -> Trace:
             peer = None if reduces else (r + (step if (r + seq) % 2 else -step)) % RANKS
             for k, state in enumerate((State.SCHEDULED, State.STARTED, State.COMPLETED)):
                 now = at + 1e-6 * k + (0.01 * r + (0.4 + 0.1 * (op is Op.SEND)) * (k == 2)) * 1e-3
-                found.append(Event(r, seq, op, state, now, peer, "world", 4096, (1024,),
-                                   "float32", where="train.py:31"))  # fmt: skip
+                found.append(
+                    Event(
+                        r,
+                        seq,
+                        op,
+                        state,
+                        now,
+                        peer,
+                        "world",
+                        4096,
+                        (1024,),
+                        "float32",
+                        where="train.py:31",
+                    )
+                )
         at += 0.6e-3
     return Trace(found, {"name": "a long run", "world_size": RANKS, "backend": "gloo"})
 
@@ -124,8 +157,9 @@ def _static() -> dict[str, float]:
     """Size of the static picture of traces of several lengths [kB]."""
     from distkit.views import Timeline
 
-    return {str(n): len(Timeline(long_trace(n))._svg().encode()) / 1000
-            for n in (100, 1_000, SIZES[0])}  # fmt: skip
+    return {
+        str(n): len(Timeline(long_trace(n))._svg().encode()) / 1000 for n in (100, 1_000, SIZES[0])
+    }
 
 
 def _in_lab(reps: int, say: Callable[[str], None]) -> dict[str, list[float]]:
@@ -154,14 +188,18 @@ def _watch(page: Any, reps: int, say: Callable[[str], None]) -> dict[str, list[f
         lab.command(page, "notebook:run-cell-and-select-next")
         page.wait_for_function(lab.IDLE, timeout=120_000)
         found[f"load_{n}"] = [1e3 * (time.perf_counter() - started)]
-        say(f"views: {n:,} events, {reps} times; loading the file took "
-            f"{found[f'load_{n}'][0] / 1e3:.1f} s")  # fmt: skip
+        say(
+            f"views: {n:,} events, {reps} times; loading the file took "
+            f"{found[f'load_{n}'][0] / 1e3:.1f} s"
+        )
         found[f"open_{n}"] = [float(page.evaluate(_DRAWN)) for _ in range(reps)]
         page.wait_for_function(lab.IDLE, timeout=120_000)
         if n == SIZES[0]:
             moved = page.evaluate(_MOVE, 240)
             found["frames"], found["work"] = moved["intervals"], moved["work"]
             work = moved["work"]
-            say(f"views: a frame takes {median(moved['intervals']):.1f} ms, of which work "
-                f"{median(work):.1f} ms, p95 {quantiles(work, n=20)[-1]:.1f}")  # fmt: skip
+            say(
+                f"views: a frame takes {median(moved['intervals']):.1f} ms, of which work "
+                f"{median(work):.1f} ms, p95 {quantiles(work, n=20)[-1]:.1f}"
+            )
     return found

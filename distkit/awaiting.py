@@ -164,8 +164,11 @@ class Awaiting:
         mine, rounds = self._clocks[place][pull.rank], self._rounds[place]
         enough = len(self._workers) - backup
         version = next(n for n in count() if len(rounds.get(n, ())) < enough)
-        missing = tuple(w for w in self._workers if w not in rounds.get(version, ())
-                        and not self._on_the_way(pull, w))  # fmt: skip
+        missing = tuple(
+            w
+            for w in self._workers
+            if w not in rounds.get(version, ()) and not self._on_the_way(pull, w)
+        )
         waits = version < mine and len(missing) > backup
         return Awaited(missing, mine, backup) if waits else Awaited()
 

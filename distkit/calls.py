@@ -115,8 +115,12 @@ def at(where: str) -> str:
 
 
 #: How a rank stood to its last call, as far as that is recorded.
-_STOOD = {State.SCHEDULED: "before", State.BLOCKED: "waiting in",
-          State.COMPLETED: "after", State.FAILED: "after"}  # fmt: skip
+_STOOD = {
+    State.SCHEDULED: "before",
+    State.BLOCKED: "waiting in",
+    State.COMPLETED: "after",
+    State.FAILED: "after",
+}
 
 
 def seen(it: Event | Span) -> str:

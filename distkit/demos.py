@@ -244,8 +244,12 @@ def all_reduce(cluster: Cluster | None = None, progress: Progress | None = None)
     with _cluster(cluster) as ranks:
         n = ranks.plan.ranks
         native = _follow(ranks.submit(average_digit), progress, share=(0, 0.5), collectives=n)
-        ring = _follow(ranks.submit(average_digit, ring_all_reduce), progress, share=(0.5, 1),
-                       messages=2 * n * (n - 1))  # fmt: skip
+        ring = _follow(
+            ranks.submit(average_digit, ring_all_reduce),
+            progress,
+            share=(0.5, 1),
+            messages=2 * n * (n - 1),
+        )
     images = digits()[0][: 1797 // n * n]
     partial, mean = native.results[0]
     demo.lines += _picture("rank 0", partial / (len(images) // n), mean)
@@ -296,8 +300,12 @@ def parameter_server(cluster: Cluster | None = None, progress: Progress | None =
             f"{n} workers, {plan.servers} servers and a scheduler, each a process of its own"
         )
         for i, mode in enumerate(("dist_sync", "dist_async")):
-            run = _follow(ranks.submit(train_with_servers, mode), progress,
-                          share=(i / 2, (i + 1) / 2), messages=_ps_messages(n))  # fmt: skip
+            run = _follow(
+                ranks.submit(train_with_servers, mode),
+                progress,
+                share=(i / 2, (i + 1) / 2),
+                messages=_ps_messages(n),
+            )
             losses = [r["losses"] for r in run.results]
             final = accuracy(run.results[0]["weights"])
             demo.lines.append(
@@ -324,9 +332,11 @@ def _ps_messages(workers: int) -> int:
 
 #: The demonstrations by name, in the order in which they teach.
 ALL: dict[str, Callable[..., Demo]] = {
-    "p2p": p2p, "all_reduce": all_reduce, "sync_sgd": sync_sgd,
+    "p2p": p2p,
+    "all_reduce": all_reduce,
+    "sync_sgd": sync_sgd,
     "parameter_server": parameter_server,
-}  # fmt: skip
+}
 
 
 # -- small parts -----------------------------------------------------------------
@@ -345,9 +355,13 @@ def _cluster(given: Cluster | None, *, servers: int = 0) -> Iterator[Cluster]:
 
 
 def _follow(
-    run: Run, progress: Progress | None, *, share: tuple[float, float] = (0, 1),
-    messages: int = 0, collectives: int = 0,
-) -> Run:  # fmt: skip
+    run: Run,
+    progress: Progress | None,
+    *,
+    share: tuple[float, float] = (0, 1),
+    messages: int = 0,
+    collectives: int = 0,
+) -> Run:
     """Wait for a run, reporting how many of the operations to be expected have completed."""
     expected, seen = 2 * messages or collectives, [0]
     counted = P2P | REQUESTS if messages else COLLECTIVES

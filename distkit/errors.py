@@ -36,9 +36,13 @@ class _Brief(BaseException):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows."""
         frames = traceback.extract_tb(self.__traceback__)
-        theirs = [f for f in frames if not f.filename.startswith(_PACKAGE)
-                  and "-packages" not in f.filename
-                  and not is_generated(f.filename, f.name)]  # fmt: skip
+        theirs = [
+            f
+            for f in frames
+            if not f.filename.startswith(_PACKAGE)
+            and "-packages" not in f.filename
+            and not is_generated(f.filename, f.name)
+        ]
         head = f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"
         return [f"----> {theirs[-1].lineno} {theirs[-1].line}\n", head] if theirs else [head]
 

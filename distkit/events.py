@@ -320,14 +320,41 @@ class Trace(Sequence[Event]):
         """One row per event; see :class:`Event` for the columns. Needs pandas."""
         import pandas as pd
 
-        columns = ["rank", "seq", "op", "state", "time", "peer", "group", "nbytes", "shape",
-                   "dtype", "tag", "where", "label", "match"]  # fmt: skip
+        columns = [
+            "rank",
+            "seq",
+            "op",
+            "state",
+            "time",
+            "peer",
+            "group",
+            "nbytes",
+            "shape",
+            "dtype",
+            "tag",
+            "where",
+            "label",
+            "match",
+        ]
         rows = [
-            (e.rank, e.seq, str(e.op), str(e.state), e.time - self.start, e.peer, e.group,
-             e.nbytes, e.shape, e.dtype, e.tag, e.where, e.label,
-             e.match or self.matches.get((e.rank, e.seq)))
+            (
+                e.rank,
+                e.seq,
+                str(e.op),
+                str(e.state),
+                e.time - self.start,
+                e.peer,
+                e.group,
+                e.nbytes,
+                e.shape,
+                e.dtype,
+                e.tag,
+                e.where,
+                e.label,
+                e.match or self.matches.get((e.rank, e.seq)),
+            )
             for e in self.events
-        ]  # fmt: skip
+        ]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"peer": "Int64", "tag": "Int64"})
 

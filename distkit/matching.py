@@ -27,14 +27,24 @@ def span_of(events: Sequence[Event]) -> Span:
     started = next((e for e in events if e.state is State.STARTED), first)
     ended = last.state in (State.COMPLETED, State.FAILED)
     return Span(
-        rank=first.rank, seq=first.seq, op=first.op, state=last.state, start=started.time,
+        rank=first.rank,
+        seq=first.seq,
+        op=first.op,
+        state=last.state,
+        start=started.time,
         end=last.time if ended else None,
         peer=last.peer if last.peer is not None else first.peer,
-        group=first.group, nbytes=max(e.nbytes for e in events), shape=first.shape or last.shape,
-        dtype=first.dtype or last.dtype, tag=last.tag if last.tag is not None else first.tag,
-        where=first.where, label=last.label or first.label, match=first.match or last.match or None,
-        before=started.summary or first.summary, after=last.summary if ended else None,
-    )  # fmt: skip
+        group=first.group,
+        nbytes=max(e.nbytes for e in events),
+        shape=first.shape or last.shape,
+        dtype=first.dtype or last.dtype,
+        tag=last.tag if last.tag is not None else first.tag,
+        where=first.where,
+        label=last.label or first.label,
+        match=first.match or last.match or None,
+        before=started.summary or first.summary,
+        after=last.summary if ended else None,
+    )
 
 
 def matches(spans: list[Span]) -> dict[tuple[int, int], str]:
@@ -62,9 +72,7 @@ def messages(spans: list[Span], matches: dict[tuple[int, int], str]) -> list[Mes
     return sorted(found, key=lambda m: m.sent if m.sent is not None else math.inf)
 
 
-def _p2p_messages(
-    spans: list[Span], matches: dict[tuple[int, int], str]
-) -> Iterator[Message]:
+def _p2p_messages(spans: list[Span], matches: dict[tuple[int, int], str]) -> Iterator[Message]:
     """Join each send with its receive; an end without a partner stays a half message."""
     ends: dict[str, dict[Op, Span]] = defaultdict(dict)
     for s in spans:
@@ -77,12 +85,16 @@ def _p2p_messages(
         yield Message(
             src=send.rank if send else some.peer,
             dst=recv.rank if recv else some.peer,
-            op=Op.SEND, nbytes=some.nbytes, tag=some.tag, group=some.group, label=some.label,
+            op=Op.SEND,
+            nbytes=some.nbytes,
+            tag=some.tag,
+            group=some.group,
+            label=some.label,
             sent=send.start if send and send.state is not State.SCHEDULED else None,
             received=recv.end if recv and recv.state is not State.FAILED else None,
             send=(send.rank, send.seq) if send else None,
             recv=(recv.rank, recv.seq) if recv else None,
-        )  # fmt: skip
+        )
 
 
 def _request_messages(spans: list[Span]) -> Iterator[Message]:
@@ -96,12 +108,29 @@ def _request_messages(spans: list[Span]) -> Iterator[Message]:
         server, reply = got.get(match), back.get(match)
         me = (s.rank, s.seq)
         yield Message(
-            s.rank, s.peer, s.op, server.nbytes if server else s.nbytes, s.start,
-            server.end if server else None, s.tag, s.label, s.group,
-            me, (server.rank, server.seq) if server else None,
-        )  # fmt: skip
+            s.rank,
+            s.peer,
+            s.op,
+            server.nbytes if server else s.nbytes,
+            s.start,
+            server.end if server else None,
+            s.tag,
+            s.label,
+            s.group,
+            me,
+            (server.rank, server.seq) if server else None,
+        )
         if reply:
             yield Message(
-                s.peer, s.rank, s.op, reply.nbytes, reply.start, s.end, s.tag, s.label, s.group,
-                (reply.rank, reply.seq), me,
-            )  # fmt: skip
+                s.peer,
+                s.rank,
+                s.op,
+                reply.nbytes,
+                reply.start,
+                s.end,
+                s.tag,
+                s.label,
+                s.group,
+                (reply.rank, reply.seq),
+                me,
+            )

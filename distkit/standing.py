@@ -84,8 +84,9 @@ class _Inbox:
 
     def left(self, before: int) -> int:
         """Messages that receives numbered below ``before`` have not asked for by name."""
-        return sum(max(0, len(s.sends) - bisect_left(s.recvs, before))
-                   for s in self.streams.values())  # fmt: skip
+        return sum(
+            max(0, len(s.sends) - bisect_left(s.recvs, before)) for s in self.streams.values()
+        )
 
     def open(self) -> int:
         """Receives from any source that may still take a message: no completed send did."""
@@ -107,9 +108,7 @@ class Board:
     rank 1: blocked in recv(src=0) at In[5]:4: rank 0 has not sent
     """
 
-    def __init__(
-        self, world_size: int, groups: Mapping[str, Sequence[int]] | None = None
-    ) -> None:
+    def __init__(self, world_size: int, groups: Mapping[str, Sequence[int]] | None = None) -> None:
         self._groups: dict[str, tuple[int, ...]] = {WORLD: tuple(range(world_size))}
         for name, members in (groups or {}).items():
             self.group(name, members)
@@ -256,8 +255,11 @@ class Board:
 
     def stuck(self) -> list[int]:
         """The blocked ranks that can never go on: all that they wait for is stuck or has ended."""
-        waits = {r: self._missing(e) for r, e in self._at.items()
-                 if e.state is State.BLOCKED and r not in self._ends}  # fmt: skip
+        waits = {
+            r: self._missing(e)
+            for r, e in self._at.items()
+            if e.state is State.BLOCKED and r not in self._ends
+        }
         held = {rank for rank, missing in waits.items() if missing}
         while moving := {rank for rank in held if self._may_go_on(rank, waits[rank], held)}:
             held -= moving
@@ -268,8 +270,9 @@ class Board:
         if concerns(e):
             awaited = self.awaiting.whom(e)
             spare = awaited.spare if awaited.certain else len(missing)
-        lost = [other in held or other in self._ends or self._in_vain(e, other)
-                for other in missing]  # fmt: skip
+        lost = [
+            other in held or other in self._ends or self._in_vain(e, other) for other in missing
+        ]
         anyone = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
         return not (all(lost) if anyone else sum(lost) > spare)
 
@@ -351,8 +354,9 @@ class Board:
             size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
             return f"called {call(instead)}{size}{at(instead.where)} instead"
         return self._what_it_does(other) or {
-            Op.RECV: "has not sent", Op.SEND: "has not received",
-        }.get(e.op, "has not called it")  # fmt: skip
+            Op.RECV: "has not sent",
+            Op.SEND: "has not received",
+        }.get(e.op, "has not called it")
 
     def _what_it_does(self, rank: int) -> str:
         """That a rank has ended, or is paused; "" for neither."""
@@ -390,9 +394,21 @@ def _standing(
     e: Event, doing: Doing, waits_for: tuple[int, ...] = (), reason: str = ""
 ) -> Standing:
     return Standing(
-        e.rank, doing, e.op, e.seq, e.peer, e.group, e.tag, e.where, e.label, e.nbytes, e.shape,
-        e.dtype, waits_for, reason,
-    )  # fmt: skip
+        e.rank,
+        doing,
+        e.op,
+        e.seq,
+        e.peer,
+        e.group,
+        e.tag,
+        e.where,
+        e.label,
+        e.nbytes,
+        e.shape,
+        e.dtype,
+        waits_for,
+        reason,
+    )
 
 
 def _nth(calls: list[Event], seq: int) -> int:

@@ -55,9 +55,15 @@ class Table(Sequence[Event]):
     """
 
     def __init__(
-        self, rank: Ints, seq: Ints, look: Ints, time: Floats, looks: Sequence[Look],
-        match: dict[int, str], summary: dict[int, Summary],
-    ) -> None:  # fmt: skip
+        self,
+        rank: Ints,
+        seq: Ints,
+        look: Ints,
+        time: Floats,
+        looks: Sequence[Look],
+        match: dict[int, str],
+        summary: dict[int, Summary],
+    ) -> None:
         self.rank, self.seq, self.look, self.time = rank, seq, look, time
         self.looks, self.match, self.summary = looks, match, summary
 
@@ -68,11 +74,13 @@ class Table(Sequence[Event]):
         look = [codes.setdefault(key, len(codes)) for key in map(_look, events)]
         return cls(
             np.array([e.rank for e in events], np.int64),
-            np.array([e.seq for e in events], np.int64), np.array(look, np.int64),
-            np.array([e.time for e in events], np.float64), [Look(*key) for key in codes],
+            np.array([e.seq for e in events], np.int64),
+            np.array(look, np.int64),
+            np.array([e.time for e in events], np.float64),
+            [Look(*key) for key in codes],
             {i: e.match for i, e in enumerate(events) if e.match is not None},
             {i: e.summary for i, e in enumerate(events) if e.summary is not None},
-        )  # fmt: skip
+        )
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
         """A fact of each look as a fact of each event."""
@@ -82,10 +90,14 @@ class Table(Sequence[Event]):
         """The chosen events alone."""
         place = np.cumsum(chosen) - 1
         return Table(
-            self.rank[chosen], self.seq[chosen], self.look[chosen], self.time[chosen], self.looks,
+            self.rank[chosen],
+            self.seq[chosen],
+            self.look[chosen],
+            self.time[chosen],
+            self.looks,
             {int(place[i]): match for i, match in self.match.items() if chosen[i]},
             {int(place[i]): summary for i, summary in self.summary.items() if chosen[i]},
-        )  # fmt: skip
+        )
 
     @cached_property
     def _events(self) -> tuple[Event, ...]:

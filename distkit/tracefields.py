@@ -135,20 +135,37 @@ def _place(value: Any, field: str) -> None:
 
 
 _by_rank = partial(by_name, name=_rank_name)
-_END = record({"how": word("returned", "raised", "died", "released"), "text": text, "where": text},
-              needed=("how",))  # fmt: skip
-_REPLACED = record({"node": rank, "name": text, "how": text, "time": number},
-                   needed=("node", "name", "how", "time"))  # fmt: skip
+_END = record(
+    {"how": word("returned", "raised", "died", "released"), "text": text, "where": text},
+    needed=("how",),
+)
+_REPLACED = record(
+    {"node": rank, "name": text, "how": text, "time": number},
+    needed=("node", "name", "how", "time"),
+)
 
 #: What a trace's ``meta`` may hold; entries of other names are only kept.
-meta = record({
-    "name": anything, "world_size": partial(whole, below=MOST_RANKS + 1), "backend": anything,
-    "device": anything, "simulated": anything, "seconds": number, "until": number,
-    "ranks": _by_rank(by_name(anything)), "groups": by_name(items(rank)),
-    "dropped": by_name(whole, name=_place), "without_values": by_name(whole, name=_place),
-    "unwaited": _by_rank(items(whole)), "ends": _by_rank(_END), "replaced": items(_REPLACED),
-    "sources": by_name(text), "stopped": _by_rank(text), "silent_since": _by_rank(number),
-})  # fmt: skip
+meta = record(
+    {
+        "name": anything,
+        "world_size": partial(whole, below=MOST_RANKS + 1),
+        "backend": anything,
+        "device": anything,
+        "simulated": anything,
+        "seconds": number,
+        "until": number,
+        "ranks": _by_rank(by_name(anything)),
+        "groups": by_name(items(rank)),
+        "dropped": by_name(whole, name=_place),
+        "without_values": by_name(whole, name=_place),
+        "unwaited": _by_rank(items(whole)),
+        "ends": _by_rank(_END),
+        "replaced": items(_REPLACED),
+        "sources": by_name(text),
+        "stopped": _by_rank(text),
+        "silent_since": _by_rank(number),
+    }
+)
 
 
 # -- events -------------------------------------------------------------------------
@@ -157,9 +174,17 @@ _OPS, _STATES = frozenset(map(str, Op)), frozenset(map(str, State))
 
 
 def look(
-    op: Any, state: Any, peer: Any, group: Any, nbytes: Any, shape: Any, dtype: Any, tag: Any,
-    where: Any, label: Any,
-) -> None:  # fmt: skip
+    op: Any,
+    state: Any,
+    peer: Any,
+    group: Any,
+    nbytes: Any,
+    shape: Any,
+    dtype: Any,
+    tag: Any,
+    where: Any,
+    label: Any,
+) -> None:
     """What many events have in common."""
     if type(op) is not str or op not in _OPS:
         raise wrong("op", "an operation's name", op)

@@ -48,8 +48,11 @@ def load(path: Path) -> Trace:
         with gzip.open(path, "rt", encoding="utf-8") as f:
             head = _head(f.readline(), path)
             lines = map(json.loads, f)
-            trace = (Trace(map(_event, lines), head["meta"]) if head["version"] == 1
-                     else Trace.of(_table(lines), head["meta"]))  # fmt: skip
+            trace = (
+                Trace(map(_event, lines), head["meta"])
+                if head["version"] == 1
+                else Trace.of(_table(lines), head["meta"])
+            )
     except (EOFError, zlib.error) as e:
         raise TraceFileError(
             f"{path}: the file breaks off in the middle, or is damaged. "
@@ -57,8 +60,15 @@ def load(path: Path) -> Trace:
         ) from e
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError,
-            RecursionError) as e:  # fmt: skip
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as e:
         raise TraceFileError(
             f"{path}: this is not a readable distkit trace ({e}). "
             "Open a file written by trace.save(path)."

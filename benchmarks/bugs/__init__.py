@@ -48,9 +48,13 @@ class Verdict:
         """The verdict as plain data."""
         said = "" if self.finding is None else str(self.finding)
         return {
-            "bug": self.bug.name, "theme": self.bug.theme, "thread": self.bug.thread,
-            "seconds": round(self.seconds, 3), "wrong": list(self.wrong), "said": said,
-        }  # fmt: skip
+            "bug": self.bug.name,
+            "theme": self.bug.theme,
+            "thread": self.bug.thread,
+            "seconds": round(self.seconds, 3),
+            "wrong": list(self.wrong),
+            "said": said,
+        }
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
@@ -83,8 +87,9 @@ def _hangs() -> list[Bug]:
 
     return [
         Bug(case.program, "hangs", "", (case.kind,), case.culprits, (), case.ranks, case.how)
-        for case in hangs.ALL.values() if case.kind is not Kind.STRAGGLER
-    ]  # fmt: skip
+        for case in hangs.ALL.values()
+        if case.kind is not Kind.STRAGGLER
+    ]
 
 
 # -- one bug ------------------------------------------------------------------------------
@@ -165,14 +170,34 @@ def _figures(verdicts: list[Verdict]) -> list[Figure]:
     blamed = [v for v in wrong if any(w.startswith(("culprits", "nothing")) for w in v.wrong)]
     share = 100 * (1 - len(wrong) / count)
     explained = Figure(
-        f"of {count} bugs: explained in {LATE:g} s with culprit, line and remedy", "%", share,
-    )  # fmt: skip
+        f"of {count} bugs: explained in {LATE:g} s with culprit, line and remedy",
+        "%",
+        share,
+    )
     return [
         explained,
-        figure(f"of {count} bugs: not fully explained", "bugs", [float(len(wrong))],
-               must=0.05 * count, aim=0.0, absolute=absolute),
-        figure(f"of {count} bugs: a wrong culprit, or none", "bugs", [float(len(blamed))],
-               must=0.0, aim=0.0, absolute=absolute),
-        figure("last rank waiting to the explanation", "s", [v.seconds for v in verdicts],
-               must=LATE, aim=0.5, absolute=absolute),
-    ]  # fmt: skip
+        figure(
+            f"of {count} bugs: not fully explained",
+            "bugs",
+            [float(len(wrong))],
+            must=0.05 * count,
+            aim=0.0,
+            absolute=absolute,
+        ),
+        figure(
+            f"of {count} bugs: a wrong culprit, or none",
+            "bugs",
+            [float(len(blamed))],
+            must=0.0,
+            aim=0.0,
+            absolute=absolute,
+        ),
+        figure(
+            "last rank waiting to the explanation",
+            "s",
+            [v.seconds for v in verdicts],
+            must=LATE,
+            aim=0.5,
+            absolute=absolute,
+        ),
+    ]

@@ -54,9 +54,14 @@ BUGS: list[Bug] = []
 
 
 def bug(
-    kind: Kind | tuple[Kind, ...], culprits: tuple[int, ...], says: str | tuple[str, ...],
-    thread: str = "", *, ranks: int = 3, how: str = "hangs",
-) -> Callable[[Callable[[], None]], Callable[[], None]]:  # fmt: skip
+    kind: Kind | tuple[Kind, ...],
+    culprits: tuple[int, ...],
+    says: str | tuple[str, ...],
+    thread: str = "",
+    *,
+    ranks: int = 3,
+    how: str = "hangs",
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Enter a program into the catalogue."""
 
     def enter(program: Callable[[], None]) -> Callable[[], None]:

@@ -219,8 +219,12 @@ def one_rank_resumes_elsewhere() -> None:
         dist.all_reduce(ones(8))  # <-
 
 
-@bug((Kind.DIFFERENT_COLLECTIVE, Kind.SKIPPED, Kind.UNEVEN), (0,), "`if",
-     "huggingface/transformers#31532")  # fmt: skip
+@bug(
+    (Kind.DIFFERENT_COLLECTIVE, Kind.SKIPPED, Kind.UNEVEN),
+    (0,),
+    "`if",
+    "huggingface/transformers#31532",
+)
 def a_counter_that_only_rank_0_moves() -> None:
     """The progress bar counts on rank 0 only, and decides when to evaluate."""
     progress = 0

@@ -114,8 +114,12 @@ def a_parallel_layer_is_skipped() -> None:
     dist.barrier()  # <-
 
 
-@bug((Kind.DIFFERENT_COLLECTIVE, Kind.DIFFERENT_TENSOR, Kind.SKIPPED), (1,), "`if",
-     "pytorch/pytorch#90171")  # fmt: skip
+@bug(
+    (Kind.DIFFERENT_COLLECTIVE, Kind.DIFFERENT_TENSOR, Kind.SKIPPED),
+    (1,),
+    "`if",
+    "pytorch/pytorch#90171",
+)
 def a_module_is_skipped() -> None:
     """Rank 1 skips the attention, and comes to the next layer's reduction first."""
     h = ones(8)

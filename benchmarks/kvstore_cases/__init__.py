@@ -30,10 +30,13 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
         held[case.interface] += not wrong
         if wrong:
             say(f"kvstore_cases: {case.interface}: {case.name}: {wrong}")
-    figures = [_figure(f"{name}: {held[name]} of {n} cases hold", held[name], n)
-               for name, n in total.items()]  # fmt: skip
-    everything = _figure(f"all: {held.total()} of {total.total()} cases hold", held.total(),
-                         total.total())  # fmt: skip
+    figures = [
+        _figure(f"{name}: {held[name]} of {n} cases hold", held[name], n)
+        for name, n in total.items()
+    ]
+    everything = _figure(
+        f"all: {held.total()} of {total.total()} cases hold", held.total(), total.total()
+    )
     wrongs = {f"{c.interface}: {c.name}": wrong for c, wrong in verdicts.items() if wrong}
     return [*figures, everything], {"wrong": wrongs}
 

@@ -72,8 +72,9 @@ def same(found: Any, expected: Any) -> None:
 
 def near(found: Any, expected: Any) -> None:
     """Refuse what differs by more than rounding."""
-    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype),
-                               rtol=2e-5, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(
+        found, torch.as_tensor(expected, dtype=found.dtype), rtol=2e-5, atol=1e-6
+    )
 
 
 def refused(call: Callable[[], object], *words: str) -> None:

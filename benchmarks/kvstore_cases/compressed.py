@@ -36,8 +36,14 @@ def two_bits(x: Any, threshold: float) -> Any:
 RULES = {"1bit": one_bit, "2bit": two_bits}
 
 
-@case(*((kind, bits, t, servers) for bits in RULES for t in (0.5, 1.5) for kind, servers in
-        (("device", 1), ("dist_sync", 1), ("dist_sync", 3))))  # fmt: skip
+@case(
+    *(
+        (kind, bits, t, servers)
+        for bits in RULES
+        for t in (0.5, 1.5)
+        for kind, servers in (("device", 1), ("dist_sync", 1), ("dist_sync", 3))
+    )
+)
 def random_gradients_and_their_residuals(kind: str, bits: str, t: float, servers: int) -> None:
     kv, shape = compressed(kind, bits, t, servers), (7, 5)
     kv.init("w", torch.zeros(shape))
@@ -196,8 +202,14 @@ def pushpull_is_compressed_too(how: str) -> None:
         same(tensor, 0.5)
 
 
-@case({"type": "3bit"}, {}, {"type": "2bit", "threshold": 0}, {"type": "2bit", "threshold": -1},
-      {"type": "2bit", "treshold": 1}, {"type": "1bit", "threshold": "x"})  # fmt: skip
+@case(
+    {"type": "3bit"},
+    {},
+    {"type": "2bit", "threshold": 0},
+    {"type": "2bit", "threshold": -1},
+    {"type": "2bit", "treshold": 1},
+    {"type": "1bit", "threshold": "x"},
+)
 def parameters_that_there_are_not(params: dict[str, Any]) -> None:
     refused(lambda: store("dist_sync").set_gradient_compression(params), "set_gradient_compression")
 

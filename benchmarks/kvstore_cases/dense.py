@@ -349,8 +349,12 @@ def a_barrier_lets_all_pass_together() -> None:
 def a_refused_list_sends_nothing(wrong: str) -> None:
     kv = store("dist_sync", check_finite=True)
     kv.init(["a", "b"], [ones(0), ones(0)])
-    second = {"nan": ones(float("nan")), "shape": ones(1, (3,)), "dtype": ones().double(),
-              "key": ones()}[wrong]  # fmt: skip
+    second = {
+        "nan": ones(float("nan")),
+        "shape": ones(1, (3,)),
+        "dtype": ones().double(),
+        "key": ones(),
+    }[wrong]
     keys = ["a", "c"] if wrong == "key" else ["a", "b"]
     refused(lambda: kv.push(keys, [ones(), second]), "push of")
     refused(lambda: kv.pushpull(keys, [ones(), second]), "push of")
@@ -376,14 +380,24 @@ def as_many_values_as_keys(kind: str) -> None:
     refused(lambda: store(kind).init([1, 2], [ones()]), "2 keys with 1 tensors")
 
 
-@case("local", "device", "LOCAL", "local_allreduce_cpu", "local_update_cpu",
-      "local_allreduce_device")  # fmt: skip
+@case(
+    "local", "device", "LOCAL", "local_allreduce_cpu", "local_update_cpu", "local_allreduce_device"
+)
 def create_knows_the_name_and_type_tells_it(name: str) -> None:
     assert kvstore.create(name).type == name.lower()
 
 
-@case("dist_sync", "dist_async", "dist", "dist_device_sync", "dist_sync_device",
-      "dist_device_async", "dist_async_device", "dist_device", "DIST_SYNC")  # fmt: skip
+@case(
+    "dist_sync",
+    "dist_async",
+    "dist",
+    "dist_device_sync",
+    "dist_sync_device",
+    "dist_device_async",
+    "dist_async_device",
+    "dist_device",
+    "DIST_SYNC",
+)
 def distributed_names_are_known(name: str) -> None:
     refused(lambda: kvstore.create(name), "needs a cluster with servers")
 
@@ -485,9 +499,10 @@ def updaters_do_not_travel(kind: str) -> None:
 
 @case(*((servers, shape) for servers in (2, 3) for shape in ((1211, 3), (7,), (2, 3, 5))))
 def big_arrays_are_split_and_put_together(servers: int, shape: tuple[int, ...]) -> None:
-    kv, value = adding(store("dist_sync", servers, 5)), torch.arange(
-        float(torch.Size(shape).numel())
-    ).view(shape)  # fmt: skip
+    kv, value = (
+        adding(store("dist_sync", servers, 5)),
+        torch.arange(float(torch.Size(shape).numel())).view(shape),
+    )
     kv.init("99", value)
     kv.push("99", value)
     assert len(kv.key_map("99")["99"]) == servers

@@ -120,21 +120,37 @@ def _ftrl(w: Array, g: Array, kept: dict[str, Any], t: int) -> Array:
 
 #: MXNet's: name, options beside learning rate and weight decay, formula.
 FORMULAS: dict[str, tuple[str, dict[str, Any], Formula]] = {
-    "sgd": ("sgd", {}, _sgd(0)), "sgd with momentum": ("sgd", {"momentum": 0.9}, _sgd(0.9)),
-    "nag": ("nag", {"momentum": 0.9}, _nag), "signum": ("signum", {"wd_lh": 0.01}, _signum),
-    "signsgd": ("signum", {"momentum": 0.0}, _signsgd), "adam": ("adam", {}, _adam),
-    "adamw": ("adamw", {}, _adamw), "adamax": ("adamax", {}, _adamax),
-    "nadam": ("nadam", {}, _nadam), "adagrad": ("adagrad", {}, _adagrad),
+    "sgd": ("sgd", {}, _sgd(0)),
+    "sgd with momentum": ("sgd", {"momentum": 0.9}, _sgd(0.9)),
+    "nag": ("nag", {"momentum": 0.9}, _nag),
+    "signum": ("signum", {"wd_lh": 0.01}, _signum),
+    "signsgd": ("signum", {"momentum": 0.0}, _signsgd),
+    "adam": ("adam", {}, _adam),
+    "adamw": ("adamw", {}, _adamw),
+    "adamax": ("adamax", {}, _adamax),
+    "nadam": ("nadam", {}, _nadam),
+    "adagrad": ("adagrad", {}, _adagrad),
     "rmsprop": ("rmsprop", {}, _rmsprop),
     "rmsprop centered": ("rmsprop", {"centered": True}, _rmsprop_centered),
-    "adadelta": ("adadelta", {"learning_rate": 1.0}, _adadelta), "ftrl": ("ftrl", {}, _ftrl),
-}  # fmt: skip
+    "adadelta": ("adadelta", {"learning_rate": 1.0}, _adadelta),
+    "ftrl": ("ftrl", {}, _ftrl),
+}
 
 TORCH: dict[str, dict[str, Any]] = {
-         "SGD": {"momentum": 0.9, "nesterov": True}, "Adam": {"amsgrad": True}, "AdamW": {},
-         "Adagrad": {"lr_decay": 0.1}, "RMSprop": {"centered": True, "momentum": 0.5},
-         "Adadelta": {}, "Adamax": {}, "NAdam": {}, "RAdam": {}, "ASGD": {}, "Rprop": {},
-         "Adafactor": {}, "Muon": {}}  # fmt: skip
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "Adagrad": {"lr_decay": 0.1},
+    "RMSprop": {"centered": True, "momentum": 0.5},
+    "Adadelta": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "ASGD": {},
+    "Rprop": {},
+    "Adafactor": {},
+    "Muon": {},
+}
 
 
 def gradients(steps: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
@@ -220,14 +236,19 @@ SCHEDULES: dict[str, tuple[Any, list[float]]] = {
     "factor": (sched.FactorScheduler(2, 0.5, base_lr=1.0), [1, 1, 0.5, 0.5, 0.25]),
     "factor stops": (sched.FactorScheduler(1, 0.1, 0.05, base_lr=1.0), [1, 0.1, 0.05, 0.05, 0.05]),
     "multi-factor": (
-        sched.MultiFactorScheduler([1, 3], 0.5, base_lr=1.0), [1, 0.5, 0.5, 0.25, 0.25]),
+        sched.MultiFactorScheduler([1, 3], 0.5, base_lr=1.0),
+        [1, 0.5, 0.5, 0.25, 0.25],
+    ),
     "poly": (sched.PolyScheduler(4, base_lr=1.0, pwr=2), [9 / 16, 1 / 4, 1 / 16, 0, 0]),
     "cosine": (sched.CosineScheduler(2, base_lr=1.0, final_lr=0.5), [0.75, 0.5, 0.5, 0.5, 0.5]),
     "warm-up": (sched.FactorScheduler(10, base_lr=1.0, warmup_steps=4), [0.25, 0.5, 0.75, 1, 1]),
     "constant warm-up": (
-        sched.FactorScheduler(10, base_lr=1.0, warmup_steps=3, warmup_begin_lr=0.5,
-                              warmup_mode="constant"), [0.5, 0.5, 1, 1, 1]),
-}  # fmt: skip
+        sched.FactorScheduler(
+            10, base_lr=1.0, warmup_steps=3, warmup_begin_lr=0.5, warmup_mode="constant"
+        ),
+        [0.5, 0.5, 1, 1, 1],
+    ),
+}
 
 
 @case(*SCHEDULES)
@@ -265,9 +286,11 @@ def the_schedule_is_that_of_the_most_updated_key() -> None:
 
 @case("lambda", "torch")
 def schedulers_that_do_not_travel_are_refused(which: str) -> None:
-    given: Any = (lambda n: 1.0) if which == "lambda" else torch.optim.lr_scheduler.StepLR(
-        torch.optim.SGD([torch.ones(1)]), 3
-    )  # fmt: skip
+    given: Any = (
+        (lambda n: 1.0)
+        if which == "lambda"
+        else torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 3)
+    )
     refused(lambda: store("local").set_optimizer("sgd", lr_scheduler=given), "FactorScheduler")
 
 
@@ -365,8 +388,17 @@ def sixteen_bits(name: str, multi: int) -> None:
     same(found, torch.tensor(1 - 20e-4).bfloat16().expand(4, 4) if multi else 1)
 
 
-STATES = ("sgd with momentum", "nag", "adam", "nadam", "rmsprop centered", "adagrad", "adadelta",
-          "ftrl", "signum")  # fmt: skip
+STATES = (
+    "sgd with momentum",
+    "nag",
+    "adam",
+    "nadam",
+    "rmsprop centered",
+    "adagrad",
+    "adadelta",
+    "ftrl",
+    "signum",
+)
 
 
 def _resumed(set_up: Callable[[KVStore], None], dump: bool, servers: int) -> None:
@@ -409,8 +441,11 @@ def torchs_states_go_on_where_they_were(name: str) -> None:
 @case("adam", "torch.optim.Adam")
 def a_dumped_optimizer_comes_with_its_options(name: str) -> None:
     schedule = sched.PolyScheduler(10, base_lr=0.5)
-    _resumed(lambda kv: kv.set_optimizer(name, lr_scheduler=schedule, lr_mult={"w": 2.0}),
-             dump=True, servers=1)  # fmt: skip
+    _resumed(
+        lambda kv: kv.set_optimizer(name, lr_scheduler=schedule, lr_mult={"w": 2.0}),
+        dump=True,
+        servers=1,
+    )
 
 
 @case("local", "dist_sync")

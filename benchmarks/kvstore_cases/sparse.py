@@ -141,9 +141,11 @@ def every_sparse_layout_is_taken(layout: str) -> None:
     value[1, 2], value[3, 0] = 5, 7
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's: csr is new
-        sparse = value.to_sparse_csr() if layout == "csr" else value.to_sparse(
-            1 if layout == "coo" else 2
-        )  # fmt: skip
+        sparse = (
+            value.to_sparse_csr()
+            if layout == "csr"
+            else value.to_sparse(1 if layout == "coo" else 2)
+        )
         kv = store("dist_sync")
         kv.init("e", ones(0))
         kv.push("e", sparse)
@@ -158,8 +160,10 @@ def rows_of_any_shape(*shape: int) -> None:
     expected = torch.ones(shape)
     expected[[0, 5]] += 1
     same(kv.pull("e"), expected)
-    same(kv.row_sparse_pull("e", row_ids=torch.tensor([5])),
-         rows(5, factor=2, shape=shape).to_dense())  # fmt: skip
+    same(
+        kv.row_sparse_pull("e", row_ids=torch.tensor([5])),
+        rows(5, factor=2, shape=shape).to_dense(),
+    )
 
 
 @case(*((kind, servers) for kind in ALONE for servers in (1, 3) if servers == 1 or "dist" in kind))
@@ -233,8 +237,12 @@ def keys_and_devices_have_their_row_ids(kind: str) -> None:
 def row_ids_that_do_not_fit_are_refused(wrong: str) -> None:
     kv, out = store("dist_sync"), [empty(), empty()]
     kv.init("e", ones())
-    ids = {"missing": None, "count": [torch.tensor([1])] * 3, "range": torch.tensor([4]),
-           "negative": torch.tensor([-1])}[wrong]  # fmt: skip
+    ids = {
+        "missing": None,
+        "count": [torch.tensor([1])] * 3,
+        "range": torch.tensor([4]),
+        "negative": torch.tensor([-1]),
+    }[wrong]
     refused(lambda: kv.row_sparse_pull("e", out=out, row_ids=ids), "row")
 
 
@@ -277,8 +285,7 @@ def only_the_touched_rows_travel(servers: int) -> None:
     kv.row_sparse_pull("e", row_ids=torch.tensor([1, 5000]))
     sent = sum(nbytes for _, _, nbytes in there.asked)
     assert sent < 4096 + 1024 * servers, f"{sent} bytes for 2 rows of 64"
-    same(kv.row_sparse_pull("e", row_ids=torch.tensor([1, 2])),
-         rows(1, shape=shape).to_dense())  # fmt: skip
+    same(kv.row_sparse_pull("e", row_ids=torch.tensor([1, 2])), rows(1, shape=shape).to_dense())
 
 
 @case(1, 2)
@@ -325,8 +332,17 @@ def lazy_updates_leave_other_rows_alone(lazy: bool) -> None:
     same(kv.pull("e"), expected)
 
 
-@case("sgd", "adam", "adagrad", "rmsprop", "ftrl", "torch.optim.SGD", "torch.optim.Adam",
-      "torch.optim.SparseAdam", "torch.optim.Adagrad")  # fmt: skip
+@case(
+    "sgd",
+    "adam",
+    "adagrad",
+    "rmsprop",
+    "ftrl",
+    "torch.optim.SGD",
+    "torch.optim.Adam",
+    "torch.optim.SparseAdam",
+    "torch.optim.Adagrad",
+)
 def touched_rows_are_as_with_dense_gradients(name: str) -> None:
     found = []
     for dense in (False, True):

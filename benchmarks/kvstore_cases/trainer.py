@@ -55,8 +55,14 @@ def two_devices_step_together(kind: str, on: bool | None) -> None:
         same(x[1].detach(), expected)
 
 
-@case(("local", None, True), ("device", None, True), ("local", False, False),
-      ("device", True, True), (None, None, False), (None, True, False))  # fmt: skip
+@case(
+    ("local", None, True),
+    ("device", None, True),
+    ("local", False, False),
+    ("device", True, True),
+    (None, None, False),
+    (None, True, False),
+)
 def where_devices_are_updated(kind: str | None, on: bool | None, expected: bool) -> None:
     trainer = Trainer([pair()], "sgd", kvstore=kind, update_on_kvstore=on)
     assert trainer.update_on_kvstore is expected
@@ -118,8 +124,13 @@ def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch
     return [w.detach() for w in net.parameters()]
 
 
-@case(*((name, on) for name in ("sgd", "adam", "rmsprop", "torch.optim.AdamW")
-        for on in (True, False)))  # fmt: skip
+@case(
+    *(
+        (name, on)
+        for name in ("sgd", "adam", "rmsprop", "torch.optim.AdamW")
+        for on in (True, False)
+    )
+)
 def workers_train_as_one(name: str, on: bool) -> None:
     (alone,) = InProcess(1).run(lambda kv: trained(kv, on, name))
     torch.manual_seed(0)
@@ -173,8 +184,9 @@ def lr_mult_of_a_parameter(on: bool) -> None:
 def wd_mult_of_a_parameter(on: bool) -> None:
     a, b = parameter(1.0), parameter(1.0)
     a.wd_mult = 0.0  # type: ignore[attr-defined]
-    trainer = Trainer([a, b], "sgd", {"learning_rate": 0.5, "wd": 1.0}, "local",
-                      update_on_kvstore=on)  # fmt: skip
+    trainer = Trainer(
+        [a, b], "sgd", {"learning_rate": 0.5, "wd": 1.0}, "local", update_on_kvstore=on
+    )
     steps(trainer, a, b)
     same(a.detach(), 0.5)
     same(b.detach(), 0)
@@ -184,8 +196,9 @@ def wd_mult_of_a_parameter(on: bool) -> None:
 def a_scheduler_counts_the_steps(on: bool) -> None:
     x, rate = pair(), 1.0
     schedule = FactorScheduler(2, factor=0.1, base_lr=1.0)
-    trainer = Trainer([x], "sgd", {"learning_rate": 1.0, "lr_scheduler": schedule},
-                      update_on_kvstore=on)  # fmt: skip
+    trainer = Trainer(
+        [x], "sgd", {"learning_rate": 1.0, "lr_scheduler": schedule}, update_on_kvstore=on
+    )
     for i in range(10):
         steps(trainer, *x)
         if i % 2 == 0:
@@ -392,8 +405,9 @@ def loaded_weights_that_servers_hold_are_refused() -> None:
 @case()
 def loaded_weights_count_where_the_worker_updates() -> None:
     w = parameter()
-    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, InProcess(1).store(),
-                      update_on_kvstore=False)  # fmt: skip
+    trainer = Trainer(
+        [w], "sgd", {"learning_rate": 1.0}, InProcess(1).store(), update_on_kvstore=False
+    )
     steps(trainer, w)
     with torch.no_grad():
         w.fill_(10)
@@ -450,8 +464,9 @@ def sparse_gradients_train_as_dense_ones(kind: str, on: bool) -> None:
 @case(True, False)
 def sparse_gradients_of_devices(on: bool) -> None:
     one, two = embedding(True), embedding(True)
-    trainer = Trainer([[one.weight, two.weight]], "sgd", {"learning_rate": 1.0},
-                      update_on_kvstore=on)  # fmt: skip
+    trainer = Trainer(
+        [[one.weight, two.weight]], "sgd", {"learning_rate": 1.0}, update_on_kvstore=on
+    )
     before = one.weight.detach().clone()
     one(torch.tensor([1])).sum().backward()
     two(torch.tensor([1, 4])).sum().backward()
@@ -514,8 +529,9 @@ def parameters_as_they_come(how: str) -> None:
 @case("1bit", "2bit")
 def compression_params_reach_the_store(bits: str) -> None:
     w = parameter()
-    trainer = Trainer([w], "test", None, InProcess(1).store(),
-                      compression_params={"type": bits, "threshold": 0.5})  # fmt: skip
+    trainer = Trainer(
+        [w], "test", None, InProcess(1).store(), compression_params={"type": bits, "threshold": 0.5}
+    )
     backward(w, factor=0.7)
     trainer.step(1)
     same(w.detach(), 1 if bits == "1bit" else 0.5)

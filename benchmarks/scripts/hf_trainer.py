@@ -29,9 +29,16 @@ class Data(torch.utils.data.Dataset):
 
 set_seed(3)
 arguments = TrainingArguments(
-    output_dir=tempfile.gettempdir(), use_cpu=True, max_steps=4, report_to=[], save_strategy="no",
-    per_device_train_batch_size=4, logging_steps=1, disable_tqdm=True, seed=3,
-)  # fmt: skip
+    output_dir=tempfile.gettempdir(),
+    use_cpu=True,
+    max_steps=4,
+    report_to=[],
+    save_strategy="no",
+    per_device_train_batch_size=4,
+    logging_steps=1,
+    disable_tqdm=True,
+    seed=3,
+)
 trainer = Trainer(Model(), arguments, train_dataset=Data())
 trainer.remove_callback(PrinterCallback)  # it prints times
 trainer.train()

@@ -27,8 +27,15 @@ warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 L.seed_everything(7, verbose=False)
 x = torch.randn(32, 4)
-trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
-                    enable_checkpointing=False, enable_progress_bar=False,
-                    enable_model_summary=False)  # fmt: skip
+trainer = L.Trainer(
+    accelerator="cpu",
+    devices=2,
+    strategy="ddp",
+    max_epochs=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
 trainer.fit(Model(), DataLoader(TensorDataset(x, x.sum(1)), batch_size=4, shuffle=True))
 print("devices", trainer.world_size)

@@ -117,8 +117,9 @@ def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool
             raise TypeError(f"{name} needs dense tensors, not {what}.")
     for what in ("dtype", "device"):
         if len({getattr(t, what) for t in tensors}) > 1:
-            raise TypeError(f"{name}: tensors differ in {what}: "
-                            f"{_several(getattr(t, what) for t in tensors)}.")  # fmt: skip
+            raise TypeError(
+                f"{name}: tensors differ in {what}: {_several(getattr(t, what) for t in tensors)}."
+            )
     if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
         raise ValueError(f"{name}: tensors differ in their number of elements: {_several(sizes)}.")
     if tensors:

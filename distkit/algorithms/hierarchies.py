@@ -30,7 +30,7 @@ def go_round(
         right: neighbour in the group to send to.
         group: the process group.
         op: how to combine what comes with one's own; None replaces one's own by it.
-    """  # fmt: skip
+    """
     m, inbox = len(chunks), empty_like(chunks[0])
     for s in range(m - 1):
         out, mine = chunks[(first - s) % m], chunks[(first - s - 1) % m]

@@ -25,11 +25,31 @@ from distkit.algorithms.rounds import (
 from distkit.algorithms.trees import depth, parents
 
 __all__ = [
-    "Ints", "Round", "all_gather", "all_to_all", "barrier", "broadcast", "chunk_sizes",
-    "double_tree", "flat", "gather", "gossip", "halving_doubling", "held", "hierarchical",
-    "pipelined_ring", "recursive_doubling", "reduce", "reduce_broadcast", "reduce_scatter", "ring",
-    "scatter", "torus", "traffic", "tree",
-]  # fmt: skip
+    "Ints",
+    "Round",
+    "all_gather",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "chunk_sizes",
+    "double_tree",
+    "flat",
+    "gather",
+    "gossip",
+    "halving_doubling",
+    "held",
+    "hierarchical",
+    "pipelined_ring",
+    "recursive_doubling",
+    "reduce",
+    "reduce_broadcast",
+    "reduce_scatter",
+    "ring",
+    "scatter",
+    "torus",
+    "traffic",
+    "tree",
+]
 
 
 # -- all-reduce: rings -------------------------------------------------------------------
@@ -170,11 +190,14 @@ def double_tree(n: int, segments: int = 4) -> Iterator[Round]:
         for half, (up, d) in enumerate(zip(trees, depths, strict=True)):
             child = np.flatnonzero(up >= 0)
             rising, sinking = t - deepest + d[child], t - deepest - d[child] + 1
-            for src, dst, k, adds in [(child, up[child], rising, True),
-                                      (up[child], child, sinking, False)]:  # fmt: skip
+            for src, dst, k, adds in [
+                (child, up[child], rising, True),
+                (up[child], child, sinking, False),
+            ]:
                 now = (k >= 0) & (k < segments)
-                moves.append((src[now], dst[now], half * segments + k[now],
-                              np.full(now.sum(), adds)))  # fmt: skip
+                moves.append(
+                    (src[now], dst[now], half * segments + k[now], np.full(now.sum(), adds))
+                )
         yield Round(*(np.concatenate(column) for column in zip(*moves, strict=True)))
 
 

@@ -155,9 +155,14 @@ def _on_one_host(group: dist.ProcessGroup) -> bool:
 
 
 def _all_reduce(
-    run: Page, tensors: list[Tensor], group: Any, _op: object, _sparse: object,
-    _async: bool = True, _timeout: int = -1,
-) -> tuple[list[Tensor], Any]:  # fmt: skip
+    run: Page,
+    tensors: list[Tensor],
+    group: Any,
+    _op: object,
+    _sparse: object,
+    _async: bool = True,
+    _timeout: int = -1,
+) -> tuple[list[Tensor], Any]:
     """The operator ``c10d::allreduce_``, by our page. It has finished when it returns."""
     op, pg = _reduction(sys._getframe(1)), dist.ProcessGroup.unbox(group)
     for x in tensors:

@@ -108,8 +108,12 @@ def _bars() -> AbstractContextManager[Bar]:
 def _rich_bars(console: Any) -> Iterator[Bar]:
     from rich import progress as rich
 
-    columns = [rich.TextColumn("{task.fields[name]:<16} {task.description}"), rich.BarColumn(None),
-               rich.TaskProgressColumn(), rich.TimeElapsedColumn()]  # fmt: skip
+    columns = [
+        rich.TextColumn("{task.fields[name]:<16} {task.description}"),
+        rich.BarColumn(None),
+        rich.TaskProgressColumn(),
+        rich.TimeElapsedColumn(),
+    ]
     with rich.Progress(*columns, console=console, expand=True) as bars:
 
         @contextmanager

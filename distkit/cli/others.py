@@ -19,9 +19,10 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def add_lab(commands: Any) -> None:
     """Tell the parser about ``lab``."""
     lab = commands.add_parser(
-        "lab", help="open the notebooks in JupyterLab",
+        "lab",
+        help="open the notebooks in JupyterLab",
         usage="distkit lab [NOTEBOOK] [-- OPTION ...]",
-    )  # fmt: skip
+    )
     what = "a notebook or a folder; options after -- are JupyterLab's"
     lab.add_argument("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help=what)
     lab.set_defaults(run=_lab)
@@ -34,6 +35,7 @@ def add_bench(commands: Any) -> None:
     bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
     bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")
     bench.set_defaults(run=_bench, wrong=bench.error)
+
 
 #: As ``python -m jupyterlab``, but a random.py in the reader's folder is not Python's random.
 JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
@@ -59,8 +61,10 @@ def _welcome() -> Path:
     if CHECKOUT.joinpath("notebooks").is_dir():
         folder, older = copies(CHECKOUT)
         for name in older:
-            print(f"{folder.name}/{name}: yours is kept; there is a newer one in notebooks/. "
-                  "Rename yours to get it.")  # fmt: skip
+            print(
+                f"{folder.name}/{name}: yours is kept; there is a newer one in notebooks/. "
+                "Rename yours to get it."
+            )
         return folder / "00_welcome.ipynb"
     raise DistkitError(
         "the notebooks are not installed with distkit: get them with its source, "

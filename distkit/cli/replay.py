@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 def add_replay(commands: Any) -> None:
     """Tell the parser about ``replay``."""
     replay = commands.add_parser(
-        "replay", help="open a saved trace in the browser; needs no torch",
+        "replay",
+        help="open a saved trace in the browser; needs no torch",
         usage="distkit replay FILE [--html OUT] [--no-browser]",
-    )  # fmt: skip
-    replay.add_argument("file", type=Path, metavar="FILE",
-                        help="written by trace.save(path) or distkit trace")  # fmt: skip
-    replay.add_argument("--html", type=Path, metavar="OUT",
-                        help="where the page goes (a temporary file)")  # fmt: skip
+    )
+    replay.add_argument(
+        "file", type=Path, metavar="FILE", help="written by trace.save(path) or distkit trace"
+    )
+    replay.add_argument(
+        "--html", type=Path, metavar="OUT", help="where the page goes (a temporary file)"
+    )
     replay.add_argument("--no-browser", action="store_true", help="write the page, open nothing")
     replay.set_defaults(run=_replay, wrong=replay.error)
 

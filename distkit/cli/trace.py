@@ -16,15 +16,25 @@ if TYPE_CHECKING:
 def add_trace(commands: Any) -> None:
     """Tell the parser about ``trace``."""
     trace = commands.add_parser(
-        "trace", help="run a torchrun-style script and record what its ranks say",
+        "trace",
+        help="run a torchrun-style script and record what its ranks say",
         usage="distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
         " -- script.py [ARGUMENT ...]",
-    )  # fmt: skip
+    )
     trace.add_argument("--ranks", type=int, default=4, metavar="N", help="how many ranks (4)")
-    trace.add_argument("--seed", type=int, metavar="S",
-                       help="of the ranks' random numbers, to run it again as it was")  # fmt: skip
-    trace.add_argument("--out", type=Path, default=Path("trace.gz"), metavar="FILE",
-                       help="where the trace goes (trace.gz)")  # fmt: skip
+    trace.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="of the ranks' random numbers, to run it again as it was",
+    )
+    trace.add_argument(
+        "--out",
+        type=Path,
+        default=Path("trace.gz"),
+        metavar="FILE",
+        help="where the trace goes (trace.gz)",
+    )
     trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
     trace.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     trace.set_defaults(run=_trace, wrong=trace.error)

@@ -55,18 +55,30 @@ class Cluster:
     """
 
     def __init__(
-        self, ranks: int | None = None, *, workers: int | None = None, servers: int = 0,
-        device: str = "auto", backend: str = "auto", threads: int | None = None,
+        self,
+        ranks: int | None = None,
+        *,
+        workers: int | None = None,
+        servers: int = 0,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = next((n for n in (ranks, workers) if n is not None), 4)
         _of_cells.add(cell(), self)
         plan = make_plan(
-            count, servers, device, backend, cpus=limits.cpus(), memory=limits.memory(),
-            gpus=server().gpus(device), threads=threads,
-        )  # fmt: skip
+            count,
+            servers,
+            device,
+            backend,
+            cpus=limits.cpus(),
+            memory=limits.memory(),
+            gpus=server().gpus(device),
+            threads=threads,
+        )
         if not heartbeat_timeout > 0:
             raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
         report.warn([plan.crowd] if plan.crowd else [], UserWarning)
@@ -87,9 +99,13 @@ class Cluster:
     # -- running ----------------------------------------------------------------
 
     def run(
-        self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
-        seed: int | None = None, **kwargs: Any,
-    ) -> Run:  # fmt: skip
+        self,
+        fn: Callable[..., Any] | str | Path,
+        *args: Any,
+        wait_forever: bool = False,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> Run:
         """Run a function, or a torchrun-style script, on every rank, and wait for it.
 
         The function travels with everything it captures; ``args`` and ``kwargs`` are the same on
@@ -110,21 +126,28 @@ class Cluster:
             NotPicklableError: something cannot travel; the message names it.
             StoppedError: the cluster was stopped.
         """
-        return card.follow(
-            self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs)
-        )
+        return card.follow(self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs))
 
     def submit(
-        self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
-        seed: int | None = None, **kwargs: Any,
-    ) -> Run:  # fmt: skip
+        self,
+        fn: Callable[..., Any] | str | Path,
+        *args: Any,
+        wait_forever: bool = False,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> Run:
         """As :meth:`run`, without waiting: the run's timeline is live, ``wait()`` waits."""
         return self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed)
 
     def execute(
-        self, source: str, ranks: Iterable[int] | None = None, *, step: bool = False,
-        file: str = "", seed: int | None = None,
-    ) -> Run | Stepper:  # fmt: skip
+        self,
+        source: str,
+        ranks: Iterable[int] | None = None,
+        *,
+        step: bool = False,
+        file: str = "",
+        seed: int | None = None,
+    ) -> Run | Stepper:
         """Run source code on the ranks, in variables that stay there; ``%%ranks`` calls this.
 
         ``torch``, ``dist``, ``rank`` and ``world_size`` are there. The value of an expression in
@@ -155,9 +178,13 @@ class Cluster:
         return do(cell, source, file, list(chosen), seed=seed)
 
     def step(
-        self, fn: Callable[..., Any] | str | Path, *args: Any, wait_forever: bool = False,
-        seed: int | None = None, **kwargs: Any,
-    ) -> Stepper:  # fmt: skip
+        self,
+        fn: Callable[..., Any] | str | Path,
+        *args: Any,
+        wait_forever: bool = False,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> Stepper:
         """As :meth:`run`, but every rank is paused before each of its communications.
 
         Any program can be stepped through, DDP included. In a notebook the stepper displays as a
@@ -171,9 +198,7 @@ class Cluster:
         earlier = self._stepper
         if earlier is not None and here is not None and earlier[0] == here:
             earlier[1].stop()  # the cell runs again
-        run = self._submit(
-            fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True
-        )
+        run = self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True)
         room = self._room
         stepper = Stepper(run, partial(room.go, run.number), partial(room.settle, run.number))
         self._stepper = here, stepper
@@ -185,9 +210,15 @@ class Cluster:
         return stepper
 
     def _submit(
-        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *,
-        wait_forever: bool = False, seed: int | None = None, **options: Any,
-    ) -> Run:  # fmt: skip
+        self,
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        wait_forever: bool = False,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Run:
         seed, kwargs = seeds.of_call(fn, kwargs, seed)
         payload = pack(fn, args, kwargs)
         self.wait()
@@ -204,9 +235,13 @@ class Cluster:
                 made.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            run = Run(name, self._runs, sorted(self._room.ranks),
-                      {**self._room.meta(), **seeds.told(seed)},
-                      wait_forever=wait_forever)  # fmt: skip
+            run = Run(
+                name,
+                self._runs,
+                sorted(self._room.ranks),
+                {**self._room.meta(), **seeds.told(seed)},
+                wait_forever=wait_forever,
+            )
             self._latest, run.stepped = run, options.get("step", False)
             run.doomed = set(made.kill) if made is not None else set()
             self._room.submit(run, payload, {**options, "trouble": made, "seed": seed})

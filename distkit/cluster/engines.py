@@ -43,15 +43,20 @@ class Engines:
         return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
 
     def apply(
-        self, rank: int, function: Callable[..., Any], args: tuple[Any, ...],
+        self,
+        rank: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
         reply: Callable[[Any], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have a rank call a function; ``reply`` is called with the future that is done."""
         # through the stream: a bare socket's send can swallow the news of a reply
         future = self._client.send_apply_request(
-            self._client._mux_stream, function, args,
+            self._client._mux_stream,
+            function,
+            args,
             ident=self._client._engines[self.find(rank)].encode(),
-        )  # fmt: skip
+        )
         future.add_done_callback(reply)
 
     def forget(self, rank: int) -> None:

@@ -43,9 +43,12 @@ def outline(error: BaseException, *, released: bool) -> Failure:
     ``released`` says that it comes of having been pulled out of the function.
     """
     return {
-        "type": _name(error), "text": "", "frames": _frames(error), "cause": None,
+        "type": _name(error),
+        "text": "",
+        "frames": _frames(error),
+        "cause": None,
         "released": released,
-    }  # fmt: skip
+    }
 
 
 def describe(error: BaseException, *, released: bool) -> Failure:
@@ -77,8 +80,9 @@ def text(error: BaseException) -> str:
     said += [_said(partial(str, note)) for note in notes[:MOST]]
     members = _said_of(lambda: error.exceptions) if _is_group(error) else ()  # type: ignore[attr-defined]
     said += filter(None, [explain(error)])
-    said += [f"  {n}. {_name(e)}: {_said(partial(str, e))}"
-             for n, e in enumerate(members[:MOST], 1)]  # fmt: skip
+    said += [
+        f"  {n}. {_name(e)}: {_said(partial(str, e))}" for n, e in enumerate(members[:MOST], 1)
+    ]
     return "\n".join(said)
 
 

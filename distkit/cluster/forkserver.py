@@ -125,9 +125,12 @@ class ForkServer:
         command = [sys.executable, boot.__file__, str(theirs.fileno()), path, tempfile.gettempdir()]
         with theirs:
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=_environ(),
-                stdin=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is not meant for it
-            )  # fmt: skip
+                command,
+                pass_fds=[theirs.fileno()],
+                env=_environ(),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not meant for it
+            )
         threading.Thread(target=self._listen, name="distkit-forkserver", daemon=True).start()
 
     @property

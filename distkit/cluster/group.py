@@ -101,8 +101,9 @@ class Group:
                 options["device_id"] = torch.device(spec.device)
         self._store = PatientStore(path, spec.world_size)  # torch's C++ does not keep it alive
         hook = sys.excepthook  # torch puts its own around it, each time
-        self._init(spec.backend, store=self._store, rank=spec.rank,
-                   world_size=spec.world_size, **options)  # fmt: skip
+        self._init(
+            spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
+        )
         sys.excepthook = hook
 
     def _let_go(self, keep: Any) -> None:
@@ -140,8 +141,9 @@ class Group:
         """
         stock = self._init
 
-        def init_process_group(backend: str | None = None, init_method: str | None = None,
-                               **options: Any) -> None:  # fmt: skip
+        def init_process_group(
+            backend: str | None = None, init_method: str | None = None, **options: Any
+        ) -> None:
             if dist.is_initialized():
                 if self._claimed:
                     raise ValueError("trying to initialize the default process group twice!")

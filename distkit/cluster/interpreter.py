@@ -85,8 +85,12 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
     sys.argv[:] = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
     main = ModuleType("__main__")
-    vars(main).update(__file__=str(path), __cached__=None, __builtins__=builtins,
-                      __loader__=SourceFileLoader("__main__", str(path)))  # fmt: skip
+    vars(main).update(
+        __file__=str(path),
+        __cached__=None,
+        __builtins__=builtins,
+        __loader__=SourceFileLoader("__main__", str(path)),
+    )
     sys.modules["__main__"] = main
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
@@ -126,8 +130,11 @@ def own_main() -> Iterator[None]:
 
 
 #: How programs start processes of their own, as far as an error can tell.
-_LAUNCHERS = ("/torch/multiprocessing/spawn.py", "/torch/distributed/run.py",
-              "/torch/distributed/launcher/")  # fmt: skip
+_LAUNCHERS = (
+    "/torch/multiprocessing/spawn.py",
+    "/torch/distributed/run.py",
+    "/torch/distributed/launcher/",
+)
 _COMMANDS = re.compile(
     r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b"
 )

@@ -37,21 +37,37 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
 
     def start(self, n: int) -> list[int]:
         """Fork ``n`` engines; ipyparallel has started the controller before."""
-        plan = make_plan(n, 0, self.device, self.backend, cpus=limits.cpus(),
-                         memory=limits.memory(), gpus=server().gpus(self.device))  # fmt: skip
+        plan = make_plan(
+            n,
+            0,
+            self.device,
+            self.backend,
+            cpus=limits.cpus(),
+            memory=limits.memory(),
+            gpus=server().gpus(self.device),
+        )
         connection = json.loads(self.environment["IPP_CONNECTION_INFO"])
         self._fork = server()
         self._folder = self._fork.make_folder(n)
         self._fork.preload("distkit.cluster.warm")
         around = {**surroundings(), "port": free_port()}
-        self._children = self._fork.fork_all("distkit.cluster.processes:engine", [
-            {"spec": Spec(r, n, self._folder, plan.backend, plan.devices[r], plan.threads,
-                          **around),
-             "connection": connection, "ident": f"{Path(self._folder).name}-{r}",
-             "generation": 0, "profile": self.profile_dir,
-             "folder": self._folder, "log": f"rank-{r}.log"}
-            for r in range(n)
-        ])  # fmt: skip
+        self._children = self._fork.fork_all(
+            "distkit.cluster.processes:engine",
+            [
+                {
+                    "spec": Spec(
+                        r, n, self._folder, plan.backend, plan.devices[r], plan.threads, **around
+                    ),
+                    "connection": connection,
+                    "ident": f"{Path(self._folder).name}-{r}",
+                    "generation": 0,
+                    "profile": self.profile_dir,
+                    "folder": self._folder,
+                    "log": f"rank-{r}.log",
+                }
+                for r in range(n)
+            ],
+        )
         for child in self._children:
             child.on_exit(lambda status: self.loop.add_callback(self._ended))
         pids = [child.pid for child in self._children]

@@ -63,8 +63,10 @@ def check_files(processes: int, controller: bool = True) -> None:
     Raises:
         StartError: the limit is too low.
     """
-    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n
-                  for n in resource.getrlimit(resource.RLIMIT_NOFILE))  # fmt: skip
+    soft, hard = (
+        math.inf if n == resource.RLIM_INFINITY else n
+        for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     need = {kind: base + each * processes for kind, (base, each) in _FILES.items()}
     need["kernel"] += psutil.Process().num_fds()
     need["controller"] *= controller

@@ -54,10 +54,25 @@ def failed(events: Iterable[Event], rank: int, first: int, at: float) -> tuple[i
     """Rows that end the operations that a rank's process was in: their number, and pickled."""
     begun = spans(e for e in events if e.rank == rank)
     rows = [
-        (s.seq - first, s.op, State.FAILED, at, s.peer, s.group, s.nbytes, s.shape, s.dtype, s.tag,
-         s.where, s.label, s.match, None)
-        for s in begun if s.end is None and s.seq >= first
-    ]  # fmt: skip
+        (
+            s.seq - first,
+            s.op,
+            State.FAILED,
+            at,
+            s.peer,
+            s.group,
+            s.nbytes,
+            s.shape,
+            s.dtype,
+            s.tag,
+            s.where,
+            s.label,
+            s.match,
+            None,
+        )
+        for s in begun
+        if s.end is None and s.seq >= first
+    ]
     return len(rows), dumps(rows)
 
 
@@ -67,5 +82,5 @@ def note(how: str, began: float, ended: float) -> tuple[int, bytes]:
     rows = [
         (-1, Op.MARK, state, at, None, WORLD, 0, (), "", None, "", label, None, None)
         for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
-    ]  # fmt: skip
+    ]
     return len(rows), dumps(rows)

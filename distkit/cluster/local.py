@@ -19,9 +19,14 @@ from distkit.trace import trouble
 
 
 def run_ranks(
-    fn: Callable[..., Any] | str | Path, n: int, *args: Any, record: bool = True,
-    wait_forever: bool = False, seed: int | None = None, **kwargs: Any,
-) -> Run:  # fmt: skip
+    fn: Callable[..., Any] | str | Path,
+    n: int,
+    *args: Any,
+    record: bool = True,
+    wait_forever: bool = False,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> Run:
     """Run a function on ``n`` fresh ranks, forked from a warm process, and wait for it.
 
     The same ranks, recording and errors as :meth:`Cluster.run`, without ipyparallel: some
@@ -55,8 +60,13 @@ def run_ranks(
         made.check(n)
     gang = _Gang(n, plan.threads)
     try:
-        run = Run(getattr(fn, "__name__", str(fn)), 1, list(range(n)),
-                  {**gang.meta(), **seeds.told(seed)}, wait_forever=wait_forever)  # fmt: skip
+        run = Run(
+            getattr(fn, "__name__", str(fn)),
+            1,
+            list(range(n)),
+            {**gang.meta(), **seeds.told(seed)},
+            wait_forever=wait_forever,
+        )
         run.doomed = set(made.kill) if made is not None else set()
         gang.submit(run, payload, {"record": record, "trouble": made, "seed": seed})
         return run.wait()
@@ -72,11 +82,17 @@ class _Gang:
         self.folder = self._fork.make_folder(n)
         self._fork.preload("distkit.cluster.warm")
         around = {**surroundings(), "port": free_port()}
-        self.ranks: list[Child] = self._fork.fork_all("distkit.cluster.processes:plain", [
-            {"spec": Spec(r, n, self.folder, threads=threads, **around),
-             "folder": self.folder, "log": f"rank-{r}.log"}
-            for r in range(n)
-        ])  # fmt: skip
+        self.ranks: list[Child] = self._fork.fork_all(
+            "distkit.cluster.processes:plain",
+            [
+                {
+                    "spec": Spec(r, n, self.folder, threads=threads, **around),
+                    "folder": self.folder,
+                    "log": f"rank-{r}.log",
+                }
+                for r in range(n)
+            ],
+        )
 
     def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
@@ -115,10 +131,15 @@ class _Gang:
 
     def meta(self) -> dict[str, Any]:
         ranks = {
-            str(r): {"name": f"rank {r}", "role": "rank", "host": platform.node(),
-                     "pid": child.pid, "device": "cpu"}
+            str(r): {
+                "name": f"rank {r}",
+                "role": "rank",
+                "host": platform.node(),
+                "pid": child.pid,
+                "device": "cpu",
+            }
             for r, child in enumerate(self.ranks)
-        }  # fmt: skip
+        }
         return {"world_size": len(self.ranks), "backend": "gloo", "ranks": ranks}
 
     def close(self) -> None:

@@ -31,9 +31,13 @@ class Nodes:
     """
 
     def __init__(
-        self, plan: Plan, fork: ForkServer, folder: str, hear: Callable[[int, str, Any], None],
+        self,
+        plan: Plan,
+        fork: ForkServer,
+        folder: str,
+        hear: Callable[[int, str, Any], None],
         heartbeat_timeout: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._plan, self._fork, self._folder, self._hear = plan, fork, folder, hear
         self._heartbeat_timeout, self.closed = heartbeat_timeout, False
         self._starting = threading.Lock()
@@ -69,13 +73,27 @@ class Nodes:
         for n, (role, _) in missing.items():
             if role == "scheduler":  # all others find it where the last one was
                 Path(folder, f"kv{n}").unlink(missing_ok=True)
-        children = self._fork.fork_all("distkit.cluster.processes:node", [
-            {"node": Node(role, i, plan.ranks, plan.servers, folder, keys=self.keys,
-                          heartbeat_timeout=self._heartbeat_timeout,
-                          start=self._starts[n] if role == "server" else 0),
-             "folder": folder, "log": f"{role}-{i}.log", "recording": self._recording}
-            for n, (role, i) in missing.items()
-        ])  # fmt: skip
+        children = self._fork.fork_all(
+            "distkit.cluster.processes:node",
+            [
+                {
+                    "node": Node(
+                        role,
+                        i,
+                        plan.ranks,
+                        plan.servers,
+                        folder,
+                        keys=self.keys,
+                        heartbeat_timeout=self._heartbeat_timeout,
+                        start=self._starts[n] if role == "server" else 0,
+                    ),
+                    "folder": folder,
+                    "log": f"{role}-{i}.log",
+                    "recording": self._recording,
+                }
+                for n, (role, i) in missing.items()
+            ],
+        )
         self._starts.update([*missing])
         for n, child in zip(missing, children, strict=True):
             self.children[n] = child
@@ -154,7 +172,13 @@ class Nodes:
     def meta(self, host: str) -> dict[str, dict[str, Any]]:
         """What a trace should say about them, by id."""
         return {
-            str(n): {"name": role if role == "scheduler" else f"{role} {i}", "role": role,
-                     "host": host, "pid": self.children[n].pid, "device": "cpu"}
-            for n, (role, i) in self.roles.items() if n in self.children
-        }  # fmt: skip
+            str(n): {
+                "name": role if role == "scheduler" else f"{role} {i}",
+                "role": role,
+                "host": host,
+                "pid": self.children[n].pid,
+                "device": "cpu",
+            }
+            for n, (role, i) in self.roles.items()
+            if n in self.children
+        }

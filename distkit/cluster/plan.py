@@ -47,9 +47,16 @@ class Plan:
 
 
 def make_plan(
-    ranks: int, servers: int, device: str, backend: str, *, cpus: int, memory: int,
-    gpus: int, threads: int | None = None,
-) -> Plan:  # fmt: skip
+    ranks: int,
+    servers: int,
+    device: str,
+    backend: str,
+    *,
+    cpus: int,
+    memory: int,
+    gpus: int,
+    threads: int | None = None,
+) -> Plan:
     """Decide on devices, backend and threads.
 
     Args:
@@ -79,8 +86,15 @@ def make_plan(
     nccl = backend != "gloo" and use_gpu and len(set(devices)) == ranks
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    return Plan(ranks, servers, "nccl" if nccl else "gloo", devices, threads, _note(use_gpu, nccl),
-                _crowd(ranks + servers, cpus))  # fmt: skip
+    return Plan(
+        ranks,
+        servers,
+        "nccl" if nccl else "gloo",
+        devices,
+        threads,
+        _note(use_gpu, nccl),
+        _crowd(ranks + servers, cpus),
+    )
 
 
 def _crowd(processes: int, cpus: int) -> str:

@@ -40,13 +40,20 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     _end_with(lifeline)
     limits.raise_files()  # it needs more of them than its surroundings may give
     app = IPController.instance(log_level=logging.WARN)
-    app.initialize([
-        *_places(folder, folder), "--IPController.use_threads=True",
-        "--IPController.transport=ipc", f"--ip={folder}/s", f"--IPController.ports=1-{PORTS}",
-        "--IPController.enable_curve=True", f"--HeartMonitor.period={period}",
-        f"--HeartMonitor.max_heartmonitor_misses={misses}", "--IPController.db_class=NoDB",
-        f"--Session.key={secrets.token_hex(16)}",
-    ])  # fmt: skip
+    app.initialize(
+        [
+            *_places(folder, folder),
+            "--IPController.use_threads=True",
+            "--IPController.transport=ipc",
+            f"--ip={folder}/s",
+            f"--IPController.ports=1-{PORTS}",
+            "--IPController.enable_curve=True",
+            f"--HeartMonitor.period={period}",
+            f"--HeartMonitor.max_heartmonitor_misses={misses}",
+            "--IPController.db_class=NoDB",
+            f"--Session.key={secrets.token_hex(16)}",
+        ]
+    )
     files = Path(folder, "security").glob("ipcontroller-*.json")
     for n in range(1, PORTS + 1):  # it binds s-1 and tells others s:1
         with suppress(FileExistsError):
@@ -60,8 +67,15 @@ def _places(profile: str, folder: str) -> list[str]:
     return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
 
 
-def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
-           generation: int | None, profile: str, folder: str) -> None:  # fmt: skip
+def engine(
+    lifeline: Channel,
+    spec: Any,
+    connection: dict[str, Any],
+    ident: str,
+    generation: int | None,
+    profile: str,
+    folder: str,
+) -> None:
     """Be a rank, and an ipyparallel engine: real IPEngine, real kernel.
 
     ``generation`` is the group to join before registering, None to wait for the first run;
@@ -90,10 +104,14 @@ def engine(lifeline: Channel, spec: Any, connection: dict[str, Any], ident: str,
     if generation is not None:
         rank.group.join(generation)
     app = Engine.instance(
-        enable_nanny=False, id=spec.rank, ident=ident, user_ns=rank.namespace,
-        connection_info_env=json.dumps(connection), log_level=logging.ERROR,
+        enable_nanny=False,
+        id=spec.rank,
+        ident=ident,
+        user_ns=rank.namespace,
+        connection_info_env=json.dumps(connection),
+        log_level=logging.ERROR,
         out_stream_factory=PythonOutput,
-    )  # fmt: skip
+    )
     app.initialize(_places(profile, folder))
     sys.path[:] = spec.path  # from here on imports are the user's
     app.start()

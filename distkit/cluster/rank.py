@@ -68,9 +68,12 @@ class Rank:
         self.group = Group(spec)
         #: The variables of code that is sent as source; an engine's own, so that %px sees them.
         self.namespace: dict[str, Any] = {
-            "torch": torch, "dist": torch.distributed, "rank": spec.rank,
-            "world_size": spec.world_size, "__name__": "__main__",
-        }  # fmt: skip
+            "torch": torch,
+            "dist": torch.distributed,
+            "rank": spec.rank,
+            "world_size": spec.world_size,
+            "__name__": "__main__",
+        }
         self._pid, self._in_cell = os.getpid(), False
         self._running: int | None = None  # number of the run whose function is executing
         self._pulled = False  # out of its function, by the starter
@@ -237,13 +240,12 @@ class Rank:
         outcome["intact"] = not broken and self.group.intact()
         outcome["made"] = self.group.made()
         talking = outcome.pop("threads", set())
-        outcome["haunted"] = any(self._pulled or t.ident in talking
-                                 for t in recorder.busy_threads())  # fmt: skip
+        outcome["haunted"] = any(
+            self._pulled or t.ident in talking for t in recorder.busy_threads()
+        )
         return outcome
 
-    def _call(
-        self, payload: bytes, after: ExitStack, settings: Settings
-    ) -> tuple[Any, list[str]]:
+    def _call(self, payload: bytes, after: ExitStack, settings: Settings) -> tuple[Any, list[str]]:
         """What the function returns, and which copies of the notebook's containers it has filled.
 
         The latter only if it returns nothing: then they are lost.
@@ -300,8 +302,9 @@ class Rank:
             return
         tap.install()
         run = options["run"]
-        mine = Recorder(self.spec.rank, keep=partial(self._box.note, run),
-                        stepped=options.get("step", False))  # fmt: skip
+        mine = Recorder(
+            self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
+        )
         flusher = Flusher(mine, emit)
         witness = tap.witness = self._witness(run, emit)
 
@@ -329,12 +332,17 @@ class Rank:
             tap.settle()
             self.group.busy = [work for work, op in tap.open if op not in P2P]
             self.group.released = self._pulled
-            outcome.update(broken=tap.broken or bool(tap.open), unwaited=tap.unwaited.calls(),
-                           collectives=dict(tap.collectives), threads=set(tap.threads))  # fmt: skip
+            outcome.update(
+                broken=tap.broken or bool(tap.open),
+                unwaited=tap.unwaited.calls(),
+                collectives=dict(tap.collectives),
+                threads=set(tap.threads),
+            )
             recorder.set_current(None)
             flusher.close()
-            outcome.update(dropped=mine.dropped, without_values=mine.without_values,
-                           unseen=dict(mine.unseen))  # fmt: skip
+            outcome.update(
+                dropped=mine.dropped, without_values=mine.without_values, unseen=dict(mine.unseen)
+            )
             tap.forget()
 
     def _witness(self, run: int, emit: Emit) -> Witness:

@@ -106,10 +106,15 @@ def mistaken(name: str, error: Exception) -> RunError:
 def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> DeadlockError:
     """The error of a run that could not go on."""
     told = {rank for f in findings if f.kind is Kind.RAISED for rank in f.culprits}
-    handled = [(o["rank"], o["error"]["handled"]) for o in outcomes
-               if "handled" in o.get("error", {}) and o["rank"] not in told]  # fmt: skip
-    caught = [f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e['frames']))} before."
-              for rank, e in handled]  # fmt: skip
+    handled = [
+        (o["rank"], o["error"]["handled"])
+        for o in outcomes
+        if "handled" in o.get("error", {}) and o["rank"] not in told
+    ]
+    caught = [
+        f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e['frames']))} before."
+        for rank, e in handled
+    ]
     said = "\n".join([*map(str, findings), *caught])
     over = "All ranks were released, and the cluster is ready for the next run."
     return DeadlockError(f"{name} cannot go on: {said}\n{over}", findings)
@@ -149,8 +154,8 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     again = {
         "scheduler": "another went on where it was",
         "server": "a server with its copies serves in its place, and nothing that was acknowledged "
-                  "is lost. New copies of its values are made at once",
-    }  # fmt: skip
+        "is lost. New copies of its values are made at once",
+    }
     return [
         f"{r['name'].replace('scheduler', 'the scheduler')} {gone(r['how'])} in the middle of "
         f"{name} ({r['how']}), and was replaced at once: "
@@ -165,8 +170,9 @@ def of_worn(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     return [
         f"rank {o['rank']} has a fresh process after {name}, without the variables of %%ranks "
         f"cells: what {name} changed cannot be undone ({', '.join(o['worn'])})."
-        for o in outcomes if o.get("worn")
-    ]  # fmt: skip
+        for o in outcomes
+        if o.get("worn")
+    ]
 
 
 def of_threads(name: str, ranks: list[int]) -> list[str]:
@@ -253,8 +259,9 @@ def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
         f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}"
         f"{where}. {_before(trace, rank)}"
         f"The next run has a new one; {why[0] if why else remedy}{said}",
-        rank=rank, line=line,
-    )  # fmt: skip
+        rank=rank,
+        line=line,
+    )
 
 
 def _before(trace: Trace, rank: int) -> str:
@@ -287,8 +294,10 @@ def _exception(
     if error["type"] == "SystemExit":
         parts = [f"rank {rank} called sys.exit({error['text']}){_at(line)}. Return instead."]
     if (error["type"], error["text"]) == ("KeyboardInterrupt", SIGINT):
-        parts = [f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
-                 "from outside distkit. cluster.interrupt() ends a run on all ranks."]  # fmt: skip
+        parts = [
+            f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
+            "from outside distkit. cluster.interrupt() ends a run on all ranks."
+        ]
     if error.get("leaving"):
         parts.append(f"On its way out, in a finally or an __exit__: {_waited(trace, rank)}.")
     if also:
@@ -331,8 +340,10 @@ def _of_nothing(error: dict[str, Any]) -> list[str]:
             continue
         unknown.remove(assigned[1])
         if found := _IN_PLACE.match(assigned[2]):
-            return [f"{assigned[1]} is None: {found[1]} returns nothing, it writes into the tensor "
-                    "that it is given. Use that tensor."]  # fmt: skip
+            return [
+                f"{assigned[1]} is None: {found[1]} returns nothing, it writes into the tensor "
+                "that it is given. Use that tensor."
+            ]
     return []
 
 
@@ -346,8 +357,11 @@ def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
     """What became of those that did not raise it."""
     released = [o["rank"] for o in others if "error" in o]
     held = [o["rank"] for o in others if "died" in o and o.get("released")]
-    said = [f"After that, the process of rank {o['rank']} {gone(o['died'])} ({o['died']})."
-            for o in others if "died" in o and not o.get("released")]  # fmt: skip
+    said = [
+        f"After that, the process of rank {o['rank']} {gone(o['died'])} ({o['died']})."
+        for o in others
+        if "died" in o and not o.get("released")
+    ]
     if held:
         waits = "; ".join(_waited(trace, r) for r in held)
         said.append(f"Not to be released were, and have new processes: {waits}.")

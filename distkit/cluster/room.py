@@ -52,9 +52,7 @@ class Room:
     state changes.
     """
 
-    def __init__(
-        self, plan: Plan, on_change: Callable[[], None], heartbeat_timeout: float
-    ) -> None:
+    def __init__(self, plan: Plan, on_change: Callable[[], None], heartbeat_timeout: float) -> None:
         self.plan, self._on_change = plan, on_change
         self._heartbeat_timeout = heartbeat_timeout
         self.stage, self.failure = "starting", ""
@@ -100,9 +98,12 @@ class Room:
         fork = self._fork
         fork.preload("ipyparallel.controller.app")
         self._controller = fork.fork(
-            "distkit.cluster.processes:controller", folder=self.folder, log="controller.log",
-            period=PERIOD, misses=MISSES,
-        )  # fmt: skip
+            "distkit.cluster.processes:controller",
+            folder=self.folder,
+            log="controller.log",
+            period=PERIOD,
+            misses=MISSES,
+        )
         fork.preload("distkit.cluster.warm")
         self._stage("importing torch")
         try:
@@ -141,12 +142,21 @@ class Room:
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
         ranks = list(ranks)
         around = {**surroundings(), "port": self._port}
-        children = self._fork.fork_all("distkit.cluster.processes:engine", [
-            {"spec": self._spec(r, around), "connection": self.engines.connection,
-             "ident": self.engines.name(r), "generation": join, "profile": self.folder,
-             "folder": self.folder, "log": f"rank-{r}.log"}
-            for r in ranks
-        ])  # fmt: skip
+        children = self._fork.fork_all(
+            "distkit.cluster.processes:engine",
+            [
+                {
+                    "spec": self._spec(r, around),
+                    "connection": self.engines.connection,
+                    "ident": self.engines.name(r),
+                    "generation": join,
+                    "profile": self.folder,
+                    "folder": self.folder,
+                    "log": f"rank-{r}.log",
+                }
+                for r in ranks
+            ],
+        )
         for r, child in zip(ranks, children, strict=True):
             self.ranks[r] = child
             child.hear(partial(self._hear_rank, r))
@@ -158,10 +168,25 @@ class Room:
         if plan.servers:
             from distkit.kvstore import Node
 
-            node = Node("worker", r, plan.ranks, plan.servers, self.folder, keys=self.nodes.keys,
-                        heartbeat_timeout=self._heartbeat_timeout)  # fmt: skip
-        return Spec(rank=r, world_size=plan.ranks, folder=self.folder, backend=plan.backend,
-                    device=plan.devices[r], threads=plan.threads, node=node, **around)  # fmt: skip
+            node = Node(
+                "worker",
+                r,
+                plan.ranks,
+                plan.servers,
+                self.folder,
+                keys=self.nodes.keys,
+                heartbeat_timeout=self._heartbeat_timeout,
+            )
+        return Spec(
+            rank=r,
+            world_size=plan.ranks,
+            folder=self.folder,
+            backend=plan.backend,
+            device=plan.devices[r],
+            threads=plan.threads,
+            node=node,
+            **around,
+        )
 
     def _await_registration(self, ranks: Iterable[int]) -> None:
         """Wait until these ranks' engines are known to the client."""
@@ -408,7 +433,8 @@ class Room:
         while any(self.engines.find(r) is not None for r in gone):
             if self._over or self.closed or time.monotonic() > end:
                 raise StartError(
-                    self.failure or f"ranks {gone} cannot be replaced: ipyparallel's controller "
+                    self.failure
+                    or f"ranks {gone} cannot be replaced: ipyparallel's controller "
                     "does not answer. Make the cluster again."
                 )
             time.sleep(0.005)
@@ -465,10 +491,15 @@ class Room:
         plan, host = self.plan, platform.node()
         word = "worker" if plan.servers else "rank"
         ranks = {
-            str(r): {"name": f"{word} {r}", "role": word, "host": host, "pid": child.pid,
-                     "device": plan.devices[r]}
+            str(r): {
+                "name": f"{word} {r}",
+                "role": word,
+                "host": host,
+                "pid": child.pid,
+                "device": plan.devices[r],
+            }
             for r, child in sorted(self.ranks.items())
-        }  # fmt: skip
+        }
         ranks |= self.nodes.meta(host)
         return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
 
@@ -476,7 +507,10 @@ class Room:
 def _broken(rank: int, error: BaseException) -> dict[str, Any]:
     """The outcome of a rank whose engine answered with an error of its own."""
     described: dict[str, Any] = {
-        "type": type(error).__name__, "text": str(error), "frames": [], "cause": None,
+        "type": type(error).__name__,
+        "text": str(error),
+        "frames": [],
+        "cause": None,
         "released": False,
-    }  # fmt: skip
+    }
     return {"rank": rank, "error": described, "intact": False}

@@ -50,9 +50,14 @@ class Run:
     """
 
     def __init__(
-        self, name: str, number: int, ranks: list[int], meta: dict[str, Any], *,
+        self,
+        name: str,
+        number: int,
+        ranks: list[int],
+        meta: dict[str, Any],
+        *,
         wait_forever: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self._meta = {**meta, "name": name, "groups": {}, "raising": {}, "unreduced": {}}
         self.stepped, self.doomed = False, set[int]()  # those that dk.trouble is going to kill
@@ -145,10 +150,16 @@ class Run:
             self._unpack()
             events, until = list(self._events), self.clock(time.monotonic())
             told = {"replaced": self.replaced} if self.replaced else {}
-            self._trace = Trace(events, {
-                "until": until, "ends": report.ends(list(self._outcomes.values())), **self._meta,
-                "sources": sources(events), **told,
-            })  # fmt: skip
+            self._trace = Trace(
+                events,
+                {
+                    "until": until,
+                    "ends": report.ends(list(self._outcomes.values())),
+                    **self._meta,
+                    "sources": sources(events),
+                    **told,
+                },
+            )
         return self._trace
 
     @property
@@ -305,8 +316,11 @@ class Run:
 
     def _unpack_all(self) -> list[Event]:
         packed = list(self._packed)
-        new = [to_event(rank, row if not first else (row[0] + first, *row[1:]), place, self.clock)
-               for rank, first, rows in packed for row in loads(rows)]  # fmt: skip
+        new = [
+            to_event(rank, row if not first else (row[0] + first, *row[1:]), place, self.clock)
+            for rank, first, rows in packed
+            for row in loads(rows)
+        ]
         del self._packed[: len(packed)]  # only now: an interrupt may have come before
         self._events.extend(new)
         return new
@@ -484,8 +498,10 @@ class Run:
             self._error = report.deadlock(self.name, self._deadlock, outcomes)
         if self._interrupted and self._ended.issuperset(self.died):
             stopped = self._meta.get("stopped", {}).items()
-            who = {f"rank {n}" if int(n) in self.ranks else self._named(int(n)): how
-                   for n, how in stopped}  # fmt: skip
+            who = {
+                f"rank {n}" if int(n) in self.ranks else self._named(int(n)): how
+                for n, how in stopped
+            }
             self._error = report.interrupted(self.name, self._after, who)
         if self.lost and self._error is not None:
             self._error = RunError(f"{self.name} was ended: {self.lost}")
@@ -528,8 +544,12 @@ class Run:
 
         lost = {"notebook": self._dropped} if self._dropped else {}
         self._meta.update(
-            dropped=counts("dropped") | lost, without_values=counts("without_values"),
-            unwaited=counts("unwaited"), unseen=counts("unseen"), seconds=self.seconds,
-            until=self.clock(time.monotonic()), ends=report.ends(outcomes),
-        )  # fmt: skip
+            dropped=counts("dropped") | lost,
+            without_values=counts("without_values"),
+            unwaited=counts("unwaited"),
+            unseen=counts("unseen"),
+            seconds=self.seconds,
+            until=self.clock(time.monotonic()),
+            ends=report.ends(outcomes),
+        )
         self._trace = None

@@ -71,8 +71,11 @@ class Settings:
         """Put back what has changed, but for what a ``cell`` may keep; name what cannot be."""
         _BUILTINS.update(self._builtins)  # nothing works without them, not even what follows
         faulthandler.cancel_dump_traceback_later()
-        return [name for name, before in self._before.items()
-                if not (cell and ALL[name].stays) and not _put_back(ALL[name], before)]  # fmt: skip
+        return [
+            name
+            for name, before in self._before.items()
+            if not (cell and ALL[name].stays) and not _put_back(ALL[name], before)
+        ]
 
 
 def _put_back(setting: Setting, before: Any) -> bool:
@@ -135,8 +138,11 @@ def _handlers() -> dict[int, Any]:
 def _others(before: dict[int, Any]) -> dict[int, Any]:
     """The handlers that are not as before; what torch's DataLoader does for its workers stays."""
     now = _handlers()
-    return {number: handler for number, handler in before.items() if now[number] != handler
-            and not (number == signal.SIGCHLD and _is_of_library(now[number]))}  # fmt: skip
+    return {
+        number: handler
+        for number, handler in before.items()
+        if now[number] != handler and not (number == signal.SIGCHLD and _is_of_library(now[number]))
+    }
 
 
 def _set_handlers(before: dict[int, Any]) -> None:
@@ -194,24 +200,32 @@ _OF_THE_PROCESS = {
     "its umask": Setting(_mask, os.umask),
     "its priority": Setting(
         lambda: os.getpriority(os.PRIO_PROCESS, 0),
-        lambda n: os.setpriority(os.PRIO_PROCESS, 0, n), stays=False),
+        lambda n: os.setpriority(os.PRIO_PROCESS, 0, n),
+        stays=False,
+    ),
     "its limits": Setting(
-        lambda: [resource.getrlimit(n) for n in _LIMITS], _set_limits, stays=False),
+        lambda: [resource.getrlimit(n) for n in _LIMITS], _set_limits, stays=False
+    ),
     "its signal handlers": Setting(
-        _handlers, _set_handlers, stays=False, same=lambda before: not _others(before)),
+        _handlers, _set_handlers, stays=False, same=lambda before: not _others(before)
+    ),
     "its blocked signals": Setting(
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask), stays=False),
+        lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+        stays=False,
+    ),
     "its signals' wakeup": Setting(_wakeup, signal.set_wakeup_fd, stays=False),
     "its timers": Setting(
-        lambda: [signal.getitimer(n)[0] > 0 for n in _TIMERS], _set_timers, stays=False),
+        lambda: [signal.getitimer(n)[0] > 0 for n in _TIMERS], _set_timers, stays=False
+    ),
     "its crash reports": Setting(faulthandler.is_enabled, _set_faults, stays=False),
     "its standard streams": Setting(_standard.read, _standard.write, stays=False),
-}  # fmt: skip
+}
 
 if hasattr(os, "sched_setaffinity"):  # Linux
     _OF_THE_PROCESS["its processors"] = Setting(
-        lambda: os.sched_getaffinity(0), lambda cpus: os.sched_setaffinity(0, cpus))  # fmt: skip
+        lambda: os.sched_getaffinity(0), lambda cpus: os.sched_setaffinity(0, cpus)
+    )
 
 # -- Python -----------------------------------------------------------------------------------
 
@@ -266,60 +280,92 @@ def _set_digits(before: int) -> None:
 _context: Any = multiprocessing.context._default_context
 
 _OF_PYTHON = {
-    "its tracing": Setting(
-        lambda: (sys.gettrace(), sys.getprofile()), _set_tracing, stays=False),
+    "its tracing": Setting(lambda: (sys.gettrace(), sys.getprofile()), _set_tracing, stays=False),
     "its paths": Setting(lambda: [[*getattr(sys, name)] for name in _LISTS], _set_lists),
     "its hooks": _of_sys(_HOOKS),
     "its streams": _of_sys(_STREAMS, stays=False),
     "its threads' hook": Setting(
-        lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook)),
+        lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook)
+    ),
     "its locale": Setting(
-        lambda: locale.setlocale(locale.LC_ALL), lambda x: locale.setlocale(locale.LC_ALL, x)),
+        lambda: locale.setlocale(locale.LC_ALL), lambda x: locale.setlocale(locale.LC_ALL, x)
+    ),
     "its decimals": Setting(
         lambda: decimal.getcontext().__reduce__()[1],
-        lambda context: decimal.setcontext(decimal.Context(*context))),
+        lambda context: decimal.setcontext(decimal.Context(*context)),
+    ),
     "its recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
     "its switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
     "its digits": Setting(getattr(sys, "get_int_max_str_digits", int), _set_digits),
     "its garbage collector": Setting(
-        lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), _set_collector),
-    "its warnings": Setting(
-        lambda: ([*warnings.filters], warnings.showwarning), _set_warnings),
-    "its log": Setting(
-        lambda: (logging.root.level, [*logging.root.handlers]), _set_log),
+        lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), _set_collector
+    ),
+    "its warnings": Setting(lambda: ([*warnings.filters], warnings.showwarning), _set_warnings),
+    "its log": Setting(lambda: (logging.root.level, [*logging.root.handlers]), _set_log),
     "its start method": Setting(
-        lambda: _context._actual_context, lambda c: setattr(_context, "_actual_context", c)),
+        lambda: _context._actual_context, lambda c: setattr(_context, "_actual_context", c)
+    ),
     "its sockets' timeout": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
-}  # fmt: skip
+}
 
 # -- modules and their functions --------------------------------------------------------------
 
 #: What runs beside the user's code in the same process and cannot do without.
-_STOOD_ON = ("io", "json", "linecache", "os", "pickle", "queue", "select", "selectors",
-             "signal", "socket", "struct", "threading", "time", "traceback", "types",
-             "torch.distributed", "torch.distributed.distributed_c10d")  # fmt: skip
+_STOOD_ON = (
+    "io",
+    "json",
+    "linecache",
+    "os",
+    "pickle",
+    "queue",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "struct",
+    "threading",
+    "time",
+    "traceback",
+    "types",
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 
 
 def _gone(before: dict[str, Any]) -> dict[str, Any]:
     """The modules that are not loaded any more, or are others; the user's come and go."""
-    return {name: module for name, module in before.items() if name != "__main__"
-            and sys.modules.get(name) is not module and _is_of_library(module)}  # fmt: skip
+    return {
+        name: module
+        for name, module in before.items()
+        if name != "__main__" and sys.modules.get(name) is not module and _is_of_library(module)
+    }
 
 
 def _functions() -> list[tuple[Any, dict[str, Any]]]:
     """The functions and classes of what we stand on, with their holders."""
     holders = [*(sys.modules[name] for name in _STOOD_ON if name in sys.modules), dist.Work]
-    return [(holder, {name: value for name, value in vars(holder).items()
-                      if issubclass(type(value), _FUNCTIONS)}) for holder in holders]  # fmt: skip
+    return [
+        (
+            holder,
+            {
+                name: value
+                for name, value in vars(holder).items()
+                if issubclass(type(value), _FUNCTIONS)
+            },
+        )
+        for holder in holders
+    ]
 
 
 def _replaced(before: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, str, Any]]:
     """Those in whose place something of the user's is; what a library puts there stays."""
     return [
-        (holder, name, value) for holder, values in before for name, value in values.items()
+        (holder, name, value)
+        for holder, values in before
+        for name, value in values.items()
         if (now := vars(holder).get(name)) is not value and not _is_of_library(now)
-    ]  # fmt: skip
+    ]
 
 
 def _set_functions(before: list[tuple[Any, dict[str, Any]]]) -> None:
@@ -340,11 +386,15 @@ def _is_of_library(value: Any) -> bool:
 
 _OF_MODULES = {
     "its functions": Setting(
-        _functions, _set_functions, stays=False, same=lambda before: not _replaced(before)),
+        _functions, _set_functions, stays=False, same=lambda before: not _replaced(before)
+    ),
     "its modules": Setting(
-        lambda: dict(sys.modules), lambda before: sys.modules.update(_gone(before)),
-        stays=False, same=lambda before: not _gone(before)),
-}  # fmt: skip
+        lambda: dict(sys.modules),
+        lambda before: sys.modules.update(_gone(before)),
+        stays=False,
+        same=lambda before: not _gone(before),
+    ),
+}
 
 # -- torch and numpy --------------------------------------------------------------------------
 
@@ -383,19 +433,24 @@ _OF_TORCH = {
     "its threads": Setting(torch.get_num_threads, torch.set_num_threads),
     "its gradient mode": Setting(torch.is_grad_enabled, torch._C._set_grad_enabled),
     "its search for anomalies": Setting(
-        torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on)),
+        torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on)
+    ),
     "its deterministic algorithms": Setting(
-        lambda: (torch.are_deterministic_algorithms_enabled(),
-                 torch.is_deterministic_algorithms_warn_only_enabled()), _set_deterministic),
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        _set_deterministic,
+    ),
     "its matmul precision": Setting(
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    ),
     "its printing of tensors": Setting(lambda: asdict(_PRECISIONS), _set_precisions),
     "its dual level": Setting(lambda: forward_ad._current_level, _set_level, stays=False),
     "the modes of torch": Setting(_modes, lambda before: None, stays=False),
     "numpy's errors": Setting(np.geterr, lambda before: np.seterr(**before)),
-    "numpy's printing": Setting(
-        np.get_printoptions, lambda before: np.set_printoptions(**before)),
-}  # fmt: skip
+    "numpy's printing": Setting(np.get_printoptions, lambda before: np.set_printoptions(**before)),
+}
 
 #: In the order in which they are put back: first what the others need.
 ALL: dict[str, Setting] = {**_OF_MODULES, **_OF_PYTHON, **_OF_THE_PROCESS, **_OF_TORCH}

@@ -39,17 +39,26 @@ class Spec:
         """The environment variables that torchrun sets, on one machine with one group of ranks."""
         rank, world_size = str(self.rank), str(self.world_size)
         return {
-            "RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": "0",
-            "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size,
-            "ROLE_WORLD_SIZE": world_size, "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default",
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(self.port),
-            "OMP_NUM_THREADS": str(self.threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "ROLE_RANK": rank,
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": world_size,
+            "ROLE_WORLD_SIZE": world_size,
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(self.port),
+            "OMP_NUM_THREADS": str(self.threads),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": Path(self.folder).name,
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
             "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        }  # fmt: skip
+        }
 
 
 def surroundings() -> dict[str, Any]:

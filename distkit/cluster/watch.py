@@ -63,8 +63,12 @@ class Watch:
 
     def _moves(self, trace: Trace, running: Collection[int]) -> bool:
         """Whether one of several threads of a rank waits for something that is on its way."""
-        some = {(r, seq) for r in running for seq in self._waits.get(r, ((), 0, 0))[0]
-                if len(self._waits[r][0]) > 1}  # fmt: skip
+        some = {
+            (r, seq)
+            for r in running
+            for seq in self._waits.get(r, ((), 0, 0))[0]
+            if len(self._waits[r][0]) > 1
+        }
         if not some:
             return False
         board = Evidence(trace).board

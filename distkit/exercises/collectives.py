@@ -94,24 +94,38 @@ def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> T
 
 
 def _of(
-    algorithm: Algorithm, name: str, signature: str, goal: str, call: Call, right: Right,
-    *hints: str, parts: bool = False,
-) -> Collective:  # fmt: skip
+    algorithm: Algorithm,
+    name: str,
+    signature: str,
+    goal: str,
+    call: Call,
+    right: Right,
+    *hints: str,
+    parts: bool = False,
+) -> Collective:
     return Collective(name, signature, goal, algorithm.page, hints, algorithm, call, right, parts)
 
 
 def _all_reduce(name: str, *hints: str) -> Collective:
     return _of(
-        ALL_REDUCES[name], f"{name}_all_reduce", f"{name}_all_reduce(x)",
-        "sum the tensor x over all ranks, in place and on every rank", in_place, total, *hints,
-    )  # fmt: skip
+        ALL_REDUCES[name],
+        f"{name}_all_reduce",
+        f"{name}_all_reduce(x)",
+        "sum the tensor x over all ranks, in place and on every rank",
+        in_place,
+        total,
+        *hints,
+    )
 
 
 #: The exercises.
 TASKS: list[Task] = [
     _of(
-        COLLECTIVES["broadcast"], "broadcast", "broadcast(x, src)",
-        "give every rank the tensor x of rank src", from_root,
+        COLLECTIVES["broadcast"],
+        "broadcast",
+        "broadcast(x, src)",
+        "give every rank the tensor x of rank src",
+        from_root,
         lambda rank, n, length: numbers(n - 1, length),
         "Whoever has the tensor can pass it on: their number can double in every round.",
         "Count ranks from the root: place = (rank - src) % n. Place 0 has the tensor.",
@@ -147,16 +161,22 @@ TASKS: list[Task] = [
         "Remember [lo, hi) of your part in each round, to come back the same way.",
     ),
     _of(
-        COLLECTIVES["all_gather"], "all_gather", "all_gather(outputs, x)",
-        "put the x of every rank r into outputs[r]", gathering,
+        COLLECTIVES["all_gather"],
+        "all_gather",
+        "all_gather(outputs, x)",
+        "put the x of every rank r into outputs[r]",
+        gathering,
         lambda rank, n, length: cat([numbers(r, length) for r in range(n)]),
         "Put your own x into outputs[rank] first.",
         "In round s pass on to the right what came in the round before: that of rank r-s.",
         parts=True,
     ),
     _of(
-        COLLECTIVES["reduce_scatter"], "reduce_scatter", "reduce_scatter(output, inputs)",
-        "put the sum over all ranks of inputs[r] into the output of rank r", scattering,
+        COLLECTIVES["reduce_scatter"],
+        "reduce_scatter",
+        "reduce_scatter(output, inputs)",
+        "put the sum over all ranks of inputs[r] into the output of rank r",
+        scattering,
         lambda rank, n, length: total(rank, n, length) + n * rank,
         "It is the first half of the ring all-reduce.",
         "The sum of part p travels once round the ring and ends at rank p: so it begins at "
@@ -164,4 +184,4 @@ TASKS: list[Task] = [
         "Do not write into inputs; a copy of the part that travels is enough.",
         parts=True,
     ),
-]  # fmt: skip
+]

@@ -55,11 +55,17 @@ def judge(task: Collective, mine: Answer) -> Verdict:
             attempted = n == 1 or _touched(task, n, run.results, run.trace)
             return task.not_yet(wrong) if attempted else task.not_attempted()
     trace = run_ranks(_named(mine), N, task.call, mine, (LENGTH,)).trace
-    points = (Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks"),
-              *_compared(task, trace))  # fmt: skip
+    points = (
+        Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks"),
+        *_compared(task, trace),
+    )
     solved = all(p.good for p in points)
-    return Verdict(task.name, "solved" if solved else "right, but not the best", points,
-                   "" if solved else task.help)  # fmt: skip
+    return Verdict(
+        task.name,
+        "solved" if solved else "right, but not the best",
+        points,
+        "" if solved else task.help,
+    )
 
 
 def _named(mine: Answer) -> Callable[..., list[Outcome]]:
@@ -99,9 +105,10 @@ def _said(error: RunError, mine: Answer) -> str:
         return str(error)
     ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
     frames = "".join(
-        frame[0] for frame in _FRAME.finditer(error.traceback)
+        frame[0]
+        for frame in _FRAME.finditer(error.traceback)
         if "-packages/" not in frame[1] and str(Path(frame[1]).parent) != ours
-    )  # fmt: skip
+    )
     return str(error).replace(error.traceback, frames)
 
 
@@ -114,10 +121,14 @@ def _wrong(task: Collective, n: int, results: list[list[Outcome]]) -> str:
                 continue
             if returned is not None and equal(tensor(returned), right):
                 into = task.parameters[0]
-                return (f"it returns the {task.result}, but {into} has to hold it: "
-                        f"write into {into}, in place")  # fmt: skip
-            return (f"on {_ranks(n)}, with {_count(length, 'element')}, rank {rank} ends with\n"
-                    f"{_few(got)}\nwhere {_few(right.tolist())} would be right")  # fmt: skip
+                return (
+                    f"it returns the {task.result}, but {into} has to hold it: "
+                    f"write into {into}, in place"
+                )
+            return (
+                f"on {_ranks(n)}, with {_count(length, 'element')}, rank {rank} ends with\n"
+                f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
+            )
     return ""
 
 
@@ -139,8 +150,9 @@ def _touched(task: Collective, n: int, results: list[list[Outcome]], trace: Trac
     def nothing(*_: object) -> None:
         pass
 
-    before = [[task.call(nothing, rank, n, length).tolist() for length in LENGTHS]
-              for rank in range(n)]  # fmt: skip
+    before = [
+        [task.call(nothing, rank, n, length).tolist() for length in LENGTHS] for rank in range(n)
+    ]
     held = [[got for got, _ in outcomes] for outcomes in results]
     return held != before or bool(trace.messages)
 
@@ -151,16 +163,25 @@ def _touched(task: Collective, n: int, results: list[list[Outcome]], trace: Trac
 def _compared(task: Collective, trace: Trace) -> Iterator[Point]:
     """Messages, bytes and rounds beside the algorithm's."""
     best = task.algorithm
-    messages, sent = traffic(best.schedule(N), N, 4 * LENGTH * (N if task.parts else 1),
-                             best.chunks(N), itemsize=4)  # fmt: skip
+    messages, sent = traffic(
+        best.schedule(N), N, 4 * LENGTH * (N if task.parts else 1), best.chunks(N), itemsize=4
+    )
     counts, volume = Counter[int](), Counter[int]()
     for m in trace.messages:
         counts[m.src] += 1
         volume[m.src] += m.nbytes
-    yield _point("messages sent by the busiest rank", max(counts.values(), default=0),
-                 int(messages.max()), best.title)  # fmt: skip
-    yield _point("bytes sent by the busiest rank", max(volume.values(), default=0),
-                 int(sent.max()), best.title)  # fmt: skip
+    yield _point(
+        "messages sent by the busiest rank",
+        max(counts.values(), default=0),
+        int(messages.max()),
+        best.title,
+    )
+    yield _point(
+        "bytes sent by the busiest rank",
+        max(volume.values(), default=0),
+        int(sent.max()),
+        best.title,
+    )
     yield _point("rounds", rounds(trace), best.rounds(N), best.title)
 
 

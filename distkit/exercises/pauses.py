@@ -53,8 +53,10 @@ def judge_waits(task: Serving, mine: Answer) -> Verdict:
         except NotImplementedError:
             return task.not_attempted()
         except Exception as error:
-            return task.not_yet(f"with {_state(worker, clocks, bound)} {name_of(mine)} raised "
-                                f"{type(error).__name__}: {error}")  # fmt: skip
+            return task.not_yet(
+                f"with {_state(worker, clocks, bound)} {name_of(mine)} raised "
+                f"{type(error).__name__}: {error}"
+            )
         if said is None and not count:
             return task.not_attempted()
         if not isinstance(said, COLLECTIONS) or set(said) != right:
@@ -100,16 +102,22 @@ def judge_bound(task: Serving, mine: Answer) -> Verdict:
         if bound is None and not good:
             return task.not_attempted()
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-            return task.not_yet(f"{case}: it returns {bound!r}: a bound is a whole number of "
-                                "gradients, 0 or more. math.ceil makes one")  # fmt: skip
+            return task.not_yet(
+                f"{case}: it returns {bound!r}: a bound is a whole number of "
+                "gradients, 0 or more. math.ceil makes one"
+            )
         waited, ahead = trained(bound, step, pause)
         if waited:
-            return task.not_yet(f"{case}: with your bound of {bound} the others wait "
-                                f"{1e3 * waited:.3g} ms. It has to be larger")  # fmt: skip
+            return task.not_yet(
+                f"{case}: with your bound of {bound} the others wait "
+                f"{1e3 * waited:.3g} ms. It has to be larger"
+            )
         if bound > ahead:
-            return task.not_yet(f"{case}: with your bound of {bound} nobody waits, but nobody is "
-                                f"ever more than {ahead} ahead: {ahead} would do. A larger bound "
-                                "allows staler gradients")  # fmt: skip
+            return task.not_yet(
+                f"{case}: with your bound of {bound} nobody waits, but nobody is "
+                f"ever more than {ahead} ahead: {ahead} would do. A larger bound "
+                "allows staler gradients"
+            )
         good.append(f"{case}: {bound}")
     return task.solved(*good)
 

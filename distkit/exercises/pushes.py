@@ -192,8 +192,9 @@ def _told(server: Server, steps: list[Step], wrong: str) -> str:
 
 
 def _raised(error: Exception, mine: Answer) -> str:
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__)
-             if frame.name == name_of(mine)]  # fmt: skip
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == name_of(mine)
+    ]
     where = f" in  {lines[-1].line}" if lines and lines[-1].line else ""
     return f"{name_of(mine)} raised {type(error).__name__}: {error}{where}"
 
@@ -204,26 +205,36 @@ def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> 
     if wrong := _applied(server, steps):
         return wrong
     if not isinstance(said, (list, tuple, set)):
-        return (f"it returns {said!r}: return the list of workers whose pulls are answered now, "
-                "[] if there are none")  # fmt: skip
+        return (
+            f"it returns {said!r}: return the list of workers whose pulls are answered now, "
+            "[] if there are none"
+        )
     if strangers := sorted(set(said) - set(waiting), key=str):
-        return (f"it answers worker {strangers[0]}, whose pull does not wait: "
-                f"server.waiting is {waiting}")  # fmt: skip
+        return (
+            f"it answers worker {strangers[0]}, whose pull does not wait: "
+            f"server.waiting is {waiting}"
+        )
     if early := sorted(set(said) - step.answered):
-        return (f"it answers the pull of worker {early[0]}, but the round is not complete: "
-                f"{_missing(step)}. Under dist_sync a pull gets the weights of the whole "
-                "round")  # fmt: skip
+        return (
+            f"it answers the pull of worker {early[0]}, but the round is not complete: "
+            f"{_missing(step)}. Under dist_sync a pull gets the weights of the whole "
+            "round"
+        )
     if late := sorted(step.answered - set(said)):
-        return (f"the round is complete, and the pull of worker {late[0]} still waits: it would "
-                f"wait for ever. {_late(server)}")  # fmt: skip
+        return (
+            f"the round is complete, and the pull of worker {late[0]} still waits: it would "
+            f"wait for ever. {_late(server)}"
+        )
     return _left(server, step, waiting)
 
 
 def _late(server: Server) -> str:
     if server.waiting:
         return "Return everybody in server.waiting"
-    return ("server.waiting was empty when it was returned. Keep the list before you empty it: "
-            "answered, server.waiting = server.waiting, []")  # fmt: skip
+    return (
+        "server.waiting was empty when it was returned. Keep the list before you empty it: "
+        "answered, server.waiting = server.waiting, []"
+    )
 
 
 def _left(server: Server, step: Step, waiting: list[int]) -> str:
@@ -232,12 +243,16 @@ def _left(server: Server, step: Step, waiting: list[int]) -> str:
     if not isinstance(left, list):
         return f"server.waiting is {left!r}: leave a list of workers there"
     if twice := [w for w in left if w in step.answered]:
-        return (f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
-                "it would be answered again in the next round. Take off whom you answer: "
-                "answered, server.waiting = server.waiting, []")  # fmt: skip
+        return (
+            f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
+            "it would be answered again in the next round. Take off whom you answer: "
+            "answered, server.waiting = server.waiting, []"
+        )
     if lost := [w for w in right if w not in left]:
-        return (f"worker {lost[0]} is no longer in server.waiting, but its pull has no answer: it "
-                "would wait for ever. Empty the list only when you answer")  # fmt: skip
+        return (
+            f"worker {lost[0]} is no longer in server.waiting, but its pull has no answer: it "
+            "would wait for ever. Empty the list only when you answer"
+        )
     return ""
 
 
@@ -253,25 +268,31 @@ def _applied(server: Server, steps: list[Step]) -> str:
         return ""
     if server.updates == 0:
         return "the value is right, but without server.update(total), which makes the step"
-    return (f"{server.updates} updates where {steps[-1].updates} would be right: "
-            + ("a round is one update, with the sum" if server.sync
-               else "each gradient is one update"))  # fmt: skip
+    return f"{server.updates} updates where {steps[-1].updates} would be right: " + (
+        "a round is one update, with the sum" if server.sync else "each gradient is one update"
+    )
 
 
 def _misapplied(server: Server, steps: list[Step], worker: int, number: int, times: float) -> str:
     """What is wrong with a gradient that went in so many times."""
     which = f"push {number} of worker {worker}"
     if times != round(times):
-        return (f"{which} went in {times:.2f} times: it averages. A server sums up; what "
-                "divides by the number of workers is the learning rate")  # fmt: skip
+        return (
+            f"{which} went in {times:.2f} times: it averages. A server sums up; what "
+            "divides by the number of workers is the learning rate"
+        )
     if times > 1:
         again = any(s.again and (s.worker, s.number) == (worker, number) for s in steps)
         return f"{which} has been applied {times:.0f} times: " + (
-            "a push that comes again counts once, even if it comes rounds later" if again
-            else "it was still in the inbox from the round before")  # fmt: skip
+            "a push that comes again counts once, even if it comes rounds later"
+            if again
+            else "it was still in the inbox from the round before"
+        )
     if times == 1 and server.sync:
-        return (f"{which} has been applied, but the round is not complete: {_missing(steps[-1])}. "
-                "Under dist_sync it waits in the inbox")  # fmt: skip
+        return (
+            f"{which} has been applied, but the round is not complete: {_missing(steps[-1])}. "
+            "Under dist_sync it waits in the inbox"
+        )
     if times == 0 and server.sync:
         return f"the round is complete, but the value has no {which}"
     if times == 0:

@@ -108,14 +108,22 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
             raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
     series = _series(well, against, [n for n in names if n != against])
     figure = Figure(figsize=(WIDTH * len(results), HEIGHT), dpi=DPI, layout="constrained")
-    for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results,
-                            strict=True):  # fmt: skip
+    for axes, result in zip(
+        figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
+    ):
         _draw(axes, series, result, against)
         _dress(axes, result, against)
     lines, labels = figure.axes[0].get_legend_handles_labels()
     if labels:
-        figure.legend(lines, labels, loc="outside lower center", ncols=min(2, len(labels)),
-                      frameon=False, fontsize=9, labelcolor=INK)  # fmt: skip
+        figure.legend(
+            lines,
+            labels,
+            loc="outside lower center",
+            ncols=min(2, len(labels)),
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+        )
     return figure
 
 
@@ -131,8 +139,9 @@ def _series(
 
 
 def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, against: str) -> None:
-    place = _axis(axes, [r.parameters.get(against) for some in series.values() for r in some],
-                  against)  # fmt: skip
+    place = _axis(
+        axes, [r.parameters.get(against) for some in series.values() for r in some], against
+    )
     for n, (name, records) in enumerate(series.items()):
         by: dict[float, list[float]] = defaultdict(list)
         for r in (r for r in records if result in r.row):
@@ -141,8 +150,15 @@ def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, again
         label = name if n < NAMED and len(series) > 1 else None
         means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
         axes.plot(sorted(by), means, color=color, clip_on=False)
-        axes.plot([x for x, _ in dots], [y for _, y in dots], "o", color=color, label=label,
-                  markeredgecolor="#ffffff", clip_on=False)  # fmt: skip
+        axes.plot(
+            [x for x, _ in dots],
+            [y for _, y in dots],
+            "o",
+            color=color,
+            label=label,
+            markeredgecolor="#ffffff",
+            clip_on=False,
+        )
 
 
 def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], float]:
@@ -194,8 +210,12 @@ def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
     with _drawing, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "distkit"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
-    text = re.sub(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :],
-                  flags=re.DOTALL)  # fmt: skip
+    text = re.sub(
+        r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*",
+        "",
+        text[text.index("<svg") :],
+        flags=re.DOTALL,
+    )
     text = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', text, count=2)  # a pixel a point
     text = re.sub(r"font-family: [^;\"]+|(?<=px )'DejaVu Sans'[^;\"]*", _family, text)
     for color, other in (colors or {}).items():

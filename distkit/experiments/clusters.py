@@ -65,9 +65,14 @@ class Clusters:
         like = None if self.given is None else self.given.plan
         device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
         return make_plan(
-            ranks, 0 if like is None else like.servers, device, "auto", cpus=limits.cpus(),
-            memory=limits.memory(), gpus=server().gpus(device),
-        )  # fmt: skip
+            ranks,
+            0 if like is None else like.servers,
+            device,
+            "auto",
+            cpus=limits.cpus(),
+            memory=limits.memory(),
+            gpus=server().gpus(device),
+        )
 
     def close(self) -> None:
         """End our cluster."""

@@ -225,7 +225,11 @@ def _sizes(values: Iterable[int]) -> list[tuple[str, int]]:
 def _logarithmic(name: str, low: float, high: float) -> Control:
     ends = math.log10(low), math.log10(high)
     widget = ipywidgets.FloatLogSlider(
-        min=ends[0], max=ends[1], step=0.1, readout_format=".3", value=math.sqrt(low * high),
+        min=ends[0],
+        max=ends[1],
+        step=0.1,
+        readout_format=".3",
+        value=math.sqrt(low * high),
         description=name,
-    )  # fmt: skip
+    )
     return Control(name, widget, float(low), float(high), digits=3)

@@ -144,8 +144,10 @@ class Experiment:
         """
         settings = self.settings.product(**values)
         with self._busy(), self._shown():
-            return [self._perform(setting, number, len(settings))
-                    for number, setting in enumerate(settings, 1)]  # fmt: skip
+            return [
+                self._perform(setting, number, len(settings))
+                for number, setting in enumerate(settings, 1)
+            ]
 
     def stop(self) -> None:
         """End what runs, on every rank at once; the experiment stays usable."""
@@ -257,9 +259,16 @@ class Experiment:
 
         def tell() -> None:
             self.activity = Activity(
-                setting[RANKS], number, of, began, running=True, done=meter.done,
-                stopping=self._stopping.is_set(), total=meter.total, operations=meter.operations,
-            )  # fmt: skip
+                setting[RANKS],
+                number,
+                of,
+                began,
+                running=True,
+                done=meter.done,
+                stopping=self._stopping.is_set(),
+                total=meter.total,
+                operations=meter.operations,
+            )
             self._tell()
 
         try:

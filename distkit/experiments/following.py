@@ -71,7 +71,10 @@ def _straggler(rank: int, seconds: float) -> Iterator[None]:
     """Let one rank lose time in every run that starts here, besides the trouble there is."""
     made = trouble.current() or trouble.Trouble()
     with trouble.trouble(
-        delay={**made.delay, rank: seconds}, latency=made.latency, bandwidth=made.bandwidth,
-        drop_rank=made.drop, kill=made.kill,
-    ):  # fmt: skip
+        delay={**made.delay, rank: seconds},
+        latency=made.latency,
+        bandwidth=made.bandwidth,
+        drop_rank=made.drop,
+        kill=made.kill,
+    ):
         yield

@@ -47,10 +47,18 @@ class Panel:
         self._pictures = Pictures()
         runs = ipywidgets.HBox([self._table, self._chart.widget])
         runs.add_class("dkx-runs")
-        self.widget = ipywidgets.VBox([
-            sheet(), self._title, _controls(experiment), self._bar.widget, self._message, runs,
-            self._printed, self._pictures.widget,
-        ])  # fmt: skip
+        self.widget = ipywidgets.VBox(
+            [
+                sheet(),
+                self._title,
+                _controls(experiment),
+                self._bar.widget,
+                self._message,
+                runs,
+                self._printed,
+                self._pictures.widget,
+            ]
+        )
         self.widget.add_class("distkit-experiment")
         self.refresh(experiment)
 
@@ -124,9 +132,10 @@ class Chart:
             return
         result, against = self._result.value, self._against.value
         drawn = chart.chart(
-            self._records, [] if result == self.RESULTS else [result],
+            self._records,
+            [] if result == self.RESULTS else [result],
             "" if against == self.VARIED else against,
-        )  # fmt: skip
+        )
         self._choice.layout.display = None if drawn else "none"
         _set(self._drawn, drawn)
 

@@ -49,17 +49,21 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
     picture = Columns(run.trace).frame
     each = {STEPS: steps, PER_STEP: run.seconds / steps} if steps else {}
     measured = {
-        SECONDS: run.seconds, **each, MESSAGES: picture["messages"],
+        SECONDS: run.seconds,
+        **each,
+        MESSAGES: picture["messages"],
         COLLECTIVES: picture["collectives"],
         SIZE: picture["message_bytes"] + picture["collective_bytes"],
-    }  # fmt: skip
+    }
     if run.error is not None:
         stopped = isinstance(run.error, RunInterrupted)
         outcome = "stopped" if stopped else type(run.error).__name__
         return Record(parameters, run, measured, outcome=outcome)
     taken = {*parameters, *measured, OUTCOME}
-    values = {name if name not in taken else f"{name} returned": value
-              for name, value in numbers(run.results[0]).items()}  # fmt: skip
+    values = {
+        name if name not in taken else f"{name} returned": value
+        for name, value in numbers(run.results[0]).items()
+    }
     found = run.findings if len(run.trace) <= LOOKED_AT else []
     remarks = (str(f) for f in found if f.kind is not Kind.STRAGGLER)
     return Record(parameters, run, measured, values, remarks=tuple(remarks))
@@ -87,8 +91,11 @@ def constant(records: Sequence[Record]) -> dict[str, Any]:
     if len(records) < 2:
         return {}
     first = records[0].parameters
-    return {name: value for name, value in first.items()
-            if {said(r.parameters.get(name)) for r in records} == {said(value)}}  # fmt: skip
+    return {
+        name: value
+        for name, value in first.items()
+        if {said(r.parameters.get(name)) for r in records} == {said(value)}
+    }
 
 
 def columns(records: Sequence[Record]) -> list[str]:
@@ -96,8 +103,12 @@ def columns(records: Sequence[Record]) -> list[str]:
     same = constant(records)
     names = dict.fromkeys(n for r in records for n in r.parameters if n not in same)
     failed = [OUTCOME] if any(r.outcome for r in records) else []
-    return [*names, *(name for name in MEASURED if any(r.measured.get(name) for r in records)),
-            *dict.fromkeys(name for r in records for name in r.values), *failed]  # fmt: skip
+    return [
+        *names,
+        *(name for name in MEASURED if any(r.measured.get(name) for r in records)),
+        *dict.fromkeys(name for r in records for name in r.values),
+        *failed,
+    ]
 
 
 def plottable(records: Sequence[Record]) -> list[str]:
@@ -166,9 +177,10 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
     head = "".join(f'<th scope="col">{escape(n)}</th>' for n in ["#", *names])
     body = "".join(
         f"<tr{' class=dkx-bad' if r.outcome else ''}><td>{n}</td>"
-        + "".join(f"<td>{escape(c)}</td>" for c in cells(r, names)) + "</tr>"
+        + "".join(f"<td>{escape(c)}</td>" for c in cells(r, names))
+        + "</tr>"
         for n, r in _latest(records, limit)
-    )  # fmt: skip
+    )
     same = f"<caption>{escape(common(records))}</caption>" if constant(records) else ""
     return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>'
 

@@ -84,8 +84,10 @@ class Settings:
         lists = {name: _listed(name, given) for name, given in values.items()}
         if not lists:
             raise TypeError("a sweep goes through values: experiment.sweep(batch=[8, 16, 32])")
-        return [self.complete(**dict(zip(lists, chosen, strict=True)))
-                for chosen in itertools.product(*lists.values())]  # fmt: skip
+        return [
+            self.complete(**dict(zip(lists, chosen, strict=True)))
+            for chosen in itertools.product(*lists.values())
+        ]
 
     def _take_ranks(self, given: Any, standing: int | None) -> None:
         """A number fixes them; a control begins at the cluster's own, where it allows that."""

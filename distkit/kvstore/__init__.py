@@ -42,9 +42,24 @@ from distkit.kvstore.trainer import Trainer
 from distkit.kvstore.transport import Service
 from distkit.kvstore.worker import KVStore
 
-__all__ = ["SGD", "Adam", "KVStore", "KVStoreBase", "Node", "Part", "Service", "Trainer", "create",
-           "lr_scheduler", "optimizer", "release", "serve", "split_and_load", "split_data",
-           "use"]  # fmt: skip
+__all__ = [
+    "SGD",
+    "Adam",
+    "KVStore",
+    "KVStoreBase",
+    "Node",
+    "Part",
+    "Service",
+    "Trainer",
+    "create",
+    "lr_scheduler",
+    "optimizer",
+    "release",
+    "serve",
+    "split_and_load",
+    "split_data",
+    "use",
+]
 
 _here: Node | None = None
 _store: KVStore | None = None
@@ -53,10 +68,17 @@ _tell: Callable[[str], None]
 
 
 def create(
-    name: str = "local", *, bigarray_bound: int = BIGARRAY_BOUND, staleness: int | None = None,
-    backup: int = 0, replication: int = 1, on_crash: str = "halt", wait_for: int | None = None,
-    check_finite: bool = False, **unknown: Any,
-) -> KVStore:  # fmt: skip
+    name: str = "local",
+    *,
+    bigarray_bound: int = BIGARRAY_BOUND,
+    staleness: int | None = None,
+    backup: int = 0,
+    replication: int = 1,
+    on_crash: str = "halt",
+    wait_for: int | None = None,
+    check_finite: bool = False,
+    **unknown: Any,
+) -> KVStore:
     """A store of this name, the same on every worker of the run.
 
     Args:
@@ -94,8 +116,9 @@ def create(
     """
     global _store, _terms
     if unknown:
-        raise KVStoreError(f"create with {', '.join(map(repr, unknown))}. Its options are: "
-                           f"{', '.join(_OPTIONS)}.")  # fmt: skip
+        raise KVStoreError(
+            f"create with {', '.join(map(repr, unknown))}. Its options are: {', '.join(_OPTIONS)}."
+        )
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
     spelled, name = name.lower(), canonical(name)
@@ -105,8 +128,15 @@ def create(
     if name in ("local", "device"):
         _hint(name)
         local = Requests(LocalLink(), 0, 0, local=True)
-        return KVStore(local, type=spelled, num_workers=1, servers=[0], scheduler=None,
-                       bound=bigarray_bound, check_finite=check_finite)  # fmt: skip
+        return KVStore(
+            local,
+            type=spelled,
+            num_workers=1,
+            servers=[0],
+            scheduler=None,
+            bound=bigarray_bound,
+            check_finite=check_finite,
+        )
     terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash, wait_for)
     node = _check(name)
     terms.fit(node.workers, node.servers)
@@ -130,8 +160,9 @@ def _hint(name: str) -> None:
     if _here is not None and _here.servers:
         warnings.warn(
             f'a "{name}" store is each worker\'s own, and this cluster has servers: '
-            'kvstore.create("dist_sync") is shared by its workers.', stacklevel=3,
-        )  # fmt: skip
+            'kvstore.create("dist_sync") is shared by its workers.',
+            stacklevel=3,
+        )
 
 
 def _check(name: str) -> Node:
@@ -166,10 +197,16 @@ def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore
         requests.close()
         raise
     store = KVStore(
-        requests, type=spelled, num_workers=node.workers, servers=servers,
-        scheduler=node.scheduler, bound=terms.bound, check_finite=check_finite,
-        elastic=terms.elastic, barriers=book.barriers,
-    )  # fmt: skip
+        requests,
+        type=spelled,
+        num_workers=node.workers,
+        servers=servers,
+        scheduler=node.scheduler,
+        bound=terms.bound,
+        check_finite=check_finite,
+        elastic=terms.elastic,
+        barriers=book.barriers,
+    )
     requests.loss = partial(store.loss, terms.replication)
     return store
 

@@ -59,8 +59,10 @@ class Codec(NamedTuple):
             KVStoreError: unknown type or parameter.
         """
         if not isinstance(params, Mapping):
-            raise KVStoreError(f"set_gradient_compression got {params!r}. "
-                               'Give {"type": "2bit", "threshold": 0.5}.')  # fmt: skip
+            raise KVStoreError(
+                f"set_gradient_compression got {params!r}. "
+                'Give {"type": "2bit", "threshold": 0.5}.'
+            )
         kind = params.get("type")
         if not isinstance(kind, str) or kind not in _NUMBERS:
             raise KVStoreError(
@@ -69,17 +71,22 @@ class Codec(NamedTuple):
         name, default = _NUMBERS[kind]
         if odd := set(params) - {"type", name}:
             takes = f"It takes {name!r}." if name else "It takes no other."
-            raise KVStoreError(f"set_gradient_compression of {kind} with "
-                               f"{sorted(odd, key=str)}. {takes}")  # fmt: skip
+            raise KVStoreError(
+                f"set_gradient_compression of {kind} with {sorted(odd, key=str)}. {takes}"
+            )
         try:
             number = float(params.get(name, default))
         except (TypeError, ValueError):
-            raise KVStoreError(f"set_gradient_compression with {name}={params[name]!r}: "
-                               f"give a number such as {default}.") from None  # fmt: skip
+            raise KVStoreError(
+                f"set_gradient_compression with {name}={params[name]!r}: "
+                f"give a number such as {default}."
+            ) from None
         least = -math.inf if kind == "1bit" else 0
         if name and not least < number < (1 if kind == "topk" else math.inf):
-            raise KVStoreError(f"set_gradient_compression with {name}={number}: must be above 0"
-                               f"{' and below 1' if kind == 'topk' else ''}.")  # fmt: skip
+            raise KVStoreError(
+                f"set_gradient_compression with {name}={number}: must be above 0"
+                f"{' and below 1' if kind == 'topk' else ''}."
+            )
         return cls(kind, number)
 
     def pack(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,11 +113,15 @@ class Compression:
             KVStoreError: it has no fractions to lose, or is sparse.
         """
         if not gradient.is_floating_point():
-            raise KVStoreError(f"push of {key!r}: {gradient.dtype} cannot be compressed. "
-                               "Compress floating-point gradients only.")  # fmt: skip
+            raise KVStoreError(
+                f"push of {key!r}: {gradient.dtype} cannot be compressed. "
+                "Compress floating-point gradients only."
+            )
         if gradient.layout is not torch.strided:
-            raise KVStoreError(f"push of {key!r}: sparse gradients cannot be compressed. Use dense "
-                               "ones, or no compression.")  # fmt: skip
+            raise KVStoreError(
+                f"push of {key!r}: sparse gradients cannot be compressed. Use dense "
+                "ones, or no compression."
+            )
 
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
         """Pack a server's or device's part of a gradient with what was lost of it before.
@@ -136,8 +147,10 @@ def unpack(codec: str, packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     try:
         return _UNPACK[kind](packed, size, float(number)).to(dtype)
     except (KeyError, ValueError, RuntimeError, IndexError):
-        raise KVStoreError(f"a gradient of {size} elements in {packed.numel()} bytes of {codec!r}. "
-                           "Let all nodes have the same distkit.") from None  # fmt: skip
+        raise KVStoreError(
+            f"a gradient of {size} elements in {packed.numel()} bytes of {codec!r}. "
+            "Let all nodes have the same distkit."
+        ) from None
 
 
 def _pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -179,8 +192,9 @@ def _unpack_1bit(packed: Tensor, size: int, threshold: float) -> Tensor:
 
 def _pack_means(x: Tensor, number: float) -> Tensor:
     positive = x > 0
-    means = [part.mean() if part.numel() else x.new_zeros(())
-             for part in (x[~positive], x[positive])]  # fmt: skip
+    means = [
+        part.mean() if part.numel() else x.new_zeros(()) for part in (x[~positive], x[positive])
+    ]
     return torch.cat([_bytes(torch.stack(means)), _pack_bits(positive.byte(), 1)])
 
 
@@ -202,8 +216,14 @@ def _unpack_topk(packed: Tensor, size: int, ratio: float) -> Tensor:
 
 
 _PACK: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "2bit": _pack_2bit, "1bit": _pack_1bit, "1bit_means": _pack_means, "topk": _pack_topk,
-}  # fmt: skip
+    "2bit": _pack_2bit,
+    "1bit": _pack_1bit,
+    "1bit_means": _pack_means,
+    "topk": _pack_topk,
+}
 _UNPACK: dict[str, Callable[[Tensor, int, float], Tensor]] = {
-    "2bit": _unpack_2bit, "1bit": _unpack_1bit, "1bit_means": _unpack_means, "topk": _unpack_topk,
-}  # fmt: skip
+    "2bit": _unpack_2bit,
+    "1bit": _unpack_1bit,
+    "1bit_means": _unpack_means,
+    "topk": _unpack_topk,
+}

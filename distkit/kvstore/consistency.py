@@ -55,9 +55,13 @@ class Rule(Protocol):
         """Whether the gradients of these workers make an update."""
 
     def awaits(
-        self, clock: int, version: int, arrived: Collection[int], members: Collection[int],
+        self,
+        clock: int,
+        version: int,
+        arrived: Collection[int],
+        members: Collection[int],
         clocks: Mapping[int, int],
-    ) -> set[int]:  # fmt: skip
+    ) -> set[int]:
         """The workers that a pull waits for, asked when its own worker was at ``clock``."""
 
 
@@ -82,9 +86,13 @@ class Synchronous:
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def awaits(
-        self, clock: int, version: int, arrived: Collection[int], members: Collection[int],
+        self,
+        clock: int,
+        version: int,
+        arrived: Collection[int],
+        members: Collection[int],
         clocks: Mapping[int, int],
-    ) -> set[int]:  # fmt: skip
+    ) -> set[int]:
         """Those who miss, until its own gradients are in."""
         return set() if version >= clock else set(members).difference(arrived)
 
@@ -109,9 +117,13 @@ class Asynchronous:
         return bool(arrived)
 
     def awaits(
-        self, clock: int, version: int, arrived: Collection[int], members: Collection[int],
+        self,
+        clock: int,
+        version: int,
+        arrived: Collection[int],
+        members: Collection[int],
         clocks: Mapping[int, int],
-    ) -> set[int]:  # fmt: skip
+    ) -> set[int]:
         """Those who are too far behind."""
         if self.staleness is None:
             return set()
@@ -153,22 +165,32 @@ class Terms:
             if n is not None and type(n) is not int:
                 raise KVStoreError(f"{name}={n!r}: give a whole number{_NONE.get(name, '')}.")
         for wrong, what in (
-            (self.wait_for is not None and self.wait_for < 1,
-             f"wait_for={self.wait_for}: at least one worker must be there."),
+            (
+                self.wait_for is not None and self.wait_for < 1,
+                f"wait_for={self.wait_for}: at least one worker must be there.",
+            ),
             (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
             (self.mode not in MODES, _no_mode(self.mode)),
-            (self.on_crash not in ON_CRASH,
-             f"there is no on_crash={self.on_crash!r}. There are: {', '.join(ON_CRASH)}."),
-            (self.staleness is not None and self.sync,
-             f'staleness={self.staleness} with "{self.mode}", where no gradient is stale. '
-             'Use "dist_async".'),
-            (self.staleness is not None and self.staleness < 0,
-             f"staleness={self.staleness}: a worker cannot be less than 0 gradients ahead."),
-            (self.backup and not self.sync,
-             f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".'),
+            (
+                self.on_crash not in ON_CRASH,
+                f"there is no on_crash={self.on_crash!r}. There are: {', '.join(ON_CRASH)}.",
+            ),
+            (
+                self.staleness is not None and self.sync,
+                f'staleness={self.staleness} with "{self.mode}", where no gradient is stale. '
+                'Use "dist_async".',
+            ),
+            (
+                self.staleness is not None and self.staleness < 0,
+                f"staleness={self.staleness}: a worker cannot be less than 0 gradients ahead.",
+            ),
+            (
+                self.backup and not self.sync,
+                f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
+            ),
             (self.backup < 0, f"backup={self.backup}: give 0 or more workers."),
             (self.replication < 1, f"replication={self.replication}: 1 is no copy, 2 is one."),
-        ):  # fmt: skip
+        ):
             if wrong:
                 raise KVStoreError(what)
 
@@ -208,9 +230,10 @@ class Terms:
             KVStoreError: it has too few workers or servers.
         """
         for asked, there, what in (
-            (self.replication, servers, "replication"), (self.backup + 1, workers, "backup"),
+            (self.replication, servers, "replication"),
+            (self.backup + 1, workers, "backup"),
             (self.wait_for or 1, workers, "wait_for"),
-        ):  # fmt: skip
+        ):
             if asked > there:
                 raise KVStoreError(
                     f"{what}={getattr(self, what)} in a cluster of {workers} "
@@ -240,8 +263,7 @@ class Terms:
             ) from None
 
     def __str__(self) -> str:
-        told = {k: v for k, v in asdict(self).items()
-                if k != "mode" and v != getattr(Terms(), k)}  # fmt: skip
+        told = {k: v for k, v in asdict(self).items() if k != "mode" and v != getattr(Terms(), k)}
         return ", ".join([f'"{self.mode}"', *(f"{k}={v!r}" for k, v in told.items())])
 
 
@@ -261,8 +283,11 @@ def canonical(name: str) -> str:
 
 
 #: MXNet's other names of stores in one process.
-_LOCAL = {"local_allreduce_cpu": "local", "local_update_cpu": "local",
-          "local_allreduce_device": "device"}  # fmt: skip
+_LOCAL = {
+    "local_allreduce_cpu": "local",
+    "local_update_cpu": "local",
+    "local_allreduce_device": "device",
+}
 
 
 def _no_mode(name: str) -> str:

@@ -34,9 +34,7 @@ class Traffic:
     sent: int = 0
 
 
-def add_up(
-    tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True
-) -> Tensor:
+def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True) -> Tensor:
     """The sum of a worker's tensors of one key: flat.
 
     Args:

@@ -67,9 +67,15 @@ class Entry:
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Done, at the present version."""
         return Reply(
-            request.run, request.node, request.number, self.version, self.layout.shape,
-            self.layout.dtype, value, self.dropped[request.node] if self.dropped else 0,
-        )  # fmt: skip
+            request.run,
+            request.node,
+            request.number,
+            self.version,
+            self.layout.shape,
+            self.layout.dtype,
+            value,
+            self.dropped[request.node] if self.dropped else 0,
+        )
 
 
 class Update(NamedTuple):

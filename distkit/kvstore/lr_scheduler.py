@@ -37,8 +37,9 @@ class LRScheduler:
         if self.warmup_mode not in ("linear", "constant"):
             raise KVStoreError(f"{name}(warmup_mode={self.warmup_mode!r}): linear or constant.")
         if self.warmup_begin_lr > self.base_lr or self.warmup_steps < 0:
-            raise KVStoreError(f"{name}: a warm-up has 0 or more steps and begins at base_lr or "
-                               "below.")  # fmt: skip
+            raise KVStoreError(
+                f"{name}: a warm-up has 0 or more steps and begins at base_lr or below."
+            )
         self.check(name)
 
     def check(self, name: str) -> None:
@@ -76,9 +77,15 @@ class FactorScheduler(LRScheduler):
     stop_factor_lr: float = 1e-8
 
     def __init__(
-        self, step: int, factor: float = 1.0, stop_factor_lr: float = 1e-8, base_lr: float = 0.01,
-        warmup_steps: int = 0, warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
-    ) -> None:  # fmt: skip
+        self,
+        step: int,
+        factor: float = 1.0,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
         _fill(self, locals())
 
     def check(self, name: str) -> None:
@@ -104,9 +111,14 @@ class MultiFactorScheduler(LRScheduler):
     factor: float = 1.0
 
     def __init__(
-        self, step: list[int] | tuple[int, ...], factor: float = 1.0, base_lr: float = 0.01,
-        warmup_steps: int = 0, warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
-    ) -> None:  # fmt: skip
+        self,
+        step: list[int] | tuple[int, ...],
+        factor: float = 1.0,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
         step = tuple(step)
         _fill(self, locals())
 
@@ -135,16 +147,23 @@ class PolyScheduler(LRScheduler):
     final_lr: float = 0.0
 
     def __init__(
-        self, max_update: int, base_lr: float = 0.01, pwr: float = 2.0, final_lr: float = 0.0,
-        warmup_steps: int = 0, warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
-    ) -> None:  # fmt: skip
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2.0,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
         _fill(self, locals())
 
     def check(self, name: str) -> None:
         """More updates than those of the warm-up."""
         if self.max_update < 1 or self.max_update <= self.warmup_steps or self.pwr < 0:
-            raise KVStoreError(f"{name}: max_update is 1 or more, and above warmup_steps; pwr is 0 "
-                               "or more.")  # fmt: skip
+            raise KVStoreError(
+                f"{name}: max_update is 1 or more, and above warmup_steps; pwr is 0 or more."
+            )
 
     def share(self, left: float) -> float:
         """How much of the way from ``final_lr`` to the base is left, of the updates left."""
@@ -166,9 +185,14 @@ class CosineScheduler(PolyScheduler):
     """
 
     def __init__(
-        self, max_update: int, base_lr: float = 0.01, final_lr: float = 0.0,
-        warmup_steps: int = 0, warmup_begin_lr: float = 0.0, warmup_mode: str = "linear",
-    ) -> None:  # fmt: skip
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
         _fill(self, locals())
 
     def share(self, left: float) -> float:
@@ -221,5 +245,6 @@ def from_spec(spec: Any) -> LRScheduler | None:
             numbers = {k: v for k, v in numbers.items() if k != "pwr"}
         return SCHEDULERS[name](**numbers)
     except (KeyError, TypeError, ValueError):
-        raise KVStoreError(f"no learning rate scheduler: {spec!r:.80}. "
-                           f"There are: {', '.join(SCHEDULERS)}.") from None  # fmt: skip
+        raise KVStoreError(
+            f"no learning rate scheduler: {spec!r:.80}. There are: {', '.join(SCHEDULERS)}."
+        ) from None

@@ -347,19 +347,24 @@ class Error(Answer):
 def stale(request: Message, run: int) -> Error:
     """The answer to a node of an earlier run."""
     return Error(
-        request.run, request.node, request.number,
+        request.run,
+        request.node,
+        request.number,
         f"stale node of run {request.run}, the cluster is at run {run}. "
-        'Make a new store with kvstore.create(...) inside the current run.',
-    )  # fmt: skip
+        "Make a new store with kvstore.create(...) inside the current run.",
+    )
 
 
 def given_up(request: Request, name: str) -> Error:
     """The answer to a node that was taken for dead: others may have its place by now."""
-    return error(request, (
-        f"stale: {name} was given up, since its connection broke or it gave no sign of life for "
-        "too long, and the others went on without it. What it still says does not count. If it "
-        "was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
-    ))  # fmt: skip
+    return error(
+        request,
+        (
+            f"stale: {name} was given up, because its connection broke or it sent no heartbeat "
+            "for too long, and the others went on without it. Its later requests are ignored. If "
+            "it was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
+        ),
+    )
 
 
 def ended(how: str) -> str:

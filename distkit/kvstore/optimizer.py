@@ -83,11 +83,14 @@ class Optimizer:
         """Refuse options that it does not have."""
         takes = [f.name for f in fields(cls)]
         if odd := [option for option in options if option not in takes]:
-            raise KVStoreError(f"optimizer {cls.__name__} with {', '.join(map(repr, odd))}. "
-                               f"It takes {', '.join(takes)}.")  # fmt: skip
+            raise KVStoreError(
+                f"optimizer {cls.__name__} with {', '.join(map(repr, odd))}. "
+                f"It takes {', '.join(takes)}."
+            )
         if len(args) > len(takes):
-            raise KVStoreError(f"optimizer {cls.__name__} with {len(args)} options. "
-                               f"It takes {', '.join(takes)}.")  # fmt: skip
+            raise KVStoreError(
+                f"optimizer {cls.__name__} with {len(args)} options. It takes {', '.join(takes)}."
+            )
         return super().__new__(cls)
 
     @property
@@ -171,8 +174,12 @@ class Optimizer:
     ) -> tuple[Tensor, State]:
         """The next weight, from a gradient of its dtype."""
         wd = self.wd * self.wd_mult.get(turn.key, 1.0) if self.wd_mult else self.wd
-        return self.update(weight, self._prepared(weight, gradient, wd), state,
-                           Hyper(self.rate(turn), wd, turn.nth))  # fmt: skip
+        return self.update(
+            weight,
+            self._prepared(weight, gradient, wd),
+            state,
+            Hyper(self.rate(turn), wd, turn.nth),
+        )
 
     def _prepared(self, weight: Tensor, g: Tensor, wd: float) -> Tensor:
         """The gradient, rescaled, clipped, and with weight decay where that is part of it."""
@@ -504,12 +511,15 @@ class Torch(Optimizer):
     def of(cls, kind: str, **options: Any) -> Torch:
         """An optimizer by torch's names of its options; those of :class:`Optimizer` are as well."""
         if kind not in _TORCH:
-            raise KVStoreError(f"torch.optim.{kind} cannot run on servers. "
-                               f"There are: {', '.join(sorted(_TORCH))}.")  # fmt: skip
+            raise KVStoreError(
+                f"torch.optim.{kind} cannot run on servers. There are: {', '.join(sorted(_TORCH))}."
+            )
         takes, ours = _takes(kind), [f.name for f in fields(Optimizer)]
         if odd := [name for name in options if name not in {*takes, *ours, *_HOW}]:
-            raise KVStoreError(f"torch.optim.{kind} with {', '.join(map(repr, odd))}. It takes "
-                               f"{', '.join(takes)}; and {', '.join(ours[2:])}.")  # fmt: skip
+            raise KVStoreError(
+                f"torch.optim.{kind} with {', '.join(map(repr, odd))}. It takes "
+                f"{', '.join(takes)}; and {', '.join(ours[2:])}."
+            )
         given = {name: options.get(name, default) for name, default in takes.items()}
         common = {"learning_rate": given.pop("lr"), "wd": given.pop("weight_decay", 0.0)}
         common |= {name: options[name] for name in ours if name in options}
@@ -555,8 +565,10 @@ class Torch(Optimizer):
 
     def initial(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
         """As torch begins."""
-        begin = {"sum": self.options.get("initial_accumulator_value", 0.0),
-                 "step_size": self.learning_rate}  # fmt: skip
+        begin = {
+            "sum": self.options.get("initial_accumulator_value", 0.0),
+            "step_size": self.learning_rate,
+        }
         if name in begin:
             return torch.full_like(value, begin[name], dtype=dtype)
         return super().initial(name, value, dtype)
@@ -635,27 +647,44 @@ def from_torch(
         if n in ("lr", "weight_decay"):
             first[n] = max((float(g[n]) for g in groups), default=0.0)
         elif any(g[n] != first[n] for g in groups):
-            raise KVStoreError(f"torch.optim.{kind} whose parameter groups differ in {n!r}: on "
-                               "servers they may differ in lr and weight_decay.")  # fmt: skip
+            raise KVStoreError(
+                f"torch.optim.{kind} whose parameter groups differ in {n!r}: on "
+                "servers they may differ in lr and weight_decay."
+            )
     for n, mult in (("lr", "lr_mult"), ("weight_decay", "wd_mult")):
         differ = n in takes and len({float(g[n]) for g in groups}) > 1
         if differ and keys is None:
-            raise KVStoreError(f"torch.optim.{kind} whose parameter groups differ in {n!r}: which "
-                               "key is which parameter? Give it to kvstore.Trainer, or use "
-                               f"{mult}={{key: factor}}.")  # fmt: skip
+            raise KVStoreError(
+                f"torch.optim.{kind} whose parameter groups differ in {n!r}: which "
+                "key is which parameter? Give it to kvstore.Trainer, or use "
+                f"{mult}={{key: factor}}."
+            )
         if differ and keys is not None:
-            options[mult] = {keys[id(p)]: float(g[n]) / first[n]
-                             for g in groups for p in g["params"] if id(p) in keys}  # fmt: skip
+            options[mult] = {
+                keys[id(p)]: float(g[n]) / first[n]
+                for g in groups
+                for p in g["params"]
+                if id(p) in keys
+            }
     return Torch.of(kind, **first, **options)
 
 
 # -- by name, and on the way ------------------------------------------------------
 
 _BY_NAME: dict[str, type[Optimizer]] = {
-    "sgd": SGD, "nag": NAG, "adam": Adam, "adamw": AdamW, "adamax": Adamax, "nadam": Nadam,
-    "adagrad": AdaGrad, "rmsprop": RMSProp, "adadelta": AdaDelta, "ftrl": Ftrl, "signum": Signum,
+    "sgd": SGD,
+    "nag": NAG,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adamax": Adamax,
+    "nadam": Nadam,
+    "adagrad": AdaGrad,
+    "rmsprop": RMSProp,
+    "adadelta": AdaDelta,
+    "ftrl": Ftrl,
+    "signum": Signum,
     "test": Test,
-}  # fmt: skip
+}
 
 
 def make(name: str, options: Mapping[str, Any]) -> Optimizer:
@@ -708,8 +737,10 @@ def rule_of(given: Any, options: Mapping[str, Any] | None = None) -> Optimizer:
         return given(**options)  # type: ignore[no-any-return]
     if isinstance(given, torch.optim.Optimizer):
         if given.state:
-            raise KVStoreError(f"{named(type(given))} has made steps: what it keeps of them would "
-                               "be lost. Give a fresh one.")  # fmt: skip
+            raise KVStoreError(
+                f"{named(type(given))} has made steps: what it keeps of them would "
+                "be lost. Give a fresh one."
+            )
         return from_torch(given, **options)
     if isinstance(given, Optimizer) and not options:
         to_spec(given)
@@ -782,8 +813,10 @@ def _factors(mult: str, pairs: Any) -> dict[Key, float]:
 
 #: What a field of an optimizer may be, by its annotation.
 _TYPES: dict[str, tuple[type, ...]] = {
-    "float": (int, float), "float | None": (int, float, type(None)), "bool": (bool, int, float),
-}  # fmt: skip
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "bool": (bool, int, float),
+}
 
 
 def _check(rule: Optimizer) -> None:
@@ -795,12 +828,15 @@ def _check(rule: Optimizer) -> None:
     for f in fields(rule):
         value = getattr(rule, f.name)
         if not isinstance(value, _TYPES.get(str(f.type), object)):
-            raise KVStoreError(f"optimizer {type(rule).__name__} with {f.name}={value!r:.60}: "
-                               "give a number.")  # fmt: skip
+            raise KVStoreError(
+                f"optimizer {type(rule).__name__} with {f.name}={value!r:.60}: give a number."
+            )
     for mult in (rule.lr_mult, rule.wd_mult):
         if not isinstance(mult, Mapping):
             raise KVStoreError(f"lr_mult or wd_mult of {mult!r:.60}. Give {{key: factor}}.")
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(rule, name, 0) < 1:
-            raise KVStoreError(f"optimizer {type(rule).__name__} with {name}="
-                               f"{getattr(rule, name)}: from 0 to below 1.")  # fmt: skip
+            raise KVStoreError(
+                f"optimizer {type(rule).__name__} with {name}="
+                f"{getattr(rule, name)}: from 0 to below 1."
+            )

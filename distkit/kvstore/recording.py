@@ -39,8 +39,13 @@ if TYPE_CHECKING:
     from distkit.trace.recorder import Recorder
 
 #: Requests that are drawn as messages; a barrier is drawn as the workers' one collective.
-_MESSAGES = {Register: Op.REGISTER, Init: Op.INIT, SetOptimizer: Op.INIT, Push: Op.PUSH,
-             Pull: Op.PULL}  # fmt: skip
+_MESSAGES = {
+    Register: Op.REGISTER,
+    Init: Op.INIT,
+    SetOptimizer: Op.INIT,
+    Push: Op.PUSH,
+    Pull: Op.PULL,
+}
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
 #: How the label of an answer ends that is an error.
@@ -94,9 +99,7 @@ class Asking:
         if isinstance(request, Barrier):
             peer, match = None, f"kv:{request.run}:barrier:{request.nth}"
         label, where = _label(request), recorder.user_line()
-        self.fields: tuple[Any, ...] = (
-            peer, WORLD, *_layout(tensor), None, where, label, match
-        )  # fmt: skip
+        self.fields: tuple[Any, ...] = (peer, WORLD, *_layout(tensor), None, where, label, match)
         called = time.monotonic()
         values = rec.look(tensor) if tensor is not None and rec.can_look() else None
         if step is None:
@@ -213,8 +216,13 @@ class Answering:
         label += REFUSED if isinstance(answer, Error) else ""
         # of a worker whose gradients came too late for their round: so many did
         late = getattr(answer, "dropped", 0) or None
-        common = {"peer": answer.node, "match": answer.match, "label": label, "tag": late,
-                  **_fields(tensor)}  # fmt: skip
+        common = {
+            "peer": answer.node,
+            "match": answer.match,
+            "label": label,
+            "tag": late,
+            **_fields(tensor),
+        }
         seq = rec.next_seq()
         rec.record(seq, Op.SEND, State.STARTED, **common | _values(tensor))
         rec.record(seq, Op.SEND, State.COMPLETED, **common)
@@ -235,8 +243,10 @@ def updating(update: Update, server: int | None = None) -> AbstractContextManage
 @contextmanager
 def _updating(rec: Recorder, update: Update, server: int | None) -> Iterator[None]:
     seq, entry = rec.next_seq(), update.entry
-    gradients = (f"{worker} ({n} late)" if n else str(worker)
-                 for worker, n in zip(update.workers, update.staleness, strict=True))  # fmt: skip
+    gradients = (
+        f"{worker} ({n} late)" if n else str(worker)
+        for worker, n in zip(update.workers, update.staleness, strict=True)
+    )
     label = f"update {name(update.key)} → v{update.version + 1} ← {', '.join(gradients)}"
     told: dict[str, Any] = {"label": label, "tag": max(update.staleness), "peer": server}
     rec.record(seq, Op.MARK, State.STARTED, **told, **_values(entry.value))
@@ -267,8 +277,14 @@ def name(key: Key) -> str:
 def _terms(register: Register) -> str:
     """What decides who waits: the mode, and what is not as usual: "dist_sync backup=1"."""
     terms = register.terms
-    told = [register.mode, *(f"{term}={n:g}" for term, unusual in _UNUSUAL.items()
-                             if (n := terms.get(term, -1)) >= unusual)]  # fmt: skip
+    told = [
+        register.mode,
+        *(
+            f"{term}={n:g}"
+            for term, unusual in _UNUSUAL.items()
+            if (n := terms.get(term, -1)) >= unusual
+        ),
+    ]
     crash = ON_CRASH[int(terms.get("on_crash", 0))]
     return " ".join(filter(None, [*told, f"on_crash={crash}" * (crash != ON_CRASH[0])]))
 

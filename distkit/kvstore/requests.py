@@ -81,9 +81,14 @@ class Requests:
     """
 
     def __init__(
-        self, link: Link, run: int, node: int, *, local: bool = False,
+        self,
+        link: Link,
+        run: int,
+        node: int,
+        *,
+        local: bool = False,
         name: Callable[[int], str] = "node {}".format,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
         #: What is lost with a server, and how it would still be there: given the keys of requests
         #: that it has not answered.
@@ -281,8 +286,11 @@ class Requests:
 
     def _repeat(self, node: int) -> None:
         """It is there again, or another in its place: ask again what was not answered."""
-        again = [f.request for f in self._in_flight.values()
-                 if f.to == node and (f.pair is None or isinstance(f.request, Push))]  # fmt: skip
+        again = [
+            f.request
+            for f in self._in_flight.values()
+            if f.to == node and (f.pair is None or isinstance(f.request, Push))
+        ]
         if node in self.greetings:
             kind, fields = self.greetings[node]
             again.insert(0, kind(self._run, self.node, self._next, *fields))
@@ -302,11 +310,17 @@ class Requests:
             flight = self._in_flight.get(request.number)
             if flight is not None:  # else it was settled with its pair
                 what = type(request).__name__.lower()
-                self._settle(flight, error(request, (
-                    f"{self._name(node)} {lost} while {self._name(self.node)} waited for its "
-                    f"answer to {what}{_of(request)}. {stopped}{loss}"
-                    "Run again, and another has its place."
-                )))  # fmt: skip
+                self._settle(
+                    flight,
+                    error(
+                        request,
+                        (
+                            f"{self._name(node)} {lost} while {self._name(self.node)} waited "
+                            f"for its answer to {what}{_of(request)}. {stopped}{loss}"
+                            "Run again, and another has its place."
+                        ),
+                    ),
+                )
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
         """It has its answer; that of a pull counts for the push that it travelled with."""

@@ -92,14 +92,20 @@ class Scheduler:
         self.changed, terms = False, self.terms
         present = self.present.items() if self.begun else ()
         return {
-            "run": self.run, "begun": self.begun, "callable": sorted(self._callable),
+            "run": self.run,
+            "begun": self.begun,
+            "callable": sorted(self._callable),
             "terms": terms and [terms.mode, terms.bound, terms.numbers()],
             "present": [[n, r.endpoint, r.pid] for n, r in present],
-            "gone": list(self.gone.items()), "ends": list(self._ends.items()),
-            "lives": list(self._lives.items()), "passed": list(self._passed.items()),
-            "parted": sorted(self.parted), "barriers": self.barriers,
-            "copies": list(self.copies.items()), "addresses": list(self._addresses.items()),
-        }  # fmt: skip
+            "gone": list(self.gone.items()),
+            "ends": list(self._ends.items()),
+            "lives": list(self._lives.items()),
+            "passed": list(self._passed.items()),
+            "parted": sorted(self.parted),
+            "barriers": self.barriers,
+            "copies": list(self.copies.items()),
+            "addresses": list(self._addresses.items()),
+        }
 
     def resume(self, journal: dict[str, Any]) -> None:
         """Go on where another has stopped."""
@@ -155,8 +161,11 @@ class Scheduler:
     def _begin(self, run: int) -> list[Answer]:
         """A newer run: forget the last one and call the roll."""
         waiting = [*self._unanswered(), *self.at_barrier.values()]
-        late = [Error(r.run, r.node, r.number, stale(r, run).text)
-                for r in waiting if r.node < self.workers]  # fmt: skip
+        late = [
+            Error(r.run, r.node, r.number, stale(r, run).text)
+            for r in waiting
+            if r.node < self.workers
+        ]
         self.run = run
         self._clear()
         return [*late, *map(self._call, sorted(self._callable))]
@@ -206,10 +215,11 @@ class Scheduler:
             return []
         assert self.terms is not None
         first, endpoint = LIFE * self._lives[process], self.present[process].endpoint
-        return [Joined(self.run, n, _UNASKED, process, endpoint, first)
-                for n, holders in self.copies.items()
-                if n in self.present and process not in holders
-                and self._seat(process) in self._ring(n)]  # fmt: skip
+        return [
+            Joined(self.run, n, _UNASKED, process, endpoint, first)
+            for n, holders in self.copies.items()
+            if n in self.present and process not in holders and self._seat(process) in self._ring(n)
+        ]
 
     def _ring(self, server: int) -> list[int]:
         assert self.terms is not None
@@ -229,11 +239,16 @@ class Scheduler:
         """Have those who have copies serve in the places of those who have ended."""
         return [
             Appointed(
-                self.run, holders[0], _UNASKED, n, LIFE * self._lives[n],
+                self.run,
+                holders[0],
+                _UNASKED,
+                n,
+                LIFE * self._lives[n],
                 {n: self._addresses[n]} | {h: self.present[h].endpoint for h in holders[1:]},
             )
-            for n, holders in self.copies.items() if n in self.gone and holders
-        ]  # fmt: skip
+            for n, holders in self.copies.items()
+            if n in self.gone and holders
+        ]
 
     def _greet(self, present: Present) -> list[Answer]:
         """One that this run has already, or one that has taken a server's place.
@@ -335,9 +350,16 @@ class Scheduler:
         assert self.terms is not None
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
         return AddressBook(
-            register.run, register.node, register.number, self.terms.mode, self.terms.bound,
-            endpoints, self.terms.numbers(), LIFE * self._lives[register.node], self.barriers,
-        )  # fmt: skip
+            register.run,
+            register.node,
+            register.number,
+            self.terms.mode,
+            self.terms.bound,
+            endpoints,
+            self.terms.numbers(),
+            LIFE * self._lives[register.node],
+            self.barriers,
+        )
 
     # -- barrier ----------------------------------------------------------------
 

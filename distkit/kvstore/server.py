@@ -91,9 +91,15 @@ class KVServer:
     """
 
     def __init__(
-        self, rule: Rule, workers: Iterable[int], *, on_crash: str = "halt", elastic: bool = False,
-        must_update: bool = False, watch: Watch = nullcontext,
-    ) -> None:  # fmt: skip
+        self,
+        rule: Rule,
+        workers: Iterable[int],
+        *,
+        on_crash: str = "halt",
+        elastic: bool = False,
+        must_update: bool = False,
+        watch: Watch = nullcontext,
+    ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.elastic = elastic
         self.members, self.gone, self.newcomers = set(workers), dict[int, str](), set[int]()
@@ -254,14 +260,13 @@ class KVServer:
             missed = self._missed(entry, awaited)
             if missed or not awaited:
                 del entry.waiting[name]
-                due.append(error(pull, self._halted(pull, missed)) if missed
-                           else self._reply(entry, pull))  # fmt: skip
+                due.append(
+                    error(pull, self._halted(pull, missed)) if missed else self._reply(entry, pull)
+                )
         return due
 
     def _awaited(self, entry: Entry, clock: int) -> set[int]:
-        return self.rule.awaits(
-            clock, entry.version, entry.arrived, self.members, entry.clocks
-        )
+        return self.rule.awaits(clock, entry.version, entry.arrived, self.members, entry.clocks)
 
     # -- workers that leave and join --------------------------------------------
 
@@ -379,8 +384,9 @@ class KVServer:
         elif slot == COUNT:
             like = torch.zeros(int(value.numel() == 1 and int(value) >= 0), dtype=torch.int64)
         elif self.optimizer is None:
-            raise KVStoreError(f"{slot} of {request.key!r} without an optimizer. "
-                               "Call kv.set_optimizer(...) first.")  # fmt: skip
+            raise KVStoreError(
+                f"{slot} of {request.key!r} without an optimizer. Call kv.set_optimizer(...) first."
+            )
         else:
             like = self.optimizer.kept(_seen(self.optimizer, entry)).get(slot)
         if like is None or like.numel() != value.numel() or like.dtype != value.dtype:
@@ -415,8 +421,10 @@ class KVServer:
             push = replace(push, value=_unpacked(push, entry))
         entry.layout.check("push of", push.key, push.shape, dtype_name(push.value))
         if push.value.shape != entry.value.shape:
-            raise KVStoreError(f"push of {push.key!r} with {push.value.numel()} elements, "
-                               f"but this server's part has {entry.value.numel()}.")  # fmt: skip
+            raise KVStoreError(
+                f"push of {push.key!r} with {push.value.numel()} elements, "
+                f"but this server's part has {entry.value.numel()}."
+            )
         if self.must_update and self.optimizer is None and self.updater is None:
             raise KVStoreError(
                 f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
@@ -452,8 +460,9 @@ def _fits(optimizer: Optimizer, key: Key, entry: Entry) -> None:
             "the servers. Create the store with a larger bigarray_bound."
         )
     if why := optimizer.refuses(entry.layout.shape):
-        raise KVStoreError(f"push of {key!r}, which is {entry.layout}: {why}. "
-                           "Use another optimizer.")  # fmt: skip
+        raise KVStoreError(
+            f"push of {key!r}, which is {entry.layout}: {why}. Use another optimizer."
+        )
 
 
 def _sum(gradients: list[Tensor]) -> Tensor:

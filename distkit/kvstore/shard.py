@@ -159,20 +159,29 @@ class Shard:
         workers = [node for node in book.endpoints if node < n.workers]
 
         def fresh(watch: Watch) -> KVServer:
-            return KVServer(terms.rule, workers, on_crash=terms.on_crash, elastic=terms.elastic,
-                            must_update=not terms.sync, watch=watch)  # fmt: skip
+            return KVServer(
+                terms.rule,
+                workers,
+                on_crash=terms.on_crash,
+                elastic=terms.elastic,
+                must_update=not terms.sync,
+                watch=watch,
+            )
 
         self.begun, self.me, self._asked = True, book.node, max(self._asked, book.first)
         self._fresh, whole = fresh, book.node == n.id
-        rings = {n.workers + i: [n.workers + j for j in ring(i, n.servers, terms.replication)]
-                 for i in range(n.servers)}  # fmt: skip
+        rings = {
+            n.workers + i: [n.workers + j for j in ring(i, n.servers, terms.replication)]
+            for i in range(n.servers)
+        }
         self.store = fresh(self.watch) if whole else None
         self.endpoints = dict(book.endpoints)
         self.backups = Backups(self.run, n.id, rings[n.id][1:] if whole else [])
         self.replicas = {
-            server: fresh(nullcontext) for server, holders in rings.items()
+            server: fresh(nullcontext)
+            for server, holders in rings.items()
             if whole and n.id in holders[1:]
-        }  # fmt: skip
+        }
         early, self._early = self._early, []
         return [answer for request in early for answer in self._serve(request)]
 

@@ -29,19 +29,33 @@ if TYPE_CHECKING:
 _CLASSES: dict[str, Any] = {
     name: getattr(module, name)
     for module, name in (
-        (entry, "Entry"), (entry, "Ledger"), (placement, "Layout"), (messages, "Push"),
+        (entry, "Entry"),
+        (entry, "Ledger"),
+        (placement, "Layout"),
+        (messages, "Push"),
     )
-}  # fmt: skip
+}
 
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
-    "list": list, "tuple": tuple, "set": set, "dict": dict, "Counter": lambda p: Counter(dict(p)),
-}  # fmt: skip
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "dict": dict,
+    "Counter": lambda p: Counter(dict(p)),
+}
 
 #: What a server has from the terms of its run, or what is asked again, or goes in its own portion.
 _NOT_KEPT = {
-    "rule", "on_crash", "must_update", "watch", "elastic", "updater", "entries", "optimizer",
+    "rule",
+    "on_crash",
+    "must_update",
+    "watch",
+    "elastic",
+    "updater",
+    "entries",
+    "optimizer",
     "_early",
-}  # fmt: skip
+}
 
 _ALIGN = 16
 

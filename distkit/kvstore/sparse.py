@@ -133,8 +133,9 @@ def unpack(codec: str, packed: Tensor) -> Tensor:
             raise ValueError("ranges")
         return tensor_of(Rows(at, values), (size,))
     except (KeyError, ValueError, RuntimeError, IndexError, OverflowError):
-        raise KVStoreError(f"{packed.numel()} bytes of {codec!r} are no rows. "
-                           "Let all nodes have the same distkit.") from None  # fmt: skip
+        raise KVStoreError(
+            f"{packed.numel()} bytes of {codec!r} are no rows. Let all nodes have the same distkit."
+        ) from None
 
 
 def elements(ranges: Tensor, size: int) -> Tensor:

@@ -46,9 +46,12 @@ class InProcess:
     """
 
     def __init__(
-        self, workers: int = 1, servers: int = 1, mode: str = "dist_sync",
+        self,
+        workers: int = 1,
+        servers: int = 1,
+        mode: str = "dist_sync",
         bound: int = BIGARRAY_BOUND,
-    ) -> None:  # fmt: skip
+    ) -> None:
         terms = Terms(canonical(mode), bound)
         self.workers, self.mode, self.bound = workers, mode, bound
         self.nodes = {
@@ -65,8 +68,15 @@ class InProcess:
     def store(self, rank: int = 0, **options: Any) -> KVStore:
         """The store of a worker."""
         requests = Requests(_Line(self, rank), 0, rank)
-        return KVStore(requests, type=self.mode, num_workers=self.workers, bound=self.bound,
-                       servers=sorted(self.nodes), scheduler=self.scheduler, **options)  # fmt: skip
+        return KVStore(
+            requests,
+            type=self.mode,
+            num_workers=self.workers,
+            bound=self.bound,
+            servers=sorted(self.nodes),
+            scheduler=self.scheduler,
+            **options,
+        )
 
     def run(self, function: Callable[[KVStore], _Result], **options: Any) -> list[_Result]:
         """Run a function on every worker, each in its thread: the results by rank."""

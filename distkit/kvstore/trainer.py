@@ -68,12 +68,15 @@ class Trainer:
     """
 
     def __init__(
-        self, params: Iterable[Any] | Mapping[str, Any], optimizer: Any = "sgd",
+        self,
+        params: Iterable[Any] | Mapping[str, Any],
+        optimizer: Any = "sgd",
         optimizer_params: Mapping[str, Any] | None = None,
         kvstore: KVStoreBase | str | None = "device",
-        *, compression_params: Mapping[str, Any] | None = None,
+        *,
+        compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._params = _replicas(params)
         self._keys = {id(w): k for k, replicas in enumerate(self._params) for w in replicas}
         self._torch = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
@@ -215,12 +218,16 @@ class Trainer:
             return list(range(len(self._params)))
         for keys, what in (
             (without, "have no gradient. Call backward() first"),
-            (stale, "have the gradient of the last step: no backward() has changed it since. "
-                    "Call backward() before each step"),
-        ):  # fmt: skip
+            (
+                stale,
+                "have the gradient of the last step: no backward() has changed it since. "
+                "Call backward() before each step",
+            ),
+        ):
             if keys and not ignore_stale_grad:
-                raise KVStoreError(f"parameters {keys} {what}, freeze them, or use "
-                                   "ignore_stale_grad=True.")  # fmt: skip
+                raise KVStoreError(
+                    f"parameters {keys} {what}, freeze them, or use ignore_stale_grad=True."
+                )
         left_out = {*without, *stale}
         return [k for k in range(len(self._params)) if k not in left_out]
 
@@ -256,17 +263,29 @@ class Trainer:
             rule = self._rule
             if self._torch is not None:
                 now = from_torch(self._torch, self._keys)
-                rule = replace(rule, learning_rate=now.learning_rate, wd=now.wd,
-                               lr_mult=now.lr_mult, wd_mult=now.wd_mult)  # fmt: skip
-            rule = replace(rule, rescale_grad=scale, lr_mult={**rule.lr_mult, **lr},
-                           wd_mult={**rule.wd_mult, **wd})  # fmt: skip
+                rule = replace(
+                    rule,
+                    learning_rate=now.learning_rate,
+                    wd=now.wd,
+                    lr_mult=now.lr_mult,
+                    wd_mult=now.wd_mult,
+                )
+            rule = replace(
+                rule,
+                rescale_grad=scale,
+                lr_mult={**rule.lr_mult, **lr},
+                wd_mult={**rule.wd_mult, **wd},
+            )
             self._made = self._rule, of, rule
         return self._made[2]
 
     def _factors(self, mult: str) -> dict[Key, float]:
         """Those that parameters have as attributes."""
-        return {k: float(vars(replicas[0])[mult]) for k, replicas in enumerate(self._params)
-                if mult in vars(replicas[0])}  # fmt: skip
+        return {
+            k: float(vars(replicas[0])[mult])
+            for k, replicas in enumerate(self._params)
+            if mult in vars(replicas[0])
+        }
 
     @property
     def _rescale(self) -> float:
@@ -299,8 +318,12 @@ class Trainer:
 
     def _take_over(self) -> None:
         """Weights that were changed since the last step: the store has others."""
-        changed = {k: w for k, replicas in enumerate(self._params) for w in replicas
-                   if self._weights.get(id(w)) != w._version}  # fmt: skip
+        changed = {
+            k: w
+            for k, replicas in enumerate(self._params)
+            for w in replicas
+            if self._weights.get(id(w)) != w._version
+        }
         if not changed or not isinstance(self._store, KVStore):
             return
         if not self._distributed:
@@ -308,8 +331,11 @@ class Trainer:
                 self._store._assign(k, w)
         elif "async" not in self._store.type:
             held: Any = self._store.pull([*changed])
-            if other := [k for (k, w), v in zip(changed.items(), held, strict=True)
-                         if not torch.equal(v, w.detach().cpu())]:  # fmt: skip
+            if other := [
+                k
+                for (k, w), v in zip(changed.items(), held, strict=True)
+                if not torch.equal(v, w.detach().cpu())
+            ]:
                 raise KVStoreError(self._changed(other, "Restore them"))
         elif not self._warned:
             self._warned = True
@@ -342,8 +368,10 @@ class Trainer:
             KVStoreError: a scheduler decides it.
         """
         if self._rule.lr_scheduler is not None:
-            raise KVStoreError("set_learning_rate with an lr_scheduler, which decides the rate. "
-                               "Leave out one of them.")  # fmt: skip
+            raise KVStoreError(
+                "set_learning_rate with an lr_scheduler, which decides the rate. "
+                "Leave out one of them."
+            )
         for group in self._groups:
             group["lr"] = lr
         self._rule = replace(self._rule, learning_rate=lr)
@@ -401,8 +429,10 @@ class Trainer:
             w = self._params[k][0]
             like = torch.zeros(1) if name == COUNT else rule.kept(w.detach()).get(name)
         if like is None or like.numel() != kept.numel():
-            raise KVStoreError(f"{fname} has the states of other parameters: its {k!r} has "
-                               f"{kept.numel()} elements of {name}.")  # fmt: skip
+            raise KVStoreError(
+                f"{fname} has the states of other parameters: its {k!r} has "
+                f"{kept.numel()} elements of {name}."
+            )
         return k, name, kept.view(like.shape)
 
     def _adopt(self, rule: Optimizer) -> None:
@@ -434,8 +464,9 @@ def _replicas(params: Iterable[Any] | Mapping[str, Any]) -> list[list[Tensor]]:
     for p in given:
         replicas = list(p) if isinstance(p, (list, tuple)) else [p]
         if not all(isinstance(w, torch.Tensor) for w in replicas) or not replicas:
-            raise KVStoreError(f"Trainer got a {type(p).__name__} among its parameters. "
-                               "Give model.parameters().")  # fmt: skip
+            raise KVStoreError(
+                f"Trainer got a {type(p).__name__} among its parameters. Give model.parameters()."
+            )
         if replicas[0].requires_grad:
             found.setdefault(id(replicas[0]), replicas)
     if not found:
@@ -475,8 +506,10 @@ def _where(
         )
     capable = store.is_capable(store.OPTIMIZER)
     if update and not capable:
-        raise KVStoreError(f"update_on_kvstore=True with {store.type}, which cannot update. "
-                           "Use update_on_kvstore=False.")  # fmt: skip
+        raise KVStoreError(
+            f"update_on_kvstore=True with {store.type}, which cannot update. "
+            "Use update_on_kvstore=False."
+        )
     if update is not None or "async" in store.type:
         return update is not False
     large = given == "local" and max(ws[0].numel() for ws in params) > _LARGE

@@ -111,9 +111,10 @@ class Service:
         self._backups: dict[str, Line] = {}  # by where they listen
         self._heirs: list[tuple[Service, threading.Thread]] = []
         self._machine: Kept | Shard = heir or (
-            Shard(node, updating) if node.role == "server"
+            Shard(node, updating)
+            if node.role == "server"
             else Kept(node.workers, node.servers, node.run)
-        )  # fmt: skip
+        )
         if isinstance(self._machine, Kept):
             self._machine.lost = self._lost
         machine = self._machine
@@ -165,11 +166,15 @@ class Service:
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
         except BlockingIOError:
-            raise KVStoreError(f"{node.role} {node.index} is there already: somebody listens at "
-                               f"{endpoint}. Start each node of a cluster once.") from None
+            raise KVStoreError(
+                f"{node.role} {node.index} is there already: somebody listens at "
+                f"{endpoint}. Start each node of a cluster once."
+            ) from None
         except (zmq.ZMQError, OSError) as e:
-            raise KVStoreError(f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
-                               "Give a folder that exists and can be written.") from e  # fmt: skip
+            raise KVStoreError(
+                f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
+                "Give a folder that exists and can be written."
+            ) from e
         self._poller = zmq.Poller()
         ends = self._ends.socket, self._schedulers.socket
         for end in (self._router, self._scheduler, self._stopped, *ends):
@@ -405,8 +410,10 @@ class Service:
             if self._alone and how is None and isinstance(self._machine, Shard):
                 self._alone = False
                 if not self._listens():
-                    raise KVStoreError(f"{self.node.name(self.node.id)} gave no sign of life for "
-                                       "too long, and another has its place.")  # fmt: skip
+                    raise KVStoreError(
+                        f"{self.node.name(self.node.id)} gave no sign of life for "
+                        "too long, and another has its place."
+                    )
                 self._deliver(self._machine.greet())
 
     def _backup(self, endpoint: str) -> Line:
@@ -448,9 +455,11 @@ class Service:
     def _waits(self, node: int) -> bool:
         """Whether the node waits for a pull anyway, and its letter has nothing but receipts."""
         way = self._peers.ways.get(node)
-        return way is not None and bool(way.open) and all(
-            isinstance(m, Reply) and m.value is None for m in self._letters[node]
-        )  # fmt: skip
+        return (
+            way is not None
+            and bool(way.open)
+            and all(isinstance(m, Reply) and m.value is None for m in self._letters[node])
+        )
 
     def _send(self, nodes: Iterable[int]) -> None:
         for node in nodes:

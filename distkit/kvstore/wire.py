@@ -35,9 +35,21 @@ _JSON, _PARSER = json.JSONEncoder(separators=(",", ":")), json.JSONDecoder()
 #: The dtypes that can be added up, by name.
 DTYPES = {
     name: getattr(torch, name)
-    for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-                 "bool", "uint8", "int8", "int16", "int32", "int64")
-}  # fmt: skip
+    for name in (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+    )
+}
 
 
 class _Kind(NamedTuple):
@@ -245,13 +257,35 @@ def _kind(cls: Any) -> _Kind:
 
 
 #: Of each kind that travels.
-_KINDS = {cls.__name__: _kind(cls) for cls in (
-    messages.Register, messages.Barrier, messages.AddressBook, messages.RollCall, messages.Init,
-    messages.Push, messages.Pull, messages.Rest, messages.Describe, messages.SetOptimizer,
-    messages.GetState, messages.SetState, messages.Copy, messages.Leave, messages.Departed,
-    messages.Reply, messages.Error, messages.Present, messages.Missed, messages.Replaced,
-    messages.Copied, messages.Joined, messages.Appointed, messages.Portion,
-)}  # fmt: skip
+_KINDS = {
+    cls.__name__: _kind(cls)
+    for cls in (
+        messages.Register,
+        messages.Barrier,
+        messages.AddressBook,
+        messages.RollCall,
+        messages.Init,
+        messages.Push,
+        messages.Pull,
+        messages.Rest,
+        messages.Describe,
+        messages.SetOptimizer,
+        messages.GetState,
+        messages.SetState,
+        messages.Copy,
+        messages.Leave,
+        messages.Departed,
+        messages.Reply,
+        messages.Error,
+        messages.Present,
+        messages.Missed,
+        messages.Replaced,
+        messages.Copied,
+        messages.Joined,
+        messages.Appointed,
+        messages.Portion,
+    )
+}
 
 
 # -- tensors --------------------------------------------------------------------

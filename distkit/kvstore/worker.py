@@ -67,10 +67,18 @@ class KVStore(KVStoreBase):
     """
 
     def __init__(
-        self, requests: Requests, *, type: str, num_workers: int, servers: Sequence[int],
-        scheduler: int | None, bound: int, check_finite: bool = False,
-        elastic: bool = False, barriers: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        requests: Requests,
+        *,
+        type: str,
+        num_workers: int,
+        servers: Sequence[int],
+        scheduler: int | None,
+        bound: int,
+        check_finite: bool = False,
+        elastic: bool = False,
+        barriers: int = 0,
+    ) -> None:
         self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
         self._mode = canonical(type)
         self._requests, self._scheduler = requests, scheduler
@@ -132,12 +140,15 @@ class KVStore(KVStoreBase):
         """
         found = pairs("init", key, value)
         if twice := {k for i, (k, _) in enumerate(found) if k in [k for k, _ in found[:i]]}:
-            raise KVStoreError(f"init of {', '.join(map(repr, twice))} twice in one call. "
-                               "Give each key once.")  # fmt: skip
+            raise KVStoreError(
+                f"init of {', '.join(map(repr, twice))} twice in one call. Give each key once."
+            )
         layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
         if gates:
-            self._step([*layouts], [sparse.weight(t, layouts[k]) for k, t in found]
-                       if self.rank == 0 else ())  # fmt: skip
+            self._step(
+                [*layouts],
+                [sparse.weight(t, layouts[k]) for k, t in found] if self.rank == 0 else (),
+            )
         first = self.rank == 0
         said = self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=first)])
         asked = [isinstance(a, Reply) and a.version == GIVE for a in said]
@@ -185,9 +196,12 @@ class KVStore(KVStoreBase):
             self._requests.arrive()  # what others push afterwards comes later
 
     def pull(
-        self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0,
+        self,
+        key: Keys,
+        out: Values | None = None,
+        priority: int | Sequence[int] = 0,
         ignore_sparse: bool = True,
-    ) -> Tensor | list[Tensor] | None:  # fmt: skip
+    ) -> Tensor | list[Tensor] | None:
         """Get the values; under ``dist_sync`` those with this worker's pushes merged in.
 
         Args:
@@ -214,9 +228,12 @@ class KVStore(KVStoreBase):
         return self._shards.hand_out(key, outs, self._shards.values(asked))
 
     def pushpull(
-        self, key: Keys, value: Values, out: Values | None = None,
+        self,
+        key: Keys,
+        value: Values,
+        out: Values | None = None,
         priority: int | Sequence[int] = 0,
-    ) -> Tensor | list[Tensor] | None:  # fmt: skip
+    ) -> Tensor | list[Tensor] | None:
         """A push, and a pull of what came of it: of small tensors both in one message.
 
         Args:
@@ -263,9 +280,12 @@ class KVStore(KVStoreBase):
         return self._shards.hand_out(key, outs, values)
 
     def row_sparse_pull(
-        self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0,
+        self,
+        key: Keys,
+        out: Values | None = None,
+        priority: int | Sequence[int] = 0,
         row_ids: RowIds | None = None,
-    ) -> Tensor | list[Tensor] | None:  # fmt: skip
+    ) -> Tensor | list[Tensor] | None:
         """Get some rows of a value: of an embedding those that the next batch needs.
 
         Args:
@@ -291,13 +311,19 @@ class KVStore(KVStoreBase):
         if gates:
             layouts = ((self._shards.layout(k), ids) for k, ids in wanted)
             self._step(keys, [Layout((len(ids), *of.shape[1:]), of.dtype) for of, ids in layouts])
-        order = by_priority([(k, i) for i, (k, _) in enumerate(wanted)],
-                            priority if len(wanted) == len(keys) else 0)  # fmt: skip
-        rows = dict(zip((i for _, i in order),
-                        self._shards.rows([wanted[i] for _, i in order]), strict=True))  # fmt: skip
+        order = by_priority(
+            [(k, i) for i, (k, _) in enumerate(wanted)], priority if len(wanted) == len(keys) else 0
+        )
+        rows = dict(
+            zip(
+                (i for _, i in order), self._shards.rows([wanted[i] for _, i in order]), strict=True
+            )
+        )
         if outs is None:
-            found = [sparse.tensor_of(rows[i], self._shards.layout(k).shape)
-                     for i, (k, _) in enumerate(wanted)]  # fmt: skip
+            found = [
+                sparse.tensor_of(rows[i], self._shards.layout(k).shape)
+                for i, (k, _) in enumerate(wanted)
+            ]
             return found if many or len(found) > 1 else found[0]
         for i, tensor in enumerate(t for _, tensors in outs for t in tensors):
             sparse.write(tensor, rows[i])
@@ -323,8 +349,10 @@ class KVStore(KVStoreBase):
             KVStoreError: unknown type or parameter, or a store that sends nothing.
         """
         if self._mode == "local":
-            raise KVStoreError('set_gradient_compression on a "local" store, which sends nothing. '
-                               'Use "device" or a "dist_…" store.')  # fmt: skip
+            raise KVStoreError(
+                'set_gradient_compression on a "local" store, which sends nothing. '
+                'Use "device" or a "dist_…" store.'
+            )
         self._compression = Compression(Codec.of(compression_params))
 
     # -- updates ----------------------------------------------------------------
@@ -378,16 +406,19 @@ class KVStore(KVStoreBase):
             KVStoreError: no optimizer was set by this worker.
         """
         if self._optimizer is None:
-            raise KVStoreError("save_optimizer_states without an optimizer. "
-                               "Call kv.set_optimizer(...) first.")  # fmt: skip
+            raise KVStoreError(
+                "save_optimizer_states without an optimizer. Call kv.set_optimizer(...) first."
+            )
         self._requests.flush()
         found: states.States = dict(self._states)
         for k in self._shards.layouts:
             for slot, number in self._slots(k).items():
-                answers = self._requests.ask([
-                    Call(self._shards.node_of(p), messages.GetState, (k, slot))
-                    for p in self._shards.parts(k)
-                ])  # fmt: skip
+                answers = self._requests.ask(
+                    [
+                        Call(self._shards.node_of(p), messages.GetState, (k, slot))
+                        for p in self._shards.parts(k)
+                    ]
+                )
                 kept = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
                 if kept:
                     found[k, slot] = kept[0] if number else torch.cat(kept)
@@ -403,8 +434,10 @@ class KVStore(KVStoreBase):
         if optimizer is not None:
             self.set_optimizer(from_spec(*optimizer), anew=True)
         if self._optimizer is None:
-            raise KVStoreError(f"load_optimizer_states of {fname}, which has no optimizer. "
-                               "Call kv.set_optimizer(...) first.")  # fmt: skip
+            raise KVStoreError(
+                f"load_optimizer_states of {fname}, which has no optimizer. "
+                "Call kv.set_optimizer(...) first."
+            )
         if self._scheduler is None:  # nobody else initialises keys
             later = {s: v for s, v in found.items() if s[0] not in self._shards.layouts}
             self._states, found = later, {s: v for s, v in found.items() if s not in later}
@@ -435,10 +468,12 @@ class KVStore(KVStoreBase):
     def _assign(self, key: Key, value: Tensor) -> None:
         """Replace a value, and forget what the optimizer kept of it: where nobody else uses it."""
         flat = fresh([value])
-        self._requests.ask([
-            Call(self._shards.node_of(p), messages.SetState, (key, VALUE, cut(flat, p)))
-            for p in self._shards.parts(key)
-        ])  # fmt: skip
+        self._requests.ask(
+            [
+                Call(self._shards.node_of(p), messages.SetState, (key, VALUE, cut(flat, p)))
+                for p in self._shards.parts(key)
+            ]
+        )
 
     def barrier(self) -> None:
         """Wait until every worker is here; this worker's pushes have arrived by then.
@@ -521,9 +556,12 @@ class KVStore(KVStoreBase):
             self._requests.post(call)
 
     def _calls(
-        self, found: list[tuple[Key, list[Tensor]]], priority: int | Sequence[int],
-        *, copy: bool = True,
-    ) -> Iterable[Call]:  # fmt: skip
+        self,
+        found: list[tuple[Key, list[Tensor]]],
+        priority: int | Sequence[int],
+        *,
+        copy: bool = True,
+    ) -> Iterable[Call]:
         """The pushes of these gradients, in the order of their priority."""
         self._requests.check(k for k, _ in found)
         layouts = self._shards.fitting("push of", found)
@@ -598,8 +636,15 @@ class KVStore(KVStoreBase):
                 codec = str(self._compression.codec)
             if self._compression is None or self._mode != "device":
                 self.traffic.sent += value.nbytes
-            fields = (key, layout.shape, version, value, self._requests.settled, codec,
-                      self._barriers)  # fmt: skip
+            fields = (
+                key,
+                layout.shape,
+                version,
+                value,
+                self._requests.settled,
+                codec,
+                self._barriers,
+            )
             yield Call(self._shards.node_of(part), messages.Push, fields)
 
 
@@ -629,16 +674,20 @@ def _wanted(
     elif len(given) == 1:
         given = given * len(keys)
     if len(given) != len(keys):
-        raise KVStoreError(f"row_sparse_pull of {len(keys)} keys with {len(given)} row_ids. "
-                           "Give one for each key, or one for all.")  # fmt: skip
+        raise KVStoreError(
+            f"row_sparse_pull of {len(keys)} keys with {len(given)} row_ids. "
+            "Give one for each key, or one for all."
+        )
     found = []
     for i, (k, ids) in enumerate(zip(keys, given, strict=True)):
         mine = list(ids) if isinstance(ids, (list, tuple)) else [ids]
         count = len(mine) if outs is None else len(outs[i][1])
         mine = mine * count if len(mine) == 1 else mine
         if len(mine) != count or not all(isinstance(one, Tensor) for one in mine):
-            raise KVStoreError(f"row_sparse_pull of {k!r} into {count} tensors with {len(mine)} "
-                               "row_ids. Give a tensor for each, or one for all.")  # fmt: skip
+            raise KVStoreError(
+                f"row_sparse_pull of {k!r} into {count} tensors with {len(mine)} "
+                "row_ids. Give a tensor for each, or one for all."
+            )
         found += [(k, one) for one in mine]
     return found
 
@@ -678,7 +727,10 @@ class _Guard:
             return outs
         if "sparse" not in self._told:
             self._told.add("sparse")
-            warnings.warn("pull into a sparse tensor is ignored. Use kv.row_sparse_pull(key, out, "
-                          "row_ids=...), or ignore_sparse=False.", stacklevel=4)  # fmt: skip
+            warnings.warn(
+                "pull into a sparse tensor is ignored. Use kv.row_sparse_pull(key, out, "
+                "row_ids=...), or ignore_sparse=False.",
+                stacklevel=4,
+            )
         dense = [(k, [t for t in tensors if not sparse.is_sparse(t)]) for k, tensors in outs]
         return [(k, tensors) for k, tensors in dense if tensors]

@@ -19,7 +19,23 @@ from distkit.simulation.stragglers import Stragglers, constant, exponential, log
 from distkit.simulation.training import Workload, data_parallel, pipeline
 
 __all__ = [
-    "Host", "Link", "Measured", "Network", "Served", "Stragglers", "Workload", "calibrate",
-    "compare", "constant", "cost", "data_parallel", "exponential", "finish_times", "lognormal",
-    "parameter_server", "pipeline", "place", "simulate",
-]  # fmt: skip
+    "Host",
+    "Link",
+    "Measured",
+    "Network",
+    "Served",
+    "Stragglers",
+    "Workload",
+    "calibrate",
+    "compare",
+    "constant",
+    "cost",
+    "data_parallel",
+    "exponential",
+    "finish_times",
+    "lognormal",
+    "parameter_server",
+    "pipeline",
+    "place",
+    "simulate",
+]

@@ -35,9 +35,7 @@ class Ranks(Protocol):
         """Run ``fn`` on every rank; what comes back has ``results`` by rank, or waits for them."""
 
 
-def calibrate(
-    cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES
-) -> Measured:
+def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
     """Measure the links between a cluster's ranks, as a network for :func:`distkit.simulate`.
 
     It takes some seconds, and is as good as the machine is quiet.
@@ -158,9 +156,12 @@ class Measured(Network):
     """
 
     def __init__(
-        self, n: int, moves: dict[int, dict[int, list[float]]], adds: dict[int, list[float]],
+        self,
+        n: int,
+        moves: dict[int, dict[int, list[float]]],
+        adds: dict[int, list[float]],
         calls: dict[int, list[float]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.n, self.moves, self.adds = n, dict(sorted(moves.items())), adds
         self.sizes = np.array(list(adds), float)
         self._times = np.array([quiet(list(at.values())) for at in self.moves.values()])
@@ -175,9 +176,13 @@ class Measured(Network):
         n = len(results)
         if n < 2:
             raise ValueError("one rank has nobody to send to: calibrate with two or more")
-        mean = {pattern: {size: np.mean([r[pattern][size] for r in results], axis=0).tolist()
-                          for size in results[0][pattern]}
-                for pattern in results[0]}  # fmt: skip
+        mean = {
+            pattern: {
+                size: np.mean([r[pattern][size] for r in results], axis=0).tolist()
+                for size in results[0][pattern]
+            }
+            for pattern in results[0]
+        }
         moves = {n // 2: mean["some"], 1: mean["one"], n: mean["all"]}
         return cls(n, moves, mean["add"], mean["call"])
 

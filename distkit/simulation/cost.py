@@ -104,9 +104,7 @@ def halving_doubling(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 
 @_form
-def pipelined_ring(
-    n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 2
-) -> Numbers:
+def pipelined_ring(n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 2) -> Numbers:
     """2(n-1) S·t(K/nS): segments are added up while the next ones travel, if that is as quick.
 
     With one segment it is the ring. Patarasuk & Yuan, 2009; Gloo's ``ring_chunked``.
@@ -120,9 +118,13 @@ def pipelined_ring(
 
 @_form
 def hierarchical(
-    n: Numbers, nbytes: Numbers, link: Link, *, devices_per_host: Numbers = 2,
+    n: Numbers,
+    nbytes: Numbers,
+    link: Link,
+    *,
+    devices_per_host: Numbers = 2,
     inside: Link | None = None,
-) -> Numbers:  # fmt: skip
+) -> Numbers:
     """(g-1) (2t'(K) + K·gamma) inside hosts of g, and the ring of the ⌈n/g⌉ leaders.
 
     ``t'`` belongs to the link ``inside`` a host. TensorFlow's ``HierarchicalCopyAllReduce``.
@@ -134,9 +136,13 @@ def hierarchical(
 
 @_form
 def torus(
-    n: Numbers, nbytes: Numbers, link: Link, *, devices_per_host: Numbers | None = None,
+    n: Numbers,
+    nbytes: Numbers,
+    link: Link,
+    *,
+    devices_per_host: Numbers | None = None,
     inside: Link | None = None,
-) -> Numbers:  # fmt: skip
+) -> Numbers:
     """2(g-1) t'(K/g) + 2(m-1) t(K/n) + (n-1)/n K·gamma on a grid of m rows of g.
 
     ``t'`` belongs to the link ``inside`` a row; g divides n, and is the largest such number up to
@@ -149,9 +155,7 @@ def torus(
 
 
 @_form
-def double_tree(
-    n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 4
-) -> Numbers:
+def double_tree(n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 4) -> Numbers:
     """(S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma) at most.
 
     An upper bound up to eight segments: no rank has more than four messages and two sums in a
@@ -182,9 +186,19 @@ def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 #: The closed form of every all-reduce, by its name in the catalogue.
 ALL_REDUCES: dict[str, Form] = {
     form.__name__: form
-    for form in (ring, pipelined_ring, hierarchical, torus, reduce_broadcast, flat, tree,
-                 double_tree, recursive_doubling, halving_doubling)
-}  # fmt: skip
+    for form in (
+        ring,
+        pipelined_ring,
+        hierarchical,
+        torus,
+        reduce_broadcast,
+        flat,
+        tree,
+        double_tree,
+        recursive_doubling,
+        halving_doubling,
+    )
+}
 
 
 def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **options: Any) -> Numbers:
@@ -221,9 +235,13 @@ def table(n: Numbers, nbytes: Numbers, link: Link) -> dict[str, Any]:
 
 
 def crossovers(
-    n: int, link: Link, *, smallest: float = 1.0, largest: float = 1e10,
+    n: int,
+    link: Link,
+    *,
+    smallest: float = 1.0,
+    largest: float = 1e10,
     among: Iterable[str] | None = None,
-) -> list[tuple[float, str]]:  # fmt: skip
+) -> list[tuple[float, str]]:
     """Which algorithm is the quickest from which size on: ``(nbytes, name)`` in rising order.
 
     Args:

@@ -96,8 +96,9 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
     gamma = 0.0
     if adds:
         gamma = line(np.array(list(adds), float), quiet(list(adds.values())))[1]
-    switches = tuple((float(sizes[i - 1]), *other)
-                     for i, other in zip(starts[1:], others, strict=True))  # fmt: skip
+    switches = tuple(
+        (float(sizes[i - 1]), *other) for i, other in zip(starts[1:], others, strict=True)
+    )
     link = Link(*first, gamma, switches)
     rng, drawn = np.random.default_rng(seed), []
     for _ in range(draws):

@@ -59,9 +59,16 @@ class Game:
     slow: Floats
 
     def __init__(
-        self, workers: int, load: Floats, link: Link, steps: int, staleness: float, backups: int,
-        seed: int, record: bool,
-    ) -> None:  # fmt: skip
+        self,
+        workers: int,
+        load: Floats,
+        link: Link,
+        steps: int,
+        staleness: float,
+        backups: int,
+        seed: int,
+        record: bool,
+    ) -> None:
         self.workers, self.servers, self.load = workers, len(load), load
         self.steps, self.staleness, self.backups = steps, staleness, backups
         self.took: list[float] = link.seconds(load).tolist()
@@ -173,8 +180,13 @@ class Game:
         """A request at the worker, and both ends of its answer at the server."""
         peer = self.workers + s
         match, nbytes = f"{op}:{len(self.events)}", int(self.load[s])
-        data = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "match": match,
-                "label": _key(s)}  # fmt: skip
+        data = {
+            "nbytes": nbytes,
+            "shape": (nbytes // 4,),
+            "dtype": "float32",
+            "match": match,
+            "label": _key(s),
+        }
         there, back = (begin, end) if op is Op.PULL else (end, end)
         self._note(w, op, asked, end, peer=peer, **data)
         self._note(peer, Op.RECV, there, there, peer=w, **data)
@@ -190,11 +202,24 @@ class Game:
 
     def _trace(self) -> Trace:
         roles = ["worker"] * self.workers + ["server"] * self.servers
-        ranks = {str(r): {"name": f"{role} {r if role == 'worker' else r - self.workers}",
-                          "role": role, "host": "simulated", "device": "simulated"}
-                 for r, role in enumerate(roles)}  # fmt: skip
-        return Trace(self.events, {"name": "parameter server, simulated", "simulated": True,
-                                   "world_size": len(roles), "ranks": ranks})  # fmt: skip
+        ranks = {
+            str(r): {
+                "name": f"{role} {r if role == 'worker' else r - self.workers}",
+                "role": role,
+                "host": "simulated",
+                "device": "simulated",
+            }
+            for r, role in enumerate(roles)
+        }
+        return Trace(
+            self.events,
+            {
+                "name": "parameter server, simulated",
+                "simulated": True,
+                "world_size": len(roles),
+                "ranks": ranks,
+            },
+        )
 
 
 def _key(server: int) -> str:

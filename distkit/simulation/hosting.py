@@ -77,9 +77,14 @@ class Host:
 
     @classmethod
     def of(
-        cls, processors: int, workers: int, alone: dict[int, float], crowd: dict[int, float],
-        work: dict[int, float], served: dict[int, float],
-    ) -> Host:  # fmt: skip
+        cls,
+        processors: int,
+        workers: int,
+        alone: dict[int, float],
+        crowd: dict[int, float],
+        work: dict[int, float],
+        served: dict[int, float],
+    ) -> Host:
         """From what was measured with one server, by size.
 
         Args:
@@ -90,16 +95,22 @@ class Host:
             work: processor seconds of a round then, of all processes.
             served: those of the server.
         """
-        bound = {m: max(alone[m], workers * work[m] / processors, workers * served[m])
-                 for m in alone}  # fmt: skip
+        bound = {
+            m: max(alone[m], workers * work[m] / processors, workers * served[m]) for m in alone
+        }
         loss = [max(1.0, crowd[m] / bound[m]) for m in alone]
         a, w, s = ([table[m] for m in alone] for table in (alone, work, served))
         return cls(processors, tuple(alone), a, w, s, loss)
 
     def seconds(
-        self, nbytes: float, workers: int = 1, *, computing: int = 0, share: float = 1.0,
+        self,
+        nbytes: float,
+        workers: int = 1,
+        *,
+        computing: int = 0,
+        share: float = 1.0,
         together: bool = False,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """Seconds of a round.
 
         Args:
@@ -163,17 +174,29 @@ class Hosted(Game):
         under_way = len(self.jobs)
         crowded = max(1.0, under_way / self.host.processors)
         rounds = under_way - computing
-        half = self.host.seconds(self.nbytes, rounds, computing=computing, share=self.share,
-                                 together=not self.staleness) / 2  # fmt: skip
-        return [(job, job.seconds * crowded if job.what == "compute" else half)
-                for job in self.jobs.values()]  # fmt: skip
+        half = (
+            self.host.seconds(
+                self.nbytes,
+                rounds,
+                computing=computing,
+                share=self.share,
+                together=not self.staleness,
+            )
+            / 2
+        )
+        return [
+            (job, job.seconds * crowded if job.what == "compute" else half)
+            for job in self.jobs.values()
+        ]
 
     def _plan(self, time: float) -> None:
         """Look at whatever is done first when it is done, unless something changes before."""
         self.jobs = {w: job for w, job in self.jobs.items() if job.step == self.step[w]}
         self.plans += 1
-        ends = [(time + job.left * seconds, w)
-                for w, (job, seconds) in zip(self.jobs, self._paces(), strict=True)]  # fmt: skip
+        ends = [
+            (time + job.left * seconds, w)
+            for w, (job, seconds) in zip(self.jobs, self._paces(), strict=True)
+        ]
         if ends:
             end, w = min(ends)
             self._next(end, w, "done", self.plans)

@@ -147,9 +147,7 @@ class Network:
         return Network(link)
 
     @staticmethod
-    def hosts(
-        hosts: int, devices: int, inside: Link, between: Link, *, nics: int = 1
-    ) -> Hosts:
+    def hosts(hosts: int, devices: int, inside: Link, between: Link, *, nics: int = 1) -> Hosts:
         """Hosts of several devices each, with quick links inside and slower ones between.
 
         Args:

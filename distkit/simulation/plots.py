@@ -32,10 +32,14 @@ def predict(name: str, n: int, nbytes: int, network: Network) -> float:
 
 
 def compare(
-    n: int, network: Network, *, algorithms: Sequence[str] | None = None,
+    n: int,
+    network: Network,
+    *,
+    algorithms: Sequence[str] | None = None,
     measured: Mapping[str, Mapping[int, float]] | None = None,
-    smallest: int = 1 << 8, largest: int = 1 << 24,
-) -> Figure:  # fmt: skip
+    smallest: int = 1 << 8,
+    largest: int = 1 << 24,
+) -> Figure:
     """Time against size for each algorithm, on logarithmic axes, with the lower bound.
 
     Args:
@@ -58,12 +62,18 @@ def compare(
     axes = figure.subplots()
     for i, name in enumerate(names):
         color = rank_color(i)
-        axes.loglog(sizes, times[name], color=color, label=name.replace("_", " "),
-                    linestyle="-" if i < 8 else "-.")  # fmt: skip
+        axes.loglog(
+            sizes,
+            times[name],
+            color=color,
+            label=name.replace("_", " "),
+            linestyle="-" if i < 8 else "-.",
+        )
         dots = (measured or {}).get(name, {})
         axes.loglog(list(dots), list(dots.values()), "o", color=color, markeredgecolor="white")
-    axes.loglog(sizes, cost.lower_bound(n, sizes, best_link(network)), ":", color=GRAY,
-                label="lower bound")  # fmt: skip
+    axes.loglog(
+        sizes, cost.lower_bound(n, sizes, best_link(network)), ":", color=GRAY, label="lower bound"
+    )
     _mark_crossovers(axes, sizes, times)
     _name_axes(axes, n, bool(measured))
     return figure
@@ -88,8 +98,14 @@ def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
         if width > 0.12:  # room for a name
-            axes.text(sizes[start], 1.01, names[best[start]].replace("_", " "), transform=top,
-                      fontsize=8, color=rank_color(int(best[start])))  # fmt: skip
+            axes.text(
+                sizes[start],
+                1.01,
+                names[best[start]].replace("_", " "),
+                transform=top,
+                fontsize=8,
+                color=rank_color(int(best[start])),
+            )
 
 
 def _name_axes(axes: Axes, n: int, dots: bool) -> None:

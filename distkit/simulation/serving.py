@@ -38,11 +38,19 @@ def place(tensors: Sequence[int], servers: int) -> Floats:
 
 
 def parameter_server(
-    workers: int, tensors: Sequence[int], servers: int, link: Link | Host,
-    compute: Delay | float, *,
-    steps: int = 1, staleness: float = 0, backups: int = 0,
-    stragglers: Stragglers | None = None, seed: int = 0, record: bool = True,
-) -> Served:  # fmt: skip
+    workers: int,
+    tensors: Sequence[int],
+    servers: int,
+    link: Link | Host,
+    compute: Delay | float,
+    *,
+    steps: int = 1,
+    staleness: float = 0,
+    backups: int = 0,
+    stragglers: Stragglers | None = None,
+    seed: int = 0,
+    record: bool = True,
+) -> Served:
     """Train with a parameter server until each worker has had its ``steps``.
 
     Args:
@@ -83,8 +91,11 @@ def parameter_server(
             "are of synchronous training, staleness=0"
         )
     load, rules = place(tensors, servers), (steps, staleness, backups, seed, record)
-    game = (Hosted(workers, load, link, *rules) if isinstance(link, Host)
-            else Game(workers, load, link, *rules))  # fmt: skip
+    game = (
+        Hosted(workers, load, link, *rules)
+        if isinstance(link, Host)
+        else Game(workers, load, link, *rules)
+    )
     game.compute = compute if callable(compute) else constant(compute)
     game.slow = (stragglers or Stragglers()).factors(workers)
     return game.play()

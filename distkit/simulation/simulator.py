@@ -212,10 +212,18 @@ def algorithm(name: str) -> Algorithm:
 
 
 def finish_times(
-    schedule: Schedule, n: int, nbytes: int, network: Network, *, start: ArrayLike = 0.0,
-    stragglers: Stragglers | None = None, itemsize: int = 4, chunks: int | None = None,
-    seed: int = 0, **options: Any,
-) -> Floats:  # fmt: skip
+    schedule: Schedule,
+    n: int,
+    nbytes: int,
+    network: Network,
+    *,
+    start: ArrayLike = 0.0,
+    stragglers: Stragglers | None = None,
+    itemsize: int = 4,
+    chunks: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Floats:
     """When each rank is done [s], shape (n,): :func:`simulate` without its trace, for many ranks.
 
     >>> from distkit.simulation.network import Link
@@ -231,10 +239,18 @@ def finish_times(
 
 
 def simulate(
-    schedule: Schedule, n: int, nbytes: int, network: Network, *, start: ArrayLike = 0.0,
-    stragglers: Stragglers | None = None, itemsize: int = 4, chunks: int | None = None,
-    seed: int = 0, **options: Any,
-) -> Trace:  # fmt: skip
+    schedule: Schedule,
+    n: int,
+    nbytes: int,
+    network: Network,
+    *,
+    start: ArrayLike = 0.0,
+    stragglers: Stragglers | None = None,
+    itemsize: int = 4,
+    chunks: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Trace:
     """Play a schedule on a network: the trace that ``n`` real ranks would have left.
 
     Args:
@@ -294,8 +310,16 @@ class Writer:
         self._seq[moved.src] += 1
         recv = self._seq[moved.dst]
         self._seq[moved.dst] += 1
-        columns = (moved.src, moved.dst, send, recv, moved.nbytes,
-                   moved.sent, moved.asked, moved.end)  # fmt: skip
+        columns = (
+            moved.src,
+            moved.dst,
+            send,
+            recv,
+            moved.nbytes,
+            moved.sent,
+            moved.asked,
+            moved.end,
+        )
         for src, dst, s, r, nbytes, sent, asked, end in zip(
             *(column.tolist() for column in columns), strict=True
         ):
@@ -312,8 +336,13 @@ class Writer:
         self, rank: int, seq: int, op: Op, begin: float, end: float, peer: int, nbytes: int
     ) -> None:
         shape = (nbytes // self._itemsize,)
-        fields = {"peer": peer, "nbytes": nbytes, "shape": shape, "tag": 0,
-                  "dtype": _DTYPES[self._itemsize]}  # fmt: skip
+        fields = {
+            "peer": peer,
+            "nbytes": nbytes,
+            "shape": shape,
+            "tag": 0,
+            "dtype": _DTYPES[self._itemsize],
+        }
         self._put(rank, seq, op, begin, end, fields)
 
     def _put(
@@ -333,8 +362,15 @@ class Writer:
         }
         ends = {
             str(r): {"how": "died", "text": f"it was to fail at {at:g} s", "where": ""}
-            for r, at in enumerate(self._deaths.tolist()) if at < math.inf
-        }  # fmt: skip
-        about = {"name": name, "simulated": True, "world_size": self.n, "backend": "simulated",
-                 "ranks": ranks, "ends": ends}  # fmt: skip
+            for r, at in enumerate(self._deaths.tolist())
+            if at < math.inf
+        }
+        about = {
+            "name": name,
+            "simulated": True,
+            "world_size": self.n,
+            "backend": "simulated",
+            "ranks": ranks,
+            "ends": ends,
+        }
         return Trace(self.events, about | meta)

@@ -74,9 +74,16 @@ class Step:
 
 
 def steps(
-    n: int, work: Workload, network: Network, *, algorithm: Schedule = "ring", count: int = 1,
-    delay: Delay | None = None, stragglers: Stragglers | None = None, seed: int = 0,
-) -> Iterator[Step]:  # fmt: skip
+    n: int,
+    work: Workload,
+    network: Network,
+    *,
+    algorithm: Schedule = "ring",
+    count: int = 1,
+    delay: Delay | None = None,
+    stragglers: Stragglers | None = None,
+    seed: int = 0,
+) -> Iterator[Step]:
     """Play ``count`` steps of synchronous data-parallel training; see :func:`data_parallel`."""
     player = Player(n, network, stragglers=stragglers, seed=seed)
     rng, slow = np.random.default_rng([seed, 1]), (stragglers or Stragglers()).factors(n)
@@ -99,9 +106,16 @@ def steps(
 
 
 def data_parallel(
-    n: int, work: Workload, network: Network, *, algorithm: Schedule = "ring", count: int = 1,
-    delay: Delay | None = None, stragglers: Stragglers | None = None, seed: int = 0,
-) -> Trace:  # fmt: skip
+    n: int,
+    work: Workload,
+    network: Network,
+    *,
+    algorithm: Schedule = "ring",
+    count: int = 1,
+    delay: Delay | None = None,
+    stragglers: Stragglers | None = None,
+    seed: int = 0,
+) -> Trace:
     """The trace of synchronous data-parallel training, as DDP leaves it.
 
     Args:
@@ -121,17 +135,31 @@ def data_parallel(
         [0, 1]
     """
     writer = Writer(n, (stragglers or Stragglers()).deaths(n))
-    played = steps(n, work, network, algorithm=algorithm, count=count, delay=delay,
-                   stragglers=stragglers, seed=seed)  # fmt: skip
+    played = steps(
+        n,
+        work,
+        network,
+        algorithm=algorithm,
+        count=count,
+        delay=delay,
+        stragglers=stragglers,
+        seed=seed,
+    )
     for step in played:
         for r in range(n):
             writer.operation(Op.MARK, r, step.begin[r], step.forward[r], label="forward")
             writer.operation(Op.MARK, r, step.forward[r], step.backward[r], label="backward")
             for i, nbytes in enumerate(work.buckets):
                 writer.operation(
-                    Op.ALL_REDUCE, r, step.ready[i, r], step.reduced[i, r], nbytes=nbytes,
-                    shape=(nbytes // 4,), dtype="float32", label="gradients",
-                )  # fmt: skip
+                    Op.ALL_REDUCE,
+                    r,
+                    step.ready[i, r],
+                    step.reduced[i, r],
+                    nbytes=nbytes,
+                    shape=(nbytes // 4,),
+                    dtype="float32",
+                    label="gradients",
+                )
             if work.update:
                 begin = step.end[r] - work.update
                 writer.operation(Op.MARK, r, begin, step.end[r], label="update")
@@ -167,9 +195,16 @@ ORDERS = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
 
 def pipeline(
-    stages: int, microbatches: int, forward: float, backward: float, nbytes: int,
-    network: Network, *, order: str = "1f1b", stragglers: Stragglers | None = None,
-) -> Trace:  # fmt: skip
+    stages: int,
+    microbatches: int,
+    forward: float,
+    backward: float,
+    nbytes: int,
+    network: Network,
+    *,
+    order: str = "1f1b",
+    stragglers: Stragglers | None = None,
+) -> Trace:
     """The trace of one step of a pipeline; messages overlap computation.
 
     With free messages it takes (microbatches + stages - 1)(forward + backward) in either order;
@@ -224,9 +259,15 @@ def _input(
 
 
 def _compute(
-    writer: Writer, what: str, i: int, stage: int, clock: float, at: float, took: float,
+    writer: Writer,
+    what: str,
+    i: int,
+    stage: int,
+    clock: float,
+    at: float,
+    took: float,
     nbytes: int,
-) -> float:  # fmt: skip
+) -> float:
     """Receive, wait, compute; the end of it."""
     begin = max(clock, at)
     source = stage - 1 if what == "F" else stage + 1
@@ -240,5 +281,6 @@ def _compute(
 def _message(
     writer: Writer, op: Op, rank: int, peer: int, begin: float, end: float, nbytes: int
 ) -> None:
-    writer.operation(op, rank, begin, end, peer=peer, nbytes=nbytes, tag=0,
-                     shape=(nbytes // 4,), dtype="float32")  # fmt: skip
+    writer.operation(
+        op, rank, begin, end, peer=peer, nbytes=nbytes, tag=0, shape=(nbytes // 4,), dtype="float32"
+    )

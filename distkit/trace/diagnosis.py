@@ -71,16 +71,19 @@ class _Diagnosis:
             pid = known.get("pid", "its pid")
             if known.get("role") in ("server", "scheduler"):
                 yield Finding(
-                    Kind.STOPPED, f"{known['name']} {stopped}",
+                    Kind.STOPPED,
+                    f"{known['name']} {stopped}",
                     f"It continues after `kill -CONT {pid}`. When it has given no sign of life for "
-                    "the cluster's heartbeat_timeout it is ended, and another takes its place.", (),
-                )  # fmt: skip
+                    "the cluster's heartbeat_timeout it is ended, and another takes its place.",
+                    (),
+                )
                 continue
             yield Finding(
-                Kind.STOPPED, f"rank {rank} {stopped}",
+                Kind.STOPPED,
+                f"rank {rank} {stopped}",
                 f"It continues after `kill -CONT {pid}`; cluster.interrupt() ends the run.",
                 (int(rank),),
-            )  # fmt: skip
+            )
 
     def _silence(self, rank: str) -> str:
         """How long a stopped process has given no sign of life, if that is known."""
@@ -157,15 +160,22 @@ class _Diagnosis:
         remedy = unanswered.way_on(finding, spans)
         return replace(
             self._waited(finding, sorted([*waiting, *also]), in_words=False),
-            message=message, remedy=remedy, lines={**lines(*spans), **finding.lines},
-        )  # fmt: skip
+            message=message,
+            remedy=remedy,
+            lines={**lines(*spans), **finding.lines},
+        )
 
     # -- ranks that wait ------------------------------------------------------------
 
     def _stuck(self) -> Iterator[Finding]:
         """Why the ranks are stuck that nothing has explained so far."""
-        rules = (waits.wrong_end, unanswered.unanswered, waits.without_key, waits.left_alone,
-                 waits.circle)  # fmt: skip
+        rules = (
+            waits.wrong_end,
+            unanswered.unanswered,
+            waits.without_key,
+            waits.left_alone,
+            waits.circle,
+        )
         for rule in rules:
             while (found := rule(self.facts, self._untold())) is not None:
                 finding, core = found
@@ -179,8 +189,11 @@ class _Diagnosis:
         """The stuck ranks that wait for these, directly or not: they need no other cause."""
         waiting = set(also)
         reached = causes | waiting
-        while more := {r for r, s in self.facts.stuck.items()
-                       if r not in waiting and not reached.isdisjoint(s.waits_for)}:  # fmt: skip
+        while more := {
+            r
+            for r, s in self.facts.stuck.items()
+            if r not in waiting and not reached.isdisjoint(s.waits_for)
+        }:
             waiting |= more
             reached |= more
         waiting -= self.told
@@ -195,18 +208,29 @@ class _Diagnosis:
         if in_words and others:
             message = f"{message} {_capital(verb(others, 'wait'))} in turn."
         return replace(
-            finding, message=message, waiting=tuple(waiting), hang=finding.hang or bool(waiting),
+            finding,
+            message=message,
+            waiting=tuple(waiting),
+            hang=finding.hang or bool(waiting),
             lines={**finding.lines, **lines(*(spans[r] for r in others))},
-        )  # fmt: skip
+        )
 
 
 #: What differs in two ranks' words for the same object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 #: After these, the ranks' sequences of collectives no longer belong together.
-_SHIFTS = {Kind.UNEVEN, Kind.DIFFERENT_COLLECTIVE, Kind.ANOTHER_ORDER, Kind.UNUSED_PARAMETER,
-           Kind.MISSING_BARRIER, Kind.NEW_GROUP, Kind.DIFFERENT_TENSOR, Kind.DIFFERENT_ROOT,
-           Kind.SKIPPED}  # fmt: skip
+_SHIFTS = {
+    Kind.UNEVEN,
+    Kind.DIFFERENT_COLLECTIVE,
+    Kind.ANOTHER_ORDER,
+    Kind.UNUSED_PARAMETER,
+    Kind.MISSING_BARRIER,
+    Kind.NEW_GROUP,
+    Kind.DIFFERENT_TENSOR,
+    Kind.DIFFERENT_ROOT,
+    Kind.SKIPPED,
+}
 
 
 def _capital(text: str) -> str:

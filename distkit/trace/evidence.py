@@ -49,8 +49,10 @@ class Evidence:
         self.asked = [s for s in begun if concerns(s)]  # of a parameter server
         self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.asked)}
         failed = {s.rank for s in self.by_key.values() if s.state is State.FAILED}
-        ends = {int(r): End(end["how"], end.get("text", ""), end.get("where", ""))
-                for r, end in trace.meta.get("ends", {}).items()}  # fmt: skip
+        ends = {
+            int(r): End(end["how"], end.get("text", ""), end.get("where", ""))
+            for r, end in trace.meta.get("ends", {}).items()
+        }
         self.held = {r for r, end in ends.items() if _was_held(end, r in failed)}
         self.ends = {r: end for r, end in ends.items() if r not in self.held}
         self.board = self._board()
@@ -68,9 +70,14 @@ class Evidence:
     def _before_release(self) -> Iterator[Event]:
         """The events without the failures that a release brought: those ranks waited."""
         blocked = {(e.rank, e.seq) for e in self.trace.events if e.state is State.BLOCKED}
-        failed = [e for e in self.trace.events if e.rank in self.held
-                  and e.state is State.FAILED and (e.rank, e.seq) in self.by_key
-                  and e.op not in COMPUTATION]  # fmt: skip
+        failed = [
+            e
+            for e in self.trace.events
+            if e.rank in self.held
+            and e.state is State.FAILED
+            and (e.rank, e.seq) in self.by_key
+            and e.op not in COMPUTATION
+        ]
         known = {e.rank for e in failed if (e.rank, e.seq) in blocked}
         first: dict[int, int] = {}  # what a rank waited in, where nobody has noted it
         for e in failed:
@@ -121,8 +128,9 @@ class Evidence:
 
     def called(self, rank: int, like: Span) -> int:
         """How often a rank has made the same call on the same line."""
-        return sum(s.where == like.where and s.op is like.op
-                   for s in self.calls[like.group].get(rank, []))  # fmt: skip
+        return sum(
+            s.where == like.where and s.op is like.op for s in self.calls[like.group].get(rank, [])
+        )
 
     def call(self, span: Span) -> str:
         """A call, with its group unless that is all ranks."""
@@ -156,11 +164,11 @@ class Evidence:
     @cached_property
     def alone(self) -> list[Span]:
         """The sends that nobody receives, and the receives to which nobody sends."""
-        open_to_all = {(s.group, s.rank, s.tag) for s in self.spans
-                       if s.op is Op.RECV and s.peer is None}  # fmt: skip
+        open_to_all = {
+            (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
+        }
         single = [next(iter(m.values())) for m in self._ends_of_messages if len(m) == 1]
-        return [s for s in single
-                if s.op is Op.RECV or (s.group, s.peer, s.tag) not in open_to_all]  # fmt: skip
+        return [s for s in single if s.op is Op.RECV or (s.group, s.peer, s.tag) not in open_to_all]
 
     # -- ranks ------------------------------------------------------------------
 
@@ -187,9 +195,11 @@ class Evidence:
         """Whether a rank raised or died while it was in this operation."""
         end = self.ends.get(span.rank)
         return (
-            end is not None and end.how != "returned" and span.state is not State.COMPLETED
+            end is not None
+            and end.how != "returned"
+            and span.state is not State.COMPLETED
             and self.last(span.rank) == span
-        )  # fmt: skip
+        )
 
     def returned(self, rank: int | None) -> bool:
         """Whether a rank has come to the end of its program."""

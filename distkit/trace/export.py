@@ -149,12 +149,19 @@ def _category(span: Span) -> str:
 
 def _args(span: Span) -> Json:
     known = {
-        "peer": span.peer, "group": span.group, "bytes": span.nbytes or None,
-        "shape": str(list(span.shape)) if span.dtype else None, "dtype": span.dtype or None,
-        "tag": span.tag, "label": span.label or None, "where": span.where or None,
-        "seq": span.seq, "before": _values(span.before), "after": _values(span.after),
+        "peer": span.peer,
+        "group": span.group,
+        "bytes": span.nbytes or None,
+        "shape": str(list(span.shape)) if span.dtype else None,
+        "dtype": span.dtype or None,
+        "tag": span.tag,
+        "label": span.label or None,
+        "where": span.where or None,
+        "seq": span.seq,
+        "before": _values(span.before),
+        "after": _values(span.after),
         "state": None if span.state is State.COMPLETED else str(span.state),
-    }  # fmt: skip
+    }
     return {key: value for key, value in known.items() if value is not None}
 
 
@@ -199,9 +206,16 @@ def _arrivals(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
     """
     for m, _, recv in _delivered(trace, slices):
         dur = min(recv["dur"], _ARRIVAL)
-        yield {"name": "arrived", "cat": "message", "ph": "X", "pid": recv["pid"],
-               "tid": recv["tid"], "ts": _arrival(recv),
-               "dur": round(0.99 * dur, 3), "args": {"from": m.src}}  # fmt: skip
+        yield {
+            "name": "arrived",
+            "cat": "message",
+            "ph": "X",
+            "pid": recv["pid"],
+            "tid": recv["tid"],
+            "ts": _arrival(recv),
+            "dur": round(0.99 * dur, 3),
+            "args": {"from": m.src},
+        }
 
 
 def _flows(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
@@ -228,6 +242,13 @@ def _collectives(trace: Trace) -> Iterable[list[Key]]:
 
 
 def _flow(ph: str, number: int, name: str, at: Json, time: float) -> Json:
-    event = {"ph": ph, "id": number, "name": name, "cat": "flow",
-             "pid": at["pid"], "tid": at["tid"], "ts": time}  # fmt: skip
+    event = {
+        "ph": ph,
+        "id": number,
+        "name": name,
+        "cat": "flow",
+        "pid": at["pid"],
+        "tid": at["tid"],
+        "ts": time,
+    }
     return {**event, "bp": "e"} if ph == "f" else event

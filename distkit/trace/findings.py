@@ -109,8 +109,9 @@ def clauses(spans: Iterable[Span], plural: str, say: dict[int, str] | None = Non
         what = say[s.rank] if say else call(s)
         together[what + at(s.where)].append(s.rank)
     word, _, rest = plural.partition(" ")
-    said = [f"{verb(ranks, word)} {rest} {what}".replace("  ", " ")
-            for what, ranks in together.items()]  # fmt: skip
+    said = [
+        f"{verb(ranks, word)} {rest} {what}".replace("  ", " ") for what, ranks in together.items()
+    ]
     return listed(said, ", ")
 
 

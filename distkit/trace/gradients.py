@@ -77,8 +77,9 @@ class Watch:
         self._weights = [w for _, w in named]
         self._steps = 0
         self._open: dict[str, int] = {}  # the number of each gradient's mark
-        self._hooks = [w.register_post_accumulate_grad_hook(self._hook(n))
-                       for n, w in self._watched.items()]  # fmt: skip
+        self._hooks = [
+            w.register_post_accumulate_grad_hook(self._hook(n)) for n, w in self._watched.items()
+        ]
         self._note_weights()
 
     def step(
@@ -101,8 +102,14 @@ class Watch:
         self._steps += 1
         value = float(loss if isinstance(loss, (int, float)) else loss.detach())
         told = value, float(lr), math.nan if samples is None else float(samples)
-        rec.record(rec.next_seq(), Op.MARK, State.COMPLETED, label="step", where=user_line(2),
-                   summary=_numbers(told, 3))  # fmt: skip
+        rec.record(
+            rec.next_seq(),
+            Op.MARK,
+            State.COMPLETED,
+            label="step",
+            where=user_line(2),
+            summary=_numbers(told, 3),
+        )
         self._note_weights()
 
     def alone(self, loss: Tensor) -> None:
@@ -144,8 +151,14 @@ class Watch:
         rec = recorder.current()
         if rec is not None and self._weights and self._looking():
             crc, summary = sketch(self._weights)
-            rec.record(rec.next_seq(), Op.MARK, State.COMPLETED, label=f"weights {crc:08x}",
-                       where=user_line(3), summary=summary)  # fmt: skip
+            rec.record(
+                rec.next_seq(),
+                Op.MARK,
+                State.COMPLETED,
+                label=f"weights {crc:08x}",
+                where=user_line(3),
+                summary=summary,
+            )
 
 
 def looked_at(step: int) -> bool:
@@ -189,9 +202,17 @@ def _signs(size: int) -> Any:
 def _put(rec: Recorder, seq: int, state: State, label: str, gradient: Tensor) -> None:
     if gradient.is_sparse:  # of an embedding
         gradient = gradient.to_dense()
-    rec.record(seq, Op.MARK, state, label=label, where=user_line(3), nbytes=gradient.nbytes,
-               shape=tuple(gradient.shape), dtype=str(gradient.dtype)[6:],
-               summary=recorder.summarize(gradient))  # fmt: skip
+    rec.record(
+        seq,
+        Op.MARK,
+        state,
+        label=label,
+        where=user_line(3),
+        nbytes=gradient.nbytes,
+        shape=tuple(gradient.shape),
+        dtype=str(gradient.dtype)[6:],
+        summary=recorder.summarize(gradient),
+    )
 
 
 def _numbers(values: tuple[float, ...], size: int) -> tuple[Any, ...]:

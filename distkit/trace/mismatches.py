@@ -83,9 +83,7 @@ def _compare(
             return found
         if all(s.where == spans[0].where for s in spans):
             return None  # nearly always
-        return (
-            _swapped_lines(facts, calls, nth, column) or shifted(facts, calls, nth, column)
-        )  # fmt: skip
+        return _swapped_lines(facts, calls, nth, column) or shifted(facts, calls, nth, column)
     if len({s.label == "gradients" for s in spans}) == 2:
         found = _gradients(facts, column)
         if found is not None:
@@ -93,9 +91,10 @@ def _compare(
     if _changed_places(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
     return (
-        parted(facts, calls, nth, column) or _uneven(facts, calls, nth, column)
+        parted(facts, calls, nth, column)
+        or _uneven(facts, calls, nth, column)
         or _KINDS[what](column)
-    )  # fmt: skip
+    )
 
 
 def _exchanged_unevenly(facts: Evidence, column: Column) -> Finding | None:
@@ -146,10 +145,11 @@ def _op(column: Column) -> Finding:
         if op in ops and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
             return make(column, without)
     return _finding(
-        Kind.DIFFERENT_COLLECTIVE, column,
+        Kind.DIFFERENT_COLLECTIVE,
+        column,
         f"{_says(column)}: these calls belong together, and are not the same.",
         "Call the same collectives on every rank, in the same order; look for an `if` around one.",
-    )  # fmt: skip
+    )
 
 
 def _not_by_all(column: Column, without: tuple[int, ...]) -> Finding:
@@ -164,35 +164,41 @@ def _no_barrier(column: Column, without: tuple[int, ...]) -> Finding:
 
 def _members(column: Column) -> Finding:
     return _finding(
-        Kind.NEW_GROUP, column, f"{_says(column)}: that should be one and the same group.",
+        Kind.NEW_GROUP,
+        column,
+        f"{_says(column)}: that should be one and the same group.",
         "Call new_group with the same ranks everywhere, on every rank of the world.",
-    )  # fmt: skip
+    )
 
 
 def _root(column: Column) -> Finding:
     op = next(iter(column.values())).op
     word = "destination" if op in (Op.REDUCE, Op.GATHER) else "source"
     return _finding(
-        Kind.DIFFERENT_ROOT, column, f"{_says(column)}: they name different roots.",
+        Kind.DIFFERENT_ROOT,
+        column,
+        f"{_says(column)}: they name different roots.",
         f"Name the same {word} on every rank.",
-    )  # fmt: skip
+    )
 
 
 def _reduction(column: Column) -> Finding:
     say = {r: call(s) if s.label else f"{s.op}(sum)" for r, s in column.items()}
     return _finding(
-        Kind.DIFFERENT_REDUCTION, column,
+        Kind.DIFFERENT_REDUCTION,
+        column,
         f"{clauses(column.values(), 'call', say)}: the result is wrong, and nothing warns of it.",
         "Pass the same reduction on every rank.",
-    )  # fmt: skip
+    )
 
 
 def _tensor(column: Column) -> Finding:
     return _finding(
-        Kind.DIFFERENT_TENSOR, column,
+        Kind.DIFFERENT_TENSOR,
+        column,
         f"{_says(column, tensors=True)}: together they need the same shape and dtype.",
         _same_tensor(column),
-    )  # fmt: skip
+    )
 
 
 def _same_tensor(column: Column) -> str:
@@ -205,8 +211,14 @@ def _same_tensor(column: Column) -> str:
     return f"{remedy}."
 
 
-_KINDS = {"op": _op, "members": _members, "root": _root, "reduction": _reduction,
-          "dtype": _tensor, "size": _tensor}  # fmt: skip
+_KINDS = {
+    "op": _op,
+    "members": _members,
+    "root": _root,
+    "reduction": _reduction,
+    "dtype": _tensor,
+    "size": _tensor,
+}
 
 
 def _gradients(facts: Evidence, column: Column) -> Finding | None:
@@ -223,11 +235,13 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
         return None
     gone = [column[r] for r in without]
     return _finding(
-        Kind.UNUSED_PARAMETER, column,
+        Kind.UNUSED_PARAMETER,
+        column,
         f"{clauses(have, 'send', dict.fromkeys((s.rank for s in have), 'gradients'))}, but "
         f"{clauses(gone, 'go on to')}: some of the gradients are missing there.",
-        UNUSED, tuple(without),
-    )  # fmt: skip
+        UNUSED,
+        tuple(without),
+    )
 
 
 # -- lines ------------------------------------------------------------------------
@@ -316,18 +330,21 @@ def _alternatives(facts: Evidence, places: set[str]) -> bool:
 
 def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Finding:
     after = {r: calls[r][nth + 1] for r in column}
-    say = {r: f"{with_tensor(s)}{at(s.where)} and then {with_tensor(after[r])}"
-           for r, s in column.items()}  # fmt: skip
+    say = {
+        r: f"{with_tensor(s)}{at(s.where)} and then {with_tensor(after[r])}"
+        for r, s in column.items()
+    }
     ends = [replace(s, where=after[r].where) for r, s in column.items()]
     rows: dict[str, list[int]] = defaultdict(list)
     for r in column:
         rows[say[r]].append(r)
     return _finding(
-        Kind.ANOTHER_ORDER, column,
+        Kind.ANOTHER_ORDER,
+        column,
         f"{clauses(ends, 'call', say)}: the same collectives, in another order.",
         "Call them in the same order on every rank: they are matched by their order alone.",
         minority(list(rows.values())),
-    )  # fmt: skip
+    )
 
 
 # -- messages -----------------------------------------------------------------------
@@ -337,9 +354,7 @@ def messages(facts: Evidence) -> Iterator[Mismatch]:
     """Messages whose two ends differ in size or dtype, one finding for each pair of lines."""
     found: dict[tuple[str, str], list[tuple[Span, Span]]] = defaultdict(list)
     for send, recv in facts.pairs:
-        if send.dtype and recv.dtype and (
-            send.dtype != recv.dtype or send.nbytes != recv.nbytes
-        ):  # fmt: skip
+        if send.dtype and recv.dtype and (send.dtype != recv.dtype or send.nbytes != recv.nbytes):
             found[send.where, recv.where].append((send, recv))
     for pairs in found.values():
         send, recv = pairs[0]
@@ -354,8 +369,9 @@ def _wrong_tensor(send: Span, recv: Span, ranks: tuple[int, ...], spans: list[Sp
         f"{verb([send.rank], 'send')} {tensor(send)} to rank {recv.rank}{at(send.where)}, which "
         f"receives it into {tensor(recv)}{at(recv.where)}{others}.",
         "Give the receive buffer the shape and the dtype of what is sent.",
-        ranks, lines=lines(*spans),
-    )  # fmt: skip
+        ranks,
+        lines=lines(*spans),
+    )
 
 
 # -- remedies that more than one rule gives --------------------------------------------

@@ -63,14 +63,20 @@ def _only(column: Column, place: Place, inside: list[int], outside: list[int]) -
     return Finding(
         Kind.DIFFERENT_COLLECTIVE,
         f"only {clauses(here, 'call')}, under {place}; meanwhile {clauses(there, 'call')}.",
-        ALL_OR_NONE.format(condition=place), culprits, lines=lines(*column.values()),
-    )  # fmt: skip
+        ALL_OR_NONE.format(condition=place),
+        culprits,
+        lines=lines(*column.values()),
+    )
 
 
 def _left_earlier(
-    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column,
-    inside: list[int], outside: list[int],
-) -> Finding:  # fmt: skip
+    facts: Evidence,
+    calls: dict[int, list[Span]],
+    nth: int,
+    column: Column,
+    inside: list[int],
+    outside: list[int],
+) -> Finding:
     """Some ranks are in a loop still that the others have left."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
     where, gradients = here[0].where, here[0].label == "gradients"
@@ -83,10 +89,12 @@ def _left_earlier(
         after = f" after {times(did[1])}" if did[1] else " without calling it"
         then = f"{clauses(there, 'go on to')}{after}"
     return Finding(
-        Kind.UNEVEN, f"{said}, while {then}: they do not have the same number of iterations.",
-        uneven(facts, where, gradients), minority([inside, outside]),
+        Kind.UNEVEN,
+        f"{said}, while {then}: they do not have the same number of iterations.",
+        uneven(facts, where, gradients),
+        minority([inside, outside]),
         lines=lines(*column.values()),
-    )  # fmt: skip
+    )
 
 
 def shifted(
@@ -159,8 +167,11 @@ def unused(facts: Evidence, lacking: dict[int, list[str]], spans: Iterable[Span]
         Kind.UNUSED_PARAMETER,
         f"{verb(ranks, 'have')} ended a backward pass without the gradients of some parameters"
         f"{which}; {clauses(waiting, 'wait for', say)}.",
-        UNUSED, tuple(ranks), missing_ranks=tuple(ranks), lines=lines(*waiting),
-    )  # fmt: skip
+        UNUSED,
+        tuple(ranks),
+        missing_ranks=tuple(ranks),
+        lines=lines(*waiting),
+    )
 
 
 UNUSED = (
@@ -181,8 +192,9 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
         f"{facts.call(span)}{at(span.where)}.",
         f"Repair the exception first. The call at {span.where} stands in a `finally`, an `except` "
         f"or an `__exit__`: without the exception {named([span.rank])} would not be there yet.",
-        (span.rank,), lines={span.rank: where or span.where},
-    )  # fmt: skip
+        (span.rank,),
+        lines={span.rank: where or span.where},
+    )
 
 
 #: What follows a message about a barrier.

@@ -18,9 +18,14 @@ class Pending:
     __slots__ = ("_lock", "done", "fields", "look", "op", "outputs", "recorder", "seq")
 
     def __init__(
-        self, recorder: Recorder, seq: int, op: Op, fields: tuple[Any, ...],
-        outputs: list[torch.Tensor], look: bool,
-    ) -> None:  # fmt: skip
+        self,
+        recorder: Recorder,
+        seq: int,
+        op: Op,
+        fields: tuple[Any, ...],
+        outputs: list[torch.Tensor],
+        look: bool,
+    ) -> None:
         self.recorder, self.seq, self.op, self.fields = recorder, seq, op, fields
         self.outputs, self.look = outputs, look
         self._lock, self.done = threading.Lock(), False

@@ -72,8 +72,10 @@ class Program:
     def alternatives(self, here: str, there: str) -> bool:
         """Whether two lines are branches of one condition: who goes through one skips the other."""
         other = dict(self._chain(there))
-        return any(isinstance(node, ast.If) and other.get(node, part) != part
-                   for node, part in self._chain(here))  # fmt: skip
+        return any(
+            isinstance(node, ast.If) and other.get(node, part) != part
+            for node, part in self._chain(here)
+        )
 
     def follows(self, here: str, there: str) -> bool:
         """Whether a line comes after another one of the file, and no loop leads back to that."""
@@ -101,8 +103,11 @@ class Program:
         function = next((n for n, _ in reversed(chain) if isinstance(n, _FUNCTIONS)), None)
         found = list(_exits(file, loop, None)) if loop is not None else []
         before = list(_exits(file, function, None)) if function is not None else []
-        found += [p for p in before if p not in found and "return" in p.words.split()[0]
-                  and _split(p.where)[1] < number]  # fmt: skip
+        found += [
+            p
+            for p in before
+            if p not in found and "return" in p.words.split()[0] and _split(p.where)[1] < number
+        ]
         return found
 
     # -- finding a line ---------------------------------------------------------
@@ -116,8 +121,11 @@ class Program:
         function = next((n for n, _ in reversed(chain) if isinstance(n, _FUNCTIONS)), None)
         if isinstance(function, ast.ClassDef) or function is None or depth == _DEEPEST:
             return chain
-        calls = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call)
-                 and _name(n.func) == function.name]  # fmt: skip
+        calls = [
+            n.lineno
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Call) and _name(n.func) == function.name
+        ]
         if len(set(calls)) == 1 and not function.lineno <= calls[0] <= (function.end_lineno or 0):
             return [*self._chain(f"{file}:{calls[0]}", depth + 1), *chain]
         return chain
@@ -202,8 +210,9 @@ def _exits(file: str, node: ast.AST, under: ast.AST | None, inner: bool = False)
             yield _place(file, child)
         else:
             conditional = isinstance(child, (ast.If, ast.ExceptHandler))
-            yield from _exits(file, child, child if conditional else under,
-                              inner or isinstance(child, _LOOPS))  # fmt: skip
+            yield from _exits(
+                file, child, child if conditional else under, inner or isinstance(child, _LOOPS)
+            )
 
 
 def _leads_out(body: Sequence[ast.stmt]) -> bool:

@@ -82,9 +82,13 @@ class Recorder:
     """
 
     def __init__(
-        self, rank: int, *, limit: int = 200_000, keep: Callable[[int, Row], None] | None = None,
+        self,
+        rank: int,
+        *,
+        limit: int = 200_000,
+        keep: Callable[[int, Row], None] | None = None,
         stepped: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
         self._keep, self._number = keep, itertools.count(1)
         self.without_values = 0
@@ -102,19 +106,35 @@ class Recorder:
         return next(self._seq)
 
     def record(
-        self, seq: int, op: Op, state: State, *, peer: int | None = None, group: str = WORLD,
-        nbytes: int = 0, shape: tuple[int, ...] = (), dtype: str = "", tag: int | None = None,
-        where: str = "", label: str = "", match: str | None = None,
+        self,
+        seq: int,
+        op: Op,
+        state: State,
+        *,
+        peer: int | None = None,
+        group: str = WORLD,
+        nbytes: int = 0,
+        shape: tuple[int, ...] = (),
+        dtype: str = "",
+        tag: int | None = None,
+        where: str = "",
+        label: str = "",
+        match: str | None = None,
         summary: tuple[Any, ...] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note one transition, now."""
         fields = peer, group, nbytes, shape, dtype, tag, where, label, match
         self.put(seq, op, state, time.monotonic(), fields, summary)
 
     def put(
-        self, seq: int, op: Op, state: State, at: float, fields: tuple[Any, ...],
+        self,
+        seq: int,
+        op: Op,
+        state: State,
+        at: float,
+        fields: tuple[Any, ...],
         summary: tuple[Any, ...] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """As :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
         if len(self._rows) >= self.limit:
             self.dropped += 1
@@ -156,9 +176,11 @@ class Recorder:
     # -- waiting ------------------------------------------------------------------
 
     def wait_begins(
-        self, *operations: Waitable, limited: bool = False,
+        self,
+        *operations: Waitable,
+        limited: bool = False,
         still: Callable[[], bool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """This thread waits for these operations."""
         self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, still)
         if self.stepped:
@@ -177,8 +199,11 @@ class Recorder:
         """
         now, main = time.monotonic(), threading.main_thread().ident or 0
         waits = dict(self.waits)
-        found = {thread: seq for thread, wait in waits.items()
-                 if (seq := self._note_blocked(wait, now)) is not None}  # fmt: skip
+        found = {
+            thread: seq
+            for thread, wait in waits.items()
+            if (seq := self._note_blocked(wait, now)) is not None
+        }
         idle = self._idle_since(now) if main not in waits else 0.0
         if not found or (main not in found and idle is None):
             return None
@@ -368,8 +393,17 @@ def _numpy_floats() -> tuple[Any, ...]:
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 #: Frames of these are machinery; those of other files of algorithms/ and of demos.py are pages.
-MACHINERY = tuple(f"{PACKAGE}/{name}" for name in ("trace/", "cluster/", "kvstore/",
-                  "algorithms/p2p.py", "algorithms/contract.py", "algorithms/use.py"))  # fmt: skip
+MACHINERY = tuple(
+    f"{PACKAGE}/{name}"
+    for name in (
+        "trace/",
+        "cluster/",
+        "kvstore/",
+        "algorithms/p2p.py",
+        "algorithms/contract.py",
+        "algorithms/use.py",
+    )
+)
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
 _is_user: dict[str, bool] = {}
 _made_users: set[str] = set()

@@ -57,8 +57,9 @@ def _buffers(facts: Evidence) -> Iterator[Finding]:
             f"rank {e.rank} uses the buffer of {which} before wait(){at(e.where)}: "
             "what it finds there may be the old values.",
             "Call wait() on what irecv returned before using its buffer.",
-            (e.rank,), lines={e.rank: e.where},
-        )  # fmt: skip
+            (e.rank,),
+            lines={e.rank: e.where},
+        )
 
 
 def _forgotten(facts: Evidence) -> Iterator[Finding]:
@@ -88,8 +89,9 @@ def _unawaited(facts: Evidence) -> Iterator[Finding]:
             f"{named(sorted(found))} never waited for {op}(async_op=True){at(where)}: "
             "its result may not be there when the tensor is used.",
             "Call wait() on what it returns before you use the tensor.",
-            tuple(sorted(found)), lines=lines(*found.values()),
-        )  # fmt: skip
+            tuple(sorted(found)),
+            lines=lines(*found.values()),
+        )
 
 
 def _never_waited(facts: Evidence, mine: Span) -> Finding:
@@ -100,11 +102,14 @@ def _never_waited(facts: Evidence, mine: Span) -> Finding:
     if other is not None and lost:
         said += f" and has left; rank {other.rank} waits in {call(other)}{at(other.where)}"
     return Finding(
-        Kind.NOT_WAITED, f"{said}.",
+        Kind.NOT_WAITED,
+        f"{said}.",
         "Call wait() on what isend and irecv return: only then the transfer is over.",
-        (mine.rank,), waiting=(other.rank,) if other is not None and lost else (),
-        lines=lines(mine), hang=lost,
-    )  # fmt: skip
+        (mine.rank,),
+        waiting=(other.rank,) if other is not None and lost else (),
+        lines=lines(mine),
+        hang=lost,
+    )
 
 
 def _waits_in_vain(facts: Evidence, span: Span) -> bool:
@@ -120,9 +125,10 @@ def _without_end(mine: Span) -> Finding:
         Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
         f"rank {mine.peer} never {lost}: {call(mine)} of rank {mine.rank}{at(mine.where)}.",
         f"Add the missing {'recv' if sends else 'send'} on rank {mine.peer}, or remove this one.",
-        (mine.rank,), missing_ranks=(mine.peer,) if mine.peer is not None else (),
+        (mine.rank,),
+        missing_ranks=(mine.peer,) if mine.peer is not None else (),
         lines=lines(mine),
-    )  # fmt: skip
+    )
 
 
 def _strangers(facts: Evidence) -> Iterator[Finding]:
@@ -137,8 +143,9 @@ def _strangers(facts: Evidence) -> Iterator[Finding]:
             f"{verb(ranks, 'call')} {op}(){at(where)} on a group without {named(ranks)}: "
             "nothing happens there.",
             "Call it on the group's members only, or make the group larger.",
-            tuple(ranks), lines=dict.fromkeys(ranks, where),
-        )  # fmt: skip
+            tuple(ranks),
+            lines=dict.fromkeys(ranks, where),
+        )
 
 
 # -- slow ranks --------------------------------------------------------------------------
@@ -159,8 +166,10 @@ def _awaited(facts: Evidence) -> Iterator[Finding]:
             f"{clauses(spans, 'wait in')} for rank {rank}, which "
             f"{'was' if rank in facts.held else 'is'} in no communication.",
             "If it computes, that is no hang: it may yet come.",
-            (rank,), tuple(s.rank for s in spans), lines=lines(*spans),
-        )  # fmt: skip
+            (rank,),
+            tuple(s.rank for s in spans),
+            lines=lines(*spans),
+        )
 
 
 def _late(facts: Evidence) -> Iterator[Finding]:
@@ -217,8 +226,10 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             "An operation that is still open may be in its way (isend, irecv or async_op=True that "
             "nobody has waited for), or a stopped process, or very much data. If it does not end, "
             "interrupt the run.",
-            (), tuple(s.rank for s in spans), lines=lines(*spans),
-        )  # fmt: skip
+            (),
+            tuple(s.rank for s in spans),
+            lines=lines(*spans),
+        )
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:

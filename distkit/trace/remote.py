@@ -14,8 +14,12 @@ from distkit.trace import recorder as _recorder
 NOT_RECORDED = "calls of torch.distributed.rpc: not recorded"
 
 #: Through these ``rpc_sync``, ``rpc_async`` and ``remote`` leave the rank.
-_WAYS = ("_invoke_rpc", "_invoke_remote_builtin", "_invoke_remote_torchscript",
-         "_invoke_remote_python_udf")  # fmt: skip
+_WAYS = (
+    "_invoke_rpc",
+    "_invoke_remote_builtin",
+    "_invoke_remote_torchscript",
+    "_invoke_remote_python_udf",
+)
 
 
 class Remote:

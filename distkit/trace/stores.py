@@ -78,9 +78,14 @@ class Stores:
         return within or caller == c10d.__file__ or caller.startswith(MACHINERY)
 
     def _call(
-        self, recorder: Recorder, name: str, method: Callable[..., Any], store: Any,
-        args: tuple[Any, ...], kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
+        self,
+        recorder: Recorder,
+        name: str,
+        method: Callable[..., Any],
+        store: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         given = (*args, *kwargs.values())
         keys = given[:1] if given and isinstance(given[0], str) else tuple(given[0])
         label = f"{name} {', '.join(keys)}"
@@ -104,9 +109,14 @@ class Stores:
         return result
 
     def _wait(
-        self, recorder: Recorder, pending: Pending, store: Any, keys: tuple[str, ...],
-        limit: timedelta, name: str,
-    ) -> None:  # fmt: skip
+        self,
+        recorder: Recorder,
+        pending: Pending,
+        store: Any,
+        keys: tuple[str, ...],
+        limit: timedelta,
+        name: str,
+    ) -> None:
         """Wait until the keys are there, or the time is over."""
         limited = limit <= PATIENT
         if name == "barrier" or limited:  # torch's own wait follows

@@ -108,8 +108,9 @@ class Tap:
             operator = getattr(torch.ops.c10d, name, None)
             if operator is None:
                 continue
-            self._library.impl(name, self._hook(operator.default, call), "BackendSelect",
-                               with_keyset=True)  # fmt: skip
+            self._library.impl(
+                name, self._hook(operator.default, call), "BackendSelect", with_keyset=True
+            )
         self._functional = self._hook_wait_tensor()
         self._wait, self._new_group = dist.Work.wait, c10d._new_group_with_tag
         self._warn = c10d._warn_not_in_group
@@ -223,8 +224,17 @@ class Tap:
         if not group.judged:
             recorder.miss("calls on process groups made by hand: shown, and not compared")
             match = f"{group.name}: {recorder.rank}.{seq}"
-        fields = (peer, group.name, nbytes, shape, dtype, tag, user_line(3),
-                  _label(call, caller), match)  # fmt: skip
+        fields = (
+            peer,
+            group.name,
+            nbytes,
+            shape,
+            dtype,
+            tag,
+            user_line(3),
+            _label(call, caller),
+            match,
+        )
         return Pending(recorder, seq, call.op, fields, outputs, look)
 
     def _note_thread(self, group: str) -> None:
@@ -279,9 +289,7 @@ class Tap:
         if not (python or functional) and torch._C._current_graph_task_id() < 0:
             recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
 
-    def _in_background(
-        self, recorder: Recorder, work: Any, pending: Pending, waited: bool
-    ) -> None:  # fmt: skip
+    def _in_background(self, recorder: Recorder, work: Any, pending: Pending, waited: bool) -> None:
         """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
 
         The work's future tells, on a thread of the backend; the thread needs Python's lock for
@@ -410,8 +418,11 @@ class Tap:
         if not self._pending or tensor.is_meta:
             return []
         storage = storage_of(tensor)
-        found = [key for key, (_, pending) in list(self._pending.items())
-                 if any(storage_of(t) == storage for t in pending.outputs)]  # fmt: skip
+        found = [
+            key
+            for key, (_, pending) in list(self._pending.items())
+            if any(storage_of(t) == storage for t in pending.outputs)
+        ]
         taken = (self._pending.pop(key, None) for key in found)
         return [pair for pair in taken if pair is not None]
 

@@ -86,10 +86,13 @@ class OnRank:
 
 @contextmanager
 def trouble(
-    *, delay: Mapping[int, float] | None = None, latency: float = 0.0,
-    bandwidth: float | None = None, drop_rank: int | Mapping[int, int] | None = None,
+    *,
+    delay: Mapping[int, float] | None = None,
+    latency: float = 0.0,
+    bandwidth: float | None = None,
+    drop_rank: int | Mapping[int, int] | None = None,
     kill: Mapping[int, int] | None = None,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Make trouble for every run that starts inside the ``with`` block.
 
     The cost of a link is charged to who sends, and to every member of a collective: the rank is
@@ -118,9 +121,13 @@ def trouble(
     for name, given in (("delay", delay), ("kill", kill)):
         if given is not None and not isinstance(given, Mapping):
             raise ValueError(f"dk.trouble({name}={given!r}): say for which rank: {{2: {given!r}}}.")
-    made = Trouble(dict(delay or {}), latency, math.inf if bandwidth is None else bandwidth,
-                   dict(drop) if isinstance(drop, Mapping) else {drop: 0},
-                   dict(kill or {}))  # fmt: skip
+    made = Trouble(
+        dict(delay or {}),
+        latency,
+        math.inf if bandwidth is None else bandwidth,
+        dict(drop) if isinstance(drop, Mapping) else {drop: 0},
+        dict(kill or {}),
+    )
     _check(made)
     _current.append(made)
     try:

@@ -24,9 +24,7 @@ from distkit.trace.partings import BARRIER, minority
 _ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)
 
 
-def unanswered(
-    facts: Evidence, stuck: Mapping[int, Span]
-) -> tuple[Finding, set[int]] | None:  # fmt: skip
+def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
     """Workers wait for an answer that depends on others, who have finished or wait themselves."""
     asked = [s for s in stuck.values() if s.match is not None]
     for mine in sorted(asked, key=lambda s: (_ORDER.index(s.op), s.rank)):
@@ -59,9 +57,13 @@ def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> F
         culprits = tuple(sorted(absent))
     its = [facts.span(facts.stuck[w]) for w in absent if w in facts.stuck]
     return Finding(
-        kind, f"{clauses(here.values(), 'wait in')}{_for(facts, mine)}, but {others}.", remedy,
-        culprits, missing_ranks=tuple(absent), lines=lines(*here.values(), *its),
-    )  # fmt: skip
+        kind,
+        f"{clauses(here.values(), 'wait in')}{_for(facts, mine)}, but {others}.",
+        remedy,
+        culprits,
+        missing_ranks=tuple(absent),
+        lines=lines(*here.values(), *its),
+    )
 
 
 def _for(facts: Evidence, mine: Span) -> str:
@@ -129,14 +131,23 @@ def _too_many(key: str, counts: Mapping[int, int], more: Mapping[int, Span]) -> 
     alike: dict[int, list[int]] = defaultdict(list)
     for w, n in counts.items():
         alike[n].append(w)
-    said = listed([f"{verb(ws, 'have')} pushed {keys(key)} {times(n)}" if n else
-                   f"{verb(ws, 'have')} not pushed it" for n, ws in sorted(alike.items())[::-1]],
-                  ", ")  # fmt: skip
+    said = listed(
+        [
+            f"{verb(ws, 'have')} pushed {keys(key)} {times(n)}"
+            if n
+            else f"{verb(ws, 'have')} not pushed it"
+            for n, ws in sorted(alike.items())[::-1]
+        ],
+        ", ",
+    )
     return Finding(
-        Kind.UNEVEN, f"{said}: a round that lacks a gradient is never complete, and what was "
-        f"pushed last{at(next(iter(more.values())).where)} changed nothing.", _PULL,
-        minority([*alike.values()]), lines=lines(*more.values()),
-    )  # fmt: skip
+        Kind.UNEVEN,
+        f"{said}: a round that lacks a gradient is never complete, and what was "
+        f"pushed last{at(next(iter(more.values())).where)} changed nothing.",
+        _PULL,
+        minority([*alike.values()]),
+        lines=lines(*more.values()),
+    )
 
 
 def way_on(failure: Finding, waiting: Iterable[Span]) -> str:

@@ -23,8 +23,14 @@ from distkit.trace.pending import Pending
 from distkit.trace.recorder import is_users
 
 #: What a program can do with a Work, beside wait(), to know that it is over.
-_LOOKS = ("get_future", "is_completed", "is_success", "synchronize", "result",
-          "block_current_stream")  # fmt: skip
+_LOOKS = (
+    "get_future",
+    "is_completed",
+    "is_success",
+    "synchronize",
+    "result",
+    "block_current_stream",
+)
 
 #: A run reports at most so many calls.
 _MOST = 100

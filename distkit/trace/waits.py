@@ -71,9 +71,11 @@ def _elsewhere(facts: Evidence, mine: Span, other: Span) -> bool:
     """Whether the other rank sits in a message of its own with this one: that is the cause."""
     standing = facts.stuck.get(other.rank)
     return (
-        standing is not None and standing.op in P2P
-        and standing.peer == mine.rank and standing.seq != other.seq
-    )  # fmt: skip
+        standing is not None
+        and standing.op in P2P
+        and standing.peer == mine.rank
+        and standing.seq != other.seq
+    )
 
 
 def _wrong_tag(send: Span, recv: Span) -> Finding:
@@ -83,8 +85,9 @@ def _wrong_tag(send: Span, recv: Span) -> Finding:
         f"but rank {recv.rank} waits for tag {recv.tag or 0} "
         f"in {_source_words(recv)}{at(recv.where)}.",
         "Give the send and its receive the same tag.",
-        tuple(sorted({send.rank, recv.rank})), lines=lines(send, recv),
-    )  # fmt: skip
+        tuple(sorted({send.rank, recv.rank})),
+        lines=lines(send, recv),
+    )
 
 
 def _source_words(recv: Span) -> str:
@@ -94,10 +97,12 @@ def _source_words(recv: Span) -> str:
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     said = clauses(spans, "wait in", {s.rank: facts.call(s) for s in spans})
     return Finding(
-        Kind.WRONG_GROUP, f"{said}: they use different groups, and do not meet.",
+        Kind.WRONG_GROUP,
+        f"{said}: they use different groups, and do not meet.",
         "Pass the same group on both sides.",
-        tuple(sorted({s.rank for s in spans})), lines=lines(*spans),
-    )  # fmt: skip
+        tuple(sorted({s.rank for s in spans})),
+        lines=lines(*spans),
+    )
 
 
 def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
@@ -113,8 +118,9 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
                 f"{gone}; but it is rank {send.rank} that sends to it, "
                 f"in {call(send)}{at(send.where)}.",
                 f"Receive from rank {send.rank}, or let rank {mine.peer} send.",
-                (mine.rank,), lines=lines(mine, send),
-            ), send.rank  # fmt: skip
+                (mine.rank,),
+                lines=lines(mine, send),
+            ), send.rank
     return None
 
 
@@ -161,8 +167,11 @@ def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
             continue
         if mine.op in P2P:
             return _no_partner(facts, mine, gone), {mine.rank}
-        together = {r for r, s in stuck.items() if s.group == mine.group
-                    and s.op is mine.op and facts.nth(s) == facts.nth(mine)}  # fmt: skip
+        together = {
+            r
+            for r, s in stuck.items()
+            if s.group == mine.group and s.op is mine.op and facts.nth(s) == facts.nth(mine)
+        }
         return _not_called(facts, {r: stuck[r] for r in together}, gone), together
     return None
 
@@ -182,8 +191,10 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
         f"but {named(gone)} {has} finished {done}{facts.known_of(gone)}.",
         f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
         f"{mine.op}: each send needs one recv.",
-        tuple(gone), missing_ranks=tuple(gone), lines=lines(mine),
-    )  # fmt: skip
+        tuple(gone),
+        missing_ranks=tuple(gone),
+        lines=lines(mine),
+    )
 
 
 def _one_of(ranks: list[int]) -> str:
@@ -191,8 +202,10 @@ def _one_of(ranks: list[int]) -> str:
 
 
 def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
-    return (send.rank if send.op is Op.SEND else send.peer,
-            recv.rank if recv.op is Op.RECV else recv.peer)  # fmt: skip
+    return (
+        send.rank if send.op is Op.SEND else send.peer,
+        recv.rank if recv.op is Op.RECV else recv.peer,
+    )
 
 
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
@@ -217,9 +230,13 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     if kind in (Kind.NEW_GROUP, Kind.UNUSED_PARAMETER) or len(here) == len(gone):
         culprits = tuple(gone)
     return Finding(
-        kind, f"{waiting}, but {absent}{facts.known_of(gone)}.", remedy, culprits,
-        missing_ranks=tuple(gone), lines=lines(*here.values()),
-    )  # fmt: skip
+        kind,
+        f"{waiting}, but {absent}{facts.known_of(gone)}.",
+        remedy,
+        culprits,
+        missing_ranks=tuple(gone),
+        lines=lines(*here.values()),
+    )
 
 
 def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
@@ -238,8 +255,9 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
         f"{'coming to it' if inside else 'another one'}{facts.known_of(gone)}.",
         AUTOGRAD if inside else uneven(facts, where, gradients=True),
         tuple(gone) if len(here) == len(gone) else culprits,
-        missing_ranks=tuple(gone), lines=lines(*here.values()),
-    )  # fmt: skip
+        missing_ranks=tuple(gone),
+        lines=lines(*here.values()),
+    )
 
 
 #: After a backward pass in which a function of the user's communicates.
@@ -250,9 +268,7 @@ AUTOGRAD = (
 )
 
 
-def _why_not_called(
-    facts: Evidence, mine: Span, here: Stuck, gone: list[int]
-) -> tuple[Kind, str]:  # fmt: skip
+def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -> tuple[Kind, str]:
     if mine.op is Op.NEW_GROUP:
         return Kind.NEW_GROUP, NEW_GROUP
     if mine.label == "gradients":
@@ -307,13 +323,13 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     names = keys(", ".join(wanted))
     return Finding(
         Kind.MISSING_KEY,
-        f"{clauses(here.values(), 'wait in')}, but no rank has set {names}"
-        f"{''.join(known)}{where}.",
+        f"{clauses(here.values(), 'wait in')}, but no rank has set {names}{''.join(known)}{where}.",
         f"Let a rank set {names} before the others need it; look for another spelling, or for an "
         "`if` that keeps store.set away.",
-        tuple(others or sorted(here)), missing_ranks=tuple(others),
+        tuple(others or sorted(here)),
+        missing_ranks=tuple(others),
         lines=lines(*here.values(), *theirs),
-    ), {*here}  # fmt: skip
+    ), {*here}
 
 
 def _instead_of_key(facts: Evidence, rank: int) -> str:
@@ -331,8 +347,10 @@ def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
         Kind.MISSING_BARRIER,
         f"{clauses(here.values(), 'wait in')} for {named(away or here)}{where}.",
         "Let as many ranks call it as its second argument says, with the same key.",
-        tuple(away or sorted(here)), missing_ranks=tuple(away), lines=lines(*here.values()),
-    )  # fmt: skip
+        tuple(away or sorted(here)),
+        missing_ranks=tuple(away),
+        lines=lines(*here.values()),
+    )
 
 
 # -- all wait for each other --------------------------------------------------------------
@@ -373,16 +391,20 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
     ops = {s.op for s in ring}
     said = [f"rank {s.rank} waits in {facts.call(s)}{at(s.where)}" for s in ring]
     each = "each waits for the other" if len(ring) == 2 else "each waits for the next, in a circle"
-    remedy = {Op.RECV: "Let one of them send first.",
-              Op.SEND: "Let one of them receive first, or use isend."}  # fmt: skip
+    remedy = {
+        Op.RECV: "Let one of them send first.",
+        Op.SEND: "Let one of them receive first, or use isend.",
+    }
     mixed = "Make these calls in the same order on every rank."
     ranks = tuple(sorted(s.rank for s in ring))
     return Finding(
         Kind.RECV_CYCLE if ops == {Op.RECV} and len(ring) == 2 else Kind.CYCLE,
         f"{listed(said, ', ')}: {each}.",
         remedy[ring[0].op] if len(ops) == 1 and ops <= P2P else mixed,
-        ranks, missing_ranks=ranks, lines=lines(*ring),
-    )  # fmt: skip
+        ranks,
+        missing_ranks=ranks,
+        lines=lines(*ring),
+    )
 
 
 # -- ranks that failed ------------------------------------------------------------------------
@@ -408,10 +430,10 @@ _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) h
 #: What torch's own errors want to say.
 _KNOWN = {
     "is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
-                            "group is passed as group_src or group_dst.",
+    "group is passed as group_src or group_dst.",
     "DDP expects same model across all ranks": "Build the same model on every rank, with the same "
-                                               "parameters and the same requires_grad.",
-}  # fmt: skip
+    "parameters and the same requires_grad.",
+}
 
 
 def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:

@@ -63,9 +63,11 @@ class Witness:
     """
 
     def __init__(
-        self, note: Callable[[str, Any], None], rollcall: RollCall | None,
+        self,
+        note: Callable[[str, Any], None],
+        rollcall: RollCall | None,
         hold: Callable[[], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._note, self._rollcall, self._hold = note, rollcall, hold
         self._told: list[str] = []
         global _looking

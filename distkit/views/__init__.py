@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from distkit.views.tensors import Tensors
     from distkit.views.timeline import Timeline
 
-__all__ = ["Cockpit", "Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline",
-           "to_html"]  # fmt: skip
+__all__ = ["Cockpit", "Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline", "to_html"]
 
 _HOMES = {
-    "Cockpit": "cockpit", "Compare": "compare", "Gradients": "gradients",
-    "Servers": "servers", "Stage": "stage", "Tensors": "tensors", "Timeline": "timeline",
+    "Cockpit": "cockpit",
+    "Compare": "compare",
+    "Gradients": "gradients",
+    "Servers": "servers",
+    "Stage": "stage",
+    "Tensors": "tensors",
+    "Timeline": "timeline",
     "to_html": "page",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,24 +18,69 @@ _FOLDER = Path(__file__).parent / "js"
 #: In the order of their imports. They are ordinary modules that import each other; a widget
 #: and a stand-alone page need them in one piece. The last one has the view's class.
 _BASE = ("vendor/d3", "numbers", "dom", "repaint")
-_TIMELINE = (*_BASE, "colors", "columns", "store", "layout", "painter",
-             "arrows", "strips", "look", "minimap", "gestures", "overlay", "tooltip", "causes",
-             "query", "lenses", "around", "timeline")  # fmt: skip
+_TIMELINE = (
+    *_BASE,
+    "colors",
+    "columns",
+    "store",
+    "layout",
+    "painter",
+    "arrows",
+    "strips",
+    "look",
+    "minimap",
+    "gestures",
+    "overlay",
+    "tooltip",
+    "causes",
+    "query",
+    "lenses",
+    "around",
+    "timeline",
+)
 _MODULES = {
     "timeline": _TIMELINE,
     "cockpit": (*_TIMELINE, "python", "source", "cards", "controls", "talk", "cockpit"),
     "tensors": (*_BASE, "tensorsparts", "tensors"),
     "gradients": (*_BASE, "tensorsparts", "gradientscharts", "gradients"),
-    "compare": (*_BASE, "colors", "columns", "store", "layout", "painter",
-                "arrows", "strips", "look", "gestures", "overlay", "causes", "around",
-                "tensorsparts", "comparecharts", "comparepanels", "compare"),
+    "compare": (
+        *_BASE,
+        "colors",
+        "columns",
+        "store",
+        "layout",
+        "painter",
+        "arrows",
+        "strips",
+        "look",
+        "gestures",
+        "overlay",
+        "causes",
+        "around",
+        "tensorsparts",
+        "comparecharts",
+        "comparepanels",
+        "compare",
+    ),
     "stage": (*_BASE, "colors", "scene", "script", "player", "unfold", "stage"),
-    "servers": (*_BASE, "colors", "tensorsparts", "script", "player",
-                "serversstate", "serversparts", "serversscene", "servers"),
+    "servers": (
+        *_BASE,
+        "colors",
+        "tensorsparts",
+        "script",
+        "player",
+        "serversstate",
+        "serversparts",
+        "serversscene",
+        "servers",
+    ),
 }
 #: The style sheets of views that need more than their own.
-_SHEETS = {"gradients": ("tensors", "gradients"), "compare": ("tensors", "compare"),
-           "servers": ("tensors", "stage", "servers")}  # fmt: skip
+_SHEETS = {
+    "gradients": ("tensors", "gradients"),
+    "compare": ("tensors", "compare"),
+    "servers": ("tensors", "stage", "servers"),
+}
 #: Signs that an address holds as they are.
 _PLAIN = " !\"$&'()*+,-./:;<=>?@[]^_`{|}~"
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)

@@ -59,8 +59,10 @@ class Columns:
             drawn = np.flatnonzero(chosen)
             chosen[:] = False
             chosen[drawn[np.argsort(ops.start[drawn], kind="stable")[:most]]] = True
-            tied = np.append(np.bincount(pairs.tie[chosen & (pairs.tie >= 0)],
-                                         minlength=len(pairs.ties)) > 0, False)  # fmt: skip
+            tied = np.append(
+                np.bincount(pairs.tie[chosen & (pairs.tie >= 0)], minlength=len(pairs.ties)) > 0,
+                False,
+            )
             arrows = self._touching(chosen)
             chosen |= tied[pairs.tie]
             for end in (pairs.send[arrows], pairs.recv[arrows]):
@@ -68,11 +70,15 @@ class Columns:
             chosen &= self._drawn
         return {
             "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
-            "arrows": [self._arrow(i) for i in arrows.tolist()], **self.frame,
+            "arrows": [self._arrow(i) for i in arrows.tolist()],
+            **self.frame,
             **({} if most is None else {"entries": len(pairs.send) + len(pairs.ties)}),
-            **({} if chosen.sum() == self._drawn.sum() else
-               {"coverage": coverage(self.frame, self._talk)}),
-        }  # fmt: skip
+            **(
+                {}
+                if chosen.sum() == self._drawn.sum()
+                else {"coverage": coverage(self.frame, self._talk)}
+            ),
+        }
 
     def _touching(self, chosen: Bools) -> Ints:
         """The arrows that begin or end at one of these operations."""
@@ -84,22 +90,33 @@ class Columns:
         ops, tie = self.ops, int(self.pairs.tie[i])
         values = self._valued.get(i)
         return compact(
-            id=self._name(i), rank=int(ops.rank[i]), row=int(ops.row[i]),
-            start=rounded(ops.start[i]), end=rounded(ops.end[i]),
+            id=self._name(i),
+            rank=int(ops.rank[i]),
+            row=int(ops.row[i]),
+            start=rounded(ops.start[i]),
+            end=rounded(ops.end[i]),
             **look_of(*ops.looks[ops.look[i]]),
             tie=self.pairs.ties[tie] if tie >= 0 else None,
             values=[plain_values(s) for s in values] if values else None,
-        )  # fmt: skip
+        )
 
     def _arrow(self, i: int) -> Json:
         pairs, (src, dst) = self.pairs, self.pairs.ends_of(i)
         look = self.ops.looks[self.ops.look[pairs.about[i]]]
         send, recv = (self._name(int(end[i])) for end in (pairs.send, pairs.recv))
         return compact(
-            id=pairs.name(i), src=src, dst=dst, nbytes=int(pairs.nbytes[i]),
-            op=str(Op.SEND if pairs.p2p[i] else look.op), tag=look.tag, label=clean(look.label),
-            sent=rounded(pairs.sent[i]), received=rounded(pairs.received[i]), send=send, recv=recv,
-        )  # fmt: skip
+            id=pairs.name(i),
+            src=src,
+            dst=dst,
+            nbytes=int(pairs.nbytes[i]),
+            op=str(Op.SEND if pairs.p2p[i] else look.op),
+            tag=look.tag,
+            label=clean(look.label),
+            sent=rounded(pairs.sent[i]),
+            received=rounded(pairs.received[i]),
+            send=send,
+            recv=recv,
+        )
 
     def _name(self, i: int) -> str | None:
         return f"{self.ops.rank[i]}.{self.ops.seq[i]}" if i >= 0 else None
@@ -133,8 +150,10 @@ class Columns:
         order = np.lexsort((ops.start[drawn], *keys[::-1]))
         heads = np.flatnonzero((np.diff(keys[:, order], axis=1, prepend=-1) != 0).any(axis=0))
         counts = np.diff(np.append(heads, len(order)))
-        tracks = [[*key, n] for key, n in zip(keys[:, order[heads]].T.tolist(), counts.tolist(),
-                                              strict=True)]  # fmt: skip
+        tracks = [
+            [*key, n]
+            for key, n in zip(keys[:, order[heads]].T.tolist(), counts.tolist(), strict=True)
+        ]
         return drawn[order], tracks
 
     def drawn_arrows(self) -> Ints:
@@ -157,9 +176,13 @@ class Columns:
         everybody = np.flatnonzero(pairs.tie >= 0)
         np.maximum.at(sizes, pairs.tie[everybody], ops.nbytes[everybody])
         sums = Sums(
-            len(ops), int(self._drawn.sum()), int(sent.sum()), int(pairs.nbytes[sent].sum()),
-            int(members.sum()), int(sizes[members].sum()),
-        )  # fmt: skip
+            len(ops),
+            int(self._drawn.sum()),
+            int(sent.sum()),
+            int(pairs.nbytes[sent].sum()),
+            int(members.sum()),
+            int(sizes[members].sum()),
+        )
         opened = np.flatnonzero(~ops.ended).tolist()
         stuck = [(int(ops.rank[i]), *ops.looks[ops.look[i]][:2]) for i in opened]
         times = rounded(ops.span[0] if ops.span else None), rounded(self._until)
@@ -184,16 +207,21 @@ class Columns:
         ops = self.ops
         mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
         mark, row = ops.mark[mine], ops.row[mine]
-        return Lane(int(row[~mark].max(initial=-1)) + 1, int(row[mark].max(initial=-1)) + 1,
-                    length(*self._talk(rank)))  # fmt: skip
+        return Lane(
+            int(row[~mark].max(initial=-1)) + 1,
+            int(row[mark].max(initial=-1)) + 1,
+            length(*self._talk(rank)),
+        )
 
 
 def _drawn(table: Table) -> Table:
     """The events without the notes of ``watch_gradients``."""
     valued = np.zeros(len(table), bool)
     valued[[*table.summary]] = True
-    with_values, without = (table.each(is_note(look, told) for look in table.looks).astype(bool)
-                            for told in (True, False))  # fmt: skip
+    with_values, without = (
+        table.each(is_note(look, told) for look in table.looks).astype(bool)
+        for told in (True, False)
+    )
     notes = np.where(valued, with_values, without)
     return table.part(~notes) if notes.any() else table
 

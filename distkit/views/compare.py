@@ -65,9 +65,11 @@ class Compare(View):
     _css = css("compare")
 
     def __init__(
-        self, *traces: Trace | Live | Mapping[str, Trace | Live],
-        clock: str = "start", baseline: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *traces: Trace | Live | Mapping[str, Trace | Live],
+        clock: str = "start",
+        baseline: str | None = None,
+    ) -> None:
         named = _named(traces)
         if clock not in CLOCKS:
             raise ValueError(f"clock is one of {', '.join(map(repr, CLOCKS))}, not {clock!r}.")

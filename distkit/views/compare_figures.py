@@ -38,14 +38,17 @@ def figures(columns: Columns) -> Json:
     end, start = frame["end"] or 0.0, frame["start"] or 0.0
     return {
         "seconds": end - start,
-        **{key: frame[key] for key in ("messages", "message_bytes", "collectives",
-                                       "collective_bytes")},
+        **{
+            key: frame[key]
+            for key in ("messages", "message_bytes", "collectives", "collective_bytes")
+        },
         "most_sent": int(sent_bytes(columns)[1].max(initial=0)),
-        "rounds": rounds(columns), "critical": int((~columns.ops.mark[path]).sum()) if path else 0,
+        "rounds": rounds(columns),
+        "critical": int((~columns.ops.mark[path]).sum()) if path else 0,
         "busy": _mean([r["busy"] for r in workers]),
         "waiting": _mean([r["waiting"] for r in workers]),
         "ranks": ranks,
-    }  # fmt: skip
+    }
 
 
 def per_rank(columns: Columns, waited: Floats) -> list[Json]:
@@ -58,11 +61,18 @@ def per_rank(columns: Columns, waited: Floats) -> list[Json]:
     def of(all_ranks: Ints | Floats, rank: int) -> float:
         return float(all_ranks[rank]) if rank < len(all_ranks) else 0.0
 
-    return [{
-        "rank": lane["rank"], "name": lane["name"], "role": lane["role"], "busy": lane["busy"],
-        "waiting": round(min(lane["busy"], of(waiting, lane["rank"]) / seconds), 4),
-        "messages": int(of(messages, lane["rank"])), "bytes": int(of(nbytes, lane["rank"])),
-    } for lane in frame["lanes"]]  # fmt: skip
+    return [
+        {
+            "rank": lane["rank"],
+            "name": lane["name"],
+            "role": lane["role"],
+            "busy": lane["busy"],
+            "waiting": round(min(lane["busy"], of(waiting, lane["rank"]) / seconds), 4),
+            "messages": int(of(messages, lane["rank"])),
+            "bytes": int(of(nbytes, lane["rank"])),
+        }
+        for lane in frame["lanes"]
+    ]
 
 
 def _mean(parts: list[float]) -> float:
@@ -116,8 +126,10 @@ def critical_path(columns: Columns, waited: Floats) -> list[int]:
     order = np.lexsort((end, ops.rank))
     order = order[told[order]]
     edges = np.flatnonzero(np.diff(ops.rank[order], prepend=-1, append=-1))
-    lanes = {int(ops.rank[order[a]]): (end[order[a:b]].tolist(), order[a:b].tolist())
-             for a, b in pairwise(edges.tolist())}  # fmt: skip
+    lanes = {
+        int(ops.rank[order[a]]): (end[order[a:b]].tolist(), order[a:b].tolist())
+        for a, b in pairwise(edges.tolist())
+    }
     start, rank, blamed = ops.start.tolist(), ops.rank.tolist(), _blamed(columns).tolist()
     slow = (waited > SOON).tolist()
     path: dict[int, None] = {}
@@ -218,8 +230,11 @@ def training(trace: Trace) -> Json | None:
     marks = [e for e in trace.events if e.op is Op.MARK and e.label == STEP]
     steps = sorted(read(Trace(marks)).steps.items())
     told = [(n + 1, list(step.told.values())) for n, step in steps]
-    points = [(n, _average([t.time for t in by]) - trace.start, _average([t.loss for t in by]))
-              for n, by in told if by]  # fmt: skip
+    points = [
+        (n, _average([t.time for t in by]) - trace.start, _average([t.loss for t in by]))
+        for n, by in told
+        if by
+    ]
     if not any(math.isfinite(loss) for _, _, loss in points):
         return None
     (first, begin, _), (final, end, last) = points[0], points[-1]
@@ -228,9 +243,11 @@ def training(trace: Trace) -> Json | None:
     kept = [n for n, _ in thin([(n, loss) for n, _, loss in points], 300)]
     return {
         "points": [[n, round(where[n][0], 7), rounded(where[n][1])] for n in kept],
-        "steps": final, "last": number(last), "nan": odd[0] if odd else None,
+        "steps": final,
+        "last": number(last),
+        "nan": odd[0] if odd else None,
         "seconds": (end - begin) / (final - first) if final > first else None,
-    }  # fmt: skip
+    }
 
 
 def _average(values: list[float]) -> float:

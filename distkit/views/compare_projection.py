@@ -24,20 +24,33 @@ ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
     ("message_bytes", "bytes in messages", "B", "of all messages together"),
-    ("collectives", "collectives", "n", "collectives of the backend; their own messages "
-     "are not seen"),
+    (
+        "collectives",
+        "collectives",
+        "n",
+        "collectives of the backend; their own messages are not seen",
+    ),
     ("collective_bytes", "bytes in collectives", "B", "the tensor of each collective, once"),
     ("most_sent", "most bytes sent by a rank", "B", "in messages, by the rank that sent most"),
-    ("rounds", "rounds", "n", "exchanges that had to come one after another, when a rank sends "
-     "one message and receives one at a time; a collective is one"),
+    (
+        "rounds",
+        "rounds",
+        "n",
+        "exchanges that had to come one after another, when a rank sends "
+        "one message and receives one at a time; a collective is one",
+    ),
     ("critical", "critical path", "n", "communications in the chain that made the run so long"),
     ("busy", "in communication", "%", "part of the time, mean of the ranks"),
-    ("waiting", "waiting", "%", "part of the time spent waiting for the last to arrive, mean of "
-     "the ranks"),
+    (
+        "waiting",
+        "waiting",
+        "%",
+        "part of the time spent waiting for the last to arrive, mean of the ranks",
+    ),
     ("steps", "steps of training", "n", "of the watched loop"),
     ("step_seconds", "time per step", "s", "of the watched loop, mean"),
     ("loss", "loss at the end", "x", "mean of the ranks"),
-]  # fmt: skip
+]
 #: Of whom parts of the time are means where there is a parameter server.
 OF_WORKERS = "workers, without servers and scheduler"
 
@@ -108,19 +121,27 @@ def about(name: str, trace: Trace, columns: Columns, *, live: bool = False) -> J
     if loop is not None:
         found |= {"steps": loop["steps"], "step_seconds": loop["seconds"], "loss": loop["last"]}
     return {
-        "name": clean(name), "live": live, "simulated": simulated, "empty": not len(trace),
+        "name": clean(name),
+        "live": live,
+        "simulated": simulated,
+        "empty": not len(trace),
         "facts": [*dict.fromkeys([*frame["facts"], *(["simulated"] if simulated else [])])],
-        "figures": found, "loss": loop, "notices": [] if live else frame["notices"],
-    }  # fmt: skip
+        "figures": found,
+        "loss": loop,
+        "notices": [] if live else frame["notices"],
+    }
 
 
 def summary(runs: Sequence[Json]) -> Json:
     """All that is said of several traces together."""
     return {
-        "title": _and([run["name"] for run in runs]), "facts": _facts(runs),
-        "live": any(run["live"] for run in runs), "runs": list(runs), "rows": list(_rows(runs)),
+        "title": _and([run["name"] for run in runs]),
+        "facts": _facts(runs),
+        "live": any(run["live"] for run in runs),
+        "runs": list(runs),
+        "rows": list(_rows(runs)),
         "notices": list(_notices(runs))[:MAX_NOTICES],
-    }  # fmt: skip
+    }
 
 
 def _facts(runs: Sequence[Json]) -> list[str]:
@@ -150,8 +171,11 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
     if len(set(sizes.values())) > 1:
         told = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())
         yield f"the world sizes differ: {'; '.join(told)}"
-    said = [run["name"] for run in runs if not run["figures"]["messages"]
-            and run["figures"]["collectives"]]  # fmt: skip
+    said = [
+        run["name"]
+        for run in runs
+        if not run["figures"]["messages"] and run["figures"]["collectives"]
+    ]
     if said and any(run["figures"]["messages"] for run in runs):
         yield f"{_and(said)}: messages inside the backend's collectives are not seen"
     for run in runs:

@@ -57,8 +57,10 @@ def _document(picture: Json, columns: Sequence[Columns], ranks: int, pixel: int)
     parts.append(drawn)
     curves = [(n, run["loss"]["points"]) for n, run in enumerate(picture["runs"]) if run["loss"]]
     if curves:
-        parts += [*_chart("loss over time", curves, 24, y, 1),
-                  *_chart("loss over steps", curves, 500, y, 0)]  # fmt: skip
+        parts += [
+            *_chart("loss over time", curves, 24, y, 1),
+            *_chart("loss over steps", curves, 500, y, 0),
+        ]
         y += 166
     drawn, y = _table(picture, y + 6)
     return svg.document(WIDTH, y + 8, title, "".join([*parts, drawn]))
@@ -89,15 +91,21 @@ def _lanes(
             if len(ranks) * len(columns) <= 24:
                 name = picture["runs"][n]["name"]
                 short = name if len(name) < 14 else f"{name[:12]}…"
-                parts.append(svg.text(LEFT - 12, top + ROW - 3, short, GRAY,
-                                      'text-anchor="end" font-size="10"'))  # fmt: skip
+                parts.append(
+                    svg.text(
+                        LEFT - 12, top + ROW - 3, short, GRAY, 'text-anchor="end" font-size="10"'
+                    )
+                )
             parts.append(svg.rect(LEFT - 7, top, 3, ROW, f'fill="{color(n)}"', "", 1))
             parts.append(svg.rect(LEFT, top, widths[n], ROW, 'fill="#f2f4f6"', "", 2))
             parts += _strip(c, rank, waited[n], widths[n], top, rank_color(lane), pixel)
         y += tall
     if len(names) > len(ranks):
-        parts.append(svg.text(24, y + 34, f"the first {len(ranks)} of {len(names):,} ranks "
-                              "are drawn here", GRAY))  # fmt: skip
+        parts.append(
+            svg.text(
+                24, y + 34, f"the first {len(ranks)} of {len(names):,} ranks are drawn here", GRAY
+            )
+        )
         y += 18
     return "".join(parts), y + 38
 
@@ -128,10 +136,12 @@ def _strip(
     work, talk, wait = _covers(c, rank, waited, cells)
     pale, faint = svg.tint(ink, 0.32), svg.tint(ink, 0.6)
     waiting = wait > talk
-    shown = [(work * (talk + wait < 0.02) >= 0.3, "#c3cad1", 4.0),
-             (waiting & (wait >= 0.02), pale, float(ROW)),
-             (~waiting & (talk < 0.5) & (talk >= 0.02), faint, float(ROW)),
-             (~waiting & (talk >= 0.5), ink, float(ROW))]  # fmt: skip
+    shown = [
+        (work * (talk + wait < 0.02) >= 0.3, "#c3cad1", 4.0),
+        (waiting & (wait >= 0.02), pale, float(ROW)),
+        (~waiting & (talk < 0.5) & (talk >= 0.02), faint, float(ROW)),
+        (~waiting & (talk >= 0.5), ink, float(ROW)),
+    ]
     for mask, stroke, tall in shown:
         if path := _runs(mask, pixel, top + ROW / 2):
             yield f'<path d="{path}" stroke="{stroke}" stroke-width="{tall:g}"/>'
@@ -140,8 +150,10 @@ def _strip(
 def _runs(mask: np.ndarray[tuple[int], np.dtype[np.bool_]], pixel: int, y: float) -> str:
     """The cells that are set, as horizontal lines."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
-    return "".join(f"M{LEFT + a * pixel} {y:g}h{(b - a) * pixel}"
-                   for a, b in zip(edges[::2], edges[1::2], strict=True))  # fmt: skip
+    return "".join(
+        f"M{LEFT + a * pixel} {y:g}h{(b - a) * pixel}"
+        for a, b in zip(edges[::2], edges[1::2], strict=True)
+    )
 
 
 def _covers(c: Columns, rank: int, waited: Floats, cells: int) -> tuple[Floats, Floats, Floats]:
@@ -154,8 +166,14 @@ def _covers(c: Columns, rank: int, waited: Floats, cells: int) -> tuple[Floats, 
     edges = frame["start"] + seconds * np.arange(cells + 1) / cells
     end = np.where(ops.ended[mine], ops.end[mine], frame["end"])
     until, mark = start + waited[mine], ops.mark[mine]
-    found = [_covered(a, b, edges) for a, b in ((start[mark], end[mark]),
-             (until[~mark], end[~mark]), (start[~mark], until[~mark]))]  # fmt: skip
+    found = [
+        _covered(a, b, edges)
+        for a, b in (
+            (start[mark], end[mark]),
+            (until[~mark], end[~mark]),
+            (start[~mark], until[~mark]),
+        )
+    ]
     return found[0], found[1], found[2]
 
 
@@ -190,11 +208,16 @@ def _chart(
     yield svg.text(left + 422, base + 15, end, GRAY, 'text-anchor="end" font-size="10.5"')
     yield svg.line(left + 42, base + low * tall, left + 422, base + low * tall, "#dde3e9", 1)
     for n, points in curves:
-        places = " ".join(f"{left + 42 + p[by] * wide:.0f},{base - (p[2] - low) * tall:.0f}"
-                          for p in points[:: max(1, len(points) // 100)] if p[2] is not None)
+        places = " ".join(
+            f"{left + 42 + p[by] * wide:.0f},{base - (p[2] - low) * tall:.0f}"
+            for p in points[:: max(1, len(points) // 100)]
+            if p[2] is not None
+        )
         dash = f' stroke-dasharray="{DASHES[n % 4]}"' if n % 4 else ""
-        yield (f'<polyline fill="none" stroke="{color(n)}" stroke-width="1.8"{dash} '
-               f'points="{places}"/>')  # fmt: skip
+        yield (
+            f'<polyline fill="none" stroke="{color(n)}" stroke-width="1.8"{dash} '
+            f'points="{places}"/>'
+        )
 
 
 #: With its colour each trace's curve has a dash; js/comparecharts.js has the same.

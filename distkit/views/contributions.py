@@ -99,8 +99,10 @@ def follow(trace: Trace) -> Contributions:
 def _play_ring(ring: Ring, found: Contributions) -> None:
     """Do what the schedule says, with the values that were recorded."""
     n = len(ring.members)
-    have = {rank: [Piece(frozenset({rank}), values=ring.own(i, c)) for c in range(n)]
-            for i, rank in enumerate(ring.members)}  # fmt: skip
+    have = {
+        rank: [Piece(frozenset({rank}), values=ring.own(i, c)) for c in range(n)]
+        for i, rank in enumerate(ring.members)
+    }
     for rank, pieces in have.items():
         found.changes.append(Change(ring.begin, rank, tuple(pieces)))
     for number, transfers in enumerate(ring.rounds):
@@ -248,8 +250,10 @@ def _met(members: list[Span]) -> float:
 def _adds_up(a: Piece, b: Piece, values: Values) -> bool:
     if not len(a.values) == len(b.values) == len(values):
         return False
-    return all(abs(x + y - v) <= 1e-5 * (abs(x) + abs(y))
-               for x, y, v in zip(a.values, b.values, values, strict=True))  # fmt: skip
+    return all(
+        abs(x + y - v) <= 1e-5 * (abs(x) + abs(y))
+        for x, y, v in zip(a.values, b.values, values, strict=True)
+    )
 
 
 #: Of each member: its pieces before and after.
@@ -272,8 +276,10 @@ def _all_reduce(members: list[Span], own: Brought) -> Outcome:
 
 
 def _reduce(members: list[Span], own: Brought) -> Outcome:
-    return [((own[s.rank],), (_union(own.values(), _of(s.after)) if s.rank == s.peer
-             else own[s.rank],)) for s in members]  # fmt: skip
+    return [
+        ((own[s.rank],), (_union(own.values(), _of(s.after)) if s.rank == s.peer else own[s.rank],))
+        for s in members
+    ]
 
 
 def _broadcast(members: list[Span], own: Brought) -> Outcome:
@@ -285,8 +291,10 @@ def _all_gather(members: list[Span], own: Brought) -> Outcome:
     full = tuple(own[s.rank] for s in members)
     alone = [tuple(own[t.rank] if t is s else Piece() for t in members) for s in members]
     gathers = members[0].op is Op.ALL_GATHER
-    return [(before, full if gathers or s.rank == s.peer else before)
-            for before, s in zip(alone, members, strict=True)]  # fmt: skip
+    return [
+        (before, full if gathers or s.rank == s.peer else before)
+        for before, s in zip(alone, members, strict=True)
+    ]
 
 
 def _reduce_scatter(members: list[Span], own: Brought) -> Outcome:
@@ -303,13 +311,22 @@ def _all_to_all(members: list[Span], own: Brought) -> Outcome:
 def _scatter(members: list[Span], own: Brought) -> Outcome:
     root = own.get(members[0].peer if members[0].peer is not None else -1, Piece())
     part, n = Piece(root.sure, root.maybe), len(members)
-    return [((part,) * n if s.rank == s.peer else (Piece(),) * n,
-             tuple(part if t is s or s.rank == s.peer else Piece() for t in members))
-            for s in members]  # fmt: skip
+    return [
+        (
+            (part,) * n if s.rank == s.peer else (Piece(),) * n,
+            tuple(part if t is s or s.rank == s.peer else Piece() for t in members),
+        )
+        for s in members
+    ]
 
 
 _MEANING = {
-    Op.ALL_REDUCE: _all_reduce, Op.REDUCE: _reduce, Op.BROADCAST: _broadcast,
-    Op.ALL_GATHER: _all_gather, Op.GATHER: _all_gather, Op.REDUCE_SCATTER: _reduce_scatter,
-    Op.ALL_TO_ALL: _all_to_all, Op.SCATTER: _scatter,
-}  # fmt: skip
+    Op.ALL_REDUCE: _all_reduce,
+    Op.REDUCE: _reduce,
+    Op.BROADCAST: _broadcast,
+    Op.ALL_GATHER: _all_gather,
+    Op.GATHER: _all_gather,
+    Op.REDUCE_SCATTER: _reduce_scatter,
+    Op.ALL_TO_ALL: _all_to_all,
+    Op.SCATTER: _scatter,
+}

@@ -30,8 +30,9 @@ def covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
     >>> covered(np.array([0.0, 1.0]), np.array([1.5, 3.0]), np.array([0.0, 2.0, 4.0])).tolist()
     [1.0, 0.5]
     """
-    begun, ended = (_before(np.sort(times - edges[0]), edges - edges[0])
-                    for times in (starts, ends))  # fmt: skip
+    begun, ended = (
+        _before(np.sort(times - edges[0]), edges - edges[0]) for times in (starts, ends)
+    )
     share: Floats = np.diff(begun - ended) / np.diff(edges)
     return np.clip(share, 0, 1)
 

@@ -45,9 +45,14 @@ class Lane:
 
 
 def frame(
-    meta: Mapping[str, Any], sums: Sums, lane: Callable[[int], Lane], ranks: Iterable[int],
-    times: tuple[float | None, float | None], opened: Iterable[Open], live: bool,
-) -> Json:  # fmt: skip
+    meta: Mapping[str, Any],
+    sums: Sums,
+    lane: Callable[[int], Lane],
+    ranks: Iterable[int],
+    times: tuple[float | None, float | None],
+    opened: Iterable[Open],
+    live: bool,
+) -> Json:
     """All but bars and arrows: lanes, the sums under the picture, notices.
 
     Args:
@@ -64,15 +69,20 @@ def frame(
     seconds = end - start if start is not None and end is not None else 0.0
     lanes = [_lane(meta, r, lane(r), seconds) for r in everybody if r < MAX_LANES]
     return {
-        "title": clean(str(meta.get("name", ""))), "facts": facts(meta, len(everybody)),
+        "title": clean(str(meta.get("name", ""))),
+        "facts": facts(meta, len(everybody)),
         "lanes": lanes,
         "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
-        "start": start, "end": end, "live": live,
-        "operations": sums.operations, "messages": sums.messages,
-        "message_bytes": sums.message_bytes, "collectives": sums.collectives,
+        "start": start,
+        "end": end,
+        "live": live,
+        "operations": sums.operations,
+        "messages": sums.messages,
+        "message_bytes": sums.message_bytes,
+        "collectives": sums.collectives,
         "collective_bytes": sums.collective_bytes,
         "notices": ([] if live else _unfinished(opened, meta)) + _left_out(meta, sums, everybody),
-    }  # fmt: skip
+    }
 
 
 def _ranks(meta: Mapping[str, Any], seen: Iterable[int]) -> list[int]:
@@ -92,10 +102,14 @@ def _lane(meta: Mapping[str, Any], rank: int, lane: Lane, seconds: float) -> Jso
     detail = [f"rank {rank}"] if name != f"rank {rank}" else []
     detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
     return {
-        "rank": rank, "name": name, "role": str(about.get("role") or ""),
-        "detail": " · ".join(detail), "rows": lane.rows, "marks": lane.marks,
+        "rank": rank,
+        "name": name,
+        "role": str(about.get("role") or ""),
+        "detail": " · ".join(detail),
+        "rows": lane.rows,
+        "marks": lane.marks,
         "busy": round(lane.busy / seconds, 4) if seconds > 0 else 0.0,
-    }  # fmt: skip
+    }
 
 
 def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
@@ -109,14 +123,19 @@ def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str
     dropped, hidden = int(sum(meta.get("dropped", {}).values())), sums.operations - sums.drawn
     found, more = [], sum(r >= MAX_LANES for r in ranks)
     if dropped:
-        found.append(f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
-                     "so operations may be missing here")  # fmt: skip
+        found.append(
+            f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
+            "so operations may be missing here"
+        )
     if more:
-        found.append(f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; "
-                     "the sums count them all")  # fmt: skip
+        found.append(
+            f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the sums count them all"
+        )
     elif hidden:
-        found.append(f"the first {sums.drawn:,} of {sums.operations:,} operations are "
-                     "drawn; the sums count them all")  # fmt: skip
+        found.append(
+            f"the first {sums.drawn:,} of {sums.operations:,} operations are "
+            "drawn; the sums count them all"
+        )
     return found
 
 

@@ -8,8 +8,16 @@ from distkit.views.projection import Json
 from distkit.views.theme import SIZES
 
 #: Widths of Helvetica's letters, in parts of the font size; no font is measured here.
-_WIDTHS = {c: w for letters, w in ((" fijlt.,:;|'![]()/", 0.3), ("r-\"*", 0.36), ("mMwW@%…→", 0.87),
-                                   ("ABCDEFGHJKLNOPQRSTUVXYZ&", 0.7)) for c in letters}  # fmt: skip
+_WIDTHS = {
+    c: w
+    for letters, w in (
+        (" fijlt.,:;|'![]()/", 0.3),
+        ('r-"*', 0.36),
+        ("mMwW@%…→", 0.87),
+        ("ABCDEFGHJKLNOPQRSTUVXYZ&", 0.7),
+    )
+    for c in letters
+}
 
 
 def text_width(text: str, size: float) -> float:
@@ -29,13 +37,19 @@ class Geometry:
     """
 
     def __init__(
-        self, picture: Json, view: tuple[float, float], width: float, top: float,
+        self,
+        picture: Json,
+        view: tuple[float, float],
+        width: float,
+        top: float,
         room: float = SIZES["height"],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.view = view
         self.lanes: dict[int, Json] = {lane["rank"]: lane for lane in picture["lanes"]}
-        names = [max(text_width(lane["name"], 13), text_width(lane["detail"], 12))
-                 for lane in self.lanes.values()]  # fmt: skip
+        names = [
+            max(text_width(lane["name"], 13), text_width(lane["detail"], 12))
+            for lane in self.lanes.values()
+        ]
         self.left = min(max(84.0, 62 + max(names, default=0)), 230)
         self.right = width - 34.0
         self.heights = [

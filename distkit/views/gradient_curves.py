@@ -19,12 +19,20 @@ def curves(training: Training, layers: Sequence[str], ranks: Sequence[int]) -> J
     """Lines by name; the x of each point is a step from 1, the y None where nothing is known."""
     return {
         "loss": _loss(training, ranks),
-        "lr": [_line(None, [(n + 1, next(iter(step.told.values())).lr)
-                            for n, step in sorted(training.steps.items()) if step.told])],
+        "lr": [
+            _line(
+                None,
+                [
+                    (n + 1, next(iter(step.told.values())).lr)
+                    for n, step in sorted(training.steps.items())
+                    if step.told
+                ],
+            )
+        ],
         "rate": [_line(None, _rate(training))],
         "drift": _drift(training, ranks),
         "norms": [_norms(training, layer, ranks) for layer in layers],
-    }  # fmt: skip
+    }
 
 
 def _line(rank: int | None, points: Iterable[tuple[int, float]], most: int = MAX_POINTS) -> Json:
@@ -79,5 +87,6 @@ def _drift(training: Training, ranks: Sequence[int]) -> list[Json]:
 
 def _norms(training: Training, layer: str, ranks: Sequence[int]) -> list[Json]:
     looked = [(n + 1, step.before.get(layer, {})) for n, step in sorted(training.steps.items())]
-    return [_line(r, [(n, by[r].norm) for n, by in looked if r in by], MAX_LAYER_POINTS)
-            for r in ranks]  # fmt: skip
+    return [
+        _line(r, [(n, by[r].norm) for n, by in looked if r in by], MAX_LAYER_POINTS) for r in ranks
+    ]

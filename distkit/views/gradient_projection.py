@@ -68,15 +68,18 @@ def project(trace: Trace, *, live: bool = False) -> Json:
     if weights:
         head["facts"].append(count(weights[1].size, "weight"))
     return {
-        **head, "live": live,
+        **head,
+        "live": live,
         "ranks": [{"rank": r, "lane": i, "name": name(trace, r)} for i, r in enumerate(ranks)],
-        "layers": [{"name": clean(layer), "shape": list(training.layers[layer])}
-                   for layer in layers],
+        "layers": [
+            {"name": clean(layer), "shape": list(training.layers[layer])} for layer in layers
+        ],
         "steps": [_step(n, training.steps[n], layers, trace.ranks) for n in kept],
         "curves": curves(training, layers, ranks),
         "verdicts": _verdicts(trace, training, looked),
-        "notices": _notices(trace, training), "total": len(training.steps),
-    }  # fmt: skip
+        "notices": _notices(trace, training),
+        "total": len(training.steps),
+    }
 
 
 def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
@@ -92,8 +95,10 @@ def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
 def _notices(trace: Trace, training: Training) -> list[str]:
     found = []
     if len(trace.ranks) > MAX_RANKS:
-        found.append(f"the first {MAX_RANKS} of {len(trace.ranks):,} ranks are drawn; "
-                     "all of them are compared")  # fmt: skip
+        found.append(
+            f"the first {MAX_RANKS} of {len(trace.ranks):,} ranks are drawn; "
+            "all of them are compared"
+        )
     if len(training.layers) > MAX_LAYERS:
         found.append(f"the first {MAX_LAYERS} of {len(training.layers):,} layers are drawn")
     return found
@@ -121,18 +126,23 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
         "after": [plain(s) if s else None for s in afters],
         "alone": plain(alone) if alone else None,
         "apart": rounded(max(apart, default=math.nan)),
-        "kind": found.kind, "same": found.same, "most": rounded(largest(values)),
-        "cosines": [None if a is None or b is None else _short(cosine(a, b))
-                    for a, b in combinations(shown, 2)],
+        "kind": found.kind,
+        "same": found.same,
+        "most": rounded(largest(values)),
+        "cosines": [
+            None if a is None or b is None else _short(cosine(a, b))
+            for a, b in combinations(shown, 2)
+        ],
         "agreement": _short(agreement(before, after, found)),
-    }  # fmt: skip
+    }
 
 
 def _divided(s: Summary, by: int) -> Summary:
     if by == 1:
         return s
-    return replace(s, values=tuple(v / by for v in s.values), norm=s.norm / by,
-                   min=s.min / by, max=s.max / by)  # fmt: skip
+    return replace(
+        s, values=tuple(v / by for v in s.values), norm=s.norm / by, min=s.min / by, max=s.max / by
+    )
 
 
 def _short(x: float) -> float | None:
@@ -176,8 +186,10 @@ def _verdicts(trace: Trace, training: Training, looked: Iterable[int]) -> list[J
     """What to know at a glance: the mark, "same" or "different", and a sentence."""
     ranks = len(trace.ranks)
     cells = [(n, layer, training.steps[n]) for n in looked for layer in training.layers]
-    found = [(n, layer, reduced(s.before.get(layer, {}), s.after.get(layer, {}), ranks))
-             for n, layer, s in cells]  # fmt: skip
+    found = [
+        (n, layer, reduced(s.before.get(layer, {}), s.after.get(layer, {}), ranks))
+        for n, layer, s in cells
+    ]
     done = [(n, layer, r) for n, layer, r in found if r.kind]
     verdicts = [_after(done, ranks)] if done and ranks > 1 else []
     verdicts += _against_one(training, done, ranks)
@@ -215,8 +227,14 @@ def _against_one(
     if not seen:
         return []
     if off <= ROUNDING * most:
-        return [_say(True, f"one process computes the same, to {off:.0e}" if off else
-                     "one process computes exactly the same")]  # fmt: skip
+        return [
+            _say(
+                True,
+                f"one process computes the same, to {off:.0e}"
+                if off
+                else "one process computes exactly the same",
+            )
+        ]
     return [_say(False, f"one process computes another gradient: up to {number(off)} apart")]
 
 
@@ -229,8 +247,11 @@ def _drift(trace: Trace, training: Training) -> list[Json]:
         every = len(complete) > len(training.steps)  # and before the first
         when = "at every step" if every else f"each of the {len(complete)} times they were compared"
         part = any(s.sampled for w in complete.values() for _, s in w.values())
-        which = "the compared part of the replicas' weights is" if part else (
-            "the replicas' weights are")  # fmt: skip
+        which = (
+            "the compared part of the replicas' weights is"
+            if part
+            else ("the replicas' weights are")
+        )
         return [_say(True, f"{which} equal to the bit {when}")]
     weights = complete[max(complete)]
     first = min(weights)
@@ -240,5 +261,10 @@ def _drift(trace: Trace, training: Training) -> list[Json]:
     far = {r: math.dist(s.values, base) for r, (_, s) in weights.items()}
     rank = max(far, key=lambda r: (far[r], -r))
     since = f"after step {apart[0]}" if apart[0] else "from the start"
-    return [_say(False, f"the replicas' weights differ {since}: {name(trace, rank)} is now "
-                        f"{far[rank]:.2g} from {name(trace, first)}")]  # fmt: skip
+    return [
+        _say(
+            False,
+            f"the replicas' weights differ {since}: {name(trace, rank)} is now "
+            f"{far[rank]:.2g} from {name(trace, first)}",
+        )
+    ]

@@ -55,10 +55,16 @@ def _document(picture: Json, layers: int) -> str:
 
 def _charts(picture: Json) -> list[tuple[str, list[Json]]]:
     curves = picture["curves"]
-    named = [("loss", curves["loss"]), ("replica drift", curves["drift"]),
-             ("samples per second", curves["rate"])]  # fmt: skip
-    return [(name, lines) for name, lines in named
-            if any(y is not None for line in lines for _, y in line["points"])]  # fmt: skip
+    named = [
+        ("loss", curves["loss"]),
+        ("replica drift", curves["drift"]),
+        ("samples per second", curves["rate"]),
+    ]
+    return [
+        (name, lines)
+        for name, lines in named
+        if any(y is not None for line in lines for _, y in line["points"])
+    ]
 
 
 def _chart(name: str, lines: list[Json], left: float, top: float) -> Iterator[str]:
@@ -69,14 +75,17 @@ def _chart(name: str, lines: list[Json], left: float, top: float) -> Iterator[st
     wide, tall = 244 / max(1, last - first), 88 / ((high - low) or 1.0)
     yield svg.text(left, top, name, GRAY)
     yield svg.text(left + 36, top + 24, figure(high), GRAY, 'text-anchor="end" font-size="10.5"')
-    yield svg.text(left + 286, top + 124, f"step {last}", GRAY,
-                   'text-anchor="end" font-size="10.5"')  # fmt: skip
+    yield svg.text(
+        left + 286, top + 124, f"step {last}", GRAY, 'text-anchor="end" font-size="10.5"'
+    )
     base = top + 110 + low * tall
     yield svg.line(left + 42, base, left + 286, base, "#dde3e9", 1)
     for line in lines:
-        points = " ".join(f"{left + 42 + (n - first) * wide:.0f},{top + 110 - (y - low) * tall:.0f}"
-                          for n, y in line["points"][:: max(1, len(line["points"]) // 100)]
-                          if y is not None)  # fmt: skip
+        points = " ".join(
+            f"{left + 42 + (n - first) * wide:.0f},{top + 110 - (y - low) * tall:.0f}"
+            for n, y in line["points"][:: max(1, len(line["points"]) // 100)]
+            if y is not None
+        )
         color = INK if line["rank"] is None else rank_color(line["rank"])
         stroke = 2 if line["rank"] is None else 1.2
         yield f'<polyline fill="none" stroke="{color}" stroke-width="{stroke}" points="{points}"/>'
@@ -90,8 +99,10 @@ def _table(picture: Json, step: Json, most: int, y: float) -> tuple[str, float]:
     words = [(r["name"], rank_color(r["lane"])) for r in ranks]
     averaged = any(cell["kind"] in ("sum", "mean") for cell in step["layers"])
     words += [("average" if averaged else "after", INK), *([("one process", GRAY)] * alone)]
-    parts = [svg.line(24, y - 8, WIDTH - 24, y - 8, "#e9ecef", 1),
-             svg.text(24, y + 14, f"step {step['n']}", INK, 'font-weight="700"')]  # fmt: skip
+    parts = [
+        svg.line(24, y - 8, WIDTH - 24, y - 8, "#e9ecef", 1),
+        svg.text(24, y + 14, f"step {step['n']}", INK, 'font-weight="700"'),
+    ]
     for i, (word, color) in enumerate(words):
         x = 154 + room * i
         parts.append(f'<circle cx="{x + 4:.0f}" cy="{y + 10:.0f}" r="4" fill="{color}"/>')
@@ -100,8 +111,11 @@ def _table(picture: Json, step: Json, most: int, y: float) -> tuple[str, float]:
     for layer, cell in list(zip(picture["layers"], step["layers"], strict=True))[:most]:
         drawn, height = _layer(cell, len(ranks), alone, y, room)
         shape = " × ".join(map(str, layer["shape"]))
-        parts += [svg.text(24, y + 14, layer["name"], INK, 'font-weight="700"'),
-                  svg.text(24, y + 30, shape, GRAY, 'font-size="10.5"'), drawn]  # fmt: skip
+        parts += [
+            svg.text(24, y + 14, layer["name"], INK, 'font-weight="700"'),
+            svg.text(24, y + 30, shape, GRAY, 'font-size="10.5"'),
+            drawn,
+        ]
         y += max(40.0, height) + 10
     hidden = len(picture["layers"]) - most
     if hidden > 0:
@@ -120,8 +134,10 @@ def _layer(cell: Json, ranks: int, alone: bool, y: float, room: float) -> tuple[
             parts.append(svg.text(x, y + 14, word, GRAY))
             continue
         drawn, height = heat(x, y, s, cell["most"] or 0.0, min(room - 12, 72))
-        parts += [drawn, svg.text(x, y + height + 12, f"norm {figure(s['norm'])}", GRAY,
-                                  'font-size="10.5"')]  # fmt: skip
+        parts += [
+            drawn,
+            svg.text(x, y + height + 12, f"norm {figure(s['norm'])}", GRAY, 'font-size="10.5"'),
+        ]
         tallest = max(tallest, height + 16)
     return "".join(parts), tallest
 
@@ -135,8 +151,10 @@ def to_table(picture: Json, limit: int = 16) -> str:
     for name, lines in _charts(picture):
         known = {n: y for line in lines for n, y in line["points"] if y is not None}
         if name == "replica drift":
-            known = {n: max(dict(map(tuple, line["points"])).get(n) or 0.0 for line in lines)
-                     for n in known}  # fmt: skip
+            known = {
+                n: max(dict(map(tuple, line["points"])).get(n) or 0.0 for line in lines)
+                for n in known
+            }
         parts.append(f"  {name}: {figure(known[min(known)])} → {figure(known[max(known)])}")
     for step in picture["steps"][-1:]:
         parts.append(f"  norms of the gradients of step {step['n']}")

@@ -65,14 +65,14 @@ class Training:
                 self.steps[n].told[rank] = Told(loss, lr, samples, s.end or s.start)
                 n += 1
             elif s.label.startswith(WEIGHTS) and s.after:
-                self.weights[n][rank] = s.label[len(WEIGHTS):], s.after
+                self.weights[n][rank] = s.label[len(WEIGHTS) :], s.after
             elif s.label.startswith(GRADIENT):
                 self._gradient(self.steps[n], rank, s)
             elif s.label.startswith(ALONE) and s.after:
-                self.steps[n].alone[s.label[len(ALONE):]][rank] = s.after
+                self.steps[n].alone[s.label[len(ALONE) :]][rank] = s.after
 
     def _gradient(self, step: Step, rank: int, s: Span) -> None:
-        name = s.label[len(GRADIENT):]
+        name = s.label[len(GRADIENT) :]
         self.layers.setdefault(name, s.shape)
         if s.before:
             step.before[name][rank] = s.before
@@ -97,7 +97,11 @@ def _in_order(
     layers: dict[str, tuple[int, ...]], lanes: dict[int, list[Span]]
 ) -> dict[str, tuple[int, ...]]:
     """The model's own order, in which a step's gradients are completed; they begin backwards."""
-    done = sorted((s.end, s.label[len(GRADIENT):]) for lane in lanes.values() for s in lane
-                  if s.end is not None and s.label.startswith(GRADIENT))  # fmt: skip
+    done = sorted(
+        (s.end, s.label[len(GRADIENT) :])
+        for lane in lanes.values()
+        for s in lane
+        if s.end is not None and s.label.startswith(GRADIENT)
+    )
     names = dict.fromkeys([*(name for _, name in done), *reversed(layers)])
     return {name: layers[name] for name in names}

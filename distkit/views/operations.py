@@ -61,8 +61,9 @@ class Operations:
         keys = zip(first.tolist(), last.tolist(), self.nbytes.tolist(), strict=True)
         code = _ints([codes.setdefault(key, len(codes)) for key in keys])
         found: dict[Look, int] = {}
-        names = [found.setdefault(_join(looks[a], looks[b], size), len(found))
-                 for a, b, size in codes]  # fmt: skip
+        names = [
+            found.setdefault(_join(looks[a], looks[b], size), len(found)) for a, b, size in codes
+        ]
         self.look, self.looks = _ints(names)[code], [*found]
 
     def _match(self) -> None:
@@ -109,8 +110,9 @@ def _rows(begin: Ints, until: Ints) -> Ints:
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     count = 0
-    for i, first, last in zip(crowded.tolist(), begin[crowded].tolist(), until[crowded].tolist(),
-                              strict=True):  # fmt: skip
+    for i, first, last in zip(
+        crowded.tolist(), begin[crowded].tolist(), until[crowded].tolist(), strict=True
+    ):
         while busy and busy[0][0] < first:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if free:
@@ -125,11 +127,17 @@ def _rows(begin: Ints, until: Ints) -> Ints:
 def _join(first: Look, last: Look, nbytes: int) -> Look:
     """How an operation looks with these events."""
     return Look(
-        first.op, last.state, first.peer if last.peer is None else last.peer, first.group, nbytes,
-        first.shape or last.shape, first.dtype or last.dtype,
-        first.tag if last.tag is None else last.tag, first.where,
+        first.op,
+        last.state,
+        first.peer if last.peer is None else last.peer,
+        first.group,
+        nbytes,
+        first.shape or last.shape,
+        first.dtype or last.dtype,
+        first.tag if last.tag is None else last.tag,
+        first.where,
         last.label or first.label,
-    )  # fmt: skip
+    )
 
 
 def _first(mask: Bools, heads: Ints, order: Ints) -> Ints:

@@ -32,19 +32,31 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     place[order] = np.arange(len(order))
     arrows = columns.drawn_arrows()
     parts: dict[str, tuple[str, NDArray[Any]]] = {
-        "start": ("f8", ops.start[order]), "end": ("f8", ops.end[order]),
-        "sent": ("f8", pairs.sent[arrows]), "received": ("f8", pairs.received[arrows]),
-        "seq": ("i4", ops.seq[order]), "look": ("i4", ops.look[order]),
+        "start": ("f8", ops.start[order]),
+        "end": ("f8", ops.end[order]),
+        "sent": ("f8", pairs.sent[arrows]),
+        "received": ("f8", pairs.received[arrows]),
+        "seq": ("i4", ops.seq[order]),
+        "look": ("i4", ops.look[order]),
         "tie": ("i4", pairs.tie[order]),
-        "send": ("i4", place[pairs.send[arrows]]), "recv": ("i4", place[pairs.recv[arrows]]),
-    }  # fmt: skip
+        "send": ("i4", place[pairs.send[arrows]]),
+        "recv": ("i4", place[pairs.recv[arrows]]),
+    }
     valued, numbers = _values(columns, place, thin)
     parts |= {"valued": ("i4", valued), "numbers": ("f4", numbers)}
-    return {"bars": [], "arrows": [], **columns.frame, "columns": {
-        "looks": columns.looks, "tracks": tracks,
-        "parts": [[name, kind, len(array)] for name, (kind, array) in parts.items()],
-        "bytes": b"".join(array.astype(_TYPES[kind]).tobytes() for kind, array in parts.values()),
-    }}  # fmt: skip
+    return {
+        "bars": [],
+        "arrows": [],
+        **columns.frame,
+        "columns": {
+            "looks": columns.looks,
+            "tracks": tracks,
+            "parts": [[name, kind, len(array)] for name, (kind, array) in parts.items()],
+            "bytes": b"".join(
+                array.astype(_TYPES[kind]).tobytes() for kind, array in parts.values()
+            ),
+        },
+    }
 
 
 def lettered(picture: Json, *, compressed: bool = False) -> Json:
@@ -68,8 +80,9 @@ def _values(
             if summary is not None and place[i] >= 0:
                 values = _thin(summary) if thin else summary.values
                 sampled = summary.sampled
-                heads.append((int(place[i]), when, min(summary.size, 2**31 - 1), sampled,
-                              len(values)))  # fmt: skip
+                heads.append(
+                    (int(place[i]), when, min(summary.size, 2**31 - 1), sampled, len(values))
+                )
                 bodies.append((summary.norm, summary.min, summary.max, *values))
     with np.errstate(over="ignore"):
         numbers = np.array([*chain.from_iterable(bodies)], np.float64).astype("<f4")

@@ -54,14 +54,22 @@ def _page(traces: dict[str, Trace]) -> str:
     titles = [run.name or run.table["title"] for run in runs]
     return _PAGE.substitute(
         title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
-        css=css(*shown), vendor=vendor(),
+        css=css(*shown),
+        vendor=vendor(),
         tabs=_tabs(list(traces)) if len(runs) > 1 else "",
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
-        pictures=_json({"known": FORMAT, "pictures": {
-            run.place(view): _packed(dressed(picture))
-            for run in runs for view, (picture, _) in zip(run.views, run.drawn, strict=True)}}),
+        pictures=_json(
+            {
+                "known": FORMAT,
+                "pictures": {
+                    run.place(view): _packed(dressed(picture))
+                    for run in runs
+                    for view, (picture, _) in zip(run.views, run.drawn, strict=True)
+                },
+            }
+        ),
         modules=_json({"imports": modules("page", *shown)}),
-    )  # fmt: skip
+    )
 
 
 class _Run:
@@ -87,10 +95,16 @@ class _Run:
             self._tabs() if len(self.views) > 1 else "",
             f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, range(len(self.views))),
-            _table(self.table), _about(self.trace, self.table),
-        ]  # fmt: skip
-        return "\n".join([f'<section id="panel{i}" {role}{" hidden" if i else ""}>',
-                          *filter(None, parts), "</section>"])  # fmt: skip
+            _table(self.table),
+            _about(self.trace, self.table),
+        ]
+        return "\n".join(
+            [
+                f'<section id="panel{i}" {role}{" hidden" if i else ""}>',
+                *filter(None, parts),
+                "</section>",
+            ]
+        )
 
     def _tabs(self) -> str:
         buttons = (

@@ -66,9 +66,12 @@ def _has_values(trace: Trace) -> bool:
 
 def _is_watched(trace: Trace) -> bool:
     """Whether somebody watched gradients."""
-    return any(e.op is Op.MARK and e.summary is not None
-               and (e.label == STEP or e.label.startswith(GRADIENT))
-               for e in trace.events)  # fmt: skip
+    return any(
+        e.op is Op.MARK
+        and e.summary is not None
+        and (e.label == STEP or e.label.startswith(GRADIENT))
+        for e in trace.events
+    )
 
 
 def _asks(trace: Trace) -> bool:
@@ -78,17 +81,32 @@ def _asks(trace: Trace) -> bool:
 
 VIEWS = (
     PageView("timeline", "Who was where, when, and what they sent.", lambda _: True, _timeline),
-    PageView("stage", "Messages on their way from rank to rank, and whose contributions each "
-             "tensor holds. Space plays.", _speaks,
-             _drawn(partial(stage, most=MAX_BEATS), storyboard.to_svg)),
-    PageView("tensors", "The values of each message and collective, before and after, on every "
-             "rank.", _has_values,
-             _drawn(partial(tensors, room=MAX_VALUES), tensor_static.to_svg)),
-    PageView("gradients", "Gradients per layer and rank, before and after the all-reduce; drift, "
-             "loss and speed.", _is_watched, _drawn(gradients, gradient_static.to_svg)),
-    PageView("servers", "Keys on their servers, pushes and pulls under way, who waits for whom.",
-             _asks, _drawn(servers, server_static.to_svg)),
-)  # fmt: skip
+    PageView(
+        "stage",
+        "Messages on their way from rank to rank, and whose contributions each "
+        "tensor holds. Space plays.",
+        _speaks,
+        _drawn(partial(stage, most=MAX_BEATS), storyboard.to_svg),
+    ),
+    PageView(
+        "tensors",
+        "The values of each message and collective, before and after, on every rank.",
+        _has_values,
+        _drawn(partial(tensors, room=MAX_VALUES), tensor_static.to_svg),
+    ),
+    PageView(
+        "gradients",
+        "Gradients per layer and rank, before and after the all-reduce; drift, loss and speed.",
+        _is_watched,
+        _drawn(gradients, gradient_static.to_svg),
+    ),
+    PageView(
+        "servers",
+        "Keys on their servers, pushes and pulls under way, who waits for whom.",
+        _asks,
+        _drawn(servers, server_static.to_svg),
+    ),
+)
 
 
 def fitting(trace: Trace) -> list[PageView]:
@@ -100,5 +118,7 @@ def left_out(trace: Trace) -> str:
     """What a page of a long run lacks, and where it is to be seen; "" if nothing."""
     if len(trace) <= MAX_EVENTS:
         return ""
-    return (f"A run of {count(len(trace), 'event')}: this page has its timeline only. The other "
-            "views show it in a notebook: dk.Stage(dk.Trace.load(FILE)).")  # fmt: skip
+    return (
+        f"A run of {count(len(trace), 'event')}: this page has its timeline only. The other "
+        "views show it in a notebook: dk.Stage(dk.Trace.load(FILE))."
+    )

@@ -37,8 +37,10 @@ class Pairs:
         key = np.where(named, -1 - ops.match[mine], group * (len(ops) + 1) + counted)
         ties, numbers = np.unique(key, return_inverse=True)
         names = list(groups)
-        self.ties = [ops.matches[-1 - k] if k < 0 else f"{names[k // (len(ops) + 1)]}"
-                     f"#{k % (len(ops) + 1)}" for k in ties.tolist()]  # fmt: skip
+        self.ties = [
+            ops.matches[-1 - k] if k < 0 else f"{names[k // (len(ops) + 1)]}#{k % (len(ops) + 1)}"
+            for k in ties.tolist()
+        ]
         found = np.full(len(ops), -1)
         found[mine] = numbers
         return found
@@ -60,8 +62,11 @@ class Pairs:
         send, recv = np.full(len(both), -1), np.full(len(both), -1)
         send[np.searchsorted(both, pair[sends])] = mine[sends]
         recv[np.searchsorted(both, pair[~sends])] = mine[~sends]
-        some = ~ops.scheduled[send] & (send >= 0) | ~ops.scheduled[recv] & (recv >= 0) \
-            if len(ops) else np.zeros(0, bool)  # fmt: skip
+        some = (
+            ~ops.scheduled[send] & (send >= 0) | ~ops.scheduled[recv] & (recv >= 0)
+            if len(ops)
+            else np.zeros(0, bool)
+        )
         self.nth = (both % (len(mine) + 1))[some]
         return send[some], recv[some]
 
@@ -69,8 +74,9 @@ class Pairs:
         """Senders and receivers of requests, and of the replies that came back."""
         ops = self.ops
         numbered = (ops.match >= 0) & ~ops.among(COMPUTATION | COLLECTIVES)
-        members = [np.flatnonzero(numbered & ops.among(some))
-                   for some in (REQUESTS, [Op.RECV], [Op.SEND])]  # fmt: skip
+        members = [
+            np.flatnonzero(numbered & ops.among(some)) for some in (REQUESTS, [Op.RECV], [Op.SEND])
+        ]
         ask, got, back = (np.full(len(ops.matches), -1) for _ in range(3))
         for place, found in zip((ask, got, back), members, strict=True):
             place[ops.match[found]] = found
@@ -79,8 +85,10 @@ class Pairs:
         began[ops.match[numbered & ~ops.scheduled]] = True
         asked = (ask >= 0) & began & (addressed[ask] if len(ops) else False)
         replied = asked & (back >= 0)
-        return (np.concatenate([ask[asked], back[replied]]),
-                np.concatenate([got[asked], ask[replied]]))  # fmt: skip
+        return (
+            np.concatenate([ask[asked], back[replied]]),
+            np.concatenate([got[asked], ask[replied]]),
+        )
 
     def _arrows(self) -> None:
         ops, send, recv = self.ops, self.send, self.recv

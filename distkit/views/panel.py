@@ -34,17 +34,30 @@ def to_table(steps: Json, picture: Json) -> str:
     rows = [COLUMNS]
     for r in shown(steps)["ranks"]:
         waits = ", ".join(names.get(w, f"rank {w}") for w in r.get("waits", ()))
-        rows.append((names.get(r["rank"], str(r["rank"])), r["doing"], r.get("call", ""),
-                     r.get("where", ""), waits))  # fmt: skip
+        rows.append(
+            (
+                names.get(r["rank"], str(r["rank"])),
+                r["doing"],
+                r.get("call", ""),
+                r.get("where", ""),
+                waits,
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     ranks = shown(steps)["ranks"]
-    why = [f"{row[0]}: {r['reason']}" for row, r in zip(rows[1:], ranks, strict=True)
-           if r.get("reason") and not r.get("waits")]  # fmt: skip
-    return "\n".join([
-        f"{steps['name']}: {step(steps)}", *(f"  {line}".rstrip() for line in [*lines, *why]),
-        *(f"  ! {remark['message']} {remark['remedy']}".rstrip() for remark in remarks(steps)),
-    ])  # fmt: skip
+    why = [
+        f"{row[0]}: {r['reason']}"
+        for row, r in zip(rows[1:], ranks, strict=True)
+        if r.get("reason") and not r.get("waits")
+    ]
+    return "\n".join(
+        [
+            f"{steps['name']}: {step(steps)}",
+            *(f"  {line}".rstrip() for line in [*lines, *why]),
+            *(f"  ! {remark['message']} {remark['remedy']}".rstrip() for remark in remarks(steps)),
+        ]
+    )
 
 
 def shown(steps: Json) -> Json:
@@ -123,7 +136,8 @@ class _Panel:
             stroke = f'stroke="{color}" stroke-width="1.5" stroke-dasharray="3 2"'
         ink = INK if blocked else svg.readable(color)
         return svg.rect(x, y, 20, 16, fill, stroke, 3 if blocked else 8) + svg.text(
-            x + 10, y + 12, str(r["rank"]), ink, _NUMBER)  # fmt: skip
+            x + 10, y + 12, str(r["rank"]), ink, _NUMBER
+        )
 
     # -- the source ------------------------------------------------------------------
 
@@ -138,8 +152,11 @@ class _Panel:
         self._rows, width = 0, SPLIT - LEFT - 20
         if not (known or self.steps["sources"]):
             return
-        label = max(known, key=lambda f: sum(map(len, at[f].values())),
-                    default=next(iter(self.steps["sources"])))  # fmt: skip
+        label = max(
+            known,
+            key=lambda f: sum(map(len, at[f].values())),
+            default=next(iter(self.steps["sources"])),
+        )
         window = _window(self.steps["sources"][label], list(at[label]) or self._spoken(label))
         self._rows = len(window)
         box = 'stroke="#dde3e9"'
@@ -190,8 +207,9 @@ class _Panel:
         if told:
             yield svg.text(left, y + 41, told, INK, f'font-family="{svg.CODE}" font-size="11.5"')
             left += 12 + 7 * len(told)
-        reason = textwrap.shorten(r.get("reason", ""), int((x + width - 8 - left) / 6) or 1,
-                                  placeholder="…")  # fmt: skip
+        reason = textwrap.shorten(
+            r.get("reason", ""), int((x + width - 8 - left) / 6) or 1, placeholder="…"
+        )
         yield svg.text(left, y + 41, reason, WARNING_LIGHT)
         now, last = self.bars.get(r.get("now", "")), self.bars.get(r.get("last", ""))
         before = (now or {}).get("values", [None])[0]

@@ -112,10 +112,13 @@ class Projection:
     def _picture(self, bars: Iterable[Key], arrows: dict[str, Json]) -> Json:
         return {
             "bars": [self._bars[key] for key in bars if _name(key) in self._drawn],
-            "arrows": [a for a in arrows.values()
-                       if a.get("send") in self._drawn or a.get("recv") in self._drawn],
+            "arrows": [
+                a
+                for a in arrows.values()
+                if a.get("send") in self._drawn or a.get("recv") in self._drawn
+            ],
             **self.frame(),
-        }  # fmt: skip
+        }
 
     def _admit(self, event: Event) -> Key | None:
         """Keep an event; its operation's key, or None if it is not drawn or was known already."""
@@ -162,32 +165,61 @@ class Projection:
         """The arrows of one match: a message, or a request and its reply."""
         started = [key for key in members if self._bars[key]["state"] != State.SCHEDULED]
         found = self._trace(members).messages if started else []
-        return {f"{match}/{n}": compact(
-            id=f"{match}/{n}", src=m.src, dst=m.dst, op=str(m.op), nbytes=m.nbytes,
-            sent=rounded(m.sent) if m.send in started else None, received=rounded(m.received),
-            tag=m.tag, label=clean(m.label),
-            send=m.send and _name(m.send), recv=m.recv and _name(m.recv),
-        ) for n, m in enumerate(found)}  # fmt: skip
+        return {
+            f"{match}/{n}": compact(
+                id=f"{match}/{n}",
+                src=m.src,
+                dst=m.dst,
+                op=str(m.op),
+                nbytes=m.nbytes,
+                sent=rounded(m.sent) if m.send in started else None,
+                received=rounded(m.received),
+                tag=m.tag,
+                label=clean(m.label),
+                send=m.send and _name(m.send),
+                recv=m.recv and _name(m.recv),
+            )
+            for n, m in enumerate(found)
+        }
 
     def _bar(self, key: Key, span: Span) -> Json:
         old = self._bars.get(key)
         values = len(self._bars) < MAX_VALUES if old is None else "values" in old
         return {
-            "id": _name(key), "rank": span.rank, "row": self._row[key],
-            "start": rounded(span.start), "end": rounded(span.end),
-            **look_of(span.op, span.state, span.peer, span.group, span.nbytes, span.shape,
-                      span.dtype, span.tag, span.where, span.label),
+            "id": _name(key),
+            "rank": span.rank,
+            "row": self._row[key],
+            "start": rounded(span.start),
+            "end": rounded(span.end),
+            **look_of(
+                span.op,
+                span.state,
+                span.peer,
+                span.group,
+                span.nbytes,
+                span.shape,
+                span.dtype,
+                span.tag,
+                span.where,
+                span.label,
+            ),
             **({"tie": old["tie"]} if old and "tie" in old else {}),
             **({"values": [plain_values(span.before), plain_values(span.after)]} if values else {}),
-        }  # fmt: skip
+        }
 
     # -- around the picture -------------------------------------------------------
 
     def frame(self) -> Json:
         """All but bars and arrows: lanes, the sums under the picture, notices."""
         sent, tensors = self._sent, self._tensors
-        sums = Sums(len(self._bars), len(self._drawn), len(sent.sizes), sent.total,
-                    len(tensors.sizes), tensors.total)  # fmt: skip
+        sums = Sums(
+            len(self._bars),
+            len(self._drawn),
+            len(sent.sizes),
+            sent.total,
+            len(tensors.sizes),
+            tensors.total,
+        )
         times = rounded(self._start), rounded(self._until())
         opened = ((s.rank, s.op, s.state) for s in self._open.values())
         seen = {rank for rank, _ in self._rows}
@@ -198,8 +230,11 @@ class Projection:
         return max(self._end, float(self.meta.get("until", 0))) if self._open else self._end
 
     def _lane(self, rank: int) -> Lane:
-        waiting = [s.start for s in self._open.values() if s.rank == rank
-                   and s.op not in COMPUTATION and s.state is not State.SCHEDULED]  # fmt: skip
+        waiting = [
+            s.start
+            for s in self._open.values()
+            if s.rank == rank and s.op not in COMPUTATION and s.state is not State.SCHEDULED
+        ]
         busy = self._busy[rank].with_open(waiting, self._until())
         return Lane(self._count(rank, False), self._count(rank, True), busy)
 
@@ -223,16 +258,31 @@ class Tally:
 
 @lru_cache(10_000)
 def look_of(
-    op: Op, state: State, peer: int | None, group: str, nbytes: int, shape: tuple[int, ...],
-    dtype: str, tag: int | None, where: str, label: str,
-) -> Json:  # fmt: skip
+    op: Op,
+    state: State,
+    peer: int | None,
+    group: str,
+    nbytes: int,
+    shape: tuple[int, ...],
+    dtype: str,
+    tag: int | None,
+    where: str,
+    label: str,
+) -> Json:
     """What many operations have in common, as plain data; not to be changed."""
     return compact(
-        kind=kind_of(op), op=str(op), state=str(state), peer=peer,
-        group=None if group == WORLD else group, nbytes=nbytes, shape=list(shape), dtype=dtype,
-        tag=tag, where=clean(where.rpartition("/")[2]),
+        kind=kind_of(op),
+        op=str(op),
+        state=str(state),
+        peer=peer,
+        group=None if group == WORLD else group,
+        nbytes=nbytes,
+        shape=list(shape),
+        dtype=dtype,
+        tag=tag,
+        where=clean(where.rpartition("/")[2]),
         label=TOUCHED if op is Op.TOUCH else clean(label),
-    )  # fmt: skip
+    )
 
 
 def kind_of(op: Op) -> str:
@@ -266,9 +316,14 @@ def compact(**fields: Any) -> Json:
 def plain_values(s: Summary | None) -> Json | None:
     if s is None:
         return None
-    return {"values": [_number(v) for v in s.values], "norm": _number(s.norm),
-            "min": _number(s.min), "max": _number(s.max), "size": s.size,
-            "sampled": s.sampled}  # fmt: skip
+    return {
+        "values": [_number(v) for v in s.values],
+        "norm": _number(s.norm),
+        "min": _number(s.min),
+        "max": _number(s.max),
+        "size": s.size,
+        "sampled": s.sampled,
+    }
 
 
 def _number(x: float) -> float | str:

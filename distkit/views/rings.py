@@ -90,11 +90,15 @@ def _rings(members: list[int], messages: list[Message], spans: dict[Key, Span]) 
     length = {len(found) for found in links.values()}
     if n < 3 or links.keys() != right or len(length) > 1 or length.pop() % (2 * n - 2):
         return []
-    lanes = [sorted(links[rank, members[(i + 1) % n]], key=lambda m: (m.send or (0, 0))[1])
-             for i, rank in enumerate(members)]  # fmt: skip
+    lanes = [
+        sorted(links[rank, members[(i + 1) % n]], key=lambda m: (m.send or (0, 0))[1])
+        for i, rank in enumerate(members)
+    ]
     size = 2 * n - 2
-    found = [_ring(members, [lane[k : k + size] for lane in lanes], spans)
-             for k in range(0, len(lanes[0]), size)]  # fmt: skip
+    found = [
+        _ring(members, [lane[k : k + size] for lane in lanes], spans)
+        for k in range(0, len(lanes[0]), size)
+    ]
     return [ring for ring in found if ring] if all(found) else []
 
 
@@ -102,8 +106,10 @@ def _ring(members: list[int], lanes: list[list[Message]], spans: dict[Key, Span]
     """These messages as one ring all-reduce, if that is what they are."""
     n, rounds = len(members), []
     for number, step in enumerate(schedules.ring(n)):
-        row = [_transfer(lanes[i][number], int(step.chunk[i]), bool(step.reduce), spans)
-               for i in range(n)]  # fmt: skip
+        row = [
+            _transfer(lanes[i][number], int(step.chunk[i]), bool(step.reduce), spans)
+            for i in range(n)
+        ]
         rounds.append(tuple(t for t in row if t))
         if len(rounds[-1]) < n:
             return None
@@ -115,8 +121,18 @@ def _transfer(m: Message, chunk: int, reduce: bool, spans: dict[Key, Span]) -> T
     if m.send is None or m.recv is None or m.sent is None or m.received is None:
         return None
     before = spans[m.send].before
-    return Transfer(m.src, m.dst, chunk, reduce, m.send, m.recv, m.sent, m.received,
-                    before.values if before else (), m.nbytes)  # fmt: skip
+    return Transfer(
+        m.src,
+        m.dst,
+        chunk,
+        reduce,
+        m.send,
+        m.recv,
+        m.sent,
+        m.received,
+        before.values if before else (),
+        m.nbytes,
+    )
 
 
 def _sized(ring: Ring) -> bool:
@@ -127,16 +143,23 @@ def _sized(ring: Ring) -> bool:
 def _ordered(ring: Ring) -> bool:
     """Whether everybody receives a chunk before sending it on."""
     n = len(ring.members)
-    return all(row[(i - 1) % n].recv[1] < later[i].send[1]
-               for row, later in zip(ring.rounds, ring.rounds[1:], strict=False)
-               for i in range(n))  # fmt: skip
+    return all(
+        row[(i - 1) % n].recv[1] < later[i].send[1]
+        for row, later in zip(ring.rounds, ring.rounds[1:], strict=False)
+        for i in range(n)
+    )
 
 
 def _gathers(ring: Ring) -> bool:
     """Whether the all-gather passes on what it got, and the reduce-scatter something else."""
     n = len(ring.members)
-    same = [[row[(i - 1) % n].values == later[i].values for i in range(n)
-             if row[(i - 1) % n].values and later[i].values]
-            for row, later in zip(ring.rounds, ring.rounds[1:], strict=False)]  # fmt: skip
+    same = [
+        [
+            row[(i - 1) % n].values == later[i].values
+            for i in range(n)
+            if row[(i - 1) % n].values and later[i].values
+        ]
+        for row, later in zip(ring.rounds, ring.rounds[1:], strict=False)
+    ]
     reduced = [equal for row in same[: n - 1] for equal in row]
     return all(map(all, same[n - 1 :])) and not (reduced and all(reduced))

@@ -74,9 +74,12 @@ def _compiled(picture: str, kind: str, width: int | None) -> bytes:
         ) from error
     across = width or _size(picture)[0] * (SHARP if kind == "png" else 1)
     return typst.compile(
-        _PAGE.format(width=across).encode(), format="png" if kind == "png" else "pdf", ppi=72,
-        sys_inputs={"picture": picture}, font_paths=typst.Fonts(font_paths=_fonts()),
-    )  # fmt: skip
+        _PAGE.format(width=across).encode(),
+        format="png" if kind == "png" else "pdf",
+        ppi=72,
+        sys_inputs={"picture": picture},
+        font_paths=typst.Fonts(font_paths=_fonts()),
+    )
 
 
 def _fonts() -> list[str]:

@@ -37,8 +37,11 @@ def beats(story: Story) -> list[Beat]:
         ends = [s.end for s in members]
         end = None if None in ends else max(e for e in ends if e is not None)
         first = min(members, key=lambda s: s.start)
-        found.append(Beat("barrier", first.rank, first.rank, first.start, end,
-                          sorted(s.rank for s in members)))  # fmt: skip
+        found.append(
+            Beat(
+                "barrier", first.rank, first.rank, first.start, end, sorted(s.rank for s in members)
+            )
+        )
     return sorted(found, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
 
 
@@ -140,7 +143,8 @@ class Teller:
         whom = wait.on(wait.begin) if wait else ()
         more = f"waits for {listed(whom, self.names)} to give it" if whom else ""
         return f"{self.name(r.node)} {does} {r.key} to {self.name(r.server)}", (
-            "refused" if r.refused else more)  # fmt: skip
+            "refused" if r.refused else more
+        )
 
     def _optimizer(self, beat: Beat) -> tuple[str, str]:
         r = beat.of
@@ -152,7 +156,8 @@ class Teller:
         assert isinstance(r, Request)
         here = sum(t <= (r.arrived or -math.inf) for t in self.came.get(r.run, ()))
         return f"{self.name(r.node)} registers with the scheduler", (
-            f"{here} of {self.everybody} are here")  # fmt: skip
+            f"{here} of {self.everybody} are here"
+        )
 
     def _book(self, beat: Beat) -> tuple[str, str]:
         return f"the scheduler tells {self.name(beat.dst)} who and where everybody is", ""
@@ -188,8 +193,15 @@ def nbytes(beat: Beat) -> int:
 
 def plain(beat: Beat, rows: dict[tuple[int, str], int], told: tuple[str, str]) -> Json:
     """A beat as the painters know it."""
-    found: Json = {"kind": beat.kind, "src": beat.src, "dst": beat.dst, "begin": beat.begin,
-                   "end": beat.end, "who": told[0], "more": told[1]}  # fmt: skip
+    found: Json = {
+        "kind": beat.kind,
+        "src": beat.src,
+        "dst": beat.dst,
+        "begin": beat.begin,
+        "end": beat.end,
+        "who": told[0],
+        "more": told[1],
+    }
     if size := nbytes(beat):
         found["nbytes"] = size
     r = beat.of

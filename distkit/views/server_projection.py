@@ -48,31 +48,46 @@ def project(trace: Trace, live: bool = False) -> Json:
     doing = statuses(trace, story, waits, names, {w["rank"] for w in drawn["workers"]})
     staleness = histogram(g.late for g in story.gradients if g.late is not None)
     return {
-        "title": clean(str(trace.meta.get("name", ""))), "facts": _facts(trace, story),
+        "title": clean(str(trace.meta.get("name", ""))),
+        "facts": _facts(trace, story),
         "notices": _notices(trace, story, waits, order, first, names, live),
-        "said": _said(story, quorum), "live": live, "start": start, "end": end,
+        "said": _said(story, quorum),
+        "live": live,
+        "start": start,
+        "end": end,
         "opening": end if live else _opening(waits, story, start, end),
         **drawn,
         "lanes": [[rank, i, names.get(rank, f"rank {rank}")] for i, rank in enumerate(trace.ranks)],
         "beats": [plain(b, at, teller.told(b)) for b in order[first:]],
         "gradients": _gradients(story, at, quorum, start, staleness),
-        "held": [[at[w.asked.server, w.asked.key], w.node, w.begin, _finite(w.end)]
-                 for w in waits if w.kind == "pull" and w.asked and w.end >= start],
-        "updates": [[at[u.server, u.key], u.version, u.begin, u.end, list(u.late.items())]
-                    for u in _recent(story.updates, start)],
-        "known": _known(story, at), "runs": sorted(story.begins.values()),
-        "status": [[s.time, s.node, s.kind, s.text, list(s.awaited)]
-                   for s in _from(doing, start)],
-        "present": [[r.arrived, r.node] for r in story.requests
-                    if r.op is Op.REGISTER and r.arrived is not None],
-        "staleness": staleness, "base": _sums(order[:first], story, start, staleness),
-    }  # fmt: skip
+        "held": [
+            [at[w.asked.server, w.asked.key], w.node, w.begin, _finite(w.end)]
+            for w in waits
+            if w.kind == "pull" and w.asked and w.end >= start
+        ],
+        "updates": [
+            [at[u.server, u.key], u.version, u.begin, u.end, list(u.late.items())]
+            for u in _recent(story.updates, start)
+        ],
+        "known": _known(story, at),
+        "runs": sorted(story.begins.values()),
+        "status": [[s.time, s.node, s.kind, s.text, list(s.awaited)] for s in _from(doing, start)],
+        "present": [
+            [r.arrived, r.node]
+            for r in story.requests
+            if r.op is Op.REGISTER and r.arrived is not None
+        ],
+        "staleness": staleness,
+        "base": _sums(order[:first], story, start, staleness),
+    }
 
 
 def _names(trace: Trace, story: Story) -> dict[int, str]:
     about = {int(rank): a for rank, a in trace.meta.get("ranks", {}).items()}
-    return {rank: clean(str(about.get(rank, {}).get("name") or f"rank {rank}"))
-            for rank in {*about, *story.roles}}  # fmt: skip
+    return {
+        rank: clean(str(about.get(rank, {}).get("name") or f"rank {rank}"))
+        for rank in {*about, *story.roles}
+    }
 
 
 def _finite(time: float) -> float | None:
@@ -81,17 +96,18 @@ def _finite(time: float) -> float | None:
 
 def _rows(story: Story) -> list[tuple[int, str]]:
     """Every key on every server that was ever asked for it, in the order of asking."""
-    places = {(r.server, r.key): r.nbytes for r in story.requests
-              if r.op is not Op.REGISTER and not r.optimizer}  # fmt: skip
+    places = {
+        (r.server, r.key): r.nbytes
+        for r in story.requests
+        if r.op is not Op.REGISTER and not r.optimizer
+    }
     return list(dict.fromkeys([*places, *((u.server, u.key) for u in story.updates)]))
 
 
 # -- places -----------------------------------------------------------------------------
 
 
-def _drawn(
-    story: Story, rows: list[tuple[int, str]], names: dict[int, str], quorum: int
-) -> Json:  # fmt: skip
+def _drawn(story: Story, rows: list[tuple[int, str]], names: dict[int, str], quorum: int) -> Json:
     """Where everything is."""
     servers, workers, others = (story.of(role) for role in ("server", "worker", "scheduler"))
     width = layout.FIELD if others or len(servers) > layout.MAX_SERVERS else layout.WIDTH
@@ -101,15 +117,30 @@ def _drawn(
     people = layout.people(workers, top, width)
     for one in (*cards, *people):
         one["name"] = names[one["rank"]]
-    scheduler = [{"rank": others[0], "name": "scheduler", "x": layout.WIDTH - 66,
-                  "y": top - layout.AISLE / 2 - 14}] if others else []  # fmt: skip
+    scheduler = (
+        [
+            {
+                "rank": others[0],
+                "name": "scheduler",
+                "x": layout.WIDTH - 66,
+                "y": top - layout.AISLE / 2 - 14,
+            }
+        ]
+        if others
+        else []
+    )
     return {
-        "width": layout.WIDTH, "height": top + 74, "cards": cards, "workers": people,
-        "scheduler": scheduler, "stubs": layout.stubs(servers, workers, top, width),
+        "width": layout.WIDTH,
+        "height": top + 74,
+        "cards": cards,
+        "workers": people,
+        "scheduler": scheduler,
+        "stubs": layout.stubs(servers, workers, top, width),
         "rows": _placed(story, rows, {c["rank"]: c for c in cards}, quorum),
-        "everybody": len(servers) + len(workers), "quorum": quorum,
+        "everybody": len(servers) + len(workers),
+        "quorum": quorum,
         "team": workers if quorum == len(workers) > 1 else [],
-    }  # fmt: skip
+    }
 
 
 def _placed(
@@ -128,11 +159,19 @@ def _placed(
     for server, key in rows:
         mine = parts[key]
         part = [mine.index(server) + 1, len(mine)] if len(mine) > 1 else None
-        place = layout.row(cards[server], nth[server], quorum) if server in cards else {
-            "shown": False}  # fmt: skip
+        place = (
+            layout.row(cards[server], nth[server], quorum) if server in cards else {"shown": False}
+        )
         nth[server] += 1
-        found.append({"server": server, "key": clean(key), "nbytes": size[server, key],
-                      "part": part, **place})  # fmt: skip
+        found.append(
+            {
+                "server": server,
+                "key": clean(key),
+                "nbytes": size[server, key],
+                "part": part,
+                **place,
+            }
+        )
     return found
 
 
@@ -140,9 +179,12 @@ def _placed(
 
 
 def _gradients(
-    story: Story, at: dict[tuple[int, str], int], quorum: dict[int, int], start: float,
+    story: Story,
+    at: dict[tuple[int, str], int],
+    quorum: dict[int, int],
+    start: float,
     staleness: Json,
-) -> list[list[object]]:  # fmt: skip
+) -> list[list[object]]:
     """Row, worker, from when to when in the inbox, slot, from which version, bin of staleness."""
     slots = {w: i for i, w in enumerate(story.of("worker"))}
     whole = max(quorum.values(), default=1)
@@ -157,8 +199,17 @@ def _gradients(
             slot = next(free, whole - 1)
         mine[slot] = until
         if until >= start:
-            found.append([row, g.push.node, g.arrived, _finite(until), slot, g.push.version,
-                          bin_of(staleness, g.late)])  # fmt: skip
+            found.append(
+                [
+                    row,
+                    g.push.node,
+                    g.arrived,
+                    _finite(until),
+                    slot,
+                    g.push.version,
+                    bin_of(staleness, g.late),
+                ]
+            )
     return found
 
 
@@ -197,10 +248,19 @@ def _sums(done: Iterable[Beat], story: Story, start: float, staleness: Json) -> 
         updates += isinstance(b.of, Update)
         size = nbytes(b)
         there, back = there + size * (b.kind == "push"), back + size * (b.kind == "weights")
-    late = Counter(bin_of(staleness, g.late) for g in story.gradients
-                   if g.taken is not None and g.taken < start)  # fmt: skip
-    return {"pushes": pushes, "pulls": pulls, "updates": updates, "there": there, "back": back,
-            "late": [late[n] for n in range(len(staleness["labels"]))]}  # fmt: skip
+    late = Counter(
+        bin_of(staleness, g.late)
+        for g in story.gradients
+        if g.taken is not None and g.taken < start
+    )
+    return {
+        "pushes": pushes,
+        "pulls": pulls,
+        "updates": updates,
+        "there": there,
+        "back": back,
+        "late": [late[n] for n in range(len(staleness["labels"]))],
+    }
 
 
 def _opening(waits: list[Wait], story: Story, start: float, end: float) -> float:
@@ -214,8 +274,11 @@ def _opening(waits: list[Wait], story: Story, start: float, end: float) -> float
     if stuck := [w for w in pulls if w.asked and (w.asked.unanswered or w.asked.refused)]:
         return max(w.begin for w in stuck)
     taken = {(u.place, u.begin): u.end or u.begin for u in story.updates}
-    late = [(g.late, taken[g.push.place, g.taken]) for g in story.gradients
-            if g.late and g.taken is not None and g.taken >= start]  # fmt: skip
+    late = [
+        (g.late, taken[g.push.place, g.taken])
+        for g in story.gradients
+        if g.late and g.taken is not None and g.taken >= start
+    ]
     begins, ends = sorted(w.begin for w in waits), sorted(w.end for w in waits)
     calm = [one for one in late if bisect_right(begins, one[1]) == bisect_right(ends, one[1])]
     if late:
@@ -244,8 +307,11 @@ def _fullest(steps: list[tuple[float, int]], end: float) -> float:
 def _facts(trace: Trace, story: Story) -> list[str]:
     modes = dict.fromkeys(r.key for r in story.requests if r.op is Op.REGISTER and r.key)
     roles = [(len(story.of(role)), role) for role in ("worker", "server")]
-    return [*(clean(mode) for mode in modes), *(count(n, role) for n, role in roles if n),
-            *([str(trace.meta["device"])] if trace.meta.get("device") else [])]  # fmt: skip
+    return [
+        *(clean(mode) for mode in modes),
+        *(count(n, role) for n, role in roles if n),
+        *([str(trace.meta["device"])] if trace.meta.get("device") else []),
+    ]
 
 
 def _said(story: Story, quorum: dict[int, int]) -> str:
@@ -256,41 +322,57 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
         return ""
     if most <= 1 and workers > 1 and story.bounds:
         ahead = count(max(story.bounds.values()), "gradient")
-        return (f"Each gradient is applied as it comes. A pull waits as long as a worker is more "
-                f"than {ahead} behind.")  # fmt: skip
+        return (
+            f"Each gradient is applied as it comes. A pull waits as long as a worker is more "
+            f"than {ahead} behind."
+        )
     if most <= 1 and workers > 1:
-        return ("Each gradient is applied as it comes: nobody waits. A gradient is late when "
-                "others updated the value after its worker had pulled it.")  # fmt: skip
+        return (
+            "Each gradient is applied as it comes: nobody waits. A gradient is late when "
+            "others updated the value after its worker had pulled it."
+        )
     if most == workers > 1:
-        return (f"An update takes one gradient of each of the {workers} workers. They gather in "
-                "the inbox of their key, and pulls wait for the update.")  # fmt: skip
+        return (
+            f"An update takes one gradient of each of the {workers} workers. They gather in "
+            "the inbox of their key, and pulls wait for the update."
+        )
     late = " of a round. One that comes later does not count." if most > 1 else "."
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
 
 def _notices(
-    trace: Trace, story: Story, waits: list[Wait], order: list[Beat], first: int,
-    names: dict[int, str], live: bool,
-) -> list[str]:  # fmt: skip
+    trace: Trace,
+    story: Story,
+    waits: list[Wait],
+    order: list[Beat],
+    first: int,
+    names: dict[int, str],
+    live: bool,
+) -> list[str]:
     refused = sum(r.refused for r in story.requests)
     dropped = sum(r.dropped for r in story.requests)
     stuck = [w for w in waits if w.kind == "pull" and w.asked and w.asked.unanswered]
     lost = sum(b.end is None and b.kind != "barrier" and not answered(b) for b in order)
     whole = len(order)
-    dead = [names[int(r)] for r, a in trace.meta.get("ends", {}).items()
-            if a.get("how") == "died" and int(r) in names]  # fmt: skip
+    dead = [
+        names[int(r)]
+        for r, a in trace.meta.get("ends", {}).items()
+        if a.get("how") == "died" and int(r) in names
+    ]
     again = [str(r["name"]) for r in trace.meta.get("replaced", ())]
     servers = [name for rank in story.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(again)} died, and another took its place", again),
-        (f"what {' and '.join(servers)} recorded last may be missing: counts may be too small",
-         servers),
+        (
+            f"what {' and '.join(servers)} recorded last may be missing: counts may be too small",
+            servers,
+        ),
         (f"{count(len(stuck), 'pull')} never answered", stuck and not live),
         (f"{count(lost, 'message')} not arrived", lost and not live),
         (f"{count(refused, 'request')} refused", refused),
         (f"{count(dropped, 'gradient')} came too late and did not count", dropped),
         (f"{count(trace.dropped, 'event')} dropped: the recorder's buffer was full", trace.dropped),
         (f"the last {whole - first:,} of {whole:,} messages and updates are shown", first),
-    ]  # fmt: skip
+    ]
     return [words for words, shown in found if shown]

@@ -33,8 +33,11 @@ class Scene:
 
     def _links(self) -> Iterator[str]:
         cards, workers = self.picture["cards"], self.picture["workers"]
-        lines = [f"M{w['x']:.0f} {w['y'] - w['r']:.0f}L{c['x'] + c['w'] / 2:.0f} {c['y'] + c['h']}"
-                 for w in workers for c in cards]  # fmt: skip
+        lines = [
+            f"M{w['x']:.0f} {w['y'] - w['r']:.0f}L{c['x'] + c['w'] / 2:.0f} {c['y'] + c['h']}"
+            for w in workers
+            for c in cards
+        ]
         yield f'<path d="{"".join(lines)}" stroke="#e3e7eb" stroke-width="1.5" fill="none"/>'
         for rank, (kind, _, awaited) in self.now.status.items():
             for other in awaited if kind == "waits" and rank in self.people else ():
@@ -163,8 +166,10 @@ def _arc(a: Json, b: Json) -> str:
     dx = (x2 - x1) * 0.22
     curve = f"M{x1:.1f} {y:.1f}C{x1 + dx:.1f} {high:.1f} {x2 - dx:.1f} {high:.1f} {x2:.1f} {y:.1f}"
     head = svg.arrow_head(x2 - dx, high, x2, y, INK)
-    return (f'<path d="{curve}" fill="none" stroke="{INK}" stroke-width="1.6" '
-            f'stroke-dasharray="4 4"/>{head}')  # fmt: skip
+    return (
+        f'<path d="{curve}" fill="none" stroke="{INK}" stroke-width="1.6" '
+        f'stroke-dasharray="4 4"/>{head}'
+    )
 
 
 def cut(text: str, room: float) -> str:

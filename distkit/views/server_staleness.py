@@ -68,8 +68,15 @@ def _binned(found: Counter[int], most: int, width: int) -> Json:
         totals[late // width] += n
     labels = [f"{a:,}" if width == 1 else f"{a:,}–{a + width - 1:,}" for a in firsts]
     pitch = round(min(WIDEST, ROOM / len(firsts)), 1)
-    return {"width": width, "labels": labels, "totals": totals, "pitch": pitch,
-            "room": ROOM, "high": HIGH, "axis": AXIS}  # fmt: skip
+    return {
+        "width": width,
+        "labels": labels,
+        "totals": totals,
+        "pitch": pitch,
+        "room": ROOM,
+        "high": HIGH,
+        "axis": AXIS,
+    }
 
 
 def _fits(drawn: Json) -> bool:

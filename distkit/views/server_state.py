@@ -52,8 +52,11 @@ def at(picture: Json, time: float) -> Moment:
     for row, worker, begin, end in picture["held"]:
         if begin <= time and (end is None or end > time):
             rows[row].held.append(worker)
-    status = {node: (kind, text, awaited) for since, node, kind, text, awaited in picture["status"]
-              if since <= time}  # fmt: skip
+    status = {
+        node: (kind, text, awaited)
+        for since, node, kind, text, awaited in picture["status"]
+        if since <= time
+    }
     return Moment(rows, status, {node for t, node in picture["present"] if run <= t <= time})
 
 

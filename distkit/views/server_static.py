@@ -130,9 +130,11 @@ class _Page:
 
     def _sums(self, y: float) -> Iterator[str]:
         sums, x = counts(self.picture), float(LEFT)
-        told = [(sums["pushes"], "pushes", human_bytes(sums["there"])),
-                (sums["pulls"], "pulls", human_bytes(sums["back"])),
-                (sums["updates"], "updates", "in all")]  # fmt: skip
+        told = [
+            (sums["pushes"], "pushes", human_bytes(sums["there"])),
+            (sums["pulls"], "pulls", human_bytes(sums["back"])),
+            (sums["updates"], "updates", "in all"),
+        ]
         for n, noun, more in told:
             yield svg.text(x, y + 16, f"{n:,}", INK, 'font-size="19" font-weight="700"')
             yield svg.text(x, y + 36, f"{noun} · {more}", GRAY)
@@ -174,13 +176,18 @@ def to_table(picture: Json) -> str:
         lines.append(f"  {server}: {row['key']} {version} {size}{here}")
     if len(p["rows"]) > MAX_ROWS:
         lines.append(f"  … and {len(p['rows']) - MAX_ROWS:,} more keys")
-    lines += [f"  {names.get(node, node)} {text}" for node, (kind, text, _) in now.status.items()
-              if kind == "waits"]  # fmt: skip
+    lines += [
+        f"  {names.get(node, node)} {text}"
+        for node, (kind, text, _) in now.status.items()
+        if kind == "waits"
+    ]
     sums = counts(p)
     late = said(p["staleness"], sums["late"])
     pushes = "1 push" if sums["pushes"] == 1 else f"{sums['pushes']:,} pushes"
-    told = [f"{pushes} ({human_bytes(sums['there'])})",
-            f"{count(sums['pulls'], 'pull')} ({human_bytes(sums['back'])})",
-            count(sums["updates"], "update")]  # fmt: skip
+    told = [
+        f"{pushes} ({human_bytes(sums['there'])})",
+        f"{count(sums['pulls'], 'pull')} ({human_bytes(sums['back'])})",
+        count(sums["updates"], "update"),
+    ]
     lines.append("  " + ", ".join(told) + (f"; gradients of staleness {late}" if late else ""))
     return "\n".join([*lines, *(f"  ! {notice}" for notice in p["notices"])])

@@ -142,8 +142,16 @@ def read(trace: Trace) -> Story:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
     modes = {r.run: r.key for r in requests if r.op is Op.REGISTER and r.key}
-    return Story(roles, begins, _quorum(begins, modes, updates, workers), _bounds(modes),
-                 requests, updates, gradients, list(barriers.values()))  # fmt: skip
+    return Story(
+        roles,
+        begins,
+        _quorum(begins, modes, updates, workers),
+        _bounds(modes),
+        requests,
+        updates,
+        gradients,
+        list(barriers.values()),
+    )
 
 
 def _quorum(
@@ -187,22 +195,33 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
     run = _MATCH.fullmatch(s.match)
     done = s.state is State.COMPLETED
     return Request(
-        op=s.op, key=s.label, node=s.rank, server=s.peer, run=int(run[1]) if run else 0,
-        sent=s.start, arrived=got.end if got else None, left=reply.start if reply else None,
-        back=s.end if done else None, failed=None if done else s.end,
+        op=s.op,
+        key=s.label,
+        node=s.rank,
+        server=s.peer,
+        run=int(run[1]) if run else 0,
+        sent=s.start,
+        arrived=got.end if got else None,
+        left=reply.start if reply else None,
+        back=s.end if done else None,
+        failed=None if done else s.end,
         nbytes=got.nbytes if got else 0 if s.op is Op.PULL else s.nbytes,
         nbytes_back=reply.nbytes if reply else s.nbytes if done and s.op is Op.PULL else 0,
-        where=s.where, whole=bool(s.dtype or (got and got.dtype)),
+        where=s.where,
+        whole=bool(s.dtype or (got and got.dtype)),
         at_once=bool(got and reply and reply.seq == got.seq + 1),
         late=(reply.tag or 0) if reply else 0,
         refused=reply is not None and reply.label == f"{s.label}: refused",
-    )  # fmt: skip
+    )
 
 
 def _part(requests: list[Request], trace: Trace) -> None:
     """Mark those whose nodes have ended: whatever the server did, nobody heard the answer."""
-    ended = {int(rank) for rank, end in trace.meta.get("ends", {}).items()
-             if end.get("how") != "returned"}  # fmt: skip
+    ended = {
+        int(rank)
+        for rank, end in trace.meta.get("ends", {}).items()
+        if end.get("how") != "returned"
+    }
     again = {int(one["node"]) for one in trace.meta.get("replaced", ())}
     for r in requests:
         if r.back is None and not r.refused:
@@ -218,10 +237,13 @@ def _roles(trace: Trace, requests: list[Request]) -> dict[int, str]:
             behave.setdefault(r.server, "scheduler")
         else:
             behave |= {r.node: "worker", r.server: "server"}
-    said = {int(rank): str(about.get("role") or "")
-            for rank, about in trace.meta.get("ranks", {}).items()}  # fmt: skip
-    return behave | {rank: role for rank, role in said.items()
-                     if role in ("worker", "server", "scheduler")}  # fmt: skip
+    said = {
+        int(rank): str(about.get("role") or "")
+        for rank, about in trace.meta.get("ranks", {}).items()
+    }
+    return behave | {
+        rank: role for rank, role in said.items() if role in ("worker", "server", "scheduler")
+    }
 
 
 # -- updates ----------------------------------------------------------------------------

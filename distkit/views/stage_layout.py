@@ -120,10 +120,12 @@ def arrange(
     if kind == "star":
         return _star(list(ranks), sent)
     makers: dict[str, Callable[[list[int]], dict[int, Place]]] = {
-        "ring": _ring, "grid": lambda all_: _grid(all_, sent), "hypercube": _hypercube,
+        "ring": _ring,
+        "grid": lambda all_: _grid(all_, sent),
+        "hypercube": _hypercube,
         "hosts": lambda all_: _rows(_by(all_, hosts)),
         "roles": lambda all_: _rows(_workers_first(all_, roles or {})),
-    }  # fmt: skip
+    }
     return makers[kind](list(ranks))
 
 
@@ -161,8 +163,11 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
         if top not in slots:
             _hang(top, joined, slots, rows)
     deep, wide = max(len(rows) - 1, 1), max(max(slots.values(), default=0), 1)
-    return {rank: Place(round(slots[rank] / wide, 4), round(y / deep, 4), (1.0, 0.0))
-            for y, row in enumerate(rows) for rank in row}  # fmt: skip
+    return {
+        rank: Place(round(slots[rank] / wide, 4), round(y / deep, 4), (1.0, 0.0))
+        for y, row in enumerate(rows)
+        for rank in row
+    }
 
 
 def _hang(
@@ -217,10 +222,14 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Place]:
     wide, deep = max(map(len, rows), default=1), len(rows)
     outs = {0: (0.0, -1.0), deep - 1: (0.0, 1.0)}
     return {
-        rank: Place(round(0.5 + (i - (len(row) - 1) / 2) / max(wide - 1, 1), 4),
-                    round(y / (deep - 1), 4) if deep > 1 else 0.5, outs.get(y, (0.8, 0.6)))
-        for y, row in enumerate(rows) for i, rank in enumerate(row)
-    }  # fmt: skip
+        rank: Place(
+            round(0.5 + (i - (len(row) - 1) / 2) / max(wide - 1, 1), 4),
+            round(y / (deep - 1), 4) if deep > 1 else 0.5,
+            outs.get(y, (0.8, 0.6)),
+        )
+        for y, row in enumerate(rows)
+        for i, rank in enumerate(row)
+    }
 
 
 _SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
@@ -230,12 +239,16 @@ def _hypercube(ranks: list[int]) -> dict[int, Place]:
     """Each bit of a rank's number is a step of its own; more than 32 ranks stand in a grid."""
     if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
         return _grid(ranks)
-    points = [tuple(sum(_SHIFTS[k][axis] for k in range(len(_SHIFTS)) if i >> k & 1)
-                    for axis in (0, 1)) for i in range(len(ranks))]  # fmt: skip
+    points = [
+        tuple(sum(_SHIFTS[k][axis] for k in range(len(_SHIFTS)) if i >> k & 1) for axis in (0, 1))
+        for i in range(len(ranks))
+    ]
     low = [min(p[axis] for p in points) for axis in (0, 1)]
     size = [max(p[axis] for p in points) - low[axis] or 1.0 for axis in (0, 1)]
-    return {rank: _out(*(round((p[a] - low[a]) / size[a], 4) for a in (0, 1)))
-            for rank, p in zip(ranks, points, strict=True)}  # fmt: skip
+    return {
+        rank: _out(*(round((p[a] - low[a]) / size[a], 4) for a in (0, 1)))
+        for rank, p in zip(ranks, points, strict=True)
+    }
 
 
 def _out(x: float, y: float) -> Place:

@@ -28,12 +28,20 @@ def folded(picture: Json) -> Json:
     def number(piece: Json) -> int:
         return numbers.setdefault(json.dumps(_ranged(piece)), len(numbers))
 
-    beats = [{**beat, "piece": number(beat["piece"])} if "piece" in beat else beat
-             for beat in picture["beats"]]  # fmt: skip
-    changes = [{**change, "pieces": [number(piece) for piece in change["pieces"]]}
-               for change in picture["changes"]]  # fmt: skip
-    return {**picture, "beats": _rows(beats), "changes": _rows(changes),
-            "pieces": [json.loads(piece) for piece in numbers]}  # fmt: skip
+    beats = [
+        {**beat, "piece": number(beat["piece"])} if "piece" in beat else beat
+        for beat in picture["beats"]
+    ]
+    changes = [
+        {**change, "pieces": [number(piece) for piece in change["pieces"]]}
+        for change in picture["changes"]
+    ]
+    return {
+        **picture,
+        "beats": _rows(beats),
+        "changes": _rows(changes),
+        "pieces": [json.loads(piece) for piece in numbers],
+    }
 
 
 def _ranged(piece: Json) -> Json:
@@ -46,15 +54,18 @@ def _ranges(ranks: list[int]) -> list[int]:
     >>> _ranges([1, 2, 3, 7])
     [1, 3, 7, 7]
     """
-    runs = ([rank for _, rank in run] for _, run in
-            groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]))  # fmt: skip
+    runs = (
+        [rank for _, rank in run]
+        for _, run in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])
+    )
     return [end for run in runs for end in (run[0], run[-1])]
 
 
 def _rows(objects: Iterable[Json]) -> Json:
     shapes: dict[tuple[str, ...], int] = {}
-    rows = [[shapes.setdefault(tuple(one), len(shapes)), *map(_short, one.values())]
-            for one in objects]  # fmt: skip
+    rows = [
+        [shapes.setdefault(tuple(one), len(shapes)), *map(_short, one.values())] for one in objects
+    ]
     return {"shapes": [list(names) for names in shapes], "rows": rows}
 
 

@@ -30,9 +30,12 @@ FLIGHT = 0.85
 
 
 def project(
-    trace: Trace, layout: str | None = None, live: bool = False, clock: str = "time",
+    trace: Trace,
+    layout: str | None = None,
+    live: bool = False,
+    clock: str = "time",
     most: int = MAX_BEATS,
-) -> Json:  # fmt: skip
+) -> Json:
     """The stage of a run.
 
     Args:
@@ -61,14 +64,22 @@ def project(
     found = follow(trace)
     beats, more = _beats(trace, found, most)
     return {
-        "title": clean(str(trace.meta.get("name", ""))), "facts": _facts(trace, kind, sent),
-        "notices": [] if live else _notices(trace, beats, more), "said": _said(trace, found),
-        "live": live, "kind": kind, "start": trace.start,
+        "title": clean(str(trace.meta.get("name", ""))),
+        "facts": _facts(trace, kind, sent),
+        "notices": [] if live else _notices(trace, beats, more),
+        "said": _said(trace, found),
+        "live": live,
+        "kind": kind,
+        "start": trace.start,
         "end": trace[-1].time if len(trace) else 0.0,
-        "nodes": _nodes(ranks, about, kind, sent, roles, hosts), "links": _links(ranks, sent),
-        "beats": beats, "changes": _changes(found, beats, more), "clock": clock,
-        "known": found.known, "doubtful": found.doubtful,
-    }  # fmt: skip
+        "nodes": _nodes(ranks, about, kind, sent, roles, hosts),
+        "links": _links(ranks, sent),
+        "beats": beats,
+        "changes": _changes(found, beats, more),
+        "clock": clock,
+        "known": found.known,
+        "doubtful": found.doubtful,
+    }
 
 
 def _facts(trace: Trace, kind: str, sent: Sequence[Pair]) -> list[str]:
@@ -78,13 +89,25 @@ def _facts(trace: Trace, kind: str, sent: Sequence[Pair]) -> list[str]:
 
 
 def _nodes(
-    ranks: list[int], about: dict[int, Json], kind: str, sent: Sequence[Pair],
-    roles: dict[int, str], hosts: dict[int, str],
-) -> list[Json]:  # fmt: skip
+    ranks: list[int],
+    about: dict[int, Json],
+    kind: str,
+    sent: Sequence[Pair],
+    roles: dict[int, str],
+    hosts: dict[int, str],
+) -> list[Json]:
     places = arrange(kind, ranks, sent, roles, hosts)
-    return [{"rank": rank, "name": clean(str(about.get(rank, {}).get("name") or f"rank {rank}")),
-             "role": roles.get(rank, ""), "x": places[rank].x, "y": places[rank].y,
-             "out": places[rank].out} for rank in ranks]  # fmt: skip
+    return [
+        {
+            "rank": rank,
+            "name": clean(str(about.get(rank, {}).get("name") or f"rank {rank}")),
+            "role": roles.get(rank, ""),
+            "x": places[rank].x,
+            "y": places[rank].y,
+            "out": places[rank].out,
+        }
+        for rank in ranks
+    ]
 
 
 def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
@@ -114,13 +137,20 @@ def _messages(trace: Trace, spans: dict[tuple[int, int], Span], found: Contribut
         if begin is None:
             continue
         end = m.received if m.sent is not None else None
-        beats.append({
-            "op": str(m.op), "src": m.src, "dst": m.dst, "begin": begin,
-            "end": None if end is None else max(end, begin), "sent": m.sent is not None,
-            "nbytes": m.nbytes, "label": clean(m.label),
-            "where": clean((one.where if one else "").rpartition("/")[2]),
-            **_cargo(found.cargo.get(m.send or (-1, -1)), one),
-        })  # fmt: skip
+        beats.append(
+            {
+                "op": str(m.op),
+                "src": m.src,
+                "dst": m.dst,
+                "begin": begin,
+                "end": None if end is None else max(end, begin),
+                "sent": m.sent is not None,
+                "nbytes": m.nbytes,
+                "label": clean(m.label),
+                "where": clean((one.where if one else "").rpartition("/")[2]),
+                **_cargo(found.cargo.get(m.send or (-1, -1)), one),
+            }
+        )
     return beats
 
 
@@ -152,12 +182,18 @@ def _collective(members: list[Span]) -> Json:
     return {
         "op": " / ".join(sorted({str(s.op) for s in members})),
         "members": [s.rank for s in members],
-        "starts": starts, "ends": ends, "meet": meet, "begin": min(starts),
-        "end": max(done) if whole else None, "sent": True,
-        "root": one.peer if one.op in _ROOTED else None, "gives": str(one.op) not in _GATHERING,
-        "nbytes": max(s.nbytes for s in members), "label": clean(one.label),
+        "starts": starts,
+        "ends": ends,
+        "meet": meet,
+        "begin": min(starts),
+        "end": max(done) if whole else None,
+        "sent": True,
+        "root": one.peer if one.op in _ROOTED else None,
+        "gives": str(one.op) not in _GATHERING,
+        "nbytes": max(s.nbytes for s in members),
+        "label": clean(one.label),
         "where": clean(one.where.rpartition("/")[2]),
-    }  # fmt: skip
+    }
 
 
 _ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
@@ -190,10 +226,17 @@ def _changes(found: Contributions, beats: list[Json], more: int) -> list[Json]:
     steps = _Steps(beats)
     last = beats[-1]["end"] if more and beats else None
     until = math.inf if last is None else last
-    return [{"time": c.time, "step": steps.at(c.rank, c.time), "rank": c.rank,
-             "pieces": [_piece(p) for p in c.pieces],
-             **({} if c.at is None else {"at": c.at})}
-            for c in found.changes[:MAX_CHANGES] if c.time <= until]  # fmt: skip
+    return [
+        {
+            "time": c.time,
+            "step": steps.at(c.rank, c.time),
+            "rank": c.rank,
+            "pieces": [_piece(p) for p in c.pieces],
+            **({} if c.at is None else {"at": c.at}),
+        }
+        for c in found.changes[:MAX_CHANGES]
+        if c.time <= until
+    ]
 
 
 class _Steps:
@@ -205,8 +248,9 @@ class _Steps:
         for beat in beats:
             ranks = beat.get("members") or [beat["src"]]
             begins = beat.get("starts") or [beat["begin"]]
-            ends = zip(beat.get("members") or [beat["dst"]], beat.get("ends") or [beat["end"]],
-                       strict=True)  # fmt: skip
+            ends = zip(
+                beat.get("members") or [beat["dst"]], beat.get("ends") or [beat["end"]], strict=True
+            )
             self.known.update({end: beat["round"] + FLIGHT for end in ends})
             for rank, begin in zip(ranks, begins, strict=True):
                 self.known.setdefault((rank, begin), float(beat["round"]))
@@ -225,15 +269,21 @@ class _Steps:
 
 def _piece(piece: Piece) -> Json:
     values = [_number_of(v) for v in _some(piece.values)]
-    return {"sure": sorted(piece.sure), **({"maybe": sorted(piece.maybe)} if piece.maybe else {}),
-            **({"values": values} if values else {})}  # fmt: skip
+    return {
+        "sure": sorted(piece.sure),
+        **({"maybe": sorted(piece.maybe)} if piece.maybe else {}),
+        **({"values": values} if values else {}),
+    }
 
 
 def _some(values: Sequence[float]) -> list[float]:
     """Some of the values, at equal distances."""
     n = len(values)
-    return list(values) if n <= MAX_VALUES else [values[i * n // MAX_VALUES]
-                                                 for i in range(MAX_VALUES)]  # fmt: skip
+    return (
+        list(values)
+        if n <= MAX_VALUES
+        else [values[i * n // MAX_VALUES] for i in range(MAX_VALUES)]
+    )
 
 
 def _number_of(x: float) -> float | str:
@@ -249,21 +299,29 @@ def _said(trace: Trace, found: Contributions) -> str:
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are followed among at most {MAX_RANKS} ranks."
     if found.rings:
-        told = ("The messages equal the schedule of a ring all-reduce, round by round: so it is "
-                "known which chunk each one carries, and whether it is added.")  # fmt: skip
+        told = (
+            "The messages equal the schedule of a ring all-reduce, round by round: so it is "
+            "known which chunk each one carries, and whether it is added."
+        )
     elif found.known:
         told = "Who contributed follows from the meaning of collectives and from equal values."
     elif any(s.op in REQUESTS for s in trace.spans):
-        return ("What a server does with what it receives is not part of the trace: only values "
-                "are shown.")  # fmt: skip
+        return (
+            "What a server does with what it receives is not part of the trace: only values "
+            "are shown."
+        )
     elif found.changes:
         return "The trace does not tell who contributed to what: only values are shown."
     else:
         return ""
-    told = ("Each strip is a rank's tensor, cut into chunks; a layer of a chunk has the colour of "
-            "the rank whose contribution it is. ") + told  # fmt: skip
-    doubt = (" Pale: at most these ranks, of whom it has heard; the trace does not hold what "
-             "was computed.")  # fmt: skip
+    told = (
+        "Each strip is a rank's tensor, cut into chunks; a layer of a chunk has the colour of "
+        "the rank whose contribution it is. "
+    ) + told
+    doubt = (
+        " Pale: at most these ranks, of whom it has heard; the trace does not hold what "
+        "was computed."
+    )
     return told + (doubt if found.doubtful else "")
 
 
@@ -277,11 +335,15 @@ def _notices(trace: Trace, beats: list[Json], more: int) -> list[str]:
         (f"{count(never, 'receive')} without a message", never),
         (f"{count(len(stuck), 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
-        (f"the first {len(beats):,} of {len(beats) + more:,} messages and collectives are drawn",
-         more),
-        (f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
-         len(trace.ranks) > MAX_PLACES),
-    ]  # fmt: skip
+        (
+            f"the first {len(beats):,} of {len(beats) + more:,} messages and collectives are drawn",
+            more,
+        ),
+        (
+            f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
+            len(trace.ranks) > MAX_PLACES,
+        ),
+    ]
     return [words for words, shown in found if shown]
 
 

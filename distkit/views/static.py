@@ -133,8 +133,9 @@ class _Painter:
             yield svg.rect(self.at.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
             yield f'<circle cx="29" cy="{middle:.1f}" r="5" fill="{self.colors[rank]}"/>'
             up = 4 if lane["detail"] else 0
-            yield svg.text(42, middle + 4.5 - up * 1.5, lane["name"], INK,
-                        'font-size="13" font-weight="700"')  # fmt: skip
+            yield svg.text(
+                42, middle + 4.5 - up * 1.5, lane["name"], INK, 'font-size="13" font-weight="700"'
+            )
             if up:
                 yield svg.text(42, middle + 14, lane["detail"], GRAY)
 
@@ -243,10 +244,12 @@ class _Overview(_Painter):
         self.height = self.at.bottom + 30
 
     def body(self) -> str:
-        told = svg.text(WIDTH - 24, 32, "how busy each rank was with communication", GRAY,
-                        'text-anchor="end"')  # fmt: skip
-        return "".join([*self._head(), told, *self._lanes(),
-                        *self._axis(), *map(self._area, self.at.lanes)])  # fmt: skip
+        told = svg.text(
+            WIDTH - 24, 32, "how busy each rank was with communication", GRAY, 'text-anchor="end"'
+        )
+        return "".join(
+            [*self._head(), told, *self._lanes(), *self._axis(), *map(self._area, self.at.lanes)]
+        )
 
     def _area(self, rank: int) -> str:
         """Steps from the bottom of the lane, as high as the rank was busy."""
@@ -259,8 +262,13 @@ class _Overview(_Painter):
         return f'<path d="M{left:.1f} {base}{steps}V{base}z" fill="{self.colors[rank]}"/>'
 
 
-_LEGEND = (("send", "send"), ("recv", "receive"), ("collective", "collective"),
-           ("request", "request"), ("mark", "computation"))  # fmt: skip
+_LEGEND = (
+    ("send", "send"),
+    ("recv", "receive"),
+    ("collective", "collective"),
+    ("request", "request"),
+    ("mark", "computation"),
+)
 
 
 def _view(picture: Json) -> tuple[float, float]:

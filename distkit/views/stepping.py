@@ -50,14 +50,19 @@ class Stepping:
         """What is new since the last call: a patch for the browser, {} if nothing is."""
         trace, told = run.trace, self._told
         patch = {k: v for k, v in {**_now(run, trace), **more}.items() if told.get(k) != v}
-        sources = {clean(label): clean(text[:MAX_SOURCE])
-                   for label, text in trace.meta.get("sources", {}).items()
-                   if clean(label) not in told["sources"]}  # fmt: skip
+        sources = {
+            clean(label): clean(text[:MAX_SOURCE])
+            for label, text in trace.meta.get("sources", {}).items()
+            if clean(label) not in told["sources"]
+        }
         moments = self.moments(run.moments, trace.events, _ends(trace))
         told.update(patch)
         told["sources"].update(sources)
-        return {**patch, **({"sources": sources} if sources else {}),
-                **({"moments": moments} if moments else {})}  # fmt: skip
+        return {
+            **patch,
+            **({"sources": sources} if sources else {}),
+            **({"moments": moments} if moments else {}),
+        }
 
     def moments(
         self, moments: Sequence[Moment], events: Sequence[Event], ends: Mapping[int, str] = NOWHERE
@@ -70,8 +75,14 @@ class Stepping:
             ends: the lines at which ranks have failed.
         """
         known = self._seen
-        first = next((i for i, (a, b) in enumerate(zip(known, moments, strict=False))
-                      if a is not b and a != b), min(len(known), len(moments)))  # fmt: skip
+        first = next(
+            (
+                i
+                for i, (a, b) in enumerate(zip(known, moments, strict=False))
+                if a is not b and a != b
+            ),
+            min(len(known), len(moments)),
+        )
         del self._last[first:], self._told["moments"][first:]
         self._seen = list(moments)
         for i in range(first, len(moments)):
@@ -79,8 +90,9 @@ class Stepping:
             last = dict(self._last[-1]) if i else {}
             last.update(_completed(events[begin : moments[i].events]))
             self._last.append(last)
-            lines = {s.rank: _line(s, events[: moments[i].events], ends)
-                     for s in moments[i].standings}  # fmt: skip
+            lines = {
+                s.rank: _line(s, events[: moments[i].events], ends) for s in moments[i].standings
+            }
             self._told["moments"].append(_moment(moments[i], last, lines))
         return [[i, self._told["moments"][i]] for i in range(first, len(moments))]
 
@@ -93,16 +105,22 @@ class Stepping:
 def _now(run: Steppable, trace: Trace) -> Json:
     """All but the moments and the sources."""
     return {
-        "name": clean(run.name), "ranks": list(run.ranks), "position": run.position,
-        "playing": run.playing, "finished": run.finished,
+        "name": clean(run.name),
+        "ranks": list(run.ranks),
+        "position": run.position,
+        "playing": run.playing,
+        "finished": run.finished,
         "remarks": remarks(run.error, run.findings),
-    }  # fmt: skip
+    }
 
 
 def _ends(trace: Trace) -> dict[int, str]:
     """The lines at which ranks have failed."""
-    return {int(rank): where for rank, end in trace.meta.get("ends", {}).items()
-            if (where := str(end.get("where") or ""))}  # fmt: skip
+    return {
+        int(rank): where
+        for rank, end in trace.meta.get("ends", {}).items()
+        if (where := str(end.get("where") or ""))
+    }
 
 
 def remarks(error: str, findings: Sequence[Remark]) -> list[Json]:
@@ -124,16 +142,22 @@ def _failure(error: str, findings: Sequence[Remark]) -> Json:
     message, *more = _MORE.split(said.strip(), maxsplit=1)
     remedy = findings[0].remedy if findings and findings[0].kind != "died" else ""  # it has one
     return {
-        "message": clean(message), "more": clean("".join(more)),
-        "traceback": clean("".join(traceback).strip("\n")), "hang": True,
+        "message": clean(message),
+        "more": clean("".join(more)),
+        "traceback": clean("".join(traceback).strip("\n")),
+        "hang": True,
         "remedy": "" if remedy.lower() in error.lower() else clean(remedy),
         "lines": {str(rank): clean(where) for f in findings for rank, where in f.lines.items()},
-    }  # fmt: skip
+    }
 
 
 def _finding(f: Remark) -> Json:
-    return {"message": clean(f.message), "remedy": clean(f.remedy), "hang": f.hang,
-            "lines": {str(rank): clean(where) for rank, where in f.lines.items()}}  # fmt: skip
+    return {
+        "message": clean(f.message),
+        "remedy": clean(f.remedy),
+        "hang": f.hang,
+        "lines": {str(rank): clean(where) for rank, where in f.lines.items()},
+    }
 
 
 def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
@@ -141,8 +165,7 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
     What was received counts more than what was sent meanwhile.
     """
-    done = [e for e in events
-            if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype]  # fmt: skip
+    done = [e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype]
     done.sort(key=lambda e: e.op is not Op.SEND)
     return ((e.rank, f"{e.rank}.{e.seq}") for e in done)
 
@@ -150,11 +173,16 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 def _moment(moment: Moment, last: Mapping[int, str], lines: Mapping[int, str]) -> Json:
     circle = in_a_circle(moment.standings)
     return compact(
-        time=round(moment.time, 7), choice=list(moment.choice),
+        time=round(moment.time, 7),
+        choice=list(moment.choice),
         ranks=[_rank(s, last.get(s.rank), lines[s.rank]) for s in moment.standings],
-        circle={"message": clean(sentence(circle)),
-                "lines": {str(s.rank): clean(s.where) for s in circle}} if circle else None,
-    )  # fmt: skip
+        circle={
+            "message": clean(sentence(circle)),
+            "lines": {str(s.rank): clean(s.where) for s in circle},
+        }
+        if circle
+        else None,
+    )
 
 
 def _line(s: Standing, events: Sequence[Event], ends: Mapping[int, str]) -> str:
@@ -168,10 +196,16 @@ def _line(s: Standing, events: Sequence[Event], ends: Mapping[int, str]) -> str:
 
 def _rank(s: Standing, last: str | None, where: str) -> Json:
     return compact(
-        rank=s.rank, doing=str(s.doing), words=clean(str(s)), call=clean(s.call()),
-        where=clean(where), reason=clean(s.reason), waits=list(s.waits_for),
-        now=None if s.seq is None else f"{s.rank}.{s.seq}", last=last,
-    )  # fmt: skip
+        rank=s.rank,
+        doing=str(s.doing),
+        words=clean(str(s)),
+        call=clean(s.call()),
+        where=clean(where),
+        reason=clean(s.reason),
+        waits=list(s.waits_for),
+        now=None if s.seq is None else f"{s.rank}.{s.seq}",
+        last=last,
+    )
 
 
 def in_a_circle(standings: Sequence[Standing]) -> list[Standing]:

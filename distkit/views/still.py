@@ -67,9 +67,12 @@ class Still:
         """
         drawn, text = self._draw()
         letters = base64.b64encode(drawn.encode()).decode("ascii")
-        image = (f'<img alt="{escape(text.partition(chr(10))[0])}" style="max-width:100%" '
-                 f'src="data:image/svg+xml;base64,{letters}">')  # fmt: skip
+        image = (
+            f'<img alt="{escape(text.partition(chr(10))[0])}" style="max-width:100%" '
+            f'src="data:image/svg+xml;base64,{letters}">'
+        )
         return {
             "text/html": f'<div class="distkit-still"><style>{_STYLE}</style>{image}</div>',
-            "image/svg+xml": drawn, "text/plain": text,
-        }  # fmt: skip
+            "image/svg+xml": drawn,
+            "text/plain": text,
+        }

@@ -94,8 +94,13 @@ class _Frame:
         x, y, width, height = self.box
         yield svg.rect(x, y, width, height, 'fill="#f5f6f8"', "", 10)
         yield svg.text(x + 14, y + 22, self._title(), INK, 'font-size="12.5" font-weight="700"')
-        yield svg.text(x + width - 14, y + 22, human_seconds(self.time - self.picture["start"]),
-                       GRAY, 'text-anchor="end"')  # fmt: skip
+        yield svg.text(
+            x + width - 14,
+            y + 22,
+            human_seconds(self.time - self.picture["start"]),
+            GRAY,
+            'text-anchor="end"',
+        )
         lines = (f"M{self._spot(a)}L{self._spot(b)}" for a, b, *_ in self.picture["links"])
         yield f'<path d="{"".join(lines)}" fill="none" stroke="#d5dbe1" stroke-width="1.2"/>'
         for beat in self.beats[:64]:

@@ -16,9 +16,14 @@ ONE_ROW, ROW = 16, 8
 def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
     """A summary as plain data, with the number of columns in which its values are drawn."""
     return {
-        "values": [number(v) for v in s.values], "norm": number(s.norm), "min": number(s.min),
-        "max": number(s.max), "size": s.size, "sampled": s.sampled, "columns": columns(s, shape),
-    }  # fmt: skip
+        "values": [number(v) for v in s.values],
+        "norm": number(s.norm),
+        "min": number(s.min),
+        "max": number(s.max),
+        "size": s.size,
+        "sampled": s.sampled,
+        "columns": columns(s, shape),
+    }
 
 
 def number(x: float) -> float | str:
@@ -75,8 +80,10 @@ def cosine(a: Summary, b: Summary) -> float:
 
 def average(summaries: Sequence[Summary]) -> list[float]:
     """The mean of the values at each place."""
-    return [math.fsum(column) / len(summaries) if all(map(math.isfinite, column)) else math.nan
-            for column in zip(*(s.values for s in summaries), strict=False)]  # fmt: skip
+    return [
+        math.fsum(column) / len(summaries) if all(map(math.isfinite, column)) else math.nan
+        for column in zip(*(s.values for s in summaries), strict=False)
+    ]
 
 
 def largest(values: Iterable[float]) -> float:

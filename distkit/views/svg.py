@@ -14,10 +14,14 @@ CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
 
 def document(width: float, height: float, title: str, body: str) -> str:
     """A picture on a light card of its own, legible on dark pages too."""
-    size = (f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
-            'style="max-width:100%;height:auto"')  # fmt: skip
-    card = (f'<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="12" '
-            'fill="#fff" stroke="#dde3e9"/>')  # fmt: skip
+    size = (
+        f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        'style="max-width:100%;height:auto"'
+    )
+    card = (
+        f'<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="12" '
+        'fill="#fff" stroke="#dde3e9"/>'
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} font-family="{FONT}" '
         f'font-size="12"><title>{escape(title)}</title>{card}{body}</svg>'

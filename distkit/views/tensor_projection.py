@@ -44,9 +44,11 @@ def project(trace: Trace, *, live: bool = False, room: int = MAX_VALUES) -> Json
             break
         ops.append(_operation(trace, len(ops), group))
     return {
-        **headline(trace), "live": live, "ops": ops,
+        **headline(trace),
+        "live": live,
+        "ops": ops,
         "notices": list(_notices(groups, seen, len(ops))),
-    }  # fmt: skip
+    }
 
 
 def operations(trace: Trace) -> list[list[Span]]:
@@ -67,8 +69,10 @@ def _place(s: Span) -> tuple[bool, int]:
 
 def _notices(groups: Sequence[object], seen: Sequence[list[Span]], shown: int) -> Iterator[str]:
     if len(seen) < len(groups):
-        yield (f"{count(len(groups) - len(seen), 'operation')} not shown: their values were not "
-               "looked at, to keep recording cheap")  # fmt: skip
+        yield (
+            f"{count(len(groups) - len(seen), 'operation')} not shown: their values were not "
+            "looked at, to keep recording cheap"
+        )
     if shown < len(seen):
         yield f"the first {shown:,} of {len(seen):,} operations with values are shown"
     if any(len(group) > MAX_RANKS for group in seen[:shown]):
@@ -86,13 +90,19 @@ def _operation(trace: Trace, n: int, group: list[Span]) -> Json:
     seen = [x for s in shown for x in (s.before if s.op is not Op.RECV else None, s.after) if x]
     at = trace.matches.get((first.rank, first.seq), f"{first.rank}.{first.seq}")
     return {
-        "id": at, "n": n, "title": _title(trace, group),
-        "where": clean(first.where.rpartition("/")[2]), "time": first.start - trace.start,
+        "id": at,
+        "n": n,
+        "title": _title(trace, group),
+        "where": clean(first.where.rpartition("/")[2]),
+        "time": first.start - trace.start,
         "tensor": f"{first.dtype} {list(first.shape)}" if first.dtype else "",
         "ranks": [_rank(trace, s, off.get(s.rank, [])) for s in shown],
-        "more": len(group) - len(shown), "before": before, "after": after,
-        "most": rounded(largest(v for x in seen for v in x.values)), "message": first.op in P2P,
-    }  # fmt: skip
+        "more": len(group) - len(shown),
+        "before": before,
+        "after": after,
+        "most": rounded(largest(v for x in seen for v in x.values)),
+        "message": first.op in P2P,
+    }
 
 
 def _title(trace: Trace, group: list[Span]) -> str:
@@ -109,12 +119,17 @@ def _rank(trace: Trace, s: Span, off: list[int]) -> Json:
     both = s.before is not None and after is not None and s.before.size == after.size
     changed = unequal(s.before, after) if both and s.before and after else []
     return {
-        "rank": s.rank, "lane": trace.ranks.index(s.rank), "name": name(trace, s.rank),
-        "role": _role(trace, s), "state": str(s.state),
+        "rank": s.rank,
+        "lane": trace.ranks.index(s.rank),
+        "name": name(trace, s.rank),
+        "role": _role(trace, s),
+        "state": str(s.state),
         "before": plain(s.before, s.shape) if s.before else None,
         "after": plain(after, s.shape) if after else None,
-        "changed": changed, "compared": both, "off": off,
-    }  # fmt: skip
+        "changed": changed,
+        "compared": both,
+        "off": off,
+    }
 
 
 def _role(trace: Trace, s: Span) -> str:
@@ -151,9 +166,12 @@ def _verdict(trace: Trace, held: list[tuple[int, Summary | None]], what: str) ->
     off = {rank: unequal(base, values[rank]) for rank in differ}
     by = rounded(max(distance(base, values[rank]) for rank in differ))
     return {
-        "word": "different", "expected": what == "message" or what in AGREEING,
-        "text": _different(trace, what, len(by_key), differ, by), "differ": differ, "off": off,
-    }  # fmt: skip
+        "word": "different",
+        "expected": what == "message" or what in AGREEING,
+        "text": _different(trace, what, len(by_key), differ, by),
+        "differ": differ,
+        "off": off,
+    }
 
 
 def _same(trace: Trace, known: list[tuple[int, Summary]], what: str) -> str:

@@ -60,8 +60,10 @@ def _document(picture: Json, most: int) -> str:
 
 def _operation(op: Json, y: float) -> tuple[str, float]:
     """One operation, and where the next one begins."""
-    parts = [svg.line(24, y - 6, WIDTH - 24, y - 6, "#e9ecef", 1),
-             svg.text(24, y + 16, op["title"], INK, 'font-size="14" font-weight="700"')]
+    parts = [
+        svg.line(24, y - 6, WIDTH - 24, y - 6, "#e9ecef", 1),
+        svg.text(24, y + 16, op["title"], INK, 'font-size="14" font-weight="700"'),
+    ]
     facts = "   ".join(filter(None, [op["tensor"], op["where"]]))
     at = 40 + text_width(op["title"], 15)
     parts.append(svg.text(at, y + 16, facts, GRAY, f'font-family="{svg.CODE}" font-size="11"'))
@@ -90,9 +92,11 @@ def _operation(op: Json, y: float) -> tuple[str, float]:
 
 
 def _rank(r: Json, x: float, y: float, room: float, most: float) -> tuple[str, float]:
-    parts = [f'<circle cx="{x + 5:.0f}" cy="{y + 8:.0f}" r="4.5" fill="{rank_color(r["lane"])}"/>',
-             svg.text(x + 15, y + 12, r["name"], INK, 'font-weight="700"'),
-             svg.text(x + 24 + text_width(r["name"], 13), y + 12, r["role"], GRAY)]  # fmt: skip
+    parts = [
+        f'<circle cx="{x + 5:.0f}" cy="{y + 8:.0f}" r="4.5" fill="{rank_color(r["lane"])}"/>',
+        svg.text(x + 15, y + 12, r["name"], INK, 'font-weight="700"'),
+        svg.text(x + 24 + text_width(r["name"], 13), y + 12, r["role"], GRAY),
+    ]
     found = [s for s in (r["before"], r["after"]) if s]
     if not found:
         parts.append(svg.text(x, y + 34, "not looked at", GRAY))

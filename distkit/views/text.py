@@ -79,8 +79,15 @@ def _message(
     begin = bar["start"] if sent is None else sent
     who = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
     what = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
-    return begin, Row(human_seconds(begin - zero), what, who, _tensor(bar),
-                      _size(arrow), took, bar.get("where", ""))  # fmt: skip
+    return begin, Row(
+        human_seconds(begin - zero),
+        what,
+        who,
+        _tensor(bar),
+        _size(arrow),
+        took,
+        bar.get("where", ""),
+    )
 
 
 def _collective(members: list[Json], names: dict[int, str], zero: float) -> tuple[float, Row]:
@@ -92,11 +99,21 @@ def _collective(members: list[Json], names: dict[int, str], zero: float) -> tupl
         took = "failed" if failed else human_seconds(max(ends) - begin)
     first = members[0]
     ranks = sorted(bar["rank"] for bar in members)
-    who = ", ".join(_name(names, r) for r in ranks) if len(ranks) < 4 else (
-        f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")  # fmt: skip
+    who = (
+        ", ".join(_name(names, r) for r in ranks)
+        if len(ranks) < 4
+        else (f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")
+    )
     what = " / ".join(sorted({bar["op"] for bar in members}))
-    return begin, Row(human_seconds(begin - zero), what, who, _tensor(first),
-                      _size(first), took, first.get("where", ""))  # fmt: skip
+    return begin, Row(
+        human_seconds(begin - zero),
+        what,
+        who,
+        _tensor(first),
+        _size(first),
+        took,
+        first.get("where", ""),
+    )
 
 
 def _name(names: dict[int, str], rank: int) -> str:

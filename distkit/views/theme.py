@@ -9,17 +9,49 @@ from __future__ import annotations
 
 from typing import Any
 
-RANKS_LIGHT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7",
-               "#56B4E9", "#D55E00", "#A89600", "#6B7785")  # fmt: skip
-RANKS_DARK = ("#3D95E0", "#F2B233", "#25C296", "#E095C0",
-              "#8AD2F7", "#F58A4B", "#DCCB45", "#AAB5C2")  # fmt: skip
+RANKS_LIGHT = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#A89600",
+    "#6B7785",
+)
+RANKS_DARK = (
+    "#3D95E0",
+    "#F2B233",
+    "#25C296",
+    "#E095C0",
+    "#8AD2F7",
+    "#F58A4B",
+    "#DCCB45",
+    "#AAB5C2",
+)
 
 #: One colour per trace where several are compared, far from those of the ranks; in curves with a
 #: dash of its own as well.
-TRACES_LIGHT = ("#3B4754", "#8250C4", "#00838F", "#B3541E",
-                "#5C7F00", "#AD1F73", "#1F5FBF", "#7A6A55")  # fmt: skip
-TRACES_DARK = ("#C9D3DD", "#B793F0", "#4CC5CF", "#F0965F",
-               "#A8CC4A", "#EF7FB8", "#7FB0FF", "#C8B8A0")  # fmt: skip
+TRACES_LIGHT = (
+    "#3B4754",
+    "#8250C4",
+    "#00838F",
+    "#B3541E",
+    "#5C7F00",
+    "#AD1F73",
+    "#1F5FBF",
+    "#7A6A55",
+)
+TRACES_DARK = (
+    "#C9D3DD",
+    "#B793F0",
+    "#4CC5CF",
+    "#F0965F",
+    "#A8CC4A",
+    "#EF7FB8",
+    "#7FB0FF",
+    "#C8B8A0",
+)
 
 #: Failures: always with a hatch and a cross as well, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
@@ -70,8 +102,9 @@ def darkened(color: str) -> str:
     full = [255 - (255 - c) / strength for c in rgb]
     pale = 1.0 if max(full) < 0.45 * 255 else 0.25
     bright = [c + pale * (ink - c) for c, ink in zip(full, channels(INK_DARK), strict=True)]
-    mixed = (round(p + strength * (b - p))
-             for p, b in zip(channels(PAPER_DARK), bright, strict=True))  # fmt: skip
+    mixed = (
+        round(p + strength * (b - p)) for p, b in zip(channels(PAPER_DARK), bright, strict=True)
+    )
     return f"#{''.join(f'{c:02x}' for c in mixed)}"
 
 
@@ -81,11 +114,14 @@ def channels(color: str) -> tuple[int, ...]:
 
 
 _DARK = {
-    "#ffffff": PAPER_DARK, INK: INK_DARK, GRAY: GRAY_DARK, DEEP: DEEP,
+    "#ffffff": PAPER_DARK,
+    INK: INK_DARK,
+    GRAY: GRAY_DARK,
+    DEEP: DEEP,
     WARNING_LIGHT.lower(): WARNING_DARK,
     **dict(zip(map(str.lower, RANKS_LIGHT), RANKS_DARK, strict=True)),
     **dict(zip(map(str.lower, TRACES_LIGHT), TRACES_DARK, strict=True)),
-}  # fmt: skip
+}
 
 
 def theme() -> dict[str, Any]:

@@ -62,10 +62,12 @@ class Sheet:
 
     def painted(self, selector: str) -> bool:
         """Whether a canvas holds more than one colour."""
-        return bool(self.root.locator(selector).first.evaluate(
-            """c => new Set(new Uint32Array(
+        return bool(
+            self.root.locator(selector).first.evaluate(
+                """c => new Set(new Uint32Array(
                 c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size > 1"""
-        ))  # fmt: skip
+            )
+        )
 
     def pictures(self, name: str) -> None:
         """Screenshots, light and dark, wide and narrow, to look at."""

@@ -19,14 +19,28 @@ from benchmarks.abuses import ALL
 from distkit.trace.findings import Kind
 
 SOME = [
-    "terminates_itself", "interrupts_itself", "raises_while_another_is_in_a_regular_expression",
-    "raises_and_another_dies_of_it", "raises_and_then_waits", "raises_whose_text_exits",
-    "raises_whose_attributes_raise", "returns_what_raises_when_unpickled",
-    "closes_the_event_loop", "takes_over_signals", "leaves_a_timer", "closes_standard_descriptors",
-    "closes_all_descriptors_and_returns", "changes_the_folder", "changes_torch",
-    "leaves_torch_in_a_mode", "replaces_builtins", "forgets_all_modules",
-    "replaces_functions_of_torch", "forks_a_child_that_returns", "loads_data_with_workers",
-]  # fmt: skip
+    "terminates_itself",
+    "interrupts_itself",
+    "raises_while_another_is_in_a_regular_expression",
+    "raises_and_another_dies_of_it",
+    "raises_and_then_waits",
+    "raises_whose_text_exits",
+    "raises_whose_attributes_raise",
+    "returns_what_raises_when_unpickled",
+    "closes_the_event_loop",
+    "takes_over_signals",
+    "leaves_a_timer",
+    "closes_standard_descriptors",
+    "closes_all_descriptors_and_returns",
+    "changes_the_folder",
+    "changes_torch",
+    "leaves_torch_in_a_mode",
+    "replaces_builtins",
+    "forgets_all_modules",
+    "replaces_functions_of_torch",
+    "forks_a_child_that_returns",
+    "loads_data_with_workers",
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,5 +97,7 @@ def test_a_stopped_rank_is_said_to_be_stopped(
         with pytest.raises(dk.RunInterrupted, match=r"Rank 1 was stopped \(SIGSTOP\)"):
             run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1]
-    assert f"rank 1 is stopped (SIGSTOP), and whoever waits for it waits on. It continues after " \
-           f"`kill -CONT {pid}`" in capsys.readouterr().err  # fmt: skip
+    assert (
+        f"rank 1 is stopped (SIGSTOP), and whoever waits for it waits on. It continues after "
+        f"`kill -CONT {pid}`" in capsys.readouterr().err
+    )

@@ -321,12 +321,20 @@ def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
         usable.run(lambda: dist.init_process_group("gloo", world_size=7))
 
 
-@pytest.mark.parametrize(("asked", "says"), [
-    ({"ranks": 0}, "at least 1"), ({"ranks": -2}, "at least 1"), ({"ranks": 10**7}, "fit"),
-    ({"ranks": 2, "device": "cuda"}, "no GPU"), ({"ranks": 2, "device": "tpu"}, "not known"),
-    ({"ranks": 2, "backend": "nccl"}, "GPU of its own"), ({"ranks": 2, "workers": 2}, "not both"),
-    ({"workers": 2, "servers": -1}, "at least 0"), ({"ranks": "four"}, "whole number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"ranks": 0}, "at least 1"),
+        ({"ranks": -2}, "at least 1"),
+        ({"ranks": 10**7}, "fit"),
+        ({"ranks": 2, "device": "cuda"}, "no GPU"),
+        ({"ranks": 2, "device": "tpu"}, "not known"),
+        ({"ranks": 2, "backend": "nccl"}, "GPU of its own"),
+        ({"ranks": 2, "workers": 2}, "not both"),
+        ({"workers": 2, "servers": -1}, "at least 0"),
+        ({"ranks": "four"}, "whole number"),
+    ],
+)
 def test_what_cannot_be_started(asked: dict[str, object], says: str) -> None:
     if asked.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -387,8 +395,9 @@ sys.stdin.read()
 
 
 def test_a_killed_kernel_leaves_nothing() -> None:
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert driver.stdin is not None and driver.stdout is not None
     folder, *pids = driver.stdout.readline().split()
     family = psutil.Process(driver.pid).children(recursive=True)

@@ -127,8 +127,16 @@ def test_next_moves_the_markers_and_the_cards(opened: Any) -> None:
     assert link.text(".dk-step") == "step 1 of 1"
     assert link.lines() == {0: "18", 1: "15", 2: "18", 3: "15"}
     card = link.text(".dk-card[data-rank='1']")
-    for words in ("rank 1", "paused", "send(dst=2)", "collectives.py:15", "recv from rank 0",
-                  "before", "after", "float32 [16]"):  # fmt: skip
+    for words in (
+        "rank 1",
+        "paused",
+        "send(dst=2)",
+        "collectives.py:15",
+        "recv from rank 0",
+        "before",
+        "after",
+        "float32 [16]",
+    ):
         assert words in card
     assert link.root.locator(".dk-card[data-rank='1'] .dk-strip i").count() == 3 * 16
     assert "rank 1: paused before send(dst=2)" in link.root.locator("> .dk-spoken").text_content()
@@ -176,8 +184,17 @@ def test_it_plays_to_the_end(opened: Any) -> None:
 def test_keys_do_what_the_buttons_do_and_do_not_leak(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     link.root.focus()
-    for key, position in (("n", 1), ("ArrowRight", 2), ("b", 1), ("ArrowLeft", 0), ("End", 2),
-                          ("Home", 0), ("End", 2), ("1", 3), ("f", 8)):  # fmt: skip
+    for key, position in (
+        ("n", 1),
+        ("ArrowRight", 2),
+        ("b", 1),
+        ("ArrowLeft", 0),
+        ("End", 2),
+        ("Home", 0),
+        ("End", 2),
+        ("1", 3),
+        ("f", 8),
+    ):
         link.press(key)
         assert link.position == position, key
     assert ("next", 1) in link.stepper.calls
@@ -308,10 +325,18 @@ def test_a_program_without_communication_says_so(opened: Any) -> None:
     assert link.text(".dk-source") == "It has no communication to step through."
 
 
-@pytest.mark.parametrize(("ranks", "width", "columns"), [
-    (1, 1200, [1]), (2, 1200, [2]), (2, 760, [2]), (3, 760, [3]), (3, 1200, [2, 1]),
-    (3, 1600, [3]), (4, 760, [2, 2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "width", "columns"),
+    [
+        (1, 1200, [1]),
+        (2, 1200, [2]),
+        (2, 760, [2]),
+        (3, 760, [3]),
+        (3, 1200, [2, 1]),
+        (3, 1600, [3]),
+        (4, 760, [2, 2]),
+    ],
+)
 def test_cards_leave_no_holes(opened: Any, tab: Any, ranks: int, width: int, columns: Any) -> None:
     tab.page.set_viewport_size({"width": width, "height": 1200})
     link = opened(steps.FakeStepper("f", [[{"op": steps.Op.BARRIER, "where": "f:1"}]] * ranks, {}))

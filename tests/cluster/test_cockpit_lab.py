@@ -135,12 +135,15 @@ def test_a_restarted_kernel_is_told(page: Any) -> None:
 
 def test_the_stop_button_ends_a_hung_cell(page: Any) -> None:
     hang = "stepper.stop(); cluster.run(dist.recv, torch.zeros(1), wait_forever=True)"
-    page.evaluate("""text => {
+    page.evaluate(
+        """text => {
         const notebook = jupyterapp.shell.currentWidget.content;
         notebook.widgets[3].model.sharedModel.setSource(text);
         notebook.activeCellIndex = 3;
         jupyterapp.commands.execute("notebook:run-cell");  // not waited for: it hangs
-    }""", hang)  # fmt: skip
+    }""",
+        hang,
+    )
     page.wait_for_selector(".dk-live", timeout=60_000)  # after a second the timeline appears
     command(page, "notebook:interrupt-kernel")
     page.wait_for_function(IDLE, timeout=60_000)

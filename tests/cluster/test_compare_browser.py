@@ -26,8 +26,10 @@ def summed(all_reduce: Any) -> None:
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Trace]:
     """The same program twice: a ring of messages, and the backend's own all-reduce."""
-    return {"ring": dk.run_ranks(summed, 4, dk.ring_all_reduce).trace,
-            "torch": dk.run_ranks(summed, 4, dist.all_reduce).trace}  # fmt: skip
+    return {
+        "ring": dk.run_ranks(summed, 4, dk.ring_all_reduce).trace,
+        "torch": dk.run_ranks(summed, 4, dist.all_reduce).trace,
+    }
 
 
 def cell(sheet: Sheet, key: str, n: int) -> list[str]:
@@ -87,9 +89,7 @@ def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str
     sheet.fine()
 
 
-def test_an_operation_and_its_counterpart(
-    tab: Any, tmp_path: Path, runs: dict[str, Trace]
-) -> None:
+def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
     sheet.root.locator("canvas").nth(1).focus()
     sheet.press("ArrowDown")

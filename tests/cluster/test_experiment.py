@@ -109,8 +109,11 @@ def test_the_straggler_is_the_last_rank(usable: dk.Cluster) -> None:
         run = experiment.run(straggler=0.05, steps=3, algorithm="gloo")
     assert run.seconds >= 3 * 0.05
     called = {e.seq: e.time for e in run.trace.by_rank[1] if e.state is State.SCHEDULED}
-    lost = [e.time - called[e.seq] for e in run.trace.by_rank[1]
-            if e.state is State.STARTED and e.op is Op.ALL_REDUCE]  # fmt: skip
+    lost = [
+        e.time - called[e.seq]
+        for e in run.trace.by_rank[1]
+        if e.state is State.STARTED and e.op is Op.ALL_REDUCE
+    ]
     assert len(lost) == 3 and min(lost) >= 0.05
     experiment.close()
 

@@ -71,8 +71,9 @@ def control(page: Any, name: str) -> Any:
 def press_run(page: Any, rows: int) -> None:
     """Press Run, and wait until the table has so many runs."""
     page.locator(".distkit-experiment .dkx-run").click()
-    page.wait_for_function(f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}",
-                           timeout=60_000)  # fmt: skip
+    page.wait_for_function(
+        f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}", timeout=60_000
+    )
     page.locator(".dkx-run:not([disabled])").wait_for()
 
 
@@ -135,8 +136,9 @@ def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:
     pids = "import os; pids = cluster.run(os.getpid).results; print('pids', *pids)"
     page.evaluate(
         """text => jupyterapp.shell.currentWidget.content.widgets[2]
-            .model.sharedModel.setSource(text)""", pids,
-    )  # fmt: skip
+            .model.sharedModel.setSource(text)""",
+        pids,
+    )
     run_cell(page, 2, 120_000)
     said = page.locator(".jp-OutputArea-output", has_text="pids").last.inner_text()
     control(page, "steps").locator("select").select_option(index=1)

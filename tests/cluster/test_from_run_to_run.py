@@ -130,10 +130,19 @@ def test_a_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> 
         import logging
         import warnings
 
-        return [dict(os.environ), str(Path.cwd()), sys.path, sys.argv, len(logging.root.handlers),
-                logging.root.level, len(warnings.filters), torch.ones(1).dtype,
-                torch.ones(1).device.type, torch.is_grad_enabled(),
-                torch.are_deterministic_algorithms_enabled()]  # fmt: skip
+        return [
+            dict(os.environ),
+            str(Path.cwd()),
+            sys.path,
+            sys.argv,
+            len(logging.root.handlers),
+            logging.root.level,
+            len(warnings.filters),
+            torch.ones(1).dtype,
+            torch.ones(1).device.type,
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        ]
 
     before = cluster.run(state).results
     cluster.run(tmp_path / "untidy.py")

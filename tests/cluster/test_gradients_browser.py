@@ -26,8 +26,9 @@ def train(average: bool = True) -> None:
             if dist.get_rank() == 0:
                 everything = slice(4 * int(rows[0]), 4 * int(rows[-1]) + 4)
                 watch.alone(F.cross_entropy(net(images[everything]), labels[everything]))
-            loss = dk.sync_sgd_step(net, (mine[rows], my[rows]), F.cross_entropy, 0.2,
-                                    all_reduce=all_reduce)  # fmt: skip
+            loss = dk.sync_sgd_step(
+                net, (mine[rows], my[rows]), F.cross_entropy, 0.2, all_reduce=all_reduce
+            )
             watch.step(loss=loss, lr=0.2, samples=len(rows))
 
 
@@ -66,8 +67,7 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
     sheet.press("ArrowRight", "ArrowRight", "ArrowDown")
     assert sheet.text(".dkv-where") == "step 3"
     assert sheet.text(".dkv-chosen button").startswith("0.bias")
-    assert "step 3, layer 0.bias; rank 0 norm" in sheet.root.locator(
-        "> .dk-spoken").text_content()  # fmt: skip
+    assert "step 3, layer 0.bias; rank 0 norm" in sheet.root.locator("> .dk-spoken").text_content()
     sheet.drawn(lambda: sheet.root.locator("tbody tr >> nth=3").click())
     assert sheet.text(".dkv-detail strong").startswith("2.bias")
     chart = sheet.root.locator(".dkv-chart").first.bounding_box()

@@ -19,10 +19,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
 
 @pytest.mark.parametrize(
     "case",
-    [Case("zygote", "worker 0", "running", 0.01), Case("worker 1", "server 0", "stepping", 0.0),
-     Case("kernel", "zygote", "running", 0.0)],
+    [
+        Case("zygote", "worker 0", "running", 0.01),
+        Case("worker 1", "server 0", "stepping", 0.0),
+        Case("kernel", "zygote", "running", 0.0),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_two_are_killed(kernels: Kernels, case: Case) -> None:
     outcome = kernels.try_out(case)
     assert (outcome.processes, outcome.folders, outcome.segments) == ([], [], [])

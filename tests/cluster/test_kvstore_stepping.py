@@ -77,8 +77,13 @@ def test_every_call_of_a_store_is_a_step(usable: dk.Cluster) -> None:
         seen.append(calls(stepper)[0])
         assert doing(stepper) == ["paused"] * 3
     assert seen == [
-        "set_optimizer(sgd)", "init('w')", "pull('w')", "push('w')", "barrier()", "pull('w')",
-    ]  # fmt: skip
+        "set_optimizer(sgd)",
+        "init('w')",
+        "pull('w')",
+        "push('w')",
+        "barrier()",
+        "pull('w')",
+    ]
     assert stepper.finish().results == [[0.0, 6.0]] * 3
 
 
@@ -207,14 +212,20 @@ HANGS = [
     (loops, dict(more=-1, then="pushpull"), Kind.UNEVEN, (2,), (0, 1), "has pushed it 2 times"),
     (loops, dict(more=1), Kind.UNEVEN, (2,), (2,), "ranks 0 and 1 have pushed it 3 times"),
     (loops, dict(more=-1, then="barrier"), Kind.UNEVEN, (2,), (0, 1, 2), "waits in barrier()"),
-    (loops, dict(mode="dist_async", staleness=0, more=-1), Kind.UNEVEN, (2,), (0, 1),
-     "until every worker has pushed it 3 times"),
+    (
+        loops,
+        dict(mode="dist_async", staleness=0, more=-1),
+        Kind.UNEVEN,
+        (2,),
+        (0, 1),
+        "until every worker has pushed it 3 times",
+    ),
     (slow_last, {}, Kind.UNEVEN, (2,), (2,), "needs gradients of all but 1"),
     (misses, dict(what="push", who=1), Kind.SKIPPED, (1,), (0, 1, 2), "before pushing it"),
     (misses, dict(what="init", who=0), Kind.SKIPPED, (0,), (1, 2), "the value of rank 0"),
     (misses, dict(what="create", who=2), Kind.SKIPPED, (2,), (0, 1), "without calling it"),
     (misses, dict(what="barrier", who=0), Kind.MISSING_BARRIER, (0,), (1, 2), "barrier()"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("program", "asked", "kind", "culprits", "waiting", "says"), HANGS)
@@ -254,10 +265,15 @@ def slow(mode: str, flag: str, **options) -> None:
         kv.push("w", torch.ones(4))
 
 
-@pytest.mark.parametrize("options", [
-    dict(mode="dist_sync"), dict(mode="dist_sync", backup=1), dict(mode="dist_async"),
-    dict(mode="dist_async", staleness=0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(mode="dist_sync"),
+        dict(mode="dist_sync", backup=1),
+        dict(mode="dist_async"),
+        dict(mode="dist_async", staleness=0),
+    ],
+)
 def test_a_slow_worker_is_no_hang(usable: dk.Cluster, tmp_path: Path, options) -> None:
     """The others finish, or wait until somebody has looked at them: and nothing is found."""
     flag = tmp_path / "go on"
@@ -326,8 +342,11 @@ def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, opti
     stepper = usable.step(train, **options).run_to(op="push")
     moments = len(stepper.moments)
     kill(usable, 1)
-    told(stepper, 1, "rank 1: died: signal SIGKILL; the others go on without it; "
-                     "last seen before push('w') at ")  # fmt: skip
+    told(
+        stepper,
+        1,
+        "rank 1: died: signal SIGKILL; the others go on without it; last seen before push('w') at ",
+    )
     assert len(stepper.moments) == moments and doing(stepper) == ["paused", "died", "paused"]
     with pytest.raises(dk.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
         stepper.next(rank=1)

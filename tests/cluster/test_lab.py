@@ -12,6 +12,7 @@ from distkit.views.theme import theme
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 
+
 def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
     page = tab.page
     page.goto(lab.address("00_welcome.ipynb"))

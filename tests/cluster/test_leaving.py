@@ -39,9 +39,14 @@ def leave(how: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script.write_text(_SCRIPT + how + "\n")
     root = str(Path(__file__).resolve().parents[2])
     return subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False,
-        cwd=folder, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root},
+    )
 
 
 @pytest.mark.parametrize(

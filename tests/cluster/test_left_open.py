@@ -33,10 +33,12 @@ def no_wait() -> None:
 
 def half_a_batch() -> None:
     other = 1 - dist.get_rank()
-    requests = dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, torch.ones(1), other),
-        dist.P2POp(dist.irecv, torch.zeros(1), other),
-    ])  # fmt: skip
+    requests = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.ones(1), other),
+            dist.P2POp(dist.irecv, torch.zeros(1), other),
+        ]
+    )
     requests[0].wait()
 
 
@@ -78,8 +80,18 @@ def barrier_without_one() -> None:
             dist.monitored_barrier(timeout=timedelta(milliseconds=50))
 
 
-OPEN = [no_wait, half_a_batch, in_the_background, in_the_background_on_one, everything,
-        counted_on_one, group_left, group_on_one, group_in_use, barrier_without_one]  # fmt: skip
+OPEN = [
+    no_wait,
+    half_a_batch,
+    in_the_background,
+    in_the_background_on_one,
+    everything,
+    counted_on_one,
+    group_left,
+    group_on_one,
+    group_in_use,
+    barrier_without_one,
+]
 
 
 @pytest.mark.filterwarnings("ignore::distkit.CommunicationWarning")

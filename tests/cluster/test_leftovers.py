@@ -51,8 +51,23 @@ def total() -> float:
     return x.item()
 
 
-SHADOWS = ["random", "queue", "json", "pickle", "socket", "typing_extensions", "numpy", "torch",
-           "ipyparallel", "zmq", "psutil", "distkit", "tempfile", "optree", "pandas"]  # fmt: skip
+SHADOWS = [
+    "random",
+    "queue",
+    "json",
+    "pickle",
+    "socket",
+    "typing_extensions",
+    "numpy",
+    "torch",
+    "ipyparallel",
+    "zmq",
+    "psutil",
+    "distkit",
+    "tempfile",
+    "optree",
+    "pandas",
+]
 
 
 @pytest.fixture
@@ -94,10 +109,17 @@ def test_a_learners_files_named_like_modules_break_nothing(
 def daemons() -> list[int]:
     """Start a child, one in a session of its own, one with no surroundings, and a daemon."""
     sleep = ["sleep", "1000"]
-    started = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True),
-               subprocess.Popen(sleep, start_new_session=True, env={})]  # fmt: skip
-    said = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"], check=True,
-                          stdout=subprocess.PIPE, text=True)  # fmt: skip
+    started = [
+        subprocess.Popen(sleep),
+        subprocess.Popen(sleep, start_new_session=True),
+        subprocess.Popen(sleep, start_new_session=True, env={}),
+    ]
+    said = subprocess.run(
+        ["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     return [p.pid for p in started] + [int(said.stdout)]
 
 
@@ -185,9 +207,11 @@ run.wait()
     flag = tmp_path / "flag"
     root = str(Path(__file__).resolve().parents[2])
     started = subprocess.Popen(
-        [sys.executable, str(script), str(flag)], stdout=subprocess.PIPE, text=True,
+        [sys.executable, str(script), str(flag)],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+    )
     assert started.stdout is not None
     reaper, folder = started.stdout.readline().split()
     until(flag.exists)

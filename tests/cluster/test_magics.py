@@ -148,8 +148,9 @@ def test_an_error_shows_no_machinery(cells: dict[str, Cell]) -> None:
 
 
 def test_a_hang_is_explained(cells: dict[str, Cell]) -> None:
-    waits = [f"rank {r} waits in recv(src={(r + 1) % 3}) at {cells['hangs'].line(2)}"
-             for r in range(3)]  # fmt: skip
+    waits = [
+        f"rank {r} waits in recv(src={(r + 1) % 3}) at {cells['hangs'].line(2)}" for r in range(3)
+    ]
     assert f"DeadlockError: cell cannot go on: {', '.join(waits)}: each waits for the next" in (
         cells["hangs"].error
     )
@@ -164,8 +165,10 @@ def test_a_name_of_the_notebook_is_explained(cells: dict[str, Cell]) -> None:
 
 def test_ranks_that_are_not_there(cells: dict[str, Cell]) -> None:
     for name in ("no such rank", "endless"):
-        assert re.match(r"ClusterError: there is no rank \d+: this cluster has ranks 0 to 2\.",
-                        cells[name].error)  # fmt: skip
+        assert re.match(
+            r"ClusterError: there is no rank \d+: this cluster has ranks 0 to 2\.",
+            cells[name].error,
+        )
     for name in ("negative", "no number", "half a span", "backwards", "others"):
         said = CELLS[name].splitlines()[0]
         assert cells[name].usage == f"UsageError: {said}: name ranks from 0 to 2, as 0,2 or 1-3"

@@ -75,7 +75,10 @@ def bare_widgets(notebook: NotebookNode) -> list[str]:
             continue
         model = state["state"][data[WIDGET]["model_id"]]["state"]
         name = model.get("_anywidget_id") or model["_model_name"]
-        if not (PICTURES & set(before) if name.startswith("distkit.views")
-                else {*PICTURES, "text/html"} & set(data)):  # fmt: skip
+        if not (
+            PICTURES & set(before)
+            if name.startswith("distkit.views")
+            else {*PICTURES, "text/html"} & set(data)
+        ):
             bare.append(name)
     return bare

@@ -203,8 +203,14 @@ def test_operations_are_found_and_enter_goes_from_match_to_match(tab: Any, pages
     canvas = open_page(tab, pages / "ring.html")
     canvas.focus()
     tab.page.keyboard.press("/")
-    for query, count in (("send", 24), ("send rank:2", 6), ("bytes>=64", 48), ("bytes>1k", 0),
-                         ("collectives.py:35 op:recv", 12), ("group:world", 48)):  # fmt: skip
+    for query, count in (
+        ("send", 24),
+        ("send rank:2", 6),
+        ("bytes>=64", 48),
+        ("bytes>1k", 0),
+        ("collectives.py:35 op:recv", 12),
+        ("group:world", 48),
+    ):
         tab.page.locator(".dk-lenses input").fill(query)
         assert told(tab) == f"{count} of 48 operations", query
     tab.page.locator(".dk-lenses input").fill("recv rank:3")

@@ -46,8 +46,16 @@ def hung(cluster: dk.Cluster) -> bool:
     return any(f.hang for f in cluster.diagnose())
 
 
-HANGS = ["ring_of_recvs", "no_receiver", "skipped", "new_group_skipped", "wrong_group",
-         "unused_parameter", "different_root", "missing_barrier"]  # fmt: skip
+HANGS = [
+    "ring_of_recvs",
+    "no_receiver",
+    "skipped",
+    "new_group_skipped",
+    "wrong_group",
+    "unused_parameter",
+    "different_root",
+    "missing_barrier",
+]
 
 
 @pytest.mark.parametrize("name", HANGS)

@@ -190,8 +190,9 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.keyboard.press("Space")
     assert view.root.get_attribute("data-playing") == "false"
     paused = view.text(".dk-clock")
-    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => "
-                      "requestAnimationFrame(done)))")  # fmt: skip
+    tab.page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
     assert view.text(".dk-clock") == paused
     tab.page.select_option(".dk-speed", "16")
     tab.page.click(".dk-play")

@@ -41,11 +41,14 @@ trace = dk.run_ranks(said, 2).trace
 """
 #: Each shows one view, and what its picture says.
 SHOWN = {
-    "dk.Timeline(trace)": "messages", "dk.Stage(trace)": "ring", "dk.Tensors(trace)": "all_reduce",
-    "dk.Gradients(trace)": "norms of the gradients", "trace": "messages",
+    "dk.Timeline(trace)": "messages",
+    "dk.Stage(trace)": "ring",
+    "dk.Tensors(trace)": "all_reduce",
+    "dk.Gradients(trace)": "norms of the gradients",
+    "trace": "messages",
     "run = cluster.submit(said, 2); live = dk.Timeline(run); live": "messages",
     "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",
-}  # fmt: skip
+}
 END = """stepper.finish()
 stepper._cockpit._refresh()  # now at the latest
 telling = stepper._cockpit._notifier._worker
@@ -159,8 +162,11 @@ def test_another_kernel_changes_nothing(
 
 
 def test_a_live_view_takes_the_place_of_its_picture(lab: Any, tab: Any) -> None:
-    code = ["import distkit as dk", "t = dk.Trace([dk.Event(0, 0, dk.Op.SEND, dk.State.STARTED, "
-            "0.0, peer=1, nbytes=4)])", "dk.Timeline(t)"]  # fmt: skip
+    code = [
+        "import distkit as dk",
+        "t = dk.Trace([dk.Event(0, 0, dk.Op.SEND, dk.State.STARTED, 0.0, peer=1, nbytes=4)])",
+        "dk.Timeline(t)",
+    ]
     (lab.root / "live.ipynb").write_text(notebook("\n".join(code), "dk.Stage(t)"))
     tab.page.goto(lab.address("live.ipynb"))
     tab.page.wait_for_function(IDLE, timeout=60_000)
@@ -199,5 +205,6 @@ def wait_for(page: Any, state: list[bool], views: int = len(SHOWN)) -> None:
     """Wait until every view is seen like this."""
     page.wait_for_function(
         f"(wanted) => JSON.stringify(({SEEN})()) === JSON.stringify(wanted)",
-        arg=[state] * views, timeout=30_000,
-    )  # fmt: skip
+        arg=[state] * views,
+        timeout=30_000,
+    )

@@ -24,13 +24,36 @@ def watched() -> Trace:
     for step in range(2):
         for rank in range(2):
             at = step * 10 * MS
-            s.op(rank, Op.ALL_REDUCE, at, at + MS, shape=(4,), dtype="float32", nbytes=16,
-                 before=summary([1.0, 2.0, 3.0, rank]), after=summary([2.0, 4.0, 6.0, 1.0]))
-            s.op(rank, Op.MARK, at + MS, at + MS, label="gradient 0.weight", shape=(4,),
-                 dtype="float32", before=summary([1.0, 2.0, 3.0, rank]),
-                 after=summary([1.0, 2.0, 3.0, 0.5]))  # fmt: skip
-            s.op(rank, Op.MARK, at + 2 * MS, at + 2 * MS, label="step",
-                 after=summary([0.5 - 0.2 * step, 0.1, 8.0]))
+            s.op(
+                rank,
+                Op.ALL_REDUCE,
+                at,
+                at + MS,
+                shape=(4,),
+                dtype="float32",
+                nbytes=16,
+                before=summary([1.0, 2.0, 3.0, rank]),
+                after=summary([2.0, 4.0, 6.0, 1.0]),
+            )
+            s.op(
+                rank,
+                Op.MARK,
+                at + MS,
+                at + MS,
+                label="gradient 0.weight",
+                shape=(4,),
+                dtype="float32",
+                before=summary([1.0, 2.0, 3.0, rank]),
+                after=summary([1.0, 2.0, 3.0, 0.5]),
+            )
+            s.op(
+                rank,
+                Op.MARK,
+                at + 2 * MS,
+                at + 2 * MS,
+                label="step",
+                after=summary([0.5 - 0.2 * step, 0.1, 8.0]),
+            )
     return s.trace(name="watched", world_size=2)
 
 

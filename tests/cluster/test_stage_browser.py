@@ -121,13 +121,15 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.wait_for_selector(".dk-token")
     token = tab.page.locator(".dk-token").first
     first = token.get_attribute("transform")
-    tab.page.wait_for_function("t => document.querySelector('.dk-token')?.getAttribute('transform')"
-                               " !== t", arg=first)  # fmt: skip
+    tab.page.wait_for_function(
+        "t => document.querySelector('.dk-token')?.getAttribute('transform') !== t", arg=first
+    )
     tab.page.keyboard.press("Space")
     assert root.get_attribute("data-playing") == "false"
     paused = tab.page.locator(".dk-clock").inner_text()
-    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => "
-                      "requestAnimationFrame(done)))")  # fmt: skip
+    tab.page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
     assert tab.page.locator(".dk-clock").inner_text() == paused
     tab.page.click(".dk-play")
     at(tab, 23)
@@ -189,8 +191,11 @@ def test_values_instead_of_contributions(tab: Any, real: Any, tmp_path: Path) ->
     tab.page.keyboard.press("v")
     assert full(tab) == 0
     assert tab.page.locator("[data-mode=values]").get_attribute("aria-pressed") == "true"
-    fills = set(tab.page.eval_on_selector_all(
-        ".dk-strips rect[fill]", "all => all.map(r => r.getAttribute('fill'))"))  # fmt: skip
+    fills = set(
+        tab.page.eval_on_selector_all(
+            ".dk-strips rect[fill]", "all => all.map(r => r.getAttribute('fill'))"
+        )
+    )
     assert len(fills) > 8
     tab.page.click("[data-mode=contributions]")
     assert full(tab) == 16 and quiet(tab)
@@ -227,9 +232,11 @@ def test_a_thousand_ranks(tab: Any, tmp_path: Path) -> None:
     events = []
     for r in range(1000):
         left, right = (r - 1) % 1000, (r + 1) % 1000
-        events += [Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=right, nbytes=4),
-                   Event(r, 1, Op.RECV, State.STARTED, 0.0, peer=left, nbytes=4),
-                   Event(r, 1, Op.RECV, State.COMPLETED, 0.5 + r / 1e4, peer=left)]  # fmt: skip
+        events += [
+            Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=right, nbytes=4),
+            Event(r, 1, Op.RECV, State.STARTED, 0.0, peer=left, nbytes=4),
+            Event(r, 1, Op.RECV, State.COMPLETED, 0.5 + r / 1e4, peer=left),
+        ]
     root = load(tab, tmp_path, project(Trace(events)), reduced_motion="reduce")
     assert tab.page.locator(".dk-nodes circle").count() == 1000
     assert tab.page.locator(".dk-number").count() == 0

@@ -329,9 +329,7 @@ def test_a_rank_killed_while_paused(usable: dk.Cluster) -> None:
         stepper.finish()
 
 
-def test_prints_of_a_step_appear(
-    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prints_of_a_step_appear(usable: dk.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     def speak() -> None:
         dist.barrier()
         print("past the barrier")

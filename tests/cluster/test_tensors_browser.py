@@ -39,7 +39,8 @@ def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     assert sheet.painted(".dkv-heat") and sheet.painted(".dkv-bar")
     assert "1 × NaN" in sheet.text(".dkv-card[data-rank='0']")
     assert "NaN" in sheet.root.locator(".dkv-card[data-rank='0'] .dkv-heat >> nth=1").get_attribute(
-        "aria-label")  # fmt: skip
+        "aria-label"
+    )
 
     sheet.page.focus(".dkv-slider")
     sheet.press("ArrowRight")
@@ -63,8 +64,17 @@ def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) ->
     trace = traces.Script()
     for rank in range(3):
         x = [1.0, 2.0, 3.0 + (rank == 2), 4.0]
-        trace.op(rank, dk.Op.ALL_REDUCE, 0, 1e-3, shape=(4,), dtype="float32", nbytes=16,
-                 before=traces.summary([0.0] * 4), after=traces.summary(x))  # fmt: skip
+        trace.op(
+            rank,
+            dk.Op.ALL_REDUCE,
+            0,
+            1e-3,
+            shape=(4,),
+            dtype="float32",
+            nbytes=16,
+            before=traces.summary([0.0] * 4),
+            after=traces.summary(x),
+        )
     view = dk.Tensors(trace.trace(world_size=3))
     sheet = Sheet(tab, view, tmp_path / "tensors.html")
     assert "rank 2 differs from the others, by up to 1" in sheet.text(".dkv-wrong")
@@ -94,8 +104,17 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     if case == "thousand":
         s = traces.Script()
         for rank in range(1000):
-            s.op(rank, dk.Op.ALL_REDUCE, 0, 1e-3, shape=(2,), dtype="float32", nbytes=8,
-                 before=traces.summary([0.0, rank]), after=traces.summary([math.nan, math.inf]))
+            s.op(
+                rank,
+                dk.Op.ALL_REDUCE,
+                0,
+                1e-3,
+                shape=(2,),
+                dtype="float32",
+                nbytes=8,
+                before=traces.summary([0.0, rank]),
+                after=traces.summary([math.nan, math.inf]),
+            )
         trace = s.trace(world_size=1000)
     sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
     if case == "empty":

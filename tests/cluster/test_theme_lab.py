@@ -23,9 +23,14 @@ def train():
 
 run = dk.run_ranks(train, 2)
 """
-VIEWS = ("dk.Gradients(run)", "dk.Tensors(run)", "dk.Timeline(run)", "dk.Stage(run)",
-         "dk.Compare(run, run)",
-         "cluster = dk.Cluster(2); stepper = cluster.step(train); stepper")  # fmt: skip
+VIEWS = (
+    "dk.Gradients(run)",
+    "dk.Tensors(run)",
+    "dk.Timeline(run)",
+    "dk.Stage(run)",
+    "dk.Compare(run, run)",
+    "cluster = dk.Cluster(2); stepper = cluster.step(train); stepper",
+)
 END = "stepper.stop(); cluster.stop()"
 
 #: The colours that the painters have chosen, each of the theme's.

@@ -33,8 +33,17 @@ def trace() -> Trace:
             at, seq, own = step + r * 1e-5, 5 * step, values(1.0 + r, 2.0)
             put(r, seq, Op.MARK, at, before=own, label="gradient weight")
             put(r, seq + 1, Op.ALL_REDUCE, at + 0.1, before=own)
-            events.append(Event(r, seq + 2, Op.MARK, State.COMPLETED, at + 0.3, label="step",
-                                summary=values(1.0 / (step + 1), 0.1, 8.0)))  # fmt: skip
+            events.append(
+                Event(
+                    r,
+                    seq + 2,
+                    Op.MARK,
+                    State.COMPLETED,
+                    at + 0.3,
+                    label="step",
+                    summary=values(1.0 / (step + 1), 0.1, 8.0),
+                )
+            )
             put(r, seq + 3, Op.SEND, at + 0.4, before=own, peer=(r + 1) % N)
             put(r, seq + 4, Op.RECV, at + 0.4, peer=(r - 1) % N)
     return Trace(events, {"name": "a thousand ranks", "world_size": N})

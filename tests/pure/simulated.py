@@ -33,8 +33,19 @@ class Step:
         p2p = self.op in (Op.SEND, Op.RECV)
         empty = self.op in (Op.BARRIER, Op.NEW_GROUP)
         tensor = (0, (), "") if empty else (self.nbytes, self.shape, self.dtype)
-        return Event(rank, seq, self.op, state, time, peer, self.group, *tensor,
-                     (self.tag or 0) if p2p else None, self.where, self.label)  # fmt: skip
+        return Event(
+            rank,
+            seq,
+            self.op,
+            state,
+            time,
+            peer,
+            self.group,
+            *tensor,
+            (self.tag or 0) if p2p else None,
+            self.where,
+            self.label,
+        )
 
 
 @dataclass(eq=False)
@@ -166,8 +177,9 @@ class Simulation:
         return Trace(self.events, {**self.meta, "ends": self.ends("released")})
 
     def ends(self, held):
-        over = {r: self.waits[r] is None and self.at[r] == len(p)
-                for r, p in enumerate(self.programs)}  # fmt: skip
+        over = {
+            r: self.waits[r] is None and self.at[r] == len(p) for r, p in enumerate(self.programs)
+        }
         how = {r: "returned" if over[r] else held for r in over}
         return {str(r): {"how": h, "text": "", "where": ""} for r, h in how.items() if h}
 

@@ -137,8 +137,15 @@ class FakeStepper:
         self._clock += 0.07 * MS
         call = dict(self.scripts[rank][self._next[rank]])
         seen = {"before": call.pop("before", None), "after": call.pop("after", None)}.get(values)
-        event = Event(rank, self._next[rank], call.pop("op"), state, self._clock, **call,
-                      summary=summary(seen) if seen else None)  # fmt: skip
+        event = Event(
+            rank,
+            self._next[rank],
+            call.pop("op"),
+            state,
+            self._clock,
+            **call,
+            summary=summary(seen) if seen else None,
+        )
         self._events.append(event)
         self._board.feed([event])
         for reader in list(self._readers):
@@ -226,10 +233,22 @@ def ring(n: int = 4, size: int = 64) -> FakeStepper:
         out = [x[r][part(r, r - s)] for r in range(n)]
         for r in range(n):
             odd, left, right = r % 2, (r - 1) % n, (r + 1) % n
-            send = dict(op=Op.SEND, peer=right, before=out[r], after=out[r],
-                        where=f"collectives.py:{15 if odd else 17}", **tensor)  # fmt: skip
-            recv = dict(op=Op.RECV, peer=left, before=[0.0] * k, after=out[left],
-                        where=f"collectives.py:{14 if odd else 18}", **tensor)  # fmt: skip
+            send = dict(
+                op=Op.SEND,
+                peer=right,
+                before=out[r],
+                after=out[r],
+                where=f"collectives.py:{15 if odd else 17}",
+                **tensor,
+            )
+            recv = dict(
+                op=Op.RECV,
+                peer=left,
+                before=[0.0] * k,
+                after=out[left],
+                where=f"collectives.py:{14 if odd else 18}",
+                **tensor,
+            )
             scripts[r] += [recv, send] if odd else [send, recv]
         for r in range(n):
             into = part(r, r - s - 1)
@@ -243,16 +262,26 @@ def cycle() -> FakeStepper:
     """Two ranks that each wait for the other's message."""
     tensor = dict(nbytes=16, shape=(4,), dtype="float32", tag=0)
     scripts = [
-        [dict(op=Op.RECV, peer=1 - r, where=f"In[7]:{4 + 3 * r}", before=[0.0] * 4,
-              after=[1.0 - r] * 4, **tensor),
-         dict(op=Op.SEND, peer=1 - r, where=f"In[7]:{5 + 3 * r}", before=[r] * 4, **tensor)]
+        [
+            dict(
+                op=Op.RECV,
+                peer=1 - r,
+                where=f"In[7]:{4 + 3 * r}",
+                before=[0.0] * 4,
+                after=[1.0 - r] * 4,
+                **tensor,
+            ),
+            dict(op=Op.SEND, peer=1 - r, where=f"In[7]:{5 + 3 * r}", before=[r] * 4, **tensor),
+        ]
         for r in (0, 1)
-    ]  # fmt: skip
+    ]
     return FakeStepper("swap", scripts, {"In[7]": CYCLE})
 
 
 FOUND = Found(
     "rank 0 waits in recv(src=1) at In[7]:4, rank 1 waits in recv(src=0) at In[7]:7: "
     "each waits for the other.",
-    "Let one of them send first.", True, {0: "In[7]:4", 1: "In[7]:7"},
-)  # fmt: skip
+    "Let one of them send first.",
+    True,
+    {0: "In[7]:4", 1: "In[7]:7"},
+)

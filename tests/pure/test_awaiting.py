@@ -67,8 +67,22 @@ def watched(run: Shop) -> list[Event]:
     last = {(e.rank, e.seq): e for e in events}
     held = [e for e in last.values() if e.op is Op.PULL and e.state is State.STARTED]
     assert {e.rank for e in held} == waiting(run).keys()
-    return [*events, *(Event(e.rank, e.seq, e.op, State.BLOCKED, e.time, peer=e.peer,
-                             label=e.label, match=e.match) for e in held)]  # fmt: skip
+    return [
+        *events,
+        *(
+            Event(
+                e.rank,
+                e.seq,
+                e.op,
+                State.BLOCKED,
+                e.time,
+                peer=e.peer,
+                label=e.label,
+                match=e.match,
+            )
+            for e in held
+        ),
+    ]
 
 
 @settings(max_examples=80)
@@ -108,8 +122,20 @@ def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended
 def asked(rank, seq, op, *states, at=0.0, label="w", peer=3, line=0, nth=0):
     match = f"kv:1:barrier:{nth}" if op is Op.BARRIER else f"kv:1:{rank}:{seq}"
     where = f"In[3]:{line or {Op.PUSH: 7, Op.PULL: 8, Op.BARRIER: 9}.get(op, 5)}"
-    return [Event(rank, seq, op, State(s), at + seq + i / 10, peer=None if nth else peer,
-                  label=label, match=match, where=where) for i, s in enumerate(states)]  # fmt: skip
+    return [
+        Event(
+            rank,
+            seq,
+            op,
+            State(s),
+            at + seq + i / 10,
+            peer=None if nth else peer,
+            label=label,
+            match=match,
+            where=where,
+        )
+        for i, s in enumerate(states)
+    ]
 
 
 WHOLE = "scheduled", "started", "completed"
@@ -136,8 +162,10 @@ def trace(*workers, died=(), **meta):
             ends[str(rank)] = {"how": "died" if rank in died else "returned", "text": "SIGKILL"}
             if rank not in died:
                 ends[str(rank)]["text"] = ""
-    return Trace([e for events in workers for e in events],
-                 {"world_size": len(workers), "ends": ends, **meta})  # fmt: skip
+    return Trace(
+        [e for events in workers for e in events],
+        {"world_size": len(workers), "ends": ends, **meta},
+    )
 
 
 def hang(*workers):
@@ -198,9 +226,11 @@ def test_bounded_staleness_and_a_barrier_at_different_places() -> None:
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async staleness=0"])
 def test_workers_that_push_different_keys(mode) -> None:
     def pushes(rank, key):
-        return [*asked(rank, 0, Op.REGISTER, *WHOLE, label=mode, peer=4),
-                *asked(rank, 1, Op.PUSH, *WHOLE, label=key),
-                *asked(rank, 2, Op.PULL, *HELD, label=key)]  # fmt: skip
+        return [
+            *asked(rank, 0, Op.REGISTER, *WHOLE, label=mode, peer=4),
+            *asked(rank, 1, Op.PUSH, *WHOLE, label=key),
+            *asked(rank, 2, Op.PULL, *HELD, label=key),
+        ]
 
     f = hang(pushes(0, "a"), pushes(1, "b"))
     assert f.kind is Kind.CYCLE and "the same keys in the same order" in f.remedy
@@ -215,8 +245,10 @@ def test_a_push_too_many_at_the_end_changes_nothing() -> None:
     assert "rank 1 has pushed 'w' 4 times, ranks 0 and 2 have pushed 'w' 2 times" in f.message
     assert f.lines == {1: "In[3]:7"}
     for mode in ("dist_async", "dist_sync backup=1", "dist_sync wait_for=1"):
-        kept = [replace(e, label=mode) if e.op is Op.REGISTER else e
-                for e in (*even, *more, *worker(2, 2))]  # fmt: skip
+        kept = [
+            replace(e, label=mode) if e.op is Op.REGISTER else e
+            for e in (*even, *more, *worker(2, 2))
+        ]
         assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).meta)) == []
 
 
@@ -234,8 +266,9 @@ def test_a_worker_that_still_computes_may_yet_push() -> None:
 
 def test_a_push_that_may_be_refused_proves_nothing() -> None:
     """Its acknowledgement is on its way: if it says no, the pull is answered."""
-    held = [e for e in worker(0, 1, *MORE)
-            if (e.op, e.seq, e.state) != (Op.PUSH, 100, State.COMPLETED)]  # fmt: skip
+    held = [
+        e for e in worker(0, 1, *MORE) if (e.op, e.seq, e.state) != (Op.PUSH, 100, State.COMPLETED)
+    ]
     assert diagnose(trace(held, worker(1, 1))) == []
 
 
@@ -251,10 +284,23 @@ def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
     """Its error is no second cause."""
     told = [e for e in worker(0, 2, *MORE) if e.state is not State.BLOCKED]
     last = told[-1]
-    told.append(Event(0, last.seq, Op.PULL, State.FAILED, 300.0, peer=3, label="w",
-                      match=last.match, where=last.where))  # fmt: skip
-    text = (f"KVStoreError: pull of 'w' waits for a gradient of worker 1, which {ended(how)}: "
-            "dist_sync needs every worker in every round.")  # fmt: skip
+    told.append(
+        Event(
+            0,
+            last.seq,
+            Op.PULL,
+            State.FAILED,
+            300.0,
+            peer=3,
+            label="w",
+            match=last.match,
+            where=last.where,
+        )
+    )
+    text = (
+        f"KVStoreError: pull of 'w' waits for a gradient of worker 1, which {ended(how)}: "
+        "dist_sync needs every worker in every round."
+    )
     ends = {"0": {"how": "raised", "text": text}, "1": {"how": "died", "text": "SIGKILL"}}
     (found,) = diagnose(Trace([*told, *worker(1, 2)], {"world_size": 2, "ends": ends}))
     assert (found.kind, found.culprits, found.waiting) == (Kind.DIED, (1,), (0,))
@@ -262,8 +308,10 @@ def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
 
 def test_servers_are_no_members_of_the_world() -> None:
     """Not even where a collective waits for everybody."""
-    stuck = [Event(0, 0, Op.ALL_REDUCE, s, 0.1 * i, where="a.py:4")
-             for i, s in enumerate((State.STARTED, State.BLOCKED))]  # fmt: skip
+    stuck = [
+        Event(0, 0, Op.ALL_REDUCE, s, 0.1 * i, where="a.py:4")
+        for i, s in enumerate((State.STARTED, State.BLOCKED))
+    ]
     served = [Event(2, 0, Op.RECV, State.COMPLETED, 0.0, peer=0, match="kv:1:0:0")]
     ends = {"1": {"how": "returned", "text": ""}}
     (found,) = diagnose(Trace([*stuck, *served], {"world_size": 2, "ends": ends}))

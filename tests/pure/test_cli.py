@@ -25,11 +25,13 @@ from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, Ra
 from distkit.events import Event, Op, State, Trace
 from distkit.trace.findings import Finding, Kind
 
-TRACE = Trace([
-    Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
-    Event(1, 0, Op.RECV, State.COMPLETED, 0.5, peer=0, nbytes=8),
-    *(Event(r, 1, Op.ALL_REDUCE, State.COMPLETED, 1.0, nbytes=8) for r in range(2)),
-])  # fmt: skip
+TRACE = Trace(
+    [
+        Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
+        Event(1, 0, Op.RECV, State.COMPLETED, 0.5, peer=0, nbytes=8),
+        *(Event(r, 1, Op.ALL_REDUCE, State.COMPLETED, 1.0, nbytes=8) for r in range(2)),
+    ]
+)
 
 
 def wrong(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -78,9 +80,12 @@ def test_python_m_distkit() -> None:
     ],
 )
 def test_wrong_arguments(
-    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in wrong(capsys, *argv)
 
@@ -159,9 +164,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_trace_runs_the_script_with_its_arguments(
-    argv: list[str], ranks: int, passed: list[str], script: Path, monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    ranks: int,
+    passed: list[str],
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     calls = []
 
     def run_ranks(*call: Any, seed: int | None) -> Any:
@@ -249,9 +258,11 @@ def test_a_hang_is_shown_with_its_source_and_its_reason(
     [(None, "It came to its end"), (RankError("rank 1 raised", rank=1), "It failed")],
 )
 def test_another_finding_is_an_error(
-    error: RunError | None, how: str, suffer: Callable[..., None],
+    error: RunError | None,
+    how: str,
+    suffer: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     suffer([CYCLE], error)
     assert cli.main(["hang", "wrong_tag"]) == 1
     said = capsys.readouterr()
@@ -317,17 +328,20 @@ def test_lab_keeps_what_its_reader_changed(
         (checkout / "notebooks" / name).write_text("second")
     assert cli.main(["lab"]) == 0
     assert [(mine / f"0{n}.ipynb").read_text() for n in ("0_welcome", "1_messages")] == [
-        "second", "mine",
-    ]  # fmt: skip
+        "second",
+        "mine",
+    ]
     said = capsys.readouterr().out
     assert "my-notebooks/01_messages.ipynb: yours is kept" in said and "00_welcome" not in said
 
 
 @pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
 def test_lab_says_what_is_missing(
-    missing: str, executed: list[list[str]], monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    executed: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     if missing == "jupyterlab":
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["lab", "no.ipynb"]) == 1

@@ -20,13 +20,17 @@ from distkit.simulation.published.workloads import inception_v3
 from distkit.simulation.training import steps
 
 LINKS = st.builds(
-    Link, st.floats(0, 1e-3), st.floats(1e-11, 1e-7),
+    Link,
+    st.floats(0, 1e-3),
+    st.floats(1e-11, 1e-7),
     st.just(0.0) | st.floats(0, 1e-11),  # adding is not slower than sending
-)  # fmt: skip
+)
 SWITCHED = st.builds(
-    Link, st.floats(0, 1e-3), st.floats(1e-11, 1e-7),
+    Link,
+    st.floats(0, 1e-3),
+    st.floats(1e-11, 1e-7),
     switches=st.just(((4096.0, 3e-4, 2e-10), (1e6, 1e-3, 1e-10))),
-)  # fmt: skip
+)
 
 
 def whole(n: int) -> int:
@@ -80,8 +84,18 @@ def test_the_catalogues_formula_is_the_form(name: str, n: int, size: int, link: 
     """For powers of two, where lg n is whole and nobody is folded in."""
     g = schedules.columns(n) if name == "torus" else 2
     segments = 4 if name == "double_tree" else 2
-    said = value(ALL_REDUCES[name].cost, n=n, K=size, l=math.log2(n), g=g, m=n / g, S=segments,
-                 α=link.alpha, β=link.beta, γ=link.gamma)  # fmt: skip
+    said = value(
+        ALL_REDUCES[name].cost,
+        n=n,
+        K=size,
+        l=math.log2(n),
+        g=g,
+        m=n / g,
+        S=segments,
+        α=link.alpha,
+        β=link.beta,
+        γ=link.gamma,
+    )
     assert said == pytest.approx(cost.all_reduce(name, n, size, link), rel=1e-9, abs=1e-18)
 
 
@@ -141,9 +155,11 @@ def test_a_tensor_that_is_not_split_bounds_the_parameter_server() -> None:
 
 
 @given(
-    sync=st.floats(0.001, 10), compute=st.floats(0.01, 10), buckets=st.integers(1, 16),
+    sync=st.floats(0.001, 10),
+    compute=st.floats(0.01, 10),
+    buckets=st.integers(1, 16),
     n=st.integers(2, 8),
-)  # fmt: skip
+)
 def test_overlap_hides_what_the_form_says(
     sync: float, compute: float, buckets: int, n: int
 ) -> None:

@@ -225,11 +225,25 @@ def test_different_shape_and_dtype():
 
 
 def test_different_shape_with_some_who_wait_for_ever():
-    start = [Event(r, 0, Op.ALL_REDUCE, s, 0.1, nbytes=4 * (r + 1), shape=(r + 1,),
-                   dtype="float32", where=line(3))
-             for r in range(2) for s in (State.SCHEDULED, State.STARTED)]  # fmt: skip
-    ends = [replace(start[1], state=State.COMPLETED, time=0.2),
-            replace(start[3], state=State.BLOCKED, time=0.3)]  # fmt: skip
+    start = [
+        Event(
+            r,
+            0,
+            Op.ALL_REDUCE,
+            s,
+            0.1,
+            nbytes=4 * (r + 1),
+            shape=(r + 1,),
+            dtype="float32",
+            where=line(3),
+        )
+        for r in range(2)
+        for s in (State.SCHEDULED, State.STARTED)
+    ]
+    ends = [
+        replace(start[1], state=State.COMPLETED, time=0.2),
+        replace(start[3], state=State.BLOCKED, time=0.3),
+    ]
     meta = {"world_size": 2, "ends": {"0": {"how": "returned", "text": "", "where": ""}}}
     (f,) = diagnose(Trace([*start, *ends], meta))
     assert f.kind is Kind.DIFFERENT_TENSOR and f.hang and f.waiting == (1,)
@@ -291,8 +305,9 @@ def test_a_message_in_the_wrong_group():
 
 def test_a_rank_that_is_not_in_the_group():
     sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
-    stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", label="not a member",
-                     where=line(3))  # fmt: skip
+    stranger = Event(
+        2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", label="not a member", where=line(3)
+    )
     (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().meta))
     assert (f.kind, f.culprits, f.hang) == (Kind.WRONG_GROUP, (2,), False)
     assert "rank 2 calls all_reduce() at a.py:3 on a group without rank 2" in f.message
@@ -373,16 +388,22 @@ def test_a_rank_that_was_killed():
     assert "the process of rank 1 ended (signal SIGKILL); rank 0 waits" in f.message
 
 
-@pytest.mark.parametrize(("state", "seen"), [
-    (State.SCHEDULED, "before"), (State.STARTED, "calling"), (State.BLOCKED, "waiting in"),
-    (State.COMPLETED, "after"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [
+        (State.SCHEDULED, "before"),
+        (State.STARTED, "calling"),
+        (State.BLOCKED, "waiting in"),
+        (State.COMPLETED, "after"),
+    ],
+)
 def test_no_line_is_blamed_for_a_death(state, seen):
     call = Event(1, 0, Op.ALL_REDUCE, state, 0.0, where=line(3))
     note = Event(1, 1, Op.MARK, State.COMPLETED, 1.0, label="backward", where=line(9))
     (f,) = diagnose(died(Trace([call, note], {"ends": {}}), 1, "signal SIGKILL"))
-    assert f.message == (f"the process of rank 1 ended (signal SIGKILL); last seen {seen} "
-                         f"all_reduce() at {line(3)}.")  # fmt: skip
+    assert f.message == (
+        f"the process of rank 1 ended (signal SIGKILL); last seen {seen} all_reduce() at {line(3)}."
+    )
     assert f.lines == {}
 
 
@@ -390,8 +411,10 @@ def test_of_several_that_died_one_is_seen_last():
     call = Event(2, 0, Op.BARRIER, State.COMPLETED, 0.0, where=line(3))
     trace = Trace([call], {"ends": {}})
     (f,) = diagnose(died(died(trace, 1, "signal SIGKILL"), 2, "signal SIGKILL"))
-    assert f.message == ("the processes of ranks 1 and 2 ended (signal SIGKILL); rank 2 was last "
-                         f"seen after barrier() at {line(3)}.")  # fmt: skip
+    assert f.message == (
+        "the processes of ranks 1 and 2 ended (signal SIGKILL); rank 2 was last "
+        f"seen after barrier() at {line(3)}."
+    )
 
 
 def test_ddp_that_complains_of_missing_gradients():
@@ -405,8 +428,9 @@ def test_two_causes_are_two_findings():
     sim = Simulation([[recv(1, 3)], [recv(0, 4)], [], [recv(2, 9)]]).run()
     trace = ended(sim.released(), 2, how="raised", text="ValueError: boom", where=line(7))
     assert [(f.kind, f.waiting) for f in diagnose(trace)] == [
-        (Kind.RAISED, (3,)), (Kind.RECV_CYCLE, (0, 1))
-    ]  # fmt: skip
+        (Kind.RAISED, (3,)),
+        (Kind.RECV_CYCLE, (0, 1)),
+    ]
 
 
 # -- no hang ------------------------------------------------------------------------------
@@ -430,10 +454,14 @@ def test_a_paused_rank_is_no_hang():
 
 
 def test_straggler_of_a_finished_run():
-    late = [Event(r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + 0.6 * (s is State.COMPLETED),
-                  where=line(3))
-            for r in range(3) for i in range(5) for s in (State.STARTED, State.COMPLETED)
-            ]  # fmt: skip
+    late = [
+        Event(
+            r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + 0.6 * (s is State.COMPLETED), where=line(3)
+        )
+        for r in range(3)
+        for i in range(5)
+        for s in (State.STARTED, State.COMPLETED)
+    ]
     (f,) = diagnose(Trace(late, {"world_size": 3}))
     assert (f.kind, f.culprits, f.hang) == (Kind.STRAGGLER, (2,), False)
     assert "rank 2 came last to 4 of 4 collectives: the others waited 2 s" in f.message
@@ -544,8 +572,9 @@ class Author:
             self.add(dst, Op.RECV, None, tag=1000 + self.line, branch=1)
 
     def collective(self, where=None):
-        op = self.random.choice([Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER, Op.REDUCE,
-                                 Op.ALL_GATHER, Op.ALL_TO_ALL])  # fmt: skip
+        op = self.random.choice(
+            [Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER, Op.REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL]
+        )
         group = self.random.choice(["world", *self.groups])
         members = self.groups.get(group, range(self.n))
         rooted = op in (Op.BROADCAST, Op.REDUCE)
@@ -553,8 +582,15 @@ class Author:
         label = self.random.choice(["", "max"]) if op is Op.ALL_REDUCE else ""
         branches = self.random.choice([1, 2])  # if rank == …: … else: …
         for r in members:
-            self.add(r, op, peer, group=group, label=label, branch=r % branches,
-                     later=op is Op.ALL_REDUCE and self.random.random() < 0.3)  # fmt: skip
+            self.add(
+                r,
+                op,
+                peer,
+                group=group,
+                label=label,
+                branch=r % branches,
+                later=op is Op.ALL_REDUCE and self.random.random() < 0.3,
+            )
 
     def loop(self):
         for _ in range(self.random.randint(2, 4)):
@@ -566,8 +602,10 @@ class Author:
 
 programs = st.builds(
     lambda seed, n, rounds: Author(seed, n).write(rounds),
-    st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 12),
-)  # fmt: skip
+    st.integers(0, 10**6),
+    st.integers(2, 5),
+    st.integers(1, 12),
+)
 
 
 def alarms(trace):
@@ -589,8 +627,9 @@ def test_no_false_alarm_in_correct_programs(author, seed, cut):
 @given(programs, st.integers(0, 10**6), st.data())
 def test_no_false_alarm_when_some_ranks_are_heard_late(author, seed, data):
     sim = Simulation(author.programs, author.groups, random.Random(seed), note=0.9).run()
-    heard = [e for r in range(author.n)
-             for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]]  # fmt: skip
+    heard = [
+        e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
+    ]
     assert alarms(Trace(heard, sim.meta)) == []
 
 

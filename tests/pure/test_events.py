@@ -16,16 +16,33 @@ import distkit as dk
 from distkit.events import COLLECTIVES, Event, Op, State, Summary, Trace
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
-summaries = st.builds(Summary, st.lists(floats, max_size=4).map(tuple), floats, floats, floats,
-                      st.integers(0, 10**9), st.booleans())  # fmt: skip
+summaries = st.builds(
+    Summary,
+    st.lists(floats, max_size=4).map(tuple),
+    floats,
+    floats,
+    floats,
+    st.integers(0, 10**9),
+    st.booleans(),
+)
 events = st.builds(
-    Event, rank=st.integers(0, 9), seq=st.integers(0, 99), op=st.sampled_from(Op),
-    state=st.sampled_from(State), time=st.floats(0, 1e6), peer=st.none() | st.integers(0, 9),
-    group=st.sampled_from(["world", "1"]), nbytes=st.integers(0, 2**40),
-    shape=st.lists(st.integers(0, 99), max_size=3).map(tuple), dtype=st.sampled_from(["", "int8"]),
-    tag=st.none() | st.integers(0, 9), where=st.text(max_size=9), label=st.text(max_size=9),
-    match=st.none() | st.text(max_size=4), summary=st.none() | summaries,
-)  # fmt: skip
+    Event,
+    rank=st.integers(0, 9),
+    seq=st.integers(0, 99),
+    op=st.sampled_from(Op),
+    state=st.sampled_from(State),
+    time=st.floats(0, 1e6),
+    peer=st.none() | st.integers(0, 9),
+    group=st.sampled_from(["world", "1"]),
+    nbytes=st.integers(0, 2**40),
+    shape=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    dtype=st.sampled_from(["", "int8"]),
+    tag=st.none() | st.integers(0, 9),
+    where=st.text(max_size=9),
+    label=st.text(max_size=9),
+    match=st.none() | st.text(max_size=4),
+    summary=st.none() | summaries,
+)
 
 
 def message(src: int, dst: int, at: float, seq: int, tag: int = 0) -> list[Event]:
@@ -61,7 +78,10 @@ def test_any_events_can_be_queried(some: list[Event]) -> None:
 def test_messages_match_first_in_first_out_per_tag() -> None:
     trace = Trace([*message(0, 1, 0.0, 0), *message(0, 1, 1.0, 1, tag=5), *message(0, 1, 2.0, 2)])
     assert [(m.send, m.recv, m.tag) for m in trace.messages] == [
-        ((0, 0), (1, 0), 0), ((0, 1), (1, 1), 5), ((0, 2), (1, 2), 0)]  # fmt: skip
+        ((0, 0), (1, 0), 0),
+        ((0, 1), (1, 1), 5),
+        ((0, 2), (1, 2), 0),
+    ]
 
 
 def test_a_hang_is_a_start_without_completion() -> None:
@@ -79,20 +99,37 @@ def test_members_of_a_collective_belong_together() -> None:
 
 
 def test_a_request_is_two_messages() -> None:
-    trace = Trace([
-        Event(0, 0, Op.PULL, State.STARTED, 0.0, peer=2, label="w", match="m"),
-        Event(2, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, match="m"),
-        Event(2, 1, Op.SEND, State.STARTED, 0.2, peer=0, match="m", nbytes=64),
-        Event(0, 0, Op.PULL, State.COMPLETED, 0.3, peer=2, label="w", match="m"),
-    ])
+    trace = Trace(
+        [
+            Event(0, 0, Op.PULL, State.STARTED, 0.0, peer=2, label="w", match="m"),
+            Event(2, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, match="m"),
+            Event(2, 1, Op.SEND, State.STARTED, 0.2, peer=0, match="m", nbytes=64),
+            Event(0, 0, Op.PULL, State.COMPLETED, 0.3, peer=2, label="w", match="m"),
+        ]
+    )
     assert [(m.src, m.dst, m.sent, m.received, m.nbytes) for m in trace.messages] == [
-        (0, 2, 0.0, 0.1, 0), (2, 0, 0.2, 0.3, 64)]
+        (0, 2, 0.0, 0.1, 0),
+        (2, 0, 0.2, 0.3, 64),
+    ]
 
 
 def test_columns_of_the_dataframe() -> None:
     frame = Trace(message(0, 1, 5.0, 0)).to_dataframe()
-    wanted = {"rank", "seq", "op", "state", "time", "peer", "group", "nbytes", "shape", "dtype",
-              "tag", "where", "match"}  # fmt: skip
+    wanted = {
+        "rank",
+        "seq",
+        "op",
+        "state",
+        "time",
+        "peer",
+        "group",
+        "nbytes",
+        "shape",
+        "dtype",
+        "tag",
+        "where",
+        "match",
+    }
     assert wanted <= set(frame.columns)
     assert frame.time.min() == 0.0
     assert set(frame.op) == {"send", "recv"}
@@ -149,9 +186,17 @@ def test_of_a_newer_version(saved: Path) -> None:
         Trace.load(rewrite(saved, newer))
 
 
-NONSENSE = ["[1, 2]", "null", "{", '{"time": [0, "soon", 1, 2]}', '{"look": [0, 1, 2, 99]}',
-            '{"rank": [0.5, 0, 1, 1]}', '{"time": [3, 2, 1, 0]}', '{"match": [[-1, "a"]]}',
-            '{"looks": [["dance", "started", 0]]}']  # fmt: skip
+NONSENSE = [
+    "[1, 2]",
+    "null",
+    "{",
+    '{"time": [0, "soon", 1, 2]}',
+    '{"look": [0, 1, 2, 99]}',
+    '{"rank": [0.5, 0, 1, 1]}',
+    '{"time": [3, 2, 1, 0]}',
+    '{"match": [[-1, "a"]]}',
+    '{"looks": [["dance", "started", 0]]}',
+]
 
 
 @pytest.mark.parametrize("line", NONSENSE)
@@ -163,18 +208,47 @@ def test_nonsense_in_a_line(saved: Path, line: str) -> None:
 def test_files_of_the_first_version_still_open(tmp_path: Path) -> None:
     path = tmp_path / "old.trace"
     head = {"format": "distkit-trace", "version": 1, "events": 2, "meta": {"name": "old"}}
-    rows = [[0, 0, "send", "started", 0.5, 1, "world", 8, [2], "float32", None, "a.py:1", "",
-             None, [[1.0, "nan"], 1.0, "-inf", 1.0, 2, False]],
-            [1, 0, "recv", "completed", 0.25, 0, "world", 8, [], "", 3, "", "", "m", None],
-    ]  # fmt: skip
+    rows = [
+        [
+            0,
+            0,
+            "send",
+            "started",
+            0.5,
+            1,
+            "world",
+            8,
+            [2],
+            "float32",
+            None,
+            "a.py:1",
+            "",
+            None,
+            [[1.0, "nan"], 1.0, "-inf", 1.0, 2, False],
+        ],
+        [1, 0, "recv", "completed", 0.25, 0, "world", 8, [], "", 3, "", "", "m", None],
+    ]
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, [head, *rows])).encode()))
     trace = Trace.load(path)
     assert trace.meta == {"name": "old"}
-    assert repr(trace.events) == repr((
-        Event(1, 0, Op.RECV, State.COMPLETED, 0.25, 0, nbytes=8, tag=3, match="m"),
-        Event(0, 0, Op.SEND, State.STARTED, 0.5, 1, nbytes=8, shape=(2,), dtype="float32",
-              where="a.py:1", summary=Summary((1.0, math.nan), 1.0, -math.inf, 1.0, 2)),
-    ))  # fmt: skip
+    assert repr(trace.events) == repr(
+        (
+            Event(1, 0, Op.RECV, State.COMPLETED, 0.25, 0, nbytes=8, tag=3, match="m"),
+            Event(
+                0,
+                0,
+                Op.SEND,
+                State.STARTED,
+                0.5,
+                1,
+                nbytes=8,
+                shape=(2,),
+                dtype="float32",
+                where="a.py:1",
+                summary=Summary((1.0, math.nan), 1.0, -math.inf, 1.0, 2),
+            ),
+        )
+    )
 
 
 @given(st.lists(events, max_size=20))

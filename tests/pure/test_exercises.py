@@ -51,12 +51,18 @@ def test_every_hint_is_given(name: str) -> None:
 
 
 def handler(
-    *, once: bool = True, whole: bool = True, clears: bool = True, forgets: bool = False,
-    patient: bool = False, leaves: Callable[[list[int]], Any] = lambda waiting: [],
+    *,
+    once: bool = True,
+    whole: bool = True,
+    clears: bool = True,
+    forgets: bool = False,
+    patient: bool = False,
+    leaves: Callable[[list[int]], Any] = lambda waiting: [],
     drops: bool = False,
     by: Callable[[Server], None] = lambda s: s.update(sum(s.inbox.values())),
-    early: bool = False, answers: Callable[[list[int]], Any] = list,
-) -> Callable[..., Any]:  # fmt: skip
+    early: bool = False,
+    answers: Callable[[list[int]], Any] = list,
+) -> Callable[..., Any]:
     """A push handler with a mistake or two."""
 
     def push(server: Server, worker: int, number: int, gradient: Any) -> Any:
@@ -124,7 +130,7 @@ def scalar(server: Server) -> None:
         ({"drops": True}, "but its pull has no answer: it would wait for ever. Empty the list"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
     assert dk.check.push_handler(handler())
     verdict = dk.check.push_handler(handler(**mistake))
@@ -151,17 +157,23 @@ def test_the_messages_before_the_mistake_are_told() -> None:
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        (lambda w, clocks, b: {o for o in clocks if clocks[o] <= clocks[w] - b - (o == w)},
-         "is 2 behind, exactly 2: that is allowed"),
-        (lambda w, clocks, b: {o for o in clocks if abs(clocks[o] - clocks[w]) > b},
-         "is ahead: nobody waits for those"),
+        (
+            lambda w, clocks, b: {o for o in clocks if clocks[o] <= clocks[w] - b - (o == w)},
+            "is 2 behind, exactly 2: that is allowed",
+        ),
+        (
+            lambda w, clocks, b: {o for o in clocks if abs(clocks[o] - clocks[w]) > b},
+            "is ahead: nobody waits for those",
+        ),
         (lambda w, clocks, b: set(), "is 3 behind, more than 2"),
-        (lambda w, clocks, b: {o for o in clocks if clocks[o] < clocks[w]},
-         "is 1 behind, less than 2: that is allowed"),
+        (
+            lambda w, clocks, b: {o for o in clocks if clocks[o] < clocks[w]},
+            "is 1 behind, less than 2: that is allowed",
+        ),
         (lambda w, clocks, b: clocks[w] - min(clocks.values()) > b, "Return a set of workers"),
         (lambda w, clocks, b: {"all"}, "There is no worker 'all'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_rule_is_shown_where_it_is_wrong(rule: Any, says: str) -> None:
     verdict = dk.check.waits_for(rule)
     assert verdict.status == "not right yet" and says in verdict.points[0].text

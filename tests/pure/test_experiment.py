@@ -173,8 +173,11 @@ def test_a_sweep_is_every_combination() -> None:
     settings = Settings(train, {"batch": (8, 128)})
     found = settings.product(batch=[8, 16], lr=(0.1, 0.2), algorithm="gloo")
     assert [(s["batch"], s["lr"], s["algorithm"]) for s in found] == [
-        (8, 0.1, "gloo"), (8, 0.2, "gloo"), (16, 0.1, "gloo"), (16, 0.2, "gloo"),
-    ]  # fmt: skip
+        (8, 0.1, "gloo"),
+        (8, 0.2, "gloo"),
+        (16, 0.1, "gloo"),
+        (16, 0.2, "gloo"),
+    ]
     for values in ({}, {"batch": []}):
         with pytest.raises((TypeError, ValueError), match="sweep"):
             settings.product(**values)
@@ -225,8 +228,16 @@ def test_progress_is_read_from_other_marks_too() -> None:
 
     meter = Meter()
     assert (meter.done, meter.total, meter.operations) == (None, None, 0)
-    meter.feed([step(0, "step"), step(1, "step"), step(0, "step"), step(0, "forward"),
-                step(0, "steps of mine"), step(0, "", Op.ALL_REDUCE)])  # fmt: skip
+    meter.feed(
+        [
+            step(0, "step"),
+            step(1, "step"),
+            step(0, "step"),
+            step(0, "forward"),
+            step(0, "steps of mine"),
+            step(0, "", Op.ALL_REDUCE),
+        ]
+    )
     assert (meter.done, meter.total, meter.operations) == (1, None, 1)
     meter.feed([step(0, "step 4/9"), step(1, "step 3/9"), step(1, "step")])
     assert (meter.done, meter.total) == (3, 9)  # a loop that counts itself is believed
@@ -254,11 +265,14 @@ def test_what_it_does_in_words(activity: Activity, said: str) -> None:
 
 def done(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
     """The record of a run that sent 8 bytes."""
-    events = [Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
-              Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=8)]  # fmt: skip
+    events = [
+        Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
+        Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=8),
+    ]
     error = dk.RankError("rank 1 raised", rank=1) if outcome else None
-    run: Any = SimpleNamespace(seconds=seconds, trace=Trace(events), error=error, findings=[],
-                               results=[result, None])  # fmt: skip
+    run: Any = SimpleNamespace(
+        seconds=seconds, trace=Trace(events), error=error, findings=[], results=[result, None]
+    )
     return results.record(parameters, run)
 
 
@@ -266,8 +280,16 @@ def test_a_record_has_what_was_measured_and_returned() -> None:
     import torch
 
     made = done(0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8)
-    assert made.row == {"batch": 8, "seconds": 0.5, "messages": 1, "collectives": 0, "bytes": 8,
-                        "loss": 0.25, "seconds returned": 3, "outcome": "ok"}  # fmt: skip
+    assert made.row == {
+        "batch": 8,
+        "seconds": 0.5,
+        "messages": 1,
+        "collectives": 0,
+        "bytes": 8,
+        "loss": 0.25,
+        "seconds returned": 3,
+        "outcome": "ok",
+    }
     assert done(0.5, 7).values == {"result": 7}
     counted = results.record({}, made.run, steps=10)
     assert (counted.row["steps made"], counted.row["seconds a step"]) == (10, 0.05)
@@ -277,9 +299,10 @@ def test_a_record_has_what_was_measured_and_returned() -> None:
 
 def test_the_table() -> None:
     some = [
-        done(0.5, {"loss": 2.0}, ranks=2, batch=8), done(0.25, {"loss": 1.5}, ranks=2, batch=16),
+        done(0.5, {"loss": 2.0}, ranks=2, batch=8),
+        done(0.25, {"loss": 1.5}, ranks=2, batch=16),
         done(0.1, outcome="RankError", ranks=2, batch=32),
-    ]  # fmt: skip
+    ]
     assert results.to_text("train", some) == (
         "Experiment with train: 3 runs, 1 not to the end, 250 ms to 500 ms (ranks=2)\n"
         "  #  batch  seconds  messages  bytes  loss  outcome\n"
@@ -312,18 +335,22 @@ def test_the_plot_is_against_what_was_varied() -> None:
     assert about(three, four) == ["how"]
 
 
-SETTINGS = st.fixed_dictionaries({
-    "batch": st.sampled_from([1, 8, 64, 512]),
-    "lr": st.sampled_from([-1.0, 0.0, 0.1, 1e9]),
-    "how": st.sampled_from(["ring", "gloo", "a very long name " * 5, ""]),
-})  # fmt: skip
+SETTINGS = st.fixed_dictionaries(
+    {
+        "batch": st.sampled_from([1, 8, 64, 512]),
+        "lr": st.sampled_from([-1.0, 0.0, 0.1, 1e9]),
+        "how": st.sampled_from(["ring", "gloo", "a very long name " * 5, ""]),
+    }
+)
 
 
 @settings(max_examples=20)  # each draws a figure
 @given(st.lists(st.tuples(SETTINGS, st.floats(0, 1e4), st.booleans()), max_size=20))
 def test_every_picture_is_well_formed_and_inside(drawn: Any) -> None:
-    records = [done(seconds, outcome="RankError" if bad else "", **setting)
-               for setting, seconds, bad in drawn]  # fmt: skip
+    records = [
+        done(seconds, outcome="RankError" if bad else "", **setting)
+        for setting, seconds, bad in drawn
+    ]
     whole = chart.to_svg("train", records)
     ElementTree.fromstring(whole)
     well = [r for r in records if not r.outcome]
@@ -338,8 +365,11 @@ def test_every_picture_is_well_formed_and_inside(drawn: Any) -> None:
 
 
 def test_any_result_is_plotted_against_any_parameter() -> None:
-    some = [done(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
-            for b in (8, 16) for lr in (0.1, 0.2)]  # fmt: skip
+    some = [
+        done(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
+        for b in (8, 16)
+        for lr in (0.1, 0.2)
+    ]
     seconds, loss = chart.plot(some).axes
     assert (seconds.get_title(loc="left"), loss.get_title(loc="left")) == ("seconds", "loss")
     (took,) = chart.plot(some, ["took"], "lr").axes

@@ -33,10 +33,11 @@ def slices(events):
 def enclosing(events, flow):
     """The innermost slice around a flow event on its own thread, as the viewers bind it."""
     around = [
-        e for e in slices(events)
+        e
+        for e in slices(events)
         if (e["pid"], e["tid"]) == (flow["pid"], flow["tid"])
         and e["ts"] - EPSILON <= flow["ts"] <= end(e) + EPSILON
-    ]  # fmt: skip
+    ]
     return max(around, key=lambda e: (e["ts"], -end(e)), default=None)
 
 
@@ -45,14 +46,20 @@ SLICE = {"name": str, "cat": str, "ts": float, "args": dict, **WHERE}
 FLOW = {"name": str, "cat": str, "ts": float, "id": int, **WHERE}
 #: What an event of each phase must have, and nothing else: names and types.
 FIELDS = {
-    "X": {**SLICE, "dur": float}, "B": SLICE, "M": {"name": str, "args": dict, **WHERE},
-    "s": FLOW, "t": FLOW, "f": {**FLOW, "bp": str},
-}  # fmt: skip
+    "X": {**SLICE, "dur": float},
+    "B": SLICE,
+    "M": {"name": str, "args": dict, **WHERE},
+    "s": FLOW,
+    "t": FLOW,
+    "f": {**FLOW, "bp": str},
+}
 #: The metadata events that there are, and their one argument.
 METADATA = {
-    "process_name": ("name", str), "process_sort_index": ("sort_index", int),
-    "thread_name": ("name", str), "thread_sort_index": ("sort_index", int),
-}  # fmt: skip
+    "process_name": ("name", str),
+    "process_sort_index": ("sort_index", int),
+    "thread_name": ("name", str),
+    "thread_sort_index": ("sort_index", int),
+}
 
 
 def is_a(value, kind):

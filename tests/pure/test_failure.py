@@ -27,9 +27,15 @@ def caught(act: Callable[[], Any]) -> BaseException:
     raise AssertionError("it raised nothing")
 
 
-HOSTILE = {name: abuse for name, abuse in abuses.ALL.items()
-           if name.startswith("raises_") and "hangs" not in name and abuse.other is None
-           and "torch" not in name and "waits" not in name}  # fmt: skip
+HOSTILE = {
+    name: abuse
+    for name, abuse in abuses.ALL.items()
+    if name.startswith("raises_")
+    and "hangs" not in name
+    and abuse.other is None
+    and "torch" not in name
+    and "waits" not in name
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

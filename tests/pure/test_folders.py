@@ -44,8 +44,9 @@ def test_a_folder_is_held_by_the_children_of_its_holder_and_free_when_they_are_k
 ) -> None:
     folder, held = folders.make()
     assert held is not None
-    child = subprocess.Popen([sys.executable, "-c", "input()"], pass_fds=[held],
-                             stdin=subprocess.PIPE)  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], pass_fds=[held], stdin=subprocess.PIPE
+    )
     os.close(held)
     assert folders.sweep(str(temporary)) == []
     child.kill()

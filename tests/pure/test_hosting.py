@@ -21,8 +21,14 @@ BUSY = Host(2, (0, 1000), (4.0, 4.0), (2.0, 2.0), (0.5, 0.5), (1.0, 1.0))
 SECONDS = st.floats(1e-6, 10)
 
 
-@given(alone=SECONDS, work=SECONDS, served=SECONDS, loss=st.floats(1, 3),
-       processors=st.integers(1, 64), share=st.floats(0.01, 1))  # fmt: skip
+@given(
+    alone=SECONDS,
+    work=SECONDS,
+    served=SECONDS,
+    loss=st.floats(1, 3),
+    processors=st.integers(1, 64),
+    share=st.floats(0.01, 1),
+)
 def test_a_round_is_between_its_bounds(
     alone: float, work: float, served: float, loss: float, processors: int, share: float
 ) -> None:
@@ -48,8 +54,14 @@ def test_servers_count_where_they_are_the_bottleneck() -> None:
 
 def test_what_was_measured_in_the_crowd_is_what_it_says_of_the_crowd() -> None:
     sizes = {1000: 1.0, 1_000_000: 2.0}
-    host = Host.of(2, 64, dict.fromkeys(sizes, 0.1), sizes, dict.fromkeys(sizes, 0.02),
-                   dict.fromkeys(sizes, 0.005))  # fmt: skip
+    host = Host.of(
+        2,
+        64,
+        dict.fromkeys(sizes, 0.1),
+        sizes,
+        dict.fromkeys(sizes, 0.02),
+        dict.fromkeys(sizes, 0.005),
+    )
     for m, seconds in sizes.items():
         assert host.seconds(m, 64) == pytest.approx(seconds, rel=0.05)
     assert host.seconds(500_500, 64) == pytest.approx(1.5, rel=0.05)
@@ -97,8 +109,16 @@ def test_backups_stop_whoever_is_late() -> None:
 
 def test_work_is_done_at_the_pace_of_the_moment() -> None:
     """One push begins when another is half through: both go on at the pace of two."""
-    run = parameter_server(2, [400], 1, HOST, 2.0, staleness=math.inf, record=False,
-                           stragglers=Stragglers(slow={1: 1.5}))  # fmt: skip
+    run = parameter_server(
+        2,
+        [400],
+        1,
+        HOST,
+        2.0,
+        staleness=math.inf,
+        record=False,
+        stragglers=Stragglers(slow={1: 1.5}),
+    )
     two, one = HOST.seconds(400, 2) / 2, HOST.seconds(400, 1) / 2
     first = two + 2.0 + one / 2 + two / 2  # both pull, it computes, pushes alone, and with another
     assert run.finished == pytest.approx([first, first + one / 2])
@@ -116,11 +136,22 @@ def test_its_trace_is_like_any_other() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"processors": 0}, {"sizes": (0,)}, {"sizes": (5, 5)}, {"alone": (0.0, 1.0)},
-     {"loss": (np.nan, 1.0)}],
-)  # fmt: skip
+    [
+        {"processors": 0},
+        {"sizes": (0,)},
+        {"sizes": (5, 5)},
+        {"alone": (0.0, 1.0)},
+        {"loss": (np.nan, 1.0)},
+    ],
+)
 def test_a_host_that_makes_no_sense(wrong: dict[str, object]) -> None:
-    fields = {"processors": 2, "sizes": (0, 1), "alone": (1, 1), "work": (1, 1), "served": (1, 1),
-              "loss": (1, 1)}  # fmt: skip
+    fields = {
+        "processors": 2,
+        "sizes": (0, 1),
+        "alone": (1, 1),
+        "work": (1, 1),
+        "served": (1, 1),
+        "loss": (1, 1),
+    }
     with pytest.raises(ValueError, match="give a processor, two rising sizes"):
         Host(**{**fields, **wrong})

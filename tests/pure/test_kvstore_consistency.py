@@ -25,8 +25,9 @@ class Adding:
     def __init__(
         self, rule: Rule, workers: int = N, on_crash: str = "halt", elastic: bool = False
     ) -> None:
-        self.server = KVServer(rule, range(workers), on_crash=on_crash, elastic=elastic,
-                               watch=self._watch)  # fmt: skip
+        self.server = KVServer(
+            rule, range(workers), on_crash=on_crash, elastic=elastic, watch=self._watch
+        )
         self.updates: list[Update] = []
         self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
@@ -47,8 +48,9 @@ class Adding:
         return answers
 
     def push(self, worker: int, value: float = 1.0, barriers: int = 0) -> list[Answer]:
-        return self.ask(Push, worker, "w", (1,), self.pulled[worker], torch.full((1,), value), 0,
-                        "", barriers)  # fmt: skip
+        return self.ask(
+            Push, worker, "w", (1,), self.pulled[worker], torch.full((1,), value), 0, "", barriers
+        )
 
     def pull(self, worker: int) -> list[Answer]:
         return self.ask(Pull, worker, "w")

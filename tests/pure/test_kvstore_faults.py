@@ -28,8 +28,19 @@ from distkit.kvstore.server import KVServer
 from distkit.kvstore.snapshot import pack, portions, restore, unpack
 from distkit.kvstore.wire import decode, encode
 
-EVENTS = ["push", "deliver", "pull", "echo", "repeat", "crash", "come", "crash_chief", "leave",
-          "again", "beyond"]  # fmt: skip
+EVENTS = [
+    "push",
+    "deliver",
+    "pull",
+    "echo",
+    "repeat",
+    "crash",
+    "come",
+    "crash_chief",
+    "leave",
+    "again",
+    "beyond",
+]
 
 
 class Faults(RuleBasedStateMachine):
@@ -255,10 +266,18 @@ def test_a_copy_goes_on_as_the_original() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, [1, "a", 2.5, True], {1: {2: (3,)}}, {"k": {4, 5}}, torch.arange(6.0).view(2, 3),
-     torch.zeros(0), torch.tensor(3, dtype=torch.int64), [torch.ones(3, dtype=torch.bfloat16)] * 2,
-     torch.eye(3).to_sparse().coalesce()],
-)  # fmt: skip
+    [
+        None,
+        [1, "a", 2.5, True],
+        {1: {2: (3,)}},
+        {"k": {4, 5}},
+        torch.arange(6.0).view(2, 3),
+        torch.zeros(0),
+        torch.tensor(3, dtype=torch.int64),
+        [torch.ones(3, dtype=torch.bfloat16)] * 2,
+        torch.eye(3).to_sparse().coalesce(),
+    ],
+)
 def test_what_is_packed_comes_out(value) -> None:
     assert repr(unpack(*pack(value))) == repr(value)
 

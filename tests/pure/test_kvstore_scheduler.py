@@ -428,8 +428,10 @@ def test_a_server_that_comes_in_the_middle_of_a_run_gets_copies() -> None:
     book, *told = comes(scheduler, 2, pid=7)
     assert (type(book), book.node, book.endpoints[3]) == (AddressBook, 5, "ipc://3")
     assert [(type(t), t.node, t.who) for t in told] == [
-        (Departed, 5, 2), (Joined, 2, 5), (Joined, 3, 5)
-    ]  # fmt: skip
+        (Departed, 5, 2),
+        (Joined, 2, 5),
+        (Joined, 3, 5),
+    ]
     assert scheduler.copies == {2: [3], 3: [3]}
     for place in (2, 3):
         scheduler.handle(Copied(0, place, LIFE + 2, 5, 0))

@@ -390,11 +390,17 @@ def test_a_worker_connects_anew_and_repeats_what_is_open() -> None:
     assert [(to, type(r), r.number) for to, r in wire.sent] == [(2, Push, 0)] * 2
 
 
-@pytest.mark.parametrize(("how", "says"), [
-    ("its connection broke", r"server 0 has ended \(its connection broke\) while .*Lost with"),
-    (silence(1.5), r"server 0 gave no sign of life for 1.5 s and was ended while .*SIGSTOP"
-                   r".*heartbeat_timeout.*Lost with node 2: \['w'\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("its connection broke", r"server 0 has ended \(its connection broke\) while .*Lost with"),
+        (
+            silence(1.5),
+            r"server 0 gave no sign of life for 1.5 s and was ended while .*SIGSTOP"
+            r".*heartbeat_timeout.*Lost with node 2: \['w'\]",
+        ),
+    ],
+)
 def test_a_worker_hears_that_a_server_and_its_values_are_gone(how: str, says: str) -> None:
     wire, requests = asking()
     requests.loss = lambda node, keys: f"Lost with node {node}: {keys}. "

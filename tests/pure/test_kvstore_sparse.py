@@ -30,12 +30,17 @@ from distkit.kvstore.testing import InProcess
 from distkit.kvstore.wire import decode, encode
 
 
-@given(st.lists(st.integers(0, 6), max_size=9), st.sampled_from([(7,), (7, 3), (7, 2, 2)]),
-       st.integers(1, 4), st.integers(1, 3))  # fmt: skip
+@given(
+    st.lists(st.integers(0, 6), max_size=9),
+    st.sampled_from([(7,), (7, 3), (7, 2, 2)]),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
 def test_parts_of_rows_are_parts_of_the_dense_sum(ids, shape, servers: int, tensors: int) -> None:
     values = torch.arange(float(len(ids) * math.prod(shape[1:]))).view(len(ids), *shape[1:])
-    sparse = torch.sparse_coo_tensor(torch.tensor([ids], dtype=torch.int64).view(1, -1), values,
-                                     shape, check_invariants=True)  # fmt: skip
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([ids], dtype=torch.int64).view(1, -1), values, shape, check_invariants=True
+    )
     rows = rows_of([sparse] * tensors)
     dense = (tensors * sparse.to_dense()).view(-1)
     for part in place("w", dense.numel(), servers, 1):
@@ -59,9 +64,16 @@ def packed(size: int, ranges: list[int], values: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("size", "ranges", "values"),
-    [(4, [0, 5], 5), (4, [-1, 1], 2), (4, [2, 1], 0), (4, [0, 2, 1, 3], 4), (4, [0, 2], 3),
-     (4, [2, 3, 0, 1], 2), (-1, [], 0)],
-)  # fmt: skip
+    [
+        (4, [0, 5], 5),
+        (4, [-1, 1], 2),
+        (4, [2, 1], 0),
+        (4, [0, 2, 1, 3], 4),
+        (4, [0, 2], 3),
+        (4, [2, 3, 0, 1], 2),
+        (-1, [], 0),
+    ],
+)
 def test_ranges_that_do_not_fit_are_refused(size: int, ranges: list[int], values: int) -> None:
     with pytest.raises(KVStoreError):
         unpack("rows:float32", packed(size, ranges, values))
@@ -90,19 +102,32 @@ def hostile() -> list[tuple[str, dict[str, object]]]:
     name, plain = to_spec(make("sgd", {}))
     torchs, theirs = to_spec(make("torch.optim.Adam", {}))
     return [
-        ("os.system", plain), ("torch.optim.sgd", plain), ("torch.optim.Optimizer", plain),
-        ("torch.optim.__builtins__", plain), ("__class__", plain), ("", plain),
-        (name, {"learning_rate": "1"}), (name, {"momentum": [1]}), (name, {"__class__": 1}),
-        (name, {"lr_mult": 3}), (name, {"lr_mult": [["w", "x"]]}), (name, {"lr_mult": [[[], 1]]}),
-        (name, {"lr_scheduler": ["os.system", {}]}), (name, {"lr_scheduler": 5}),
+        ("os.system", plain),
+        ("torch.optim.sgd", plain),
+        ("torch.optim.Optimizer", plain),
+        ("torch.optim.__builtins__", plain),
+        ("__class__", plain),
+        ("", plain),
+        (name, {"learning_rate": "1"}),
+        (name, {"momentum": [1]}),
+        (name, {"__class__": 1}),
+        (name, {"lr_mult": 3}),
+        (name, {"lr_mult": [["w", "x"]]}),
+        (name, {"lr_mult": [[[], 1]]}),
+        (name, {"lr_scheduler": ["os.system", {}]}),
+        (name, {"lr_scheduler": 5}),
         (name, {"lr_scheduler": ["FactorScheduler", {"step": "x"}]}),
         (name, {"options": {"learning_rate": 3}, "learning_rate": 1}),
-        (torchs, theirs | {"options": 3}), (torchs, theirs | {"options": {"betas": "x"}}),
-        (torchs, theirs | {"options": {"params": [1]}}), (torchs, theirs | {"learning_rate": None}),
+        (torchs, theirs | {"options": 3}),
+        (torchs, theirs | {"options": {"betas": "x"}}),
+        (torchs, theirs | {"options": {"params": [1]}}),
+        (torchs, theirs | {"learning_rate": None}),
         (torchs, theirs | {"options": {"betas": [5, 5]}}),
-        ("adam", {"beta1": 1.0}), ("adam", {"beta2": 2}), ("adam", {"learning_rate": True, "x": 1}),
+        ("adam", {"beta1": 1.0}),
+        ("adam", {"beta2": 2}),
+        ("adam", {"learning_rate": True, "x": 1}),
         (name, {"lr_scheduler": ["PolyScheduler", {"max_update": 3, "pwr": -1}]}),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("name", "options"), hostile())

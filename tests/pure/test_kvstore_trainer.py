@@ -318,8 +318,13 @@ def test_the_step_size_changes_and_states_are_kept(tmp_path, on_store: bool) -> 
         trainer.set_learning_rate(0.01)
         if resume:
             trainer.save_states(str(tmp_path / "s"))
-            again = Trainer(net.parameters(), "sgd", OPTIONS | {"learning_rate": 0.01}, "local",
-                            update_on_kvstore=on_store)  # fmt: skip
+            again = Trainer(
+                net.parameters(),
+                "sgd",
+                OPTIONS | {"learning_rate": 0.01},
+                "local",
+                update_on_kvstore=on_store,
+            )
             again.load_states(str(tmp_path / "s"))
             trainer = again
         return train(net, lambda: trainer.step(8))

@@ -43,15 +43,35 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "dict[int, str]": st.dictionaries(COUNTS, st.text(), max_size=4),
     "dict[str, Any]": st.dictionaries(
         st.text(),
-        st.none() | st.booleans() | COUNTS | st.floats(allow_nan=False) | st.text()
+        st.none()
+        | st.booleans()
+        | COUNTS
+        | st.floats(allow_nan=False)
+        | st.text()
         | st.lists(st.tuples(KEYS, st.floats(allow_nan=False)).map(list), max_size=3),
         max_size=4,
     ),
     "dict[str, float]": st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
 }
-KINDS = [m.Register, m.Barrier, m.AddressBook, m.RollCall, m.Init, m.Push, m.Pull, m.Describe,
-         m.Rest, m.SetOptimizer, m.GetState, m.SetState, m.Copy, m.Leave, m.Departed, m.Reply,
-         m.Error]  # fmt: skip
+KINDS = [
+    m.Register,
+    m.Barrier,
+    m.AddressBook,
+    m.RollCall,
+    m.Init,
+    m.Push,
+    m.Pull,
+    m.Describe,
+    m.Rest,
+    m.SetOptimizer,
+    m.GetState,
+    m.SetState,
+    m.Copy,
+    m.Leave,
+    m.Departed,
+    m.Reply,
+    m.Error,
+]
 MESSAGES = st.one_of(
     [st.builds(kind, *(BY_TYPE[str(f.type)] for f in fields(kind))) for kind in KINDS]
 )

@@ -59,8 +59,14 @@ class Servers:
 
 
 def store(servers: Servers, *, bound: int = 10, node: int = 0) -> KVStore:
-    return KVStore(Requests(servers, 0, node), type="dist_sync", num_workers=1,
-                   servers=sorted(servers.nodes), scheduler=None, bound=bound)  # fmt: skip
+    return KVStore(
+        Requests(servers, 0, node),
+        type="dist_sync",
+        num_workers=1,
+        servers=sorted(servers.nodes),
+        scheduler=None,
+        bound=bound,
+    )
 
 
 @pytest.fixture
@@ -228,7 +234,10 @@ def test_a_big_array_is_split_over_all_servers_and_put_together() -> None:
     assert [part[0] for part in kv.key_map("big")["big"]] == [0, 1, 2]
     assert len(kv.key_map()["small"]) == 1
     assert [s.entries["big"].value.tolist() for s in servers.nodes.values()] == [
-        [0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]  # fmt: skip
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8, 9],
+    ]
     assert torch.equal(kv.pull("big"), torch.arange(10.0).view(2, 5))
     out, across = torch.zeros(2, 5), torch.zeros(5, 2)
     kv.pull("big", out=[out, across.T])
@@ -251,8 +260,9 @@ def test_who_did_not_initialise_a_key_asks_for_its_shape_once() -> None:
 
 
 def test_sgd_is_mxnets() -> None:
-    rule = kvstore.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, rescale_grad=0.5,
-                       clip_gradient=1.0)  # fmt: skip
+    rule = kvstore.SGD(
+        learning_rate=0.1, momentum=0.9, wd=0.01, rescale_grad=0.5, clip_gradient=1.0
+    )
     w, m = np.array([1.0, -2.0]), np.zeros(2)
     kv = store(Servers(2), bound=1)
     kv.set_optimizer(rule)
@@ -378,7 +388,10 @@ def test_what_a_local_store_does_is_recorded(kv: KVStore) -> None:
     assert {s.state for s in trace.spans} == {State.COMPLETED}
     assert (push.label, push.nbytes, push.shape, push.dtype) == ("w", 8, (2,), "float32")
     assert (update.label, update.before.values, update.after.values) == (
-        "update w → v1 ← 0", (0, 0), (1, 1))  # fmt: skip
+        "update w → v1 ← 0",
+        (0, 0),
+        (1, 1),
+    )
     assert pull.after.values == (1, 1)
     assert "test_kvstore_worker.py" in push.where
     assert trace.messages == []

@@ -12,9 +12,17 @@ from distkit.errors import StartError
 
 @pytest.mark.parametrize(
     ("soft", "hard", "processes", "fits"),
-    [(1024, 4096, 5, True), (1024, -1, 100, True), (-1, -1, 1000, True), (80, 4096, 5, False),
-     (200, 200, 5, True), (40, 40, 1, False), (1024, 1024, 200, False), (150, 150, 5, False)],
-)  # fmt: skip
+    [
+        (1024, 4096, 5, True),
+        (1024, -1, 100, True),
+        (-1, -1, 1000, True),
+        (80, 4096, 5, False),
+        (200, 200, 5, True),
+        (40, 40, 1, False),
+        (1024, 1024, 200, False),
+        (150, 150, 5, False),
+    ],
+)
 def test_too_few_files_are_said_at_once(
     soft: int, hard: int, processes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,8 +104,11 @@ def test_the_ranks_of_a_group_may_have_meant_it():
 
 
 def test_what_all_are_in_and_does_not_end_is_told():
-    events = [Event(r, 0, Op.ALL_REDUCE, s, 0.0, where=line(3))
-              for r in (0, 1) for s in (State.STARTED, State.BLOCKED)]  # fmt: skip
+    events = [
+        Event(r, 0, Op.ALL_REDUCE, s, 0.0, where=line(3))
+        for r in (0, 1)
+        for s in (State.STARTED, State.BLOCKED)
+    ]
     (f,) = diagnose(Trace(events, {"world_size": 2, "until": 3.0, "ends": {}}))
     assert (f.kind, f.waiting, f.hang) == (Kind.IN_BACKEND, (0, 1), False)
     assert "ranks 0 and 1 stay in all_reduce() at a.py:3 for 3 s" in f.message
@@ -118,8 +121,10 @@ def late(*delays):
     for n, delay in enumerate(delays):
         for rank in (0, 1):
             start = n + delay * rank
-            events += [Event(rank, n, Op.ALL_REDUCE, State.STARTED, start),
-                       Event(rank, n, Op.ALL_REDUCE, State.COMPLETED, n + delay)]  # fmt: skip
+            events += [
+                Event(rank, n, Op.ALL_REDUCE, State.STARTED, start),
+                Event(rank, n, Op.ALL_REDUCE, State.COMPLETED, n + delay),
+            ]
     ends = {str(r): {"how": "returned", "text": "", "where": ""} for r in (0, 1)}
     return diagnose(Trace(events, {"world_size": 2, "ends": ends}))
 
@@ -176,26 +181,35 @@ def rolls():
             roll.close()
 
 
-@pytest.mark.parametrize(("op", "one", "other"), [
-    (Op.ALL_REDUCE, call(), call(16)), (Op.BROADCAST, call(peer=0), call(peer=1)),
-    (Op.ALL_GATHER, call(label="all_gather_object"), call()),
-    (Op.SCATTER, call(shape=(4,)), call(shape=(3,))),
-    (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,2")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "one", "other"),
+    [
+        (Op.ALL_REDUCE, call(), call(16)),
+        (Op.BROADCAST, call(peer=0), call(peer=1)),
+        (Op.ALL_GATHER, call(label="all_gather_object"), call()),
+        (Op.SCATTER, call(shape=(4,)), call(shape=(3,))),
+        (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,2")),
+    ],
+)
 def test_a_contradiction_is_seen_by_who_comes_later(rolls, op, one, other):
     assert rolls[0].fits(op, one)
     assert rolls[1].fits(op, one)
     assert not rolls[2].fits(op, other)
 
 
-@pytest.mark.parametrize(("op", "one", "other"), [
-    (Op.ALL_TO_ALL, call(), call(16)), (Op.BARRIER, call(0), call(4)),
-    (Op.SCATTER, call(24), call(12)), (Op.ALL_REDUCE, call(), call(label="max")),
-    (Op.ALL_REDUCE, call(12), call(12, shape=(1, 3))),
-    (Op.ALL_REDUCE, call(), call(label="gradients")),
-    (Op.ALL_REDUCE, call(20, dtype="sparse float32"), call(8, dtype="sparse float32")),
-    (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,0")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "one", "other"),
+    [
+        (Op.ALL_TO_ALL, call(), call(16)),
+        (Op.BARRIER, call(0), call(4)),
+        (Op.SCATTER, call(24), call(12)),
+        (Op.ALL_REDUCE, call(), call(label="max")),
+        (Op.ALL_REDUCE, call(12), call(12, shape=(1, 3))),
+        (Op.ALL_REDUCE, call(), call(label="gradients")),
+        (Op.ALL_REDUCE, call(20, dtype="sparse float32"), call(8, dtype="sparse float32")),
+        (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,0")),
+    ],
+)
 def test_what_may_differ_is_not_compared(rolls, op, one, other):
     assert rolls[0].fits(op, one) and rolls[1].fits(op, other)
 

@@ -16,9 +16,12 @@ def test_pieces_become_lines() -> None:
     prints.add(0, "stderr", "10%\r20%\r\n")
     prints.end()
     assert [*prints.take()] == [
-        (1, "stdout", "ab"), (1, "stdout", "c"), (1, "stdout", ""), (0, "stderr", "20%"),
+        (1, "stdout", "ab"),
+        (1, "stdout", "c"),
+        (1, "stdout", ""),
+        (0, "stderr", "20%"),
         (1, "stdout", "f"),
-    ]  # fmt: skip
+    ]
     assert prints.all_of(1) == "ab\nc\n\nde\rf"
 
 

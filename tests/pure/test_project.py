@@ -50,7 +50,8 @@ LAYERS = {
     "standing": "errors events calls awaiting keys",
     "table": "events",
     "shadowing": "",
-    "tracefields": "events", "tracefile": "tracefields errors events table",
+    "tracefields": "events",
+    "tracefile": "tracefields errors events table",
     "algorithms": WAIST,
     "trace": WAIST,
     "views": WAIST + "algorithms",  # a run that equals a schedule is drawn as one
@@ -130,8 +131,10 @@ def test_importing_distkit_is_light() -> None:
 
 
 def test_a_trace_opens_where_torch_is_not(tmp_path: Path) -> None:
-    ends = [Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1),
-            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0)]  # fmt: skip
+    ends = [
+        Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1),
+        Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0),
+    ]
     file = Trace(ends).save(tmp_path / "two.trace")
     code = """if True:
         import sys

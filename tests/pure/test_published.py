@@ -65,7 +65,8 @@ def test_the_benchmark_says_it_all() -> None:
     figures, details = bench.measure(1, said.append)
     assert [f.reached for f in figures] == ["aim"] * 3
     assert sum("fitted" in line for line in said) == sum(
-        row["fitted"] for name in ("collectives", "training", "parameter server")
+        row["fitted"]
+        for name in ("collectives", "training", "parameter server")
         for row in details[name]
-    )  # fmt: skip
+    )
     assert json.loads(json.dumps(details))["not predicted"]

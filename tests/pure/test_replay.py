@@ -53,9 +53,14 @@ def test_a_trace_opens_in_the_browser_without_torch(tmp_path: Path) -> None:
 
 def test_it_says_what_is_wrong_in_a_hang(tmp_path: Path) -> None:
     said = dict(nbytes=8, shape=(2,), dtype="float32", where="swap.py:4")
-    both = Trace([Event(r, 0, Op.RECV, state, 0.1 * i, peer=1 - r, **said)
-                  for r in range(2) for i, state in enumerate((State.STARTED, State.BLOCKED))],
-                 {"world_size": 2})  # fmt: skip
+    both = Trace(
+        [
+            Event(r, 0, Op.RECV, state, 0.1 * i, peer=1 - r, **said)
+            for r in range(2)
+            for i, state in enumerate((State.STARTED, State.BLOCKED))
+        ],
+        {"world_size": 2},
+    )
     file, page = both.save(tmp_path / "hang.gz"), tmp_path / "out.html"
     ran = bare("replay", file, "--html", page, "--no-browser")
     assert ran.returncode == 0, ran.stderr

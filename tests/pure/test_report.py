@@ -84,10 +84,16 @@ def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
     assert report.cause(-signal.SIGSEGV, hung=2.5) == "signal SIGSEGV"
 
 
-@pytest.mark.parametrize(("how", "says"), [
-    (f"it {silence(1)}", "server 0 hung in the middle of train (it gave no sign of life for 1 s"),
-    ("signal SIGKILL", "server 0 ended in the middle of train (signal SIGKILL)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (
+            f"it {silence(1)}",
+            "server 0 hung in the middle of train (it gave no sign of life for 1 s",
+        ),
+        ("signal SIGKILL", "server 0 ended in the middle of train (signal SIGKILL)"),
+    ],
+)
 def test_the_remedy_of_a_replaced_one_is_for_how_it_ended(how: str, says: str) -> None:
     (said,) = report.of_replacements("train", [{"node": 2, "name": "server 0", "how": how}])
     assert said.startswith(says)
@@ -101,13 +107,20 @@ def replaced(*hows: str, rank: int = 1) -> list[dict[str, Any]]:
     return [{"node": rank, "name": f"worker {rank}", "how": how, "time": 0.0} for how in hows]
 
 
-@pytest.mark.parametrize(("lives", "says"), [
-    (replaced(*["exit status 3"] * 3),
-     "replaced 3 times, which is the most, and ended each time (exit status 3)."),
-    (replaced("exit status 3", "signal SIGSEGV"),
-     "replaced 2 times and ended each time (exit status 3; signal SIGSEGV)."),
-    (replaced("exit status 3"), "replaced once and ended each time (exit status 3)."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lives", "says"),
+    [
+        (
+            replaced(*["exit status 3"] * 3),
+            "replaced 3 times, which is the most, and ended each time (exit status 3).",
+        ),
+        (
+            replaced("exit status 3", "signal SIGSEGV"),
+            "replaced 2 times and ended each time (exit status 3; signal SIGSEGV).",
+        ),
+        (replaced("exit status 3"), "replaced once and ended each time (exit status 3)."),
+    ],
+)
 def test_a_death_after_replacements_tells_of_them(lives, says: str) -> None:
     assert says in str(told(died("exit status 3"), replaced=lives))
 
@@ -120,10 +133,16 @@ def test_replacements_of_others_are_not_told() -> None:
 # -- trouble for those that have no rank ----------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [
-    {"kill": {"server 0": 8}}, {"kill": {"0": 8}}, {"delay": {"worker 1": 0.1}},
-    {"drop_rank": "server 0"}, {"drop_rank": {1.5: 2}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"kill": {"server 0": 8}},
+        {"kill": {"0": 8}},
+        {"delay": {"worker 1": 0.1}},
+        {"drop_rank": "server 0"},
+        {"drop_rank": {1.5: 2}},
+    ],
+)
 def test_a_name_is_no_rank(asked: dict[str, Any]) -> None:
     with pytest.raises(ValueError) as error, dk.trouble(**asked):
         pytest.fail("it was accepted")

@@ -59,8 +59,9 @@ def test_a_png_has_its_size_and_its_paper(tmp_path: Path, view: Any, dark: bool)
     assert found.getpixel((0, 0))[3] < 128  # beyond the round corner there is no paper
     ink = channels(INK_DARK if dark else INK)
     top = found.crop((0, 0, 400, 40)).convert("RGB")  # the title is written there
-    assert any(max(abs(a - b) for a, b in zip(c, ink, strict=True)) < 30
-               for _, c in top.getcolors(2**16))  # fmt: skip
+    assert any(
+        max(abs(a - b) for a, b in zip(c, ink, strict=True)) < 30 for _, c in top.getcolors(2**16)
+    )
 
 
 def test_a_png_is_twice_as_fine_as_the_picture(tmp_path: Path) -> None:

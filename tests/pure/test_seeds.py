@@ -24,9 +24,16 @@ def anything(**options: object) -> None: ...
 
 @pytest.mark.parametrize(
     ("fn", "passed"),
-    [(plain, {}), (own, {"seed": 3}), (anything, {"seed": 3}), (partial(own, 1), {"seed": 3}),
-     ("train.py", {}), (print, {}), (len, {})],
-)  # fmt: skip
+    [
+        (plain, {}),
+        (own, {"seed": 3}),
+        (anything, {"seed": 3}),
+        (partial(own, 1), {"seed": 3}),
+        ("train.py", {}),
+        (print, {}),
+        (len, {}),
+    ],
+)
 def test_a_seed_is_the_runs_and_also_the_functions_if_it_takes_one(fn, passed) -> None:
     assert seeds.of_call(fn, {}, 3) == (3, passed)
     drawn, kwargs = seeds.of_call(fn, {"lr": 1}, None)

@@ -15,8 +15,11 @@ from distkit.shadowing import check, explain, libraries
 
 def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:
     mine, installed, copied = (tmp_path / name for name in ("mine", "installed", "copied"))
-    for file in (mine / "random.py", installed / "some-1.0.dist-info" / "METADATA",
-                 copied / "torch" / "__init__.py"):  # fmt: skip
+    for file in (
+        mine / "random.py",
+        installed / "some-1.0.dist-info" / "METADATA",
+        copied / "torch" / "__init__.py",
+    ):
         file.parent.mkdir(parents=True)
         file.touch()
     given = ["", ".", str(mine), str(installed), *sys.path, str(copied), str(installed)]
@@ -41,8 +44,9 @@ def shadow(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("code", ["import wave; wave.open", "from wave import open",
-                                  "import wave.deep"])  # fmt: skip
+@pytest.mark.parametrize(
+    "code", ["import wave; wave.open", "from wave import open", "import wave.deep"]
+)
 def test_whose_file_hides_what(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = shadow(folder, "wave", monkeypatch)
     with pytest.raises((AttributeError, ImportError)) as caught:
@@ -51,9 +55,18 @@ def test_whose_file_hides_what(folder: Path, code: str, monkeypatch: pytest.Monk
     sys.modules.pop("wave")
 
 
-@pytest.mark.parametrize("code", ["import statistics; statistics.nothing", "import nowhere",
-                                  "from os.path import nothing", "(1).nothing", "1 / 0",
-                                  "import torch.none", "from torch.nn import none"])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import statistics; statistics.nothing",
+        "import nowhere",
+        "from os.path import nothing",
+        "(1).nothing",
+        "1 / 0",
+        "import torch.none",
+        "from torch.nn import none",
+    ],
+)
 def test_other_errors_are_not_explained(folder: Path, code: str) -> None:
     with pytest.raises(Exception) as caught:
         exec(code)
@@ -77,7 +90,11 @@ def test_the_command_line_imports_nothing_of_the_readers_folder(tmp_path: Path) 
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')")
     root = str(Path(__file__).parents[2])
     said = subprocess.run(
-        [sys.executable, "-m", "distkit", "--version"], cwd=tmp_path, capture_output=True,
-        text=True, check=False, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+        [sys.executable, "-m", "distkit", "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )
     assert (said.returncode, said.stderr) == (0, "")

@@ -221,7 +221,11 @@ def test_a_data_parallel_step_leaves_what_ddp_leaves() -> None:
     work = Workload(forward=1.0, backward=2.0, buckets=[4000, 4000], update=0.5)
     trace = data_parallel(3, work, NET, count=2)
     assert Counter(s.label for s in trace.spans if s.rank == 1) == {
-        "forward": 2, "backward": 2, "gradients": 4, "update": 2}  # fmt: skip
+        "forward": 2,
+        "backward": 2,
+        "gradients": 4,
+        "update": 2,
+    }
     reduces = [s for s in trace.spans if s.op is Op.ALL_REDUCE]
     assert len({trace.matches[s.rank, s.seq] for s in reduces}) == 4
     assert trace.seconds == pytest.approx(7.0, abs=1e-3)
@@ -269,27 +273,34 @@ def harmonic(n: int) -> float:
     ],
 )
 def test_stragglers_at_a_parameter_server(options: dict, expected: float) -> None:
-    run = parameter_server(10, [4], 1, FREE, exponential(1.0), steps=4000, record=False, seed=3,
-                           **options)  # fmt: skip
+    run = parameter_server(
+        10, [4], 1, FREE, exponential(1.0), steps=4000, record=False, seed=3, **options
+    )
     tail = 0.1 if options.get("staleness") else 0.03  # the last worker's end is late
     assert run.seconds / 4000 == pytest.approx(expected, rel=tail)
 
 
 def test_waiting_falls_with_staleness() -> None:
-    waits = [parameter_server(8, [4], 1, FREE, exponential(1.0), steps=200, staleness=s,
-                              record=False).waited.sum() for s in (0, 1, 2, 4, 8, math.inf)]
+    waits = [
+        parameter_server(
+            8, [4], 1, FREE, exponential(1.0), steps=200, staleness=s, record=False
+        ).waited.sum()
+        for s in (0, 1, 2, 4, 8, math.inf)
+    ]
     assert waits == sorted(waits, reverse=True)
     assert waits[-1] == 0
 
 
 def test_staleness_is_bounded_in_steps_and_about_all_others_when_not() -> None:
-    free = parameter_server(8, [4], 1, FREE, exponential(1.0), steps=500, staleness=math.inf,
-                            record=False)  # fmt: skip
+    free = parameter_server(
+        8, [4], 1, FREE, exponential(1.0), steps=500, staleness=math.inf, record=False
+    )
     assert np.mean(free.staleness) == pytest.approx(7, abs=0.5)
     together = parameter_server(8, [4], 1, FREE, exponential(1.0), steps=50, record=False)
     assert set(together.staleness) == {0}
-    bound = parameter_server(8, [4], 1, FREE, exponential(1.0), steps=500, staleness=2,
-                             record=False)  # fmt: skip
+    bound = parameter_server(
+        8, [4], 1, FREE, exponential(1.0), steps=500, staleness=2, record=False
+    )
     assert max(bound.staleness) <= 7 * (2 * 2 + 1)
 
 
@@ -297,8 +308,9 @@ def test_a_few_backups_pay_and_too_many_do_not() -> None:
     """The shape of Chen et al.: the best is inside, since each backup's work is thrown away."""
 
     def gain(backups: int) -> float:
-        run = parameter_server(50, [4], 1, FREE, lognormal(1.5, 0.2), steps=300, record=False,
-                               backups=backups, seed=1)  # fmt: skip
+        run = parameter_server(
+            50, [4], 1, FREE, lognormal(1.5, 0.2), steps=300, record=False, backups=backups, seed=1
+        )
         return (50 - backups) / run.seconds
 
     gains = [gain(b) for b in (0, 3, 45)]
@@ -336,10 +348,14 @@ def test_a_served_trace_has_both_ends_of_every_request() -> None:
         (lambda: simulate("ring", 4, 6, NET), "6 bytes are not whole elements of 4"),
         (lambda: simulate("ring", 4, -4, NET), "-4 bytes: nbytes must not be negative"),
         (lambda: simulate("ring", 4, 4, NET, itemsize=3), "elements of 3 bytes"),
-        (lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)),
-         "the places of a torus of 2 × 3 are 6 ranks, not 4"),
-        (lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)), "^2 hosts of 4 devices are "
-         "8 ranks, not 4: give a network of 4, or simulate 8$"),
+        (
+            lambda: simulate("ring", 4, 4, Network.torus((2, 3), ONE)),
+            "the places of a torus of 2 × 3 are 6 ranks, not 4",
+        ),
+        (
+            lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)),
+            "^2 hosts of 4 devices are 8 ranks, not 4: give a network of 4, or simulate 8$",
+        ),
         (lambda: simulate("ring", 4, 4, Network.tree(2, 4, ONE)), "^2 racks of 4 hosts are 8"),
         (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})), "no rank 4"),
         (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(fails={-1: 0})), "no rank -1"),

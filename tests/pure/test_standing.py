@@ -75,9 +75,15 @@ def test_ended(how, word):
     assert made.settled and made.stuck() == [1]
 
 
-@pytest.mark.parametrize(("until", "seen"), [
-    ("paused", "before"), ("started", "calling"), ("blocked", "waiting in"), ("done", "after"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("until", "seen"),
+    [
+        ("paused", "before"),
+        ("started", "calling"),
+        ("blocked", "waiting in"),
+        ("done", "after"),
+    ],
+)
 def test_who_died_was_seen_last_somewhere(until, seen):
     made = board(2, op(1, 0, Op.SEND, until, peer=0))
     made.end(1, "died", "signal SIGKILL")
@@ -99,7 +105,8 @@ def test_another_takes_the_place_of_one_that_died():
     made.replaced(1, "signal SIGKILL")
     assert str(made.standing(1)) == (
         "rank 1: running: its process died (signal SIGKILL), and another takes its place; "
-        "last seen before pull('w') at In[5]:3")  # fmt: skip
+        "last seen before pull('w') at In[5]:3"
+    )
     again = dict(peer=3, label="dist_async", match="kv:1:1:1")
     made.feed(op(1, 7, Op.REGISTER, "done", **again))
     told = "it took the place of one that died (signal SIGKILL)"
@@ -111,8 +118,9 @@ def test_another_takes_the_place_of_one_that_died():
 
 
 def test_messages_match_first_in_first_out_by_tag():
-    made = board(2, op(0, 0, Op.SEND, "done", peer=1, tag=1),
-                 op(1, 0, Op.RECV, "done", peer=0, tag=1))  # fmt: skip
+    made = board(
+        2, op(0, 0, Op.SEND, "done", peer=1, tag=1), op(1, 0, Op.RECV, "done", peer=0, tag=1)
+    )
     made.feed(op(1, 1, Op.RECV, "blocked", peer=0, tag=1))
     assert made.standing(1).waits_for == (0,)
     made.feed(op(0, 1, Op.SEND, "started", peer=1, tag=2))
@@ -141,8 +149,11 @@ def test_anybody_is_stuck_only_without_any_possible_sender():
 
 
 def test_collectives_wait_for_every_member():
-    made = board(4, op(0, 0, Op.ALL_REDUCE, "blocked", label="max"),
-                 op(2, 0, Op.ALL_REDUCE, "started", label="max"))  # fmt: skip
+    made = board(
+        4,
+        op(0, 0, Op.ALL_REDUCE, "blocked", label="max"),
+        op(2, 0, Op.ALL_REDUCE, "started", label="max"),
+    )
     s = made.standing(0)
     assert (s.call(), s.waits_for) == ("all_reduce(max)", (1, 3))
     assert s.reason == "ranks 1 and 3 have not called it"
@@ -161,21 +172,30 @@ def test_collectives_of_a_group():
     assert made.standing(0).waits_for == (1,)
 
 
-@pytest.mark.parametrize("other", [
-    dict(kind=Op.ALL_REDUCE), dict(kind=Op.BROADCAST, peer=1),
-    dict(kind=Op.BROADCAST, peer=0, nbytes=4), dict(kind=Op.BROADCAST, peer=0, dtype="int32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(kind=Op.ALL_REDUCE),
+        dict(kind=Op.BROADCAST, peer=1),
+        dict(kind=Op.BROADCAST, peer=0, nbytes=4),
+        dict(kind=Op.BROADCAST, peer=0, dtype="int32"),
+    ],
+)
 def test_another_collective_is_not_ones_part(other):
     facts = {"nbytes": 8, "dtype": "float32", "shape": (2,)}
-    made = board(2, op(0, 0, Op.BROADCAST, "blocked", peer=0, **facts),
-                 op(1, 0, other.pop("kind"), "started", **{**facts, **other}))  # fmt: skip
+    made = board(
+        2,
+        op(0, 0, Op.BROADCAST, "blocked", peer=0, **facts),
+        op(1, 0, other.pop("kind"), "started", **{**facts, **other}),
+    )
     assert made.standing(0).waits_for == (1,) and made.stuck() == [0]
     assert "rank 1 called" in made.standing(0).reason and "instead" in made.standing(0).reason
 
 
 def test_another_reduction_is_wrong_and_does_not_wait():
-    made = board(2, op(0, 0, Op.ALL_REDUCE, "blocked"),
-                 op(1, 0, Op.ALL_REDUCE, "started", label="max"))  # fmt: skip
+    made = board(
+        2, op(0, 0, Op.ALL_REDUCE, "blocked"), op(1, 0, Op.ALL_REDUCE, "started", label="max")
+    )
     assert doing(made) == ["running"] * 2
 
 
@@ -186,8 +206,12 @@ def test_a_late_note_of_a_wait_that_is_over():
 
 
 def test_requests_and_computation_do_not_block():
-    made = board(1, op(0, 0, Op.PUSH, "blocked", match="kv:1"), op(0, 1, Op.MARK, "started"),
-                 op(0, 2, Op.TOUCH, "paused", match="0"))  # fmt: skip
+    made = board(
+        1,
+        op(0, 0, Op.PUSH, "blocked", match="kv:1"),
+        op(0, 1, Op.MARK, "started"),
+        op(0, 2, Op.TOUCH, "paused", match="0"),
+    )
     assert doing(made) == ["running"]
 
 

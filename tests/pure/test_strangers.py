@@ -22,20 +22,57 @@ REPLACED = {"node": 2, "name": "server 0", "how": "killed", "time": 4711.26}
 
 def rich(trace: Trace, **more: Any) -> Trace:
     """The trace with something in each entry of meta."""
-    meta = {"groups": {"world": [0, 1], "1": [0, 1]}, "dropped": {"0": 3, "notebook": 2},
-            "without_values": {"1": 4}, "unwaited": {"0": [0]}, "replaced": [REPLACED],
-            "ends": {"0": {"how": "returned", "text": "", "where": ""}, "1": END},
-            "sources": {"p2p.py": "x = 1\n" * 20}, "seconds": 1.5, "until": 4712.0,
-            "device": "cpu"}  # fmt: skip
+    meta = {
+        "groups": {"world": [0, 1], "1": [0, 1]},
+        "dropped": {"0": 3, "notebook": 2},
+        "without_values": {"1": 4},
+        "unwaited": {"0": [0]},
+        "replaced": [REPLACED],
+        "ends": {"0": {"how": "returned", "text": "", "where": ""}, "1": END},
+        "sources": {"p2p.py": "x = 1\n" * 20},
+        "seconds": 1.5,
+        "until": 4712.0,
+        "device": "cpu",
+    }
     touch = Event(0, 500, Op.TOUCH, State.STARTED, 4712.0, where="a.py:1", label="add", match="3")
     return Trace([*trace.events, touch], {**trace.meta, **meta, **more})
 
 
-FILES = [traces.ping_pong(1), rich(traces.ping_pong(1), ends={}), traces.ring(3),
-         rich(traces.ring(3)), rich(traces.parameter_server(1)), traces.sync_sgd(2, 1)]  # fmt: skip
+FILES = [
+    traces.ping_pong(1),
+    rich(traces.ping_pong(1), ends={}),
+    traces.ring(3),
+    rich(traces.ring(3)),
+    rich(traces.parameter_server(1)),
+    traces.sync_sgd(2, 1),
+]
 
-ODD = [None, True, -1, 0, 1, 7, 10**12, 2**63, 0.5, float("nan"), "", "x", "-1", "\ud800", [], [1],
-       {}, {"a": 1}, [[]], [None], 99_999, "send", "completed", "world"]  # fmt: skip
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    10**12,
+    2**63,
+    0.5,
+    float("nan"),
+    "",
+    "x",
+    "-1",
+    "\ud800",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    [[]],
+    [None],
+    99_999,
+    "send",
+    "completed",
+    "world",
+]
 
 
 def lines_of(path: Path) -> list[Any]:
@@ -103,18 +140,26 @@ def test_a_damaged_file_works_or_is_refused(tmp_path: Path, seed: int) -> None:
 
 
 WRONG = [
-    ("where", ("looks", 0, 8), 7), ("group", ("looks", 0, 3), [1]),
+    ("where", ("looks", 0, 8), 7),
+    ("group", ("looks", 0, 3), [1]),
     ("nbytes", ("looks", 0, 4), "8"),
-    ("nbytes", ("looks", 0, 4), [8]), ("shape", ("looks", 0, 5), [[2]]), ("time", ("time", 0), [1]),
-    ("time", ("time", 3), float("nan")), ("rank", ("rank", 0), 10**9), ("rank", ("rank", 0), -1),
-    ("summary", ("summary", 0, 1), None), ("match", ("match",), [[0, 3]]),
+    ("nbytes", ("looks", 0, 4), [8]),
+    ("shape", ("looks", 0, 5), [[2]]),
+    ("time", ("time", 0), [1]),
+    ("time", ("time", 3), float("nan")),
+    ("rank", ("rank", 0), 10**9),
+    ("rank", ("rank", 0), -1),
+    ("summary", ("summary", 0, 1), None),
+    ("match", ("match",), [[0, 3]]),
     (r"meta\.world_size", ("meta", "world_size"), 10**12),
     (r"meta\.replaced\[0\]", ("meta", "replaced"), ["rank 0"]),
     (r"meta\.ends\.'1'\.how", ("meta", "ends", "1", "how"), "fled"),
     (r"meta\.groups\.'1'\[1\]", ("meta", "groups", "1"), [0, "1"]),
-    (r"meta\.ranks", ("meta", "ranks"), {"first": {}}), ("meta", ("meta",), None),
-    ("events", ("events",), "4"), ("version", ("version",), "2"),
-]  # fmt: skip
+    (r"meta\.ranks", ("meta", "ranks"), {"first": {}}),
+    ("meta", ("meta",), None),
+    ("events", ("events",), "4"),
+    ("version", ("version",), "2"),
+]
 
 
 @pytest.mark.parametrize(("field", "way", "value"), WRONG)

@@ -68,8 +68,9 @@ class Browser:
             assert self.changed.wait_for(condition, 5)
 
     def at(self, position, last):
-        self.wait(lambda: (self.steps["position"], len(self.steps["moments"]))
-                  == (position, last + 1))  # fmt: skip
+        self.wait(
+            lambda: (self.steps["position"], len(self.steps["moments"])) == (position, last + 1)
+        )
 
 
 @pytest.fixture
@@ -108,12 +109,17 @@ def test_a_moment_says_where_each_rank_is_and_what_it_touches():
     first, second = moment["ranks"][:2]
     assert moment["choice"] == [0]
     assert first == {
-        "rank": 0, "doing": "blocked", "call": "recv(src=3)", "where": "collectives.py:18",
-        "reason": "rank 3 is paused before send(dst=0) at collectives.py:15", "waits": [3],
+        "rank": 0,
+        "doing": "blocked",
+        "call": "recv(src=3)",
+        "where": "collectives.py:18",
+        "reason": "rank 3 is paused before send(dst=0) at collectives.py:15",
+        "waits": [3],
         "words": "rank 0: blocked in recv(src=3) at collectives.py:18: "
-                 "rank 3 is paused before send(dst=0) at collectives.py:15",
-        "now": "0.3", "last": "0.2",
-    }  # fmt: skip
+        "rank 3 is paused before send(dst=0) at collectives.py:15",
+        "now": "0.3",
+        "last": "0.2",
+    }
     assert (second["doing"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
 
 
@@ -122,7 +128,15 @@ def test_earlier_moments_keep_the_tensors_of_their_time():
     assert [m["ranks"][0].get("now") for m in moments] == [f"0.{i}" for i in range(7)] + [None]
     # the barrier has no tensor: what was done last before it stays
     assert [m["ranks"][0].get("last") for m in moments] == [
-        None, "0.0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.5"]  # fmt: skip
+        None,
+        "0.0",
+        "0.1",
+        "0.2",
+        "0.3",
+        "0.4",
+        "0.5",
+        "0.5",
+    ]
 
 
 def test_only_what_changed_is_told():
@@ -194,16 +208,25 @@ def test_an_error_and_what_only_repeats_it_are_one_remark():
     assert (remark["remedy"], remark["lines"]) == ("Repair it.", {"1": "In[5]:7"})
 
 
-@pytest.mark.parametrize(("error", "findings", "messages"), [
-    ("", [], []),
-    ("it was stopped", [], ["it was stopped"]),
-    ("", [FOUND] * 5, [FOUND.message] * 3),
-    (f"fn cannot go on: {FOUND.message} {FOUND.remedy}", [FOUND], [FOUND.message]),
-    ("rank 1 died; why", [found("died", "rank 1 ended"), found("skipped", "why")],
-     ["rank 1 died; why"]),
-    (RAISED, [found("raised", "so"), found("not_waited", "besides")],
-     ["rank 1 raised ValueError: too small at In[5]:7", "besides"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "findings", "messages"),
+    [
+        ("", [], []),
+        ("it was stopped", [], ["it was stopped"]),
+        ("", [FOUND] * 5, [FOUND.message] * 3),
+        (f"fn cannot go on: {FOUND.message} {FOUND.remedy}", [FOUND], [FOUND.message]),
+        (
+            "rank 1 died; why",
+            [found("died", "rank 1 ended"), found("skipped", "why")],
+            ["rank 1 died; why"],
+        ),
+        (
+            RAISED,
+            [found("raised", "so"), found("not_waited", "besides")],
+            ["rank 1 raised ValueError: too small at In[5]:7", "besides"],
+        ),
+    ],
+)
 def test_remarks(error, findings, messages):
     assert [remark["message"] for remark in remarks(error, findings)] == messages
 
@@ -229,8 +252,10 @@ def test_what_was_received_counts_more_than_what_was_sent():
     stepper.next(0)  # 0 receives what 1 sends
     told = [rank["last"] for rank in snapshot(stepper)["moments"][-1][1]["ranks"]]
     assert told == ["0.0", "1.0"]
-    events = [Event(0, seq, op, State.COMPLETED, 0.0, peer=1, dtype="float32")
-              for seq, op in enumerate((Op.RECV, Op.SEND))]  # fmt: skip
+    events = [
+        Event(0, seq, op, State.COMPLETED, 0.0, peer=1, dtype="float32")
+        for seq, op in enumerate((Op.RECV, Op.SEND))
+    ]
     assert dict(_completed(events)) == {0: "0.0"}
     assert dict(_completed(events[1:])) == {0: "0.1"}
 
@@ -251,14 +276,17 @@ def test_two_that_wait_for_each_other_are_named():
     assert circle["lines"] == {"0": "In[7]:4", "1": "In[7]:7"}
 
 
-@pytest.mark.parametrize(("standings", "found"), [
-    ([blocked(0, 1), blocked(1, 2), blocked(2, 0)], [0, 1, 2]),
-    ([blocked(0, 1), blocked(1, 2), blocked(2, 1)], [1, 2]),  # one waits at the circle's side
-    ([blocked(0, 1), blocked(1, 2), Standing(2, Doing.RUNNING)], []),
-    ([blocked(0, 1, 2, peer=None), blocked(1, 0)], []),  # from any source: 2 may still send
-    ([blocked(0, 1, 2, op=Op.ALL_REDUCE), Standing(1, Doing.PAUSED), blocked(2, 0)], [0, 2]),
-    ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("standings", "found"),
+    [
+        ([blocked(0, 1), blocked(1, 2), blocked(2, 0)], [0, 1, 2]),
+        ([blocked(0, 1), blocked(1, 2), blocked(2, 1)], [1, 2]),  # one waits at the circle's side
+        ([blocked(0, 1), blocked(1, 2), Standing(2, Doing.RUNNING)], []),
+        ([blocked(0, 1, 2, peer=None), blocked(1, 0)], []),  # from any source: 2 may still send
+        ([blocked(0, 1, 2, op=Op.ALL_REDUCE), Standing(1, Doing.PAUSED), blocked(2, 0)], [0, 2]),
+        ([], []),
+    ],
+)
 def test_circles(standings, found):
     assert [s.rank for s in in_a_circle(standings)] == found
 
@@ -342,7 +370,8 @@ def test_the_error_of_the_run_is_told_once(opened, monkeypatch):
     browser.wait(lambda: browser.steps["remarks"])
     assert browser.steps["trouble"] == ""
     assert [r["message"] for r in browser.steps["remarks"]] == [
-        "rank 1 raised ValueError: too small at In[5]:7"]  # fmt: skip
+        "rank 1 raised ValueError: too small at In[5]:7"
+    ]
 
 
 def test_a_greeting_is_heard_and_changes_nothing(opened):
@@ -373,8 +402,13 @@ def test_a_finding_that_comes_later_is_told(opened):
     stepper._changed()
     browser.wait(lambda: browser.steps["remarks"])
     assert browser.steps["remarks"] == [
-        {"message": FOUND.message, "remedy": FOUND.remedy, "hang": True,
-         "lines": {"0": "In[7]:4", "1": "In[7]:7"}}]  # fmt: skip
+        {
+            "message": FOUND.message,
+            "remedy": FOUND.remedy,
+            "hang": True,
+            "lines": {"0": "In[7]:4", "1": "In[7]:7"},
+        }
+    ]
 
 
 # -- elsewhere ---------------------------------------------------------------------------
@@ -456,8 +490,19 @@ def test_the_static_picture_without_markers_opens_where_the_program_communicates
 
 @pytest.mark.parametrize("n", [1, 3, 9, 20])
 def test_static_pictures_are_well_formed_and_small(n):
-    scripts = [[dict(op=Op.ALL_REDUCE, where="many.py:300", shape=(64,), nbytes=256,
-                     dtype="float32", before=[float(r)] * 64)] for r in range(n)]  # fmt: skip
+    scripts = [
+        [
+            dict(
+                op=Op.ALL_REDUCE,
+                where="many.py:300",
+                shape=(64,),
+                nbytes=256,
+                dtype="float32",
+                before=[float(r)] * 64,
+            )
+        ]
+        for r in range(n)
+    ]
     stepper = FakeStepper("many", scripts, {"many.py": "x <= 1 & y\n" * 400})
     picture = to_svg(snapshot(stepper), project(stepper.trace))
     assert ET.fromstring(picture).tag == f"{SVG}svg" and len(picture.encode()) < 80_000

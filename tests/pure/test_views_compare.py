@@ -132,20 +132,28 @@ def test_the_critical_path_goes_through_the_straggler() -> None:
     s.op(1, Op.SEND, 5 * MS, 6 * MS, peer=0, **CHUNK)
     s.op(0, Op.RECV, 1 * MS, 6.5 * MS, peer=1, **CHUNK)
     c = Columns(s.trace(world_size=2))
-    path = [(int(c.ops.rank[i]), c.ops.looks[c.ops.look[i]].op) for i in
-            critical_path(c, waits(c))]  # fmt: skip
+    path = [(int(c.ops.rank[i]), c.ops.looks[c.ops.look[i]].op) for i in critical_path(c, waits(c))]
     assert path == [(0, Op.RECV), (1, Op.SEND), (1, Op.MARK)]
 
 
 def test_marks_that_take_no_time_or_stand_around_messages_hide_nothing() -> None:
     plain = traces.ring(4)
     last = plain.events[-1].time
-    noisy = Trace([*plain.events, *(e for e in (
-        Event(0, 90, Op.MARK, State.STARTED, 0.0, label="gradient w"),
-        Event(0, 90, Op.MARK, State.COMPLETED, last, label="gradient w"),
-        Event(0, 91, Op.MARK, State.COMPLETED, last, label="step"),
-        Event(0, 92, Op.MARK, State.COMPLETED, last, label="weights"),
-    ))], plain.meta)  # fmt: skip
+    noisy = Trace(
+        [
+            *plain.events,
+            *(
+                e
+                for e in (
+                    Event(0, 90, Op.MARK, State.STARTED, 0.0, label="gradient w"),
+                    Event(0, 90, Op.MARK, State.COMPLETED, last, label="gradient w"),
+                    Event(0, 91, Op.MARK, State.COMPLETED, last, label="step"),
+                    Event(0, 92, Op.MARK, State.COMPLETED, last, label="weights"),
+                )
+            ),
+        ],
+        plain.meta,
+    )
     assert counted(noisy)["critical"] > 3
     assert counted(noisy)["rounds"] == counted(plain)["rounds"]
 
@@ -158,9 +166,13 @@ def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
 
     rng = random.Random(seed)
     ops = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BARRIER]
-    programs = [[simulated.Step(rng.choice(ops), peer=rng.choice([p for p in range(ranks)
-                                if p != r])) for _ in range(rng.randrange(6))]
-                for r in range(ranks)]  # fmt: skip
+    programs = [
+        [
+            simulated.Step(rng.choice(ops), peer=rng.choice([p for p in range(ranks) if p != r]))
+            for _ in range(rng.randrange(6))
+        ]
+        for r in range(ranks)
+    ]
     for r, program in enumerate(programs):
         for step in program:
             if step.op in (Op.ALL_REDUCE, Op.BARRIER):

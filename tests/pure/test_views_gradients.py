@@ -36,12 +36,33 @@ def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, be
             at = 0.01 * (n + 1)
             if alone:
                 s.op(rank, Op.MARK, at, at, label="alone w", after=summary(alone))
-            s.op(rank, Op.MARK, at, at + 0.002, label="gradient w", shape=(4,), dtype="float32",
-                 before=summary(own), after=summary(after))  # fmt: skip
-            s.op(rank, Op.MARK, at + 0.003, at + 0.003, label="step",
-                 after=summary([2.0 - n + rank, 0.1, samples]))  # fmt: skip
-            s.op(rank, Op.MARK, at + 0.004, at + 0.004, label=f"weights {crcs[rank]}",
-                 after=summary([float(rank * (crcs[0] != crcs[1]))] * 64, 10))  # fmt: skip
+            s.op(
+                rank,
+                Op.MARK,
+                at,
+                at + 0.002,
+                label="gradient w",
+                shape=(4,),
+                dtype="float32",
+                before=summary(own),
+                after=summary(after),
+            )
+            s.op(
+                rank,
+                Op.MARK,
+                at + 0.003,
+                at + 0.003,
+                label="step",
+                after=summary([2.0 - n + rank, 0.1, samples]),
+            )
+            s.op(
+                rank,
+                Op.MARK,
+                at + 0.004,
+                at + 0.004,
+                label=f"weights {crcs[rank]}",
+                after=summary([float(rank * (crcs[0] != crcs[1]))] * 64, 10),
+            )
     return s.trace(world_size=2)
 
 
@@ -69,14 +90,18 @@ def test_what_was_not_averaged_is_said() -> None:
     found = texts(trained(OWN, crcs=("aaaa", "bbbb"), alone=MEAN))
     assert found[0] == ("different", "every rank keeps its own gradient: nothing was averaged")
     assert found[1] == ("different", "one process computes another gradient: up to 1.0 apart")
-    assert found[2] == ("different", "the replicas' weights differ after step 1: "
-                        "rank 1 is now 8 from rank 0")  # fmt: skip
+    assert found[2] == (
+        "different",
+        "the replicas' weights differ after step 1: rank 1 is now 8 from rank 0",
+    )
 
 
 def test_a_rank_that_got_something_else_is_found() -> None:
     after = [SUM, [4.0, 1.0, 2.0, 0.0]]
     assert texts(trained(after))[0] == (
-        "different", "the ranks' gradients still differ after step 1, w")  # fmt: skip
+        "different",
+        "the ranks' gradients still differ after step 1, w",
+    )
     (cell,) = project(trained(after))["steps"][0]["layers"]
     assert (cell["kind"], cell["same"], len(cell["after"])) == ("other", False, 2)
 
@@ -124,7 +149,9 @@ def test_curves() -> None:
     assert curves["lr"][0]["points"] == [[1, 0.1], [2, 0.1], [3, 0.1]]
     assert curves["rate"][0]["points"] == [[2, 6400.0], [3, 6400.0]]  # 2 x 32 in 10 ms
     assert [line["points"] for line in curves["drift"]] == [
-        [[0, 0], [1, 0], [2, 0], [3, 0]], [[0, 0], [1, 8], [2, 8], [3, 8]]]  # fmt: skip
+        [[0, 0], [1, 0], [2, 0], [3, 0]],
+        [[0, 0], [1, 8], [2, 8], [3, 8]],
+    ]
     assert [p[0] for p in curves["norms"][0][1]["points"]] == [1, 2, 3]
 
 
@@ -151,8 +178,10 @@ LABELS = ["step", "gradient w", "gradient ", "alone w", "weights 1", "weights "]
 @settings(max_examples=60)
 @given(st.lists(events, max_size=30), st.lists(st.sampled_from(LABELS), max_size=30))
 def test_any_marks_are_drawn(found, labels) -> None:
-    marks = [replace(e, op=Op.MARK, label=label, summary=e.summary and _safe(e.summary))
-             for e, label in zip(found, labels, strict=False)]  # fmt: skip
+    marks = [
+        replace(e, op=Op.MARK, label=label, summary=e.summary and _safe(e.summary))
+        for e, label in zip(found, labels, strict=False)
+    ]
     picture = project(Trace(marks))
     json.dumps(picture, allow_nan=False)
     ET.fromstring(to_svg(picture))

@@ -99,8 +99,17 @@ def test_several_traces_are_tabs_of_tabs(tmp_path):
 def watched():
     s = Script()
     for rank in range(2):
-        s.op(rank, Op.MARK, 0, MS, label="gradient w", shape=(2,), dtype="float32",
-             before=summary([1.0, 2.0]), after=summary([2.0, 3.0]))  # fmt: skip
+        s.op(
+            rank,
+            Op.MARK,
+            0,
+            MS,
+            label="gradient w",
+            shape=(2,),
+            dtype="float32",
+            before=summary([1.0, 2.0]),
+            after=summary([2.0, 3.0]),
+        )
         s.op(rank, Op.MARK, MS, MS, label="step", after=summary([0.5, 0.1, 8.0]))
     return s.trace(world_size=2)
 
@@ -108,9 +117,12 @@ def watched():
 def test_a_run_has_the_views_that_fit_it(tmp_path):
     alone = Script().op(0, Op.MARK, 0, MS, label="work").trace(world_size=1)
     silent = Script().op(0, Op.BARRIER, 0, MS).op(1, Op.BARRIER, 0, MS).trace(world_size=2)
-    for trace, views in ((Trace(), ["timeline0"]), (alone, ["timeline0"]),
-                         (silent, ["timeline0", "stage0"]),
-                         (watched(), ["timeline0", "gradients0"])):  # fmt: skip
+    for trace, views in (
+        (Trace(), ["timeline0"]),
+        (alone, ["timeline0"]),
+        (silent, ["timeline0", "stage0"]),
+        (watched(), ["timeline0", "gradients0"]),
+    ):
         assert page(trace, tmp_path).views == views
     assert ("role", "tab") not in page(alone, tmp_path).attributes
 
@@ -212,7 +224,8 @@ def test_the_modules_join_into_one_that_exports_render():
     text = esm("timeline")
     assert "import " not in re.sub(r"//.*", "", text)
     assert re.findall(r"^export .*", text, re.MULTILINE) == [
-        f"export default {{ render: renders(Timeline, {assets.FORMAT}) }};"]  # fmt: skip
+        f"export default {{ render: renders(Timeline, {assets.FORMAT}) }};"
+    ]
     names = re.findall(r"^(?:const|class|function) (\w+)", text, re.MULTILINE)
     assert len(names) == len(set(names))  # a name defined twice is a syntax error
     assert ".distkit-timeline" in css("timeline")

@@ -18,8 +18,13 @@ from distkit.views.text import rows, table
 from distkit.views.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
 from distkit.views.units import human_seconds, round_step
 
-TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(4000), "empty": Trace,
-          "many ranks": lambda: big(600, n=100)}  # fmt: skip
+TRACES = {
+    **DEMOS,
+    "odd": odd_values,
+    "big": lambda: big(4000),
+    "empty": Trace,
+    "many ranks": lambda: big(600, n=100),
+}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -44,13 +49,15 @@ def test_every_operation_of_a_demo_is_drawn_inside_the_card(name):
     trace = DEMOS[name]()
     root = svg(trace)
     width, height = float(root.get("width")), float(root.get("height"))
-    boxes = [[float(r.get(k)) for k in ("x", "y", "width", "height")]
-             for r in root.iter(f"{SVG}rect")]  # fmt: skip
+    boxes = [
+        [float(r.get(k)) for k in ("x", "y", "width", "height")] for r in root.iter(f"{SVG}rect")
+    ]
     assert len(boxes) >= len(trace.spans)
     for x, y, w, h in boxes:
         assert x >= 0 and y >= 0 and x + w <= width and y + h <= height and w > 0 and h > 0
     assert len(list(root.iter(f"{SVG}polygon"))) == sum(
-        m.sent is not None and m.received is not None for m in trace.messages)  # fmt: skip
+        m.sent is not None and m.received is not None for m in trace.messages
+    )
 
 
 def test_a_hang_says_where_everybody_is():
@@ -62,10 +69,12 @@ def test_a_hang_says_where_everybody_is():
 
 
 def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
-    events = [Event(0, 0, Op.SEND, State.SCHEDULED, 0.0, peer=1),
-              Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0),
-              Event(1, 0, Op.RECV, State.BLOCKED, 0.1, peer=0),
-              Event(0, 1, Op.TOUCH, State.COMPLETED, 0.2, match="0")]  # fmt: skip
+    events = [
+        Event(0, 0, Op.SEND, State.SCHEDULED, 0.0, peer=1),
+        Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0),
+        Event(1, 0, Op.RECV, State.BLOCKED, 0.1, peer=0),
+        Event(0, 1, Op.TOUCH, State.COMPLETED, 0.2, match="0"),
+    ]
     words = texts(Trace(events))
     assert "paused before send" in words and "still in recv from rank 0" in words and "!" in words
 
@@ -81,8 +90,11 @@ def test_a_long_trace_is_cut_and_says_so():
 
 
 def test_a_long_run_shows_how_busy_its_ranks_were():
-    half = [Event(0, i, Op.BARRIER, state, i + 0.5 * k, label="x") for i in range(300)
-            for k, state in enumerate((State.STARTED, State.COMPLETED))]  # fmt: skip
+    half = [
+        Event(0, i, Op.BARRIER, state, i + 0.5 * k, label="x")
+        for i in range(300)
+        for k, state in enumerate((State.STARTED, State.COMPLETED))
+    ]
     for picture in (project(Trace(half)), Columns(Trace(half)).picture(250)):
         (path,) = [e.get("d") for e in ET.fromstring(to_svg(picture)).iter(f"{SVG}path")]
         base = int(re.match(r"M[\d.]+ (\d+)", path)[1])
@@ -166,7 +178,12 @@ def test_axis_steps_are_round_and_few(span, steps):
 
 def test_durations_read_well_at_the_edges_of_units():
     assert [human_seconds(s) for s in (0, 9.9996e-4, 0.9994, 0.99999, 123.4)] == [
-        "0 µs", "1 ms", "999 ms", "1 s", "123 s"]  # fmt: skip
+        "0 µs",
+        "1 ms",
+        "999 ms",
+        "1 s",
+        "123 s",
+    ]
 
 
 def test_each_rank_has_a_colour_of_its_own_in_both_themes():

@@ -42,13 +42,17 @@ def merged(meta, pieces):
 
 
 def sent_messages(trace):
-    return Counter((m.src, m.dst, str(m.op), m.nbytes, m.sent is None, m.received is None)
-                   for m in trace.messages)  # fmt: skip
+    return Counter(
+        (m.src, m.dst, str(m.op), m.nbytes, m.sent is None, m.received is None)
+        for m in trace.messages
+    )
 
 
 def drawn_messages(picture):
-    return Counter((a["src"], a["dst"], a["op"], a["nbytes"], a["sent"] is None,
-                    a["received"] is None) for a in picture["arrows"])  # fmt: skip
+    return Counter(
+        (a["src"], a["dst"], a["op"], a["nbytes"], a["sent"] is None, a["received"] is None)
+        for a in picture["arrows"]
+    )
 
 
 @st.composite
@@ -137,15 +141,27 @@ def test_arrows_agree_with_the_trace(name):
 def test_each_request_is_answered_by_an_arrow_back():
     picture = project(parameter_server(steps=1))
     ways = Counter((a["src"], a["dst"]) for a in picture["arrows"] if a["op"] == "pull")
-    assert ways == {(0, 2): 1, (2, 0): 1, (0, 3): 1, (3, 0): 1,
-                    (1, 2): 1, (2, 1): 1, (1, 3): 1, (3, 1): 1}  # fmt: skip
+    assert ways == {
+        (0, 2): 1,
+        (2, 0): 1,
+        (0, 3): 1,
+        (3, 0): 1,
+        (1, 2): 1,
+        (2, 1): 1,
+        (1, 3): 1,
+        (3, 1): 1,
+    }
 
 
 def test_unfinished_operations_are_open_and_announced():
     picture = project(hang())
     stuck = [bar for bar in picture["bars"] if bar["end"] is None]
     assert sorted((bar["rank"], bar["op"]) for bar in stuck) == [
-        (0, "all_reduce"), (1, "all_reduce"), (2, "all_reduce"), (3, "recv")]  # fmt: skip
+        (0, "all_reduce"),
+        (1, "all_reduce"),
+        (2, "all_reduce"),
+        (3, "recv"),
+    ]
     assert "still in all_reduce: rank 0, rank 1, rank 2" in picture["notices"]
     assert "still in recv: rank 3" in picture["notices"]
     assert any(notice.startswith("1,203 events dropped") for notice in picture["notices"])
@@ -206,16 +222,19 @@ def test_messages_never_sent_are_drawn_but_not_counted():
 
 def test_a_new_group_is_a_collective_and_a_touched_buffer_a_mark():
     done = State.SCHEDULED, State.STARTED, State.COMPLETED
-    events = [*step(0, Op.NEW_GROUP, *done, label="0,1"),
-              *step(1, Op.NEW_GROUP, *done, label="0,1"),
-              *step(0, Op.RECV, State.STARTED, seq=1, at=0.1, peer=1),
-              *step(0, Op.TOUCH, State.COMPLETED, seq=2, at=0.2, match="1", where="a.py:3"),
-              *step(1, Op.TOUCH, State.COMPLETED, seq=1, at=0.2, match="1")]  # fmt: skip
+    events = [
+        *step(0, Op.NEW_GROUP, *done, label="0,1"),
+        *step(1, Op.NEW_GROUP, *done, label="0,1"),
+        *step(0, Op.RECV, State.STARTED, seq=1, at=0.1, peer=1),
+        *step(0, Op.TOUCH, State.COMPLETED, seq=2, at=0.2, match="1", where="a.py:3"),
+        *step(1, Op.TOUCH, State.COMPLETED, seq=1, at=0.2, match="1"),
+    ]
     picture = project(Trace(events))
     kinds = Counter((bar["kind"], bar["op"]) for bar in picture["bars"])
     assert kinds == {("collective", "new_group"): 2, ("recv", "recv"): 1, ("mark", "touch"): 2}
     assert {bar.get("label") for bar in picture["bars"] if bar["op"] == "touch"} == {
-        "buffer used before wait()"}  # fmt: skip
+        "buffer used before wait()"
+    }
     assert [a["sent"] for a in picture["arrows"]] == [None]
     assert [(lane["rows"], lane["marks"]) for lane in picture["lanes"]] == [(1, 1), (1, 1)]
 
@@ -223,7 +242,12 @@ def test_a_new_group_is_a_collective_and_a_touched_buffer_a_mark():
 def test_lanes_are_named_after_roles():
     lanes = project(parameter_server())["lanes"]
     assert [lane["name"] for lane in lanes] == [
-        "worker 0", "worker 1", "server 0", "server 1", "scheduler"]  # fmt: skip
+        "worker 0",
+        "worker 1",
+        "server 0",
+        "server 1",
+        "scheduler",
+    ]
     assert lanes[2]["detail"] == "rank 2" and lanes[2]["role"] == "server"
     assert [lane["name"] for lane in project(hang())["lanes"]][3] == "rank 3"
 
@@ -311,15 +335,24 @@ def notes(rank, seq, at):
         Event(rank, seq, Op.MARK, State.COMPLETED, at + 1e-4, **layer, summary=numbers),
         Event(rank, seq + 1, Op.MARK, State.COMPLETED, at, label="weights 0f", summary=numbers),
         Event(rank, seq + 2, Op.MARK, State.COMPLETED, at, label="step", summary=numbers),
-        Event(rank, seq + 3, Op.MARK, State.COMPLETED, at, label="gradient of nothing",
-              shape=(0,), dtype="float32"),
-    ]  # fmt: skip
+        Event(
+            rank,
+            seq + 3,
+            Op.MARK,
+            State.COMPLETED,
+            at,
+            label="gradient of nothing",
+            shape=(0,),
+            dtype="float32",
+        ),
+    ]
 
 
 def test_notes_of_watched_gradients_are_not_drawn():
     trace = sync_sgd()
-    watched = Trace([*trace, *(e for r in range(4) for e in notes(r, 900, trace.start + r * MS))],
-                    trace.meta)  # fmt: skip
+    watched = Trace(
+        [*trace, *(e for r in range(4) for e in notes(r, 900, trace.start + r * MS))], trace.meta
+    )
     assert keyed(project(watched)) == keyed(project(trace))
     assert merged(trace.meta, [watched.events]) == keyed(project(trace))
 
@@ -344,11 +377,14 @@ def unpacked(picture):
     assert at == len(told["bytes"])
     rows = [t[:3] for t in told["tracks"] for _ in range(t[3])]
     ids = [f"{rank}.{seq}" for (rank, _, _), seq in zip(rows, arrays["seq"], strict=True)]
-    bars = {name: (row[2], start, told["looks"][look]["op"])
-            for name, row, start, look in zip(ids, rows, arrays["start"], arrays["look"],
-                                              strict=True)}  # fmt: skip
-    arrows = Counter((ids[s] if s >= 0 else None, ids[r] if r >= 0 else None)
-                     for s, r in zip(arrays["send"], arrays["recv"], strict=True))  # fmt: skip
+    bars = {
+        name: (row[2], start, told["looks"][look]["op"])
+        for name, row, start, look in zip(ids, rows, arrays["start"], arrays["look"], strict=True)
+    }
+    arrows = Counter(
+        (ids[s] if s >= 0 else None, ids[r] if r >= 0 else None)
+        for s, r in zip(arrays["send"], arrays["recv"], strict=True)
+    )
     return bars, arrows, arrays
 
 

@@ -147,9 +147,10 @@ RULES = st.one_of(
 
 @settings(max_examples=80)
 @given(
-    st.integers(1, 4), RULES,
+    st.integers(1, 4),
+    RULES,
     st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40),
-)  # fmt: skip
+)
 def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
     """Versions, staleness, inboxes and waits equal those of a real server in any interleaving."""
     run, blocked, pushes, pulls = shop(workers, rule), set(), [], []
@@ -174,7 +175,8 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
     assert sum(r.dropped for r in found[Op.PUSH]) == entry.dropped.total()
     got = [r for r in found[Op.PULL] if r.left is not None]
     assert [r.version for r in got] == [
-        run.replies[p.match] for p in pulls if p.match in run.replies]  # fmt: skip
+        run.replies[p.match] for p in pulls if p.match in run.replies
+    ]
     lying = [g.push.node for g in story.gradients if g.taken is None]
     assert sorted(lying) == sorted(w for one in entry.rounds.values() for w in one)
     assert waits.keys() == blocked
@@ -187,8 +189,11 @@ def test_an_update_takes_the_gradients_its_label_names() -> None:
     run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 0), ("push", 1)])
     trace = run.trace()
     labels = [s.label for s in trace.spans if s.op is Op.MARK]
-    assert labels == ["update w → v1 ← 0", "update w → v2 ← 0 (1 late)",
-                      "update w → v3 ← 1 (2 late)"]  # fmt: skip
+    assert labels == [
+        "update w → v1 ← 0",
+        "update w → v2 ← 0 (1 late)",
+        "update w → v3 ← 1 (2 late)",
+    ]
     story = read(trace)
     assert [u.late for u in story.updates] == [{0: 0}, {0: 1}, {1: 2}]
     assert [g.late for g in story.gradients] == [0, 1, 2]
@@ -196,10 +201,12 @@ def test_an_update_takes_the_gradients_its_label_names() -> None:
 
 @pytest.mark.parametrize(
     ("label", "key", "version", "late"),
-    [("update w → v1 ← 0", "w", 1, {0: 0}),
-     ("update a → v2 → v3 ← 0 (1 late), 12 (30 late)", "a → v2", 3, {0: 1, 12: 30}),
-     ("update  → v1", "", 1, {0: 0})],
-)  # fmt: skip
+    [
+        ("update w → v1 ← 0", "w", 1, {0: 0}),
+        ("update a → v2 → v3 ← 0 (1 late), 12 (30 late)", "a → v2", 3, {0: 1, 12: 30}),
+        ("update  → v1", "", 1, {0: 0}),
+    ],
+)
 def test_labels_of_updates_are_read(label, key, version, late) -> None:
     """A label that names no workers (an older trace): those in the inbox."""
     s = pushed(Script(), 0, 1, key, 0.0)
@@ -211,10 +218,28 @@ def test_labels_of_updates_are_read(label, key, version, late) -> None:
 def pushed(s, worker, server, key, when, number=0, run=0):
     """A push that arrives after a millisecond."""
     match = f"kv:{run}:{worker}:{number}"
-    s.op(worker, Op.PUSH, when, when + 2 * MS, peer=server, label=key, match=match, nbytes=8,
-         dtype="float32")  # fmt: skip
-    return s.op(server, Op.RECV, when + MS, when + MS, peer=worker, label=key, match=match,
-                nbytes=8, dtype="float32")  # fmt: skip
+    s.op(
+        worker,
+        Op.PUSH,
+        when,
+        when + 2 * MS,
+        peer=server,
+        label=key,
+        match=match,
+        nbytes=8,
+        dtype="float32",
+    )
+    return s.op(
+        server,
+        Op.RECV,
+        when + MS,
+        when + MS,
+        peer=worker,
+        label=key,
+        match=match,
+        nbytes=8,
+        dtype="float32",
+    )
 
 
 def test_marks_of_a_worker_are_no_updates() -> None:
@@ -242,7 +267,9 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     assert (row.version, row.slots, row.held) == (0, [(0, 0, 0), (1, 1, 0)], [0, 1])
     assert (picture["quorum"], picture["team"]) == (3, [0, 1, 2])
     assert {w: s[1] for w, s in now.status.items() if s[0] == "waits"} == {
-        0: "waits for worker 2", 1: "waits for worker 2"}  # fmt: skip
+        0: "waits for worker 2",
+        1: "waits for worker 2",
+    }
     assert picture["notices"] == ["2 pulls never answered"]
     beat = next(b for b in picture["beats"] if b["kind"] == "pull" and b["src"] == 0)
     assert beat["more"] == "waits for the gradient of worker 1 and worker 2"
@@ -258,8 +285,11 @@ def test_a_pull_after_both_gradients_were_applied_waits_for_nobody(ask) -> None:
     begins = [u[2] for u in picture["updates"]]
     told = [(b["src"], b["more"]) for b in picture["beats"] if b["kind"] == "pull"]
     assert sorted(told) == [(0, "waits for the gradient of worker 1")] * 2 + [(1, "")] * 2
-    since = {node for since, node, kind, _, _ in picture["status"]
-             if kind == "waits" and since >= min(begins)}  # fmt: skip
+    since = {
+        node
+        for since, node, kind, _, _ in picture["status"]
+        if kind == "waits" and since >= min(begins)
+    }
     assert since == {0} and len(begins) == 2  # in the second round worker 0 waits, as in the first
     for u in begins:
         now = at(picture, u)
@@ -272,7 +302,8 @@ def test_a_pull_read_with_others_waits_for_nobody_in_async() -> None:
     assert picture["held"] == []
     assert [b["more"] for b in picture["beats"] if b["kind"] == "pull"] == ["", ""]
     assert [b["more"] for b in picture["beats"] if b["kind"] == "weights"] == [
-        "answered at once · 8 B"] * 2  # fmt: skip
+        "answered at once · 8 B"
+    ] * 2
 
 
 def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
@@ -285,8 +316,14 @@ def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     update = picture["beats"][-3]
     assert update["who"] == "server 0 updates w to v2"
     assert update["more"] == "with worker 1 (1 late)"
-    assert counts(picture) == {"pushes": 2, "pulls": 3, "updates": 2, "there": 16, "back": 24,
-                               "late": [1, 1, 0]}  # fmt: skip
+    assert counts(picture) == {
+        "pushes": 2,
+        "pulls": 3,
+        "updates": 2,
+        "there": 16,
+        "back": 24,
+        "late": [1, 1, 0],
+    }
     assert picture["opening"] == update["end"]  # the moment when lateness appeared
 
 
@@ -383,8 +420,11 @@ def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
 def test_the_static_picture_draws_the_bins() -> None:
     steps = [("pull", 0), *[("push", 1), ("pull", 1)] * 30, ("push", 0)]
     picture = project(shop(2, Asynchronous(), steps).trace())
-    assert picture["staleness"]["labels"] == ["0–4", "5–9", *(f"{n}–{n + 4}" for n in
-                                              range(10, 31, 5))]  # fmt: skip
+    assert picture["staleness"]["labels"] == [
+        "0–4",
+        "5–9",
+        *(f"{n}–{n + 4}" for n in range(10, 31, 5)),
+    ]
     assert picture["staleness"]["totals"] == [30, *[0] * 5, 1]
     words = [e.text for e in ET.fromstring(to_svg(picture)).iter() if e.tag.endswith("text")]
     assert {"0–4", "30–34", "30", "1", AXIS} <= {*words}
@@ -402,8 +442,11 @@ def test_updates_in_the_static_picture_stay_inside_it() -> None:
         s.op(12, Op.MARK, version * MS, (version + 0.5) * MS, label=label)
     roles = traces.names(*["worker"] * 12, "server")
     drawn = ET.fromstring(to_svg(project(s.trace(ranks=roles))))
-    told = [e for e in drawn.iter() if e.tag.endswith("text") and "late" in (e.text or "")
-            and float(e.get("x")) > 790]  # fmt: skip
+    told = [
+        e
+        for e in drawn.iter()
+        if e.tag.endswith("text") and "late" in (e.text or "") and float(e.get("x")) > 790
+    ]
     assert told and all(float(e.get("x")) + 7 * len(e.text) < 960 for e in told)
     assert sum(e.text == "+ 11" for e in drawn.iter() if e.tag.endswith("text")) == 3
 
@@ -416,10 +459,13 @@ def test_nodes_are_listed(nodes) -> None:
 # -- pictures -----------------------------------------------------------------------------
 
 ODD = {
-    "empty": Trace, "hang": traces.hang, "odd": traces.odd_values, "ring": traces.ring,
+    "empty": Trace,
+    "hang": traces.hang,
+    "odd": traces.odd_values,
+    "ring": traces.ring,
     "servers": traces.parameter_server,
     "half": lambda: Trace(traces.parameter_server()[: len(traces.parameter_server()) // 2]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -448,8 +494,14 @@ def test_a_thousand_workers_and_a_hundred_servers() -> None:
 def test_the_static_picture_has_everybody_and_what_they_say() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0)])
     drawn = to_svg(project(run.trace(name="<lost & found>")))
-    for words in ("&lt;lost &amp; found&gt;", "waits for 1 and 2", "server 0", "∇v0", "v0",
-                  "worker 0 asks server 0 for w"):  # fmt: skip
+    for words in (
+        "&lt;lost &amp; found&gt;",
+        "waits for 1 and 2",
+        "server 0",
+        "∇v0",
+        "v0",
+        "worker 0 asks server 0 for w",
+    ):
         assert words in drawn
     assert drawn.count("<circle") == 4  # three workers, and a pull that waits
 
@@ -477,9 +529,13 @@ def test_a_patch_carries_only_what_is_new() -> None:
 
 
 def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
-    trace = Trace([Event(3, 0, Op.MARK, State.STARTED, 0.0, label="update w → v1 ← 0"),
-                   Event(3, 0, Op.MARK, State.COMPLETED, 1.0, label="update w → v1 ← 0")],
-                  {"ranks": {"3": {"role": "server", "name": "server 0"}}})  # fmt: skip
+    trace = Trace(
+        [
+            Event(3, 0, Op.MARK, State.STARTED, 0.0, label="update w → v1 ← 0"),
+            Event(3, 0, Op.MARK, State.COMPLETED, 1.0, label="update w → v1 ← 0"),
+        ],
+        {"ranks": {"3": {"role": "server", "name": "server 0"}}},
+    )
     picture = project(trace)
     assert at(picture, 1.0).rows[0].version == 1
     ET.fromstring(to_svg(picture))
@@ -496,16 +552,22 @@ def unheard(how, takes):
     if takes:
         s.op(1, Op.MARK, 2 * MS, 3 * MS, label="update w → v1 ← 0")
     s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, label="w", match="kv:1:0:0")
-    meta = {"died": {"ends": {"0": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
-            "replaced": {"replaced": [{"node": 0, "name": "worker 0", "how": "signal SIGKILL",
-                                       "time": 9 * MS}]}}  # fmt: skip
+    meta = {
+        "died": {"ends": {"0": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
+        "replaced": {
+            "replaced": [{"node": 0, "name": "worker 0", "how": "signal SIGKILL", "time": 9 * MS}]
+        },
+    }
     return s.trace(ranks=traces.names("worker", "server"), **meta[how])
 
 
-@pytest.mark.parametrize(("takes", "more"), [
-    (True, "computed from v0 · applied in v1 · its worker ended · 8 B"),
-    (False, "computed from v0 · its worker ended · 8 B"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("takes", "more"),
+    [
+        (True, "computed from v0 · applied in v1 · its worker ended · 8 B"),
+        (False, "computed from v0 · its worker ended · 8 B"),
+    ],
+)
 @pytest.mark.parametrize("how", ["died", "replaced"])
 def test_a_push_whose_worker_died_is_not_refused(how, takes, more) -> None:
     trace = unheard(how, takes)
@@ -543,9 +605,12 @@ def test_who_stopped_waiting_and_lives_has_not_ended() -> None:
 
 @pytest.mark.parametrize("how", ["died", "replaced"])
 def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None:
-    meta = {"died": {"ends": {"1": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
-            "replaced": {"replaced": [{"node": 1, "name": "server 0", "how": "signal SIGKILL",
-                                       "time": 9 * MS}]}}  # fmt: skip
+    meta = {
+        "died": {"ends": {"1": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
+        "replaced": {
+            "replaced": [{"node": 1, "name": "server 0", "how": "signal SIGKILL", "time": 9 * MS}]
+        },
+    }
     s, ranks = Script(), traces.names("worker", "server")
     fields = dict(label="w", match="kv:1:0:0", nbytes=8, dtype="float32")
     s.op(0, Op.PUSH, 0.0, MS, peer=1, **fields)  # answered, but the server's note of it is lost

@@ -45,10 +45,26 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
             for a, b, c, payload in moves:
                 a, b, c = int(a), int(b), int(c)
                 kept = summary(payload) if recorded else None
-                s.op(members[a], Op.SEND, at * MS, (at + 0.9) * MS, peer=members[b], nbytes=8 + c,
-                     before=kept, group=group)  # fmt: skip
-                s.op(members[b], Op.RECV, (at + 0.1) * MS, (at + 0.8) * MS, peer=members[a],
-                     nbytes=8 + c, after=kept, group=group)  # fmt: skip
+                s.op(
+                    members[a],
+                    Op.SEND,
+                    at * MS,
+                    (at + 0.9) * MS,
+                    peer=members[b],
+                    nbytes=8 + c,
+                    before=kept,
+                    group=group,
+                )
+                s.op(
+                    members[b],
+                    Op.RECV,
+                    (at + 0.1) * MS,
+                    (at + 0.8) * MS,
+                    peer=members[a],
+                    nbytes=8 + c,
+                    after=kept,
+                    group=group,
+                )
                 added = [x + y for x, y in zip(have[b][c], payload, strict=True)]
                 have[b][c] = added if round_.reduce and adds else payload
             at += 1
@@ -92,8 +108,13 @@ def test_everybody_has_a_place_of_its_own(kind, n, data):
     ranks = list(range(n))
     rank = st.integers(0, max(n - 1, 0))
     sent = data.draw(st.lists(st.tuples(rank, rank), max_size=60)) if n else []
-    places = arrange(kind, ranks, sent, {r: "server" if r % 3 == 0 else "worker" for r in ranks},
-                     {r: f"host {r // 4}" for r in ranks})  # fmt: skip
+    places = arrange(
+        kind,
+        ranks,
+        sent,
+        {r: "server" if r % 3 == 0 else "worker" for r in ranks},
+        {r: f"host {r // 4}" for r in ranks},
+    )
     assert places.keys() == set(ranks)
     assert all(-1e-6 <= v <= 1 + 1e-6 for p in places.values() for v in (p.x, p.y))
     assert len({(p.x, p.y) for p in places.values()}) == n
@@ -174,8 +195,9 @@ def test_several_rings_and_rings_of_a_part():
 
 
 def test_a_ring_that_forgets_to_add_is_not_drawn_as_if_it_did():
-    pieces = [piece for strip in finally_held(all_reduce_ring(4, adds=False)).values()
-              for piece in strip]  # fmt: skip
+    pieces = [
+        piece for strip in finally_held(all_reduce_ring(4, adds=False)).values() for piece in strip
+    ]
     assert all(len(piece["sure"]) <= 1 for piece in pieces)
 
 
@@ -238,18 +260,24 @@ def collective(op, root=None, n=3):
     return [[piece["sure"] for piece in held.get(r, [])] for r in range(n)]
 
 
-@pytest.mark.parametrize(("op", "root", "wanted"), [
-    (Op.ALL_REDUCE, None, [[[0, 1, 2]]] * 3),
-    (Op.REDUCE, 1, [[[0]], [[0, 1, 2]], [[2]]]),
-    (Op.BROADCAST, 1, [[[1]]] * 3),
-    (Op.ALL_GATHER, None, [[[0], [1], [2]]] * 3),
-    (Op.GATHER, 0, [[[0], [1], [2]], [[], [1], []], [[], [], [2]]]),
-    (Op.SCATTER, 0, [[[0], [0], [0]], [[], [0], []], [[], [], [0]]]),
-    (Op.REDUCE_SCATTER, None, [[[0, 1, 2], [0], [0]], [[1], [0, 1, 2], [1]],
-                               [[2], [2], [0, 1, 2]]]),
-    (Op.ALL_TO_ALL, None, [[[0], [1], [2]]] * 3),
-    (Op.BARRIER, None, [[], [], []]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "root", "wanted"),
+    [
+        (Op.ALL_REDUCE, None, [[[0, 1, 2]]] * 3),
+        (Op.REDUCE, 1, [[[0]], [[0, 1, 2]], [[2]]]),
+        (Op.BROADCAST, 1, [[[1]]] * 3),
+        (Op.ALL_GATHER, None, [[[0], [1], [2]]] * 3),
+        (Op.GATHER, 0, [[[0], [1], [2]], [[], [1], []], [[], [], [2]]]),
+        (Op.SCATTER, 0, [[[0], [0], [0]], [[], [0], []], [[], [], [0]]]),
+        (
+            Op.REDUCE_SCATTER,
+            None,
+            [[[0, 1, 2], [0], [0]], [[1], [0, 1, 2], [1]], [[2], [2], [0, 1, 2]]],
+        ),
+        (Op.ALL_TO_ALL, None, [[[0], [1], [2]]] * 3),
+        (Op.BARRIER, None, [[], [], []]),
+    ],
+)
 def test_collectives_by_their_meaning(op, root, wanted):
     assert collective(op, root) == wanted
 
@@ -277,9 +305,16 @@ def thousand():
     return s.trace(world_size=1000)
 
 
-TRACES = {**DEMOS, "odd": odd_values, "hang": hang, "empty": Trace, "thousand": thousand,
-          "big": lambda: big(4000), "one": lambda: Trace([], {"world_size": 1}),
-          "real ring": lambda: all_reduce_ring(8)}  # fmt: skip
+TRACES = {
+    **DEMOS,
+    "odd": odd_values,
+    "hang": hang,
+    "empty": Trace,
+    "thousand": thousand,
+    "big": lambda: big(4000),
+    "one": lambda: Trace([], {"world_size": 1}),
+    "real ring": lambda: all_reduce_ring(8),
+}
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -326,14 +361,31 @@ def test_an_empty_trace_says_so():
     assert table(stage(Trace())) == "Stage: nothing was said"
 
 
-OPS = [Op.SEND, Op.RECV, Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.PUSH, Op.MARK, Op.REDUCE,
-       Op.SCATTER, Op.REDUCE_SCATTER, Op.BARRIER]  # fmt: skip
+OPS = [
+    Op.SEND,
+    Op.RECV,
+    Op.ALL_REDUCE,
+    Op.BROADCAST,
+    Op.ALL_GATHER,
+    Op.PUSH,
+    Op.MARK,
+    Op.REDUCE,
+    Op.SCATTER,
+    Op.REDUCE_SCATTER,
+    Op.BARRIER,
+]
 EVENTS = st.builds(
-    Event, st.integers(0, 4), st.integers(0, 6), st.sampled_from(OPS), st.sampled_from(State),
-    st.floats(0, 1), peer=st.none() | st.integers(0, 5), nbytes=st.integers(0, 9),
+    Event,
+    st.integers(0, 4),
+    st.integers(0, 6),
+    st.sampled_from(OPS),
+    st.sampled_from(State),
+    st.floats(0, 1),
+    peer=st.none() | st.integers(0, 5),
+    nbytes=st.integers(0, 9),
     label=st.text(max_size=3),
     summary=st.none() | st.lists(st.floats(width=32), max_size=4).map(summary),
-)  # fmt: skip
+)
 
 
 @given(st.lists(EVENTS, max_size=40), st.booleans())
@@ -396,21 +448,29 @@ def unfolded(picture):
     """What js/unfold.js does."""
 
     def objects(told):
-        return [dict(zip(told["shapes"][shape], values, strict=True))
-                for shape, *values in told["rows"]]  # fmt: skip
+        return [
+            dict(zip(told["shapes"][shape], values, strict=True)) for shape, *values in told["rows"]
+        ]
 
     def ranks(ranges):
         ends = zip(ranges[::2], ranges[1::2], strict=True)
         return [rank for first, last in ends for rank in range(first, last + 1)]
 
-    pieces = [{name: ranks(its) if name in ("sure", "maybe") else its for name, its in p.items()}
-              for p in picture["pieces"]]  # fmt: skip
-    beats = [{**b, "piece": pieces[b["piece"]]} if "piece" in b else b
-             for b in objects(picture["beats"])]  # fmt: skip
-    changes = [{**c, "pieces": [pieces[n] for n in c["pieces"]]}
-               for c in objects(picture["changes"])]  # fmt: skip
-    return {**{k: v for k, v in picture.items() if k != "pieces"},
-            "beats": beats, "changes": changes}  # fmt: skip
+    pieces = [
+        {name: ranks(its) if name in ("sure", "maybe") else its for name, its in p.items()}
+        for p in picture["pieces"]
+    ]
+    beats = [
+        {**b, "piece": pieces[b["piece"]]} if "piece" in b else b for b in objects(picture["beats"])
+    ]
+    changes = [
+        {**c, "pieces": [pieces[n] for n in c["pieces"]]} for c in objects(picture["changes"])
+    ]
+    return {
+        **{k: v for k, v in picture.items() if k != "pieces"},
+        "beats": beats,
+        "changes": changes,
+    }
 
 
 def short(told):
@@ -422,8 +482,11 @@ def short(told):
 def test_a_folded_stage_is_the_same_in_fewer_letters(trace):
     picture = json.loads(json.dumps(stage(trace())))
     again = unfolded(json.loads(json.dumps(folded(picture))))
-    assert again == {**picture, "beats": short(picture["beats"]),
-                     "changes": short(picture["changes"])}  # fmt: skip
+    assert again == {
+        **picture,
+        "beats": short(picture["beats"]),
+        "changes": short(picture["changes"]),
+    }
 
 
 def test_a_ring_of_many_ranks_travels_light():

@@ -22,8 +22,16 @@ FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 def reduced(befores, afters, op=Op.ALL_REDUCE) -> Trace:
     s = Script()
     for rank, (before, after) in enumerate(zip(befores, afters, strict=True)):
-        s.op(rank, op, 0, MS, **FOUR, where="sgd.py:3", before=before and summary(before),
-             after=after and summary(after))  # fmt: skip
+        s.op(
+            rank,
+            op,
+            0,
+            MS,
+            **FOUR,
+            where="sgd.py:3",
+            before=before and summary(before),
+            after=after and summary(after),
+        )
     return s.trace(world_size=len(befores))
 
 
@@ -101,16 +109,31 @@ def test_a_long_run_stays_small_and_says_so() -> None:
     s = Script()
     for i in range(2000):
         for rank in (0, 1):
-            s.op(rank, Op.ALL_REDUCE, i * MS, i * MS + 1e-4, **FOUR,
-                 before=summary([float(i)] * 64, 999), after=summary([2.0 * i] * 64, 999))
+            s.op(
+                rank,
+                Op.ALL_REDUCE,
+                i * MS,
+                i * MS + 1e-4,
+                **FOUR,
+                before=summary([float(i)] * 64, 999),
+                after=summary([2.0 * i] * 64, 999),
+            )
     picture = project(s.trace(world_size=2))
     assert len(json.dumps(picture)) < 2_000_000
     assert any("of 2,000 operations" in notice for notice in picture["notices"])
 
 
-@pytest.mark.parametrize(("n", "shape", "expected"), [
-    (12, (3, 4), 4), (12, (12,), 12), (64, (8, 8), 8), (64, (64,), 8), (16, (16,), 16), (1, (), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "shape", "expected"),
+    [
+        (12, (3, 4), 4),
+        (12, (12,), 12),
+        (64, (8, 8), 8),
+        (64, (64,), 8),
+        (16, (16,), 16),
+        (1, (), 1),
+    ],
+)
 def test_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
     assert columns(summary([1.0] * n), shape) == expected
 
@@ -130,14 +153,24 @@ def test_the_cosine_of_a_tensor_with_itself_is_one(values: list[float]) -> None:
 numbers = st.floats(width=32)
 tensor = st.builds(
     lambda v, more, low, high: Summary(tuple(v), math.nan, low, high, len(v) + more, more > 5),
-    st.lists(numbers, max_size=64), st.integers(0, 9), numbers, numbers,
-)  # fmt: skip
+    st.lists(numbers, max_size=64),
+    st.integers(0, 9),
+    numbers,
+    numbers,
+)
 events = st.builds(
-    Event, rank=st.integers(0, 3), seq=st.integers(0, 5), op=st.sampled_from(Op),
-    state=st.sampled_from(State), time=st.floats(0, 1), peer=st.none() | st.integers(0, 3),
-    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple), dtype=st.just("float32"),
-    label=st.text(max_size=5), summary=st.none() | tensor,
-)  # fmt: skip
+    Event,
+    rank=st.integers(0, 3),
+    seq=st.integers(0, 5),
+    op=st.sampled_from(Op),
+    state=st.sampled_from(State),
+    time=st.floats(0, 1),
+    peer=st.none() | st.integers(0, 3),
+    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    dtype=st.just("float32"),
+    label=st.text(max_size=5),
+    summary=st.none() | tensor,
+)
 
 
 @settings(max_examples=60)

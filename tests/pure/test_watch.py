@@ -15,10 +15,13 @@ from distkit.trace.findings import Kind
 def waits_for_each_other(ranks: int) -> Trace:
     """Everybody receives from the left neighbour."""
     return Trace(
-        [Event(r, 0, Op.RECV, state, 1.0 + 0.1 * i, peer=(r - 1) % ranks, nbytes=4)
-         for r in range(ranks) for i, state in enumerate((State.STARTED, State.BLOCKED))],
+        [
+            Event(r, 0, Op.RECV, state, 1.0 + 0.1 * i, peer=(r - 1) % ranks, nbytes=4)
+            for r in range(ranks)
+            for i, state in enumerate((State.STARTED, State.BLOCKED))
+        ],
         {"world_size": ranks, "ends": {}},
-    )  # fmt: skip
+    )
 
 
 def fine() -> Trace:

@@ -48,8 +48,13 @@ def names(*roles: str) -> dict[str, dict[str, str]]:
     for rank, role in enumerate(roles):
         number = "" if role == "scheduler" else f" {seen[role]}"
         seen[role] += 1
-        ranks[str(rank)] = {"name": role + number, "role": role, "host": "localhost",
-                            "pid": 4000 + rank, "device": "cpu"}  # fmt: skip
+        ranks[str(rank)] = {
+            "name": role + number,
+            "role": role,
+            "host": "localhost",
+            "pid": 4000 + rank,
+            "device": "cpu",
+        }
     return ranks
 
 
@@ -58,21 +63,64 @@ def ping_pong(rounds: int = 3, size: int = 8) -> Trace:
     s, t = Script(), 0.1 * MS
     tensor = dict(nbytes=4 * size, shape=(size,), dtype="float32", tag=0)
     x = [0.5 * i for i in range(size)]
-    s.op(1, Op.RECV, 0.02 * MS, 0.26 * MS, peer=0, where="p2p.py:14", **tensor,
-         before=summary([0.0] * size), after=summary(x))  # fmt: skip
+    s.op(
+        1,
+        Op.RECV,
+        0.02 * MS,
+        0.26 * MS,
+        peer=0,
+        where="p2p.py:14",
+        **tensor,
+        before=summary([0.0] * size),
+        after=summary(x),
+    )
     s.op(0, Op.SEND, 0.1 * MS, 0.21 * MS, peer=1, where="p2p.py:9", **tensor, before=summary(x))
     for _ in range(rounds):
         y = [v + 1 for v in x]
         s.op(1, Op.MARK, t + 0.18 * MS, t + 0.3 * MS, label="x + 1", where="p2p.py:15")
-        s.op(0, Op.RECV, t + 0.14 * MS, t + 0.46 * MS, peer=1, where="p2p.py:10", **tensor,
-             before=summary(x), after=summary(y))  # fmt: skip
-        s.op(1, Op.SEND, t + 0.31 * MS, t + 0.42 * MS, peer=0, where="p2p.py:16", **tensor,
-             before=summary(y))  # fmt: skip
+        s.op(
+            0,
+            Op.RECV,
+            t + 0.14 * MS,
+            t + 0.46 * MS,
+            peer=1,
+            where="p2p.py:10",
+            **tensor,
+            before=summary(x),
+            after=summary(y),
+        )
+        s.op(
+            1,
+            Op.SEND,
+            t + 0.31 * MS,
+            t + 0.42 * MS,
+            peer=0,
+            where="p2p.py:16",
+            **tensor,
+            before=summary(y),
+        )
         x, t = y, t + 0.5 * MS
-        s.op(1, Op.RECV, t - 0.04 * MS, t + 0.16 * MS, peer=0, where="p2p.py:14", **tensor,
-             before=summary([v - 1 for v in x]), after=summary(x))  # fmt: skip
-        s.op(0, Op.SEND, t + 0.01 * MS, t + 0.12 * MS, peer=1, where="p2p.py:9", **tensor,
-             before=summary(x))  # fmt: skip
+        s.op(
+            1,
+            Op.RECV,
+            t - 0.04 * MS,
+            t + 0.16 * MS,
+            peer=0,
+            where="p2p.py:14",
+            **tensor,
+            before=summary([v - 1 for v in x]),
+            after=summary(x),
+        )
+        s.op(
+            0,
+            Op.SEND,
+            t + 0.01 * MS,
+            t + 0.12 * MS,
+            peer=1,
+            where="p2p.py:9",
+            **tensor,
+            before=summary(x),
+        )
     return s.trace(name="ping-pong", world_size=2, backend="gloo", ranks=names("rank", "rank"))
 
 
@@ -91,30 +139,57 @@ def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
             left, right = (r - 1) % n, (r + 1) % n
             mine = summary([math.sin(0.7 * i + r + step) for i in range(size // n)])
             theirs = summary([math.sin(0.7 * i + left + step) for i in range(size // n)])
-            s.op(r, Op.SEND, sent[r], arrive[right] + 0.01 * MS, peer=right,
-                 where=f"collectives.py:{line}", before=mine, **chunk)  # fmt: skip
-            s.op(r, Op.RECV, sent[r] + 0.01 * MS, arrive[r], peer=left,
-                 where=f"collectives.py:{line}", before=mine, after=theirs, **chunk)  # fmt: skip
+            s.op(
+                r,
+                Op.SEND,
+                sent[r],
+                arrive[right] + 0.01 * MS,
+                peer=right,
+                where=f"collectives.py:{line}",
+                before=mine,
+                **chunk,
+            )
+            s.op(
+                r,
+                Op.RECV,
+                sent[r] + 0.01 * MS,
+                arrive[r],
+                peer=left,
+                where=f"collectives.py:{line}",
+                before=mine,
+                after=theirs,
+                **chunk,
+            )
         clock = [
             max(arrive[r], arrive[(r + 1) % n] + 0.01 * MS) + 0.04 * MS * (0.6 + rng.random())
             for r in range(n)
         ]
-    return s.trace(name="ring all-reduce", world_size=n, backend="gloo",
-                   ranks=names(*["rank"] * n))  # fmt: skip
+    return s.trace(name="ring all-reduce", world_size=n, backend="gloo", ranks=names(*["rank"] * n))
 
 
 def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
     """Forward, backward, two bucketed all-reduces that overlap the backward, the update."""
     s, rng = Script(), random.Random(seed)
     weights = dict(nbytes=4 * 64 * 32, shape=(64, 32), dtype="float32")
-    grads = [dict(nbytes=4 * 320, shape=(320,), dtype="float32"),
-             dict(nbytes=4 * 2048, shape=(2048,), dtype="float32")]  # fmt: skip
+    grads = [
+        dict(nbytes=4 * 320, shape=(320,), dtype="float32"),
+        dict(nbytes=4 * 2048, shape=(2048,), dtype="float32"),
+    ]
     w = summary([math.cos(i) for i in range(64)], 2048)
     begin = [0.3 * MS * rng.random() for _ in range(n)]
     done = max(begin) + 0.5 * MS
     for r in range(n):
-        s.op(r, Op.BROADCAST, begin[r], done + 0.05 * MS * rng.random(), peer=0,
-             where="sgd.py:18", before=w, after=w, **weights)  # fmt: skip
+        s.op(
+            r,
+            Op.BROADCAST,
+            begin[r],
+            done + 0.05 * MS * rng.random(),
+            peer=0,
+            where="sgd.py:18",
+            before=w,
+            after=w,
+            **weights,
+        )
     clock = [done + 0.1 * MS for _ in range(n)]
     for step in range(steps):
         slow = [rng.uniform(0.85, 1.2) for _ in range(n)]
@@ -123,19 +198,37 @@ def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
         ends = [max(c) + cost * MS for c, cost in zip(calls, (0.5, 0.8), strict=True)]
         for r in range(n):
             s.op(r, Op.MARK, clock[r], fore[r], label="forward", where="sgd.py:24")
-            s.op(r, Op.MARK, fore[r] + 5 * US, calls[1][r] + 0.02 * MS, label="backward",
-                 where="sgd.py:26")  # fmt: skip
+            s.op(
+                r,
+                Op.MARK,
+                fore[r] + 5 * US,
+                calls[1][r] + 0.02 * MS,
+                label="backward",
+                where="sgd.py:26",
+            )
             for bucket in (0, 1):
                 g = [math.sin(0.3 * i + r + step) / (step + 1) for i in range(64)]
                 mean = [math.sin(0.3 * i + 1.5 + step) / (step + 1) for i in range(64)]
-                s.op(r, Op.ALL_REDUCE, calls[bucket][r], ends[bucket] + 0.04 * MS * rng.random(),
-                     where="sgd.py:26", before=summary(g, 2048), after=summary(mean, 2048),
-                     **grads[bucket])  # fmt: skip
-            s.op(r, Op.MARK, ends[1] + 0.06 * MS, ends[1] + 0.3 * MS, label="update",
-                 where="sgd.py:29")  # fmt: skip
+                s.op(
+                    r,
+                    Op.ALL_REDUCE,
+                    calls[bucket][r],
+                    ends[bucket] + 0.04 * MS * rng.random(),
+                    where="sgd.py:26",
+                    before=summary(g, 2048),
+                    after=summary(mean, 2048),
+                    **grads[bucket],
+                )
+            s.op(
+                r,
+                Op.MARK,
+                ends[1] + 0.06 * MS,
+                ends[1] + 0.3 * MS,
+                label="update",
+                where="sgd.py:29",
+            )
         clock = [ends[1] + 0.35 * MS + 0.05 * MS * rng.random() for _ in range(n)]
-    return s.trace(name="synchronous SGD", world_size=n, backend="gloo",
-                   ranks=names(*["rank"] * n))  # fmt: skip
+    return s.trace(name="synchronous SGD", world_size=n, backend="gloo", ranks=names(*["rank"] * n))
 
 
 def parameter_server(steps: int = 3) -> Trace:
@@ -149,8 +242,15 @@ def parameter_server(steps: int = 3) -> Trace:
         big = dict(nbytes=4 * size, shape=(size,), dtype="float32", label=label, match=match)
         small = {**big, "nbytes": 24, "shape": (), "dtype": ""}
         ask, answer = (big, small) if op is not Op.PULL else (small, big)
-        s.op(worker, op, at, back + 0.1 * MS, peer=server, where=where,
-             **{**big, "nbytes": max(ask["nbytes"], answer["nbytes"])})  # fmt: skip
+        s.op(
+            worker,
+            op,
+            at,
+            back + 0.1 * MS,
+            peer=server,
+            where=where,
+            **{**big, "nbytes": max(ask["nbytes"], answer["nbytes"])},
+        )
         s.op(server, Op.RECV, there - 0.03 * MS, there, peer=worker, **ask)
         s.op(server, Op.SEND, back, back + 0.03 * MS, peer=worker, **answer)
         return back + 0.1 * MS
@@ -162,17 +262,36 @@ def parameter_server(steps: int = 3) -> Trace:
         for w in (0, 1):
             t = clock[w]
             for key, server in (("w1", 2), ("w2", 3)):
-                t = request(Op.PULL, w, server, t, 0.02 * MS, size=2048, label=key,
-                            where="train.py:21") + 0.02 * MS  # fmt: skip
+                t = (
+                    request(
+                        Op.PULL, w, server, t, 0.02 * MS, size=2048, label=key, where="train.py:21"
+                    )
+                    + 0.02 * MS
+                )
             s.op(w, Op.MARK, t, t + (0.8 + 0.3 * w) * MS, label="gradient", where="train.py:22")
             t += (0.82 + 0.3 * w) * MS
             for key, server in (("w1", 2), ("w2", 3)):
-                t = request(Op.PUSH, w, server, t, 0.05 * MS + 0.02 * MS * step, size=2048,
-                            label=key, where="train.py:23") + 0.02 * MS  # fmt: skip
+                t = (
+                    request(
+                        Op.PUSH,
+                        w,
+                        server,
+                        t,
+                        0.05 * MS + 0.02 * MS * step,
+                        size=2048,
+                        label=key,
+                        where="train.py:23",
+                    )
+                    + 0.02 * MS
+                )
             clock[w] = t
         clock = [max(clock)] * 2
-    return s.trace(name="parameter server", world_size=5, backend="gloo",
-                   ranks=names("worker", "worker", "server", "server", "scheduler"))  # fmt: skip
+    return s.trace(
+        name="parameter server",
+        world_size=5,
+        backend="gloo",
+        ranks=names("worker", "worker", "server", "server", "scheduler"),
+    )
 
 
 def hang() -> Trace:
@@ -196,8 +315,16 @@ def big(operations: int = 30_000, n: int = 8) -> Trace:
     for i in range(operations // n):
         at = i * 0.2 * MS
         for r in range(n):
-            s.op(r, Op.ALL_REDUCE, at + 0.05 * MS * rng.random(), at + 0.15 * MS, nbytes=4096,
-                 shape=(1024,), dtype="float32", where="many.py:3")  # fmt: skip
+            s.op(
+                r,
+                Op.ALL_REDUCE,
+                at + 0.05 * MS * rng.random(),
+                at + 0.15 * MS,
+                nbytes=4096,
+                shape=(1024,),
+                dtype="float32",
+                where="many.py:3",
+            )
     return s.trace(name="very many", world_size=n, backend="gloo")
 
 
@@ -205,13 +332,26 @@ def odd_values() -> Trace:
     """NaN, infinity, one element, no summary, hostile labels, one rank."""
     s = Script()
     inf = math.inf
-    s.op(0, Op.ALL_REDUCE, 0.0, 1 * MS, shape=(4,), nbytes=16, dtype="float32",
-         before=Summary((1.0, math.nan, inf, -inf), math.nan, -inf, inf, 4),
-         after=Summary((), 0.0, 0.0, 0.0, 0))  # fmt: skip
+    s.op(
+        0,
+        Op.ALL_REDUCE,
+        0.0,
+        1 * MS,
+        shape=(4,),
+        nbytes=16,
+        dtype="float32",
+        before=Summary((1.0, math.nan, inf, -inf), math.nan, -inf, inf, 4),
+        after=Summary((), 0.0, 0.0, 0.0, 0),
+    )
     s.op(0, Op.MARK, 1.1 * MS, 2 * MS, label="</script><img src=x onerror=alert(1)>")
     s.op(0, Op.RECV, 2.1 * MS, None, where="<b>&.py:1", shape=(), dtype="float64", nbytes=8)
-    return s.trace(name="<i>odd</i> & \"ends\"", world_size=1)
+    return s.trace(name='<i>odd</i> & "ends"', world_size=1)
 
 
-DEMOS = {"p2p": ping_pong, "all_reduce": ring, "sync_sgd": sync_sgd,
-         "parameter_server": parameter_server, "hang": hang}  # fmt: skip
+DEMOS = {
+    "p2p": ping_pong,
+    "all_reduce": ring,
+    "sync_sgd": sync_sgd,
+    "parameter_server": parameter_server,
+    "hang": hang,
+}

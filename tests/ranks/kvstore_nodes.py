@@ -106,9 +106,14 @@ class Nodes:
         return node.id
 
     def begin(
-        self, mode: str, function: Function, *, record: bool = False,
-        only: list[int] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        mode: str,
+        function: Function,
+        *,
+        record: bool = False,
+        only: list[int] | None = None,
+        **options: Any,
+    ) -> None:
         """Start a run, without waiting for its end."""
         self.runs += 1
         word = "record" if record else "stop"

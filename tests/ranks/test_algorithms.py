@@ -131,10 +131,15 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("pipelined_ring", {"segments": 3}), ("double_tree", {"segments": 1}),
-     ("double_tree", {"segments": 3}), ("hierarchical", {"devices_per_host": 4}),
-     ("hierarchical", {"devices_per_host": 1}), ("torus", {"devices_per_host": 3})],
-)  # fmt: skip
+    [
+        ("pipelined_ring", {"segments": 3}),
+        ("double_tree", {"segments": 1}),
+        ("double_tree", {"segments": 3}),
+        ("hierarchical", {"devices_per_host": 4}),
+        ("hierarchical", {"devices_per_host": 1}),
+        ("torus", {"devices_per_host": 3}),
+    ],
+)
 def test_options_are_those_of_the_schedule(name: str, options: dict[str, int]) -> None:
     n, algorithm = 6, ALL_REDUCES[name]
     chunks = algorithm.chunks(n, **options)
@@ -172,22 +177,43 @@ def test_gossip_comes_near_the_average() -> None:
 # -- bad input -------------------------------------------------------------------------------
 
 WRONG = {
-    "an integer average": (lambda: (torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG), TypeError,
-                           "the average of int32 numbers is no such number. Use SUM, or"),
-    "an unknown operation": (lambda: (torch.ones(3), dist.ReduceOp.BXOR), ValueError,
-                             "op is .*BXOR; pages know AVG, MAX, MIN, PRODUCT, SUM"),
-    "no order": (lambda: (torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MIN), TypeError,
-                 "torch has no MIN of complex64 on 'cpu'. Convert"),
-    "an unsupported dtype": (lambda: (torch.ones(3).to(torch.float8_e4m3fn),), TypeError,
-                             "torch has no SUM of float8_e4m3fn on 'cpu'. Convert"),
-    "shared memory inside": (lambda: (torch.ones(1, 2).expand(3, 2),), ValueError,
-                             r"shape \(3, 2\) share their memory"),
+    "an integer average": (
+        lambda: (torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG),
+        TypeError,
+        "the average of int32 numbers is no such number. Use SUM, or",
+    ),
+    "an unknown operation": (
+        lambda: (torch.ones(3), dist.ReduceOp.BXOR),
+        ValueError,
+        "op is .*BXOR; pages know AVG, MAX, MIN, PRODUCT, SUM",
+    ),
+    "no order": (
+        lambda: (torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MIN),
+        TypeError,
+        "torch has no MIN of complex64 on 'cpu'. Convert",
+    ),
+    "an unsupported dtype": (
+        lambda: (torch.ones(3).to(torch.float8_e4m3fn),),
+        TypeError,
+        "torch has no SUM of float8_e4m3fn on 'cpu'. Convert",
+    ),
+    "shared memory inside": (
+        lambda: (torch.ones(1, 2).expand(3, 2),),
+        ValueError,
+        r"shape \(3, 2\) share their memory",
+    ),
     "no tensor": (lambda: ([1.0, 2.0],), TypeError, "needs dense tensors, not a float"),
-    "a sparse tensor": (lambda: (torch.eye(3).to_sparse(),), TypeError,
-                        "needs dense tensors, not a torch.sparse_coo tensor"),
-    "a device without a backend": (lambda: (torch.ones(3, device="meta"),), ValueError,
-                                   "cannot send tensors on 'meta': its backends are cpu:gloo"),
-}  # fmt: skip
+    "a sparse tensor": (
+        lambda: (torch.eye(3).to_sparse(),),
+        TypeError,
+        "needs dense tensors, not a torch.sparse_coo tensor",
+    ),
+    "a device without a backend": (
+        lambda: (torch.ones(3, device="meta"),),
+        ValueError,
+        "cannot send tensors on 'meta': its backends are cpu:gloo",
+    ),
+}
 
 
 def test_bad_input_is_refused_before_anything_is_sent() -> None:

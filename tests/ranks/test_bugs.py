@@ -7,10 +7,15 @@ import pytest
 from benchmarks import bugs
 
 CHOSEN = (
-    "early_stopping_on_one_rank", "saving_has_a_barrier_inside", "logging_reduces_on_rank_0",
-    "reduce_for_all_reduce", "each_node_makes_its_own_group", "an_expert_without_tokens",
-    "a_barrier_in_finally", "full_tensor_on_rank_0",
-)  # fmt: skip
+    "early_stopping_on_one_rank",
+    "saving_has_a_barrier_inside",
+    "logging_reduces_on_rank_0",
+    "reduce_for_all_reduce",
+    "each_node_makes_its_own_group",
+    "an_expert_without_tokens",
+    "a_barrier_in_finally",
+    "full_tensor_on_rank_0",
+)
 
 
 @pytest.mark.parametrize("name", CHOSEN)

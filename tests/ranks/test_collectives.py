@@ -89,11 +89,13 @@ CALLS = [broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_to_
 @given(
     st.integers(1, 8),
     st.lists(
-        st.tuples(st.sampled_from(CALLS), st.integers(0, 20), st.integers(0, 7),
-                  st.sampled_from(OPS)),
-        min_size=8, max_size=16,
+        st.tuples(
+            st.sampled_from(CALLS), st.integers(0, 20), st.integers(0, 7), st.sampled_from(OPS)
+        ),
+        min_size=8,
+        max_size=16,
     ),
-)  # fmt: skip
+)
 def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
     """With any root, length and operation."""
 
@@ -115,11 +117,15 @@ def speak(name: str, n: int, length: int) -> None:
     part, page, r = torch.ones(length // n), COLLECTIVES[name].page, dist.get_rank()
     sizes = torch.ones(length).tensor_split(n * n)  # what i has for j
     arguments: dict[str, tuple[Any, ...]] = {
-        "broadcast": (x,), "reduce": (x,), "barrier": (), "all_gather": (parts, part),
-        "scatter": (part, parts if r == 0 else None), "gather": (part, parts if r == 0 else None),
+        "broadcast": (x,),
+        "reduce": (x,),
+        "barrier": (),
+        "all_gather": (parts, part),
+        "scatter": (part, parts if r == 0 else None),
+        "gather": (part, parts if r == 0 else None),
         "reduce_scatter": (part, parts),
         "all_to_all": ([sizes[i * n + r].clone() for i in range(n)], sizes[r * n : r * n + n]),
-    }  # fmt: skip
+    }
     page(*arguments[name])
 
 

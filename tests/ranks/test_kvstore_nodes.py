@@ -302,11 +302,15 @@ def test_every_request_is_two_messages(nodes: Nodes) -> None:
     found = {(m.src, m.dst, m.op, m.label, m.nbytes) for m in trace.messages}
     for worker in range(3):
         assert {
-            (worker, 5, Op.REGISTER, "dist_sync", 0), (5, worker, Op.REGISTER, "dist_sync", 0),
-            (worker, home, Op.INIT, "w", 0 if worker else 16), (home, worker, Op.INIT, "w", 0),
-            (worker, home, Op.PUSH, "w", 16), (home, worker, Op.PUSH, "w", 0),
-            (worker, home, Op.PULL, "w", 0), (home, worker, Op.PULL, "w", 16),
-        } <= found  # fmt: skip
+            (worker, 5, Op.REGISTER, "dist_sync", 0),
+            (5, worker, Op.REGISTER, "dist_sync", 0),
+            (worker, home, Op.INIT, "w", 0 if worker else 16),
+            (home, worker, Op.INIT, "w", 0),
+            (worker, home, Op.PUSH, "w", 16),
+            (home, worker, Op.PUSH, "w", 0),
+            (worker, home, Op.PULL, "w", 0),
+            (home, worker, Op.PULL, "w", 16),
+        } <= found
     assert {(3, 5, Op.REGISTER, "", 0), (5, 4, Op.REGISTER, "", 0)} <= found
     assert len(trace.messages) == 2 * (5 + 3 * 2 + 3 * 3)  # registrations, optimizer, w
     for m in trace.messages:

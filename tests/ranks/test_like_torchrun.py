@@ -59,8 +59,13 @@ print({k: v for k, v in os.environ.items()
        and k != "TORCH_HOME"})
 """
 #: The values are each launcher's own.
-OWN = {"MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
-       "TORCHELASTIC_USE_AGENT_STORE"}  # fmt: skip
+OWN = {
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
 
 
 def environments(printed: str) -> list[dict[str, str]]:
@@ -84,7 +89,8 @@ def test_a_script_sees_torchruns_environment(
     for mine, reference in zip(ours, theirs, strict=True):
         assert {*mine} == {*reference}
         assert {k: v for k, v in mine.items() if k not in OWN} == {
-            k: v for k, v in reference.items() if k not in OWN}  # fmt: skip
+            k: v for k, v in reference.items() if k not in OWN
+        }
     assert dist.is_available()
 
 
@@ -126,8 +132,14 @@ def test_standard_output_is_a_file_like_any_other(capsys: pytest.CaptureFixture[
 
     run = dk.run_ranks(program, 1)
     out, err = capsys.readouterr()
-    lines = ["bytes: é", "a broken name: \\udcff", "no newline, flushed", "by descriptor",
-             "another program", "a child"]  # fmt: skip
+    lines = [
+        "bytes: é",
+        "a broken name: \\udcff",
+        "no newline, flushed",
+        "by descriptor",
+        "another program",
+        "a child",
+    ]
     assert sorted(out.splitlines()) == sorted(f"[rank 0] {line}" for line in lines)
     assert err == "[rank 0] step 3\n"
     assert {*lines} < {*run.output[0].splitlines()}

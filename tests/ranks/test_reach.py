@@ -64,9 +64,13 @@ def functional() -> list[Any]:
 def test_functional_collectives_are_recorded_once_each() -> None:
     run = same_unrecorded(functional)
     assert told(run) == [
-        (Op.ALL_GATHER, ""), (Op.ALL_REDUCE, "max"), (Op.REDUCE_SCATTER, ""), (Op.BROADCAST, ""),
-        (Op.ALL_REDUCE, ""), (Op.ALL_REDUCE, ""),
-    ]  # fmt: skip
+        (Op.ALL_GATHER, ""),
+        (Op.ALL_REDUCE, "max"),
+        (Op.REDUCE_SCATTER, ""),
+        (Op.BROADCAST, ""),
+        (Op.ALL_REDUCE, ""),
+        (Op.ALL_REDUCE, ""),
+    ]
     first = spans(run)[1]
     assert first.where.partition(":")[0].endswith("test_reach.py")
     assert first.before is not None and first.after is not None
@@ -144,9 +148,7 @@ class Tagged(torch.Tensor):
     heard: list[str] = []  # noqa: RUF012
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.heard.append(getattr(func, "__name__", ""))
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -156,9 +158,7 @@ class Calls(TorchDispatchMode):
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -168,9 +168,7 @@ class Functions(TorchFunctionMode):
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
@@ -190,8 +188,10 @@ def watched() -> list[Any]:
 
 def test_who_watches_tensors_does_not_hear_of_the_recorder() -> None:
     assert [op for op, _ in told(same_unrecorded(watched))] == [
-        Op.BROADCAST, Op.ALL_REDUCE, Op.BROADCAST,
-    ]  # fmt: skip
+        Op.BROADCAST,
+        Op.ALL_REDUCE,
+        Op.BROADCAST,
+    ]
 
 
 def kinds() -> list[Any]:

@@ -49,7 +49,9 @@ def test_prints_are_labelled(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     for rank in (0, 1):
         assert [x for x in out.splitlines() if f"[rank {rank}]" in x] == [
-            f"[rank {rank}] one", f"[rank {rank}] two"]  # fmt: skip
+            f"[rank {rank}] one",
+            f"[rank {rank}] two",
+        ]
         assert f"[rank {rank}] to stderr" in err
 
 
@@ -94,15 +96,18 @@ EVERY_CALL = {
     Op.REDUCE: lambda x, n: dist.reduce(x, 0),
     Op.ALL_REDUCE: lambda x, n: dist.all_reduce(x),
     Op.GATHER: lambda x, n: dist.gather(
-        x, [torch.empty(4) for _ in range(n)] if dist.get_rank() == 0 else None),
+        x, [torch.empty(4) for _ in range(n)] if dist.get_rank() == 0 else None
+    ),
     Op.ALL_GATHER: lambda x, n: dist.all_gather([torch.empty(4) for _ in range(n)], x),
     Op.SCATTER: lambda x, n: dist.scatter(
-        x, [torch.ones(4) for _ in range(n)] if dist.get_rank() == 0 else None),
+        x, [torch.ones(4) for _ in range(n)] if dist.get_rank() == 0 else None
+    ),
     Op.REDUCE_SCATTER: lambda x, n: dist.reduce_scatter(
-        torch.empty(4), [x.clone() for _ in range(n)]),
+        torch.empty(4), [x.clone() for _ in range(n)]
+    ),
     Op.ALL_TO_ALL: lambda x, n: dist.all_to_all_single(torch.empty(4), x),
     Op.BARRIER: lambda x, n: dist.barrier(),
-}  # fmt: skip
+}
 
 
 def test_every_collective_is_recorded_once_on_every_rank() -> None:

@@ -31,13 +31,24 @@ def test_staged_calls_equal_gloos_own() -> None:
         dist.scatter(scattered, list(all_of_them) if rank == 0 else None)
         total = mine.clone()
         dist.all_reduce(total)
-        return [[unfinished], into.tolist(), torch.cat(all_of_them).tolist(), flat.tolist(),
-                swapped.tolist(), scattered.tolist(), total.tolist()]  # fmt: skip
+        return [
+            [unfinished],
+            into.tolist(),
+            torch.cat(all_of_them).tolist(),
+            flat.tolist(),
+            swapped.tolist(),
+            scattered.tolist(),
+            total.tolist(),
+        ]
 
     for rank, found in enumerate(dk.run_ranks(program, 2, record=False).results):
         one, two = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
         assert found == [
-            [0.0], two if rank == 0 else one, one + two, one + two,
+            [0.0],
+            two if rank == 0 else one,
+            one + two,
+            one + two,
             one[:2] + two[:2] if rank == 0 else one[2:] + two[2:],
-            one if rank == 0 else two, [10.0, 12.0, 14.0, 16.0],
-        ]  # fmt: skip
+            one if rank == 0 else two,
+            [10.0, 12.0, 14.0, 16.0],
+        ]

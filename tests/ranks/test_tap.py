@@ -59,16 +59,18 @@ GIVEN: dict[str, Any] = {
     "reduce": lambda x: dist.reduce(x, 0, async_op=True),
     "all_reduce": lambda x: dist.all_reduce(x, async_op=True),
     "gather": lambda x: dist.gather(
-        x, None if dist.get_rank() else [torch.empty(4) for _ in range(N)], async_op=True),
-    "all_gather": lambda x: dist.all_gather(
-        [torch.empty(4) for _ in range(N)], x, async_op=True),
+        x, None if dist.get_rank() else [torch.empty(4) for _ in range(N)], async_op=True
+    ),
+    "all_gather": lambda x: dist.all_gather([torch.empty(4) for _ in range(N)], x, async_op=True),
     "scatter": lambda x: dist.scatter(
-        x, None if dist.get_rank() else [torch.ones(4) for _ in range(N)], async_op=True),
+        x, None if dist.get_rank() else [torch.ones(4) for _ in range(N)], async_op=True
+    ),
     "reduce_scatter": lambda x: dist.reduce_scatter(
-        x, [torch.ones(4) for _ in range(N)], async_op=True),
+        x, [torch.ones(4) for _ in range(N)], async_op=True
+    ),
     "all_to_all": lambda x: dist.all_to_all_single(torch.empty(4), x, async_op=True),
     "barrier": lambda x: dist.barrier(async_op=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GIVEN)

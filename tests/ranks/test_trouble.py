@@ -29,8 +29,10 @@ def steps(n: int) -> list[float]:
 
 def reduced(run: dk.Run, rank: int) -> int:
     """How many all-reduces a rank has completed."""
-    return sum(s.rank == rank and s.op is Op.ALL_REDUCE and s.state is State.COMPLETED
-               for s in run.trace.spans)  # fmt: skip
+    return sum(
+        s.rank == rank and s.op is Op.ALL_REDUCE and s.state is State.COMPLETED
+        for s in run.trace.spans
+    )
 
 
 def test_a_delay_makes_a_straggler() -> None:
@@ -129,25 +131,37 @@ def test_a_run_keeps_the_trouble_it_began_with() -> None:
         assert len(cluster.run(steps, 2).results) == 2, "a new rank has taken its place"
 
 
-@pytest.mark.parametrize(("asked", "says"), [
-    ({"delay": {3: 0.1}}, r"names rank 3, and there are ranks 0 to 1"),
-    ({"kill": {-1: 0}}, r"names rank -1"),
-    ({"drop_rank": 2}, r"names rank 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"delay": {3: 0.1}}, r"names rank 3, and there are ranks 0 to 1"),
+        ({"kill": {-1: 0}}, r"names rank -1"),
+        ({"drop_rank": 2}, r"names rank 2"),
+    ],
+)
 def test_ranks_that_are_not_there(asked: dict[str, Any], says: str) -> None:
     with dk.trouble(**asked), pytest.raises(ValueError, match=says):
         dk.run_ranks(steps, 2, 1)
 
 
-@pytest.mark.parametrize(("asked", "says"), [
-    ({"delay": {0: -1}}, "seconds must be"), ({"delay": {0: "long"}}, "seconds must be"),
-    ({"latency": math.nan}, "seconds must be"), ({"latency": math.inf}, "seconds must be"),
-    ({"bandwidth": 0}, "bytes per second"), ({"bandwidth": -1.0}, "bytes per second"),
-    ({"bandwidth": math.nan}, "bytes per second"), ({"kill": {0: -1}}, "counts communications"),
-    ({"drop_rank": {0: 1.5}}, "counts communications"), ({"bandwidth": "slow"}, "bytes per second"),
-    ({"delay": {"0": 1, 7: 1}}, "got '0'"), ({"drop_rank": "all"}, "got 'all'"),
-    ({"delay": {7: 1}}, "names rank 7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"delay": {0: -1}}, "seconds must be"),
+        ({"delay": {0: "long"}}, "seconds must be"),
+        ({"latency": math.nan}, "seconds must be"),
+        ({"latency": math.inf}, "seconds must be"),
+        ({"bandwidth": 0}, "bytes per second"),
+        ({"bandwidth": -1.0}, "bytes per second"),
+        ({"bandwidth": math.nan}, "bytes per second"),
+        ({"kill": {0: -1}}, "counts communications"),
+        ({"drop_rank": {0: 1.5}}, "counts communications"),
+        ({"bandwidth": "slow"}, "bytes per second"),
+        ({"delay": {"0": 1, 7: 1}}, "got '0'"),
+        ({"drop_rank": "all"}, "got 'all'"),
+        ({"delay": {7: 1}}, "names rank 7"),
+    ],
+)
 def test_what_cannot_be_ordered(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says), dk.trouble(**asked):
         trouble.current().check(2)  # type: ignore[union-attr]
@@ -155,9 +169,11 @@ def test_what_cannot_be_ordered(asked: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"kill": {1: 2}}, r"kill=\{1: 2\}\) did not happen: rank 1 made 2 .* its 3rd"),
-     ({"drop_rank": {0: 9}}, r"drop_rank=\{0: 9\}\) did not happen: rank 0 made 2 .* its 10th")],
-)  # fmt: skip
+    [
+        ({"kill": {1: 2}}, r"kill=\{1: 2\}\) did not happen: rank 1 made 2 .* its 3rd"),
+        ({"drop_rank": {0: 9}}, r"drop_rank=\{0: 9\}\) did not happen: rank 0 made 2 .* its 10th"),
+    ],
+)
 def test_trouble_that_did_not_happen_is_told(given: dict[str, Any], says: str) -> None:
     def twice() -> None:
         dist.barrier()

@@ -52,8 +52,11 @@ def shared_keys() -> list[Any]:
 def test_a_store_is_recorded_and_works_as_ever() -> None:
     run = dk.run_ranks(shared_keys, 2)
     assert run.results == dk.run_ranks(shared_keys, 2, record=False).results
-    last = [(Op.STORE_WAIT, "barrier all here, 2"), (Op.STORE_WAIT, "get word"),
-            (Op.STORE_WAIT, "multi_get word")]  # fmt: skip
+    last = [
+        (Op.STORE_WAIT, "barrier all here, 2"),
+        (Op.STORE_WAIT, "get word"),
+        (Op.STORE_WAIT, "multi_get word"),
+    ]
     sets = [(Op.STORE_SET, "set word"), (Op.STORE_SET, "add count")]
     assert calls(run, 0) == [*sets, *last]
     assert calls(run, 1) == [(Op.STORE_WAIT, "wait word, count"), *last]
@@ -114,7 +117,7 @@ def key_of_a_rank_that_left() -> None:
 @pytest.mark.parametrize(
     ("program", "culprits", "said"),
     [
-        (nobodys_key, (0, 1), "ranks 0 and 1 wait in store.get(\"nobody's\")"),
+        (nobodys_key, (0, 1), 'ranks 0 and 1 wait in store.get("nobody\'s")'),
         (misspelt_key, (0,), "rank 0 has called store.set('data/ready')"),
         (key_behind_a_barrier, (1,), "no rank has set 'go'; rank 1 waits in barrier()"),
         (key_of_a_rank_that_left, (1,), "no rank has set 'weights'; rank 1 waits in barrier()"),

@@ -20,16 +20,19 @@ def rows() -> list[Row]:
     """Every row of the tables of collectives."""
     h200 = {k: 1e-3 * 2 * 7 / 8 * k / busbw for k, busbw in tables.H200.items()}  # µs
     return [
-        *_regimes("8 A100, nccl-tests", tables.A100, [
-            [32 * KB, MB], [4 * MB, 8 * MB], [16 * MB, 64 * MB, 16 * GB]]),
+        *_regimes(
+            "8 A100, nccl-tests",
+            tables.A100,
+            [[32 * KB, MB], [4 * MB, 8 * MB], [16 * MB, 64 * MB, 16 * GB]],
+        ),
         *_regimes("8 H200, nccl-tests", h200, [[32 * KB, MB], [4 * MB, 64 * MB, 16 * GB]]),
-        *_latency(), *_infiniband(), *_roce(),
-    ]  # fmt: skip
+        *_latency(),
+        *_infiniband(),
+        *_roce(),
+    ]
 
 
-def _regimes(
-    table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]
-) -> list[Row]:
+def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]) -> list[Row]:
     """One line for each protocol, through the sizes named; from its first size on."""
     found = []
     ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
@@ -46,9 +49,17 @@ def _latency() -> list[Row]:
     """A ring's latency: something, and 2(nodes - 1) hops over the network."""
     nodes = list(tables.P3DN)
     base, hop = solve([[1, 2 * (m - 1)] for m in nodes[:2]], [tables.P3DN[m] for m in nodes[:2]])
-    return [Row("p3dn, 8 bytes", f"{m} nodes", "µs", tables.P3DN[m],
-                base + float(cost.ring(m, 0, Link(hop, 0))), m in nodes[:2])
-            for m in nodes]  # fmt: skip
+    return [
+        Row(
+            "p3dn, 8 bytes",
+            f"{m} nodes",
+            "µs",
+            tables.P3DN[m],
+            base + float(cost.ring(m, 0, Link(hop, 0))),
+            m in nodes[:2],
+        )
+        for m in nodes
+    ]
 
 
 def _infiniband() -> list[Row]:
@@ -70,5 +81,7 @@ def _roce() -> list[Row]:
     """A ring fills the network cards; a tree is a tenth below, as NCCL itself assumes."""
     cards = 4 * 400 / 8
     predicted = {"ring": cards, "tree": tables.NCCL_TREE * cards}
-    return [Row("40 H100, RoCE", name, "GB/s", busbw, predicted[name])
-            for name, busbw in tables.ROCE.items()]  # fmt: skip
+    return [
+        Row("40 H100, RoCE", name, "GB/s", busbw, predicted[name])
+        for name, busbw in tables.ROCE.items()
+    ]

@@ -30,12 +30,18 @@ def _null_steps() -> list[Row]:
     beta = (tables.NULL_STEPS[1e9, 1] - start) / 2e9
     fitted = {(0, 1), (0, 100), (1e9, 1)}
     return [
-        Row("null steps, 16 servers", f"{nbytes / 1e6:g} MB, {workers} workers", "s", published,
-            start + each * (workers - 1)
+        Row(
+            "null steps, 16 servers",
+            f"{nbytes / 1e6:g} MB, {workers} workers",
+            "s",
+            published,
+            start
+            + each * (workers - 1)
             + float(cost.parameter_server(workers, 16, nbytes, Link(0, beta))),
-            (nbytes, workers) in fitted)
+            (nbytes, workers) in fitted,
+        )
         for (nbytes, workers), published in tables.NULL_STEPS.items()
-    ]  # fmt: skip
+    ]
 
 
 def slowest(workers: int) -> float:
@@ -47,9 +53,7 @@ def slowest(workers: int) -> float:
     return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))
 
 
-def step_seconds(
-    compute: float, sigma: float, beta: float, workers: int, servers: int
-) -> float:
+def step_seconds(compute: float, sigma: float, beta: float, workers: int, servers: int) -> float:
     """A synchronous step of Inception-v3 with whole tensors on their servers.
 
     The fullest server sends its tensors to every worker during forward, a third of the time, and
@@ -71,10 +75,17 @@ def _piz_daint() -> list[Row]:
         queued = (step[128, 116] - sigma * slowest(128)) / 2
         beta = queued / (128 * float(place(inception_v3(), 116).max()))
     return [
-        Row("Piz Daint, Inception-v3", f"{w} workers, {s} servers", "images/s", x,
-            BATCH * w / step_seconds(compute, sigma, beta, w, s), (w, s) in fitted, w * table[1, 1])
+        Row(
+            "Piz Daint, Inception-v3",
+            f"{w} workers, {s} servers",
+            "images/s",
+            x,
+            BATCH * w / step_seconds(compute, sigma, beta, w, s),
+            (w, s) in fitted,
+            w * table[1, 1],
+        )
         for (w, s), x in table.items()
-    ]  # fmt: skip
+    ]
 
 
 def _p2() -> list[Row]:
@@ -83,7 +94,14 @@ def _p2() -> list[Row]:
     compute = BATCH / table[1, 1]
     sigma = (BATCH * 128 / table[128, 16] - compute) / slowest(128)
     return [
-        Row("p2.8xlarge, Inception-v3", f"{gpus} GPUs, {servers} servers", "images/s", x,
-            BATCH * gpus / (compute + sigma * slowest(gpus)), gpus in (1, 128), gpus * table[1, 1])
+        Row(
+            "p2.8xlarge, Inception-v3",
+            f"{gpus} GPUs, {servers} servers",
+            "images/s",
+            x,
+            BATCH * gpus / (compute + sigma * slowest(gpus)),
+            gpus in (1, 128),
+            gpus * table[1, 1],
+        )
         for (gpus, servers), x in table.items()
-    ]  # fmt: skip
+    ]

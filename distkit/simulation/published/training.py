@@ -23,17 +23,31 @@ def rows() -> list[Row]:
 
 
 def _series(
-    table: str, name: str, batch: int, gpus: Sequence[int], throughput: Sequence[float],
-    terms: Sequence[Term], fit: Sequence[int],
-) -> list[Row]:  # fmt: skip
+    table: str,
+    name: str,
+    batch: int,
+    gpus: Sequence[int],
+    throughput: Sequence[float],
+    terms: Sequence[Term],
+    fit: Sequence[int],
+) -> list[Row]:
     """Step time = one GPU's + Σ constant · term, the constants from the rows ``fit``."""
     step = {n: batch * n / x for n, x in zip(gpus, throughput, strict=True)}
     constants = solve([[f(n) for f in terms] for n in fit], [step[n] - step[1] for n in fit])
     found = []
     for n, x in zip(gpus, throughput, strict=True):
         predicted = step[1] + sum(c * f(n) for c, f in zip(constants, terms, strict=True))
-        found.append(Row(table, f"{name}, {n} GPUs", "samples/s", x, batch * n / predicted,
-                         n in (1, *fit), n * throughput[0]))  # fmt: skip
+        found.append(
+            Row(
+                table,
+                f"{name}, {n} GPUs",
+                "samples/s",
+                x,
+                batch * n / predicted,
+                n in (1, *fit),
+                n * throughput[0],
+            )
+        )
     return found
 
 
@@ -58,31 +72,41 @@ def bus(per_node: int) -> Term:
 def _dlperf() -> list[Row]:
     """Inside the node NVLink is taken as free; the card between nodes is fitted on 32 GPUs."""
     gpus = (1, 8, 16, 32)
-    return [row for name, (batch, *x) in tables.DLPERF.items()
-            for row in _series("DLPerf, V100, 100 Gb/s", name, batch, gpus, x, [between(8)], [32])
-            ]  # fmt: skip
+    return [
+        row
+        for name, (batch, *x) in tables.DLPERF.items()
+        for row in _series("DLPerf, V100, 100 Gb/s", name, batch, gpus, x, [between(8)], [32])
+    ]
 
 
 def _mxnet() -> list[Row]:
     """A bus inside, fitted on one node; a card between, fitted on all sixteen."""
     gpus = [2**i for i in range(9)]
-    return [row for name, (batch, *x) in tables.MXNET.items()
-            for row in _series("MXNet, K80", name, batch, gpus, x,
-                               [bus(16), between(16)], [16, 256])]  # fmt: skip
+    return [
+        row
+        for name, (batch, *x) in tables.MXNET.items()
+        for row in _series("MXNet, K80", name, batch, gpus, x, [bus(16), between(16)], [16, 256])
+    ]
 
 
 def _dgx1() -> list[Row]:
     """One node: a bus, fitted on all eight."""
-    return [row for name, (batch, *x) in tables.DGX1.items()
-            for row in _series("TensorFlow, DGX-1", name, batch, (1, 2, 4, 8), x, [bus(8)], [8])
-            ]  # fmt: skip
+    return [
+        row
+        for name, (batch, *x) in tables.DGX1.items()
+        for row in _series("TensorFlow, DGX-1", name, batch, (1, 2, 4, 8), x, [bus(8)], [8])
+    ]
 
 
 def _p2() -> list[Row]:
     """Eight nodes, fitted on all."""
-    return [row for name, (batch, *x) in tables.P2.items()
-            for row in _series("TensorFlow, p2.8xlarge", name, batch, (1, 8, 16, 32, 64), x,
-                               [between(8)], [64])]  # fmt: skip
+    return [
+        row
+        for name, (batch, *x) in tables.P2.items()
+        for row in _series(
+            "TensorFlow, p2.8xlarge", name, batch, (1, 8, 16, 32, 64), x, [between(8)], [64]
+        )
+    ]
 
 
 def _horovod() -> list[Row]:
@@ -94,8 +118,10 @@ def _horovod() -> list[Row]:
         more = buffers * (_latency(512) - _latency(128))
         predicted = step / (step / few + more)
         table = "Horovod, RoCE"
-        found += [Row(table, f"{name}, 128 GPUs", "efficiency", few, few, True),
-                  Row(table, f"{name}, 512 GPUs", "efficiency", many, predicted)]  # fmt: skip
+        found += [
+            Row(table, f"{name}, 128 GPUs", "efficiency", few, few, True),
+            Row(table, f"{name}, 512 GPUs", "efficiency", many, predicted),
+        ]
     return found
 
 
