@@ -57,7 +57,7 @@ import tempfile
 os.environ["TMPDIR"] = tempfile.tempdir = {temporary!r}
 import distkit
 from distkit.cluster import forkserver
-from distkit.cluster.descendants import children
+from distkit.cluster.processes.descendants import children
 import psutil
 
 def work(steps):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from distkit.kvstore.consistency import Terms
-from distkit.kvstore.messages import (
+from distkit.kvstore.protocol.consistency import Terms
+from distkit.kvstore.protocol.messages import (
     GIVE,
     AddressBook,
     Answer,
@@ -39,10 +39,10 @@ from distkit.kvstore.messages import (
     Request,
     SetOptimizer,
 )
-from distkit.kvstore.node import Node
-from distkit.kvstore.scheduler import Scheduler
-from distkit.kvstore.server import KVServer
-from distkit.kvstore.shard import Shard
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.transport.node import Node
+from distkit.kvstore.transport.scheduler import Scheduler
+from distkit.kvstore.transport.shard import Shard
 
 #: Workers and servers, the servers' ids, and the scheduler's.
 W, S = 2, 3

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figure import Figure, figure
+from distkit.diagnosis.findings import Kind
 from distkit.errors import DistkitError, RunError
 from distkit.events import Op, State
-from distkit.trace.findings import Kind
 
 if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
 
 SCRIPTS = Path(__file__).with_name("scripts")
 

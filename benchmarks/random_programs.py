@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from distkit.diagnosis.findings import Kind
 from distkit.errors import CommunicationWarning, DeadlockError
 from distkit.events import Trace
-from distkit.trace.findings import Kind
 
 #: A group: its global ranks, () for the world.
 Members = tuple[int, ...]
@@ -208,7 +208,7 @@ def alarm(rounds: Program, play: Callable[[Program], None] = play) -> str:
 
     Besides what the run itself says, its trace is looked at as if it had been cut in the middle.
     """
-    from distkit.cluster.local import run_ranks
+    from distkit.cluster.runs.run_ranks import run_ranks
 
     try:
         with warnings.catch_warnings():

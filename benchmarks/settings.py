@@ -92,7 +92,7 @@ def _of_python() -> dict[str, Any]:
                 "torch",
                 "json",
                 "queue",
-                "distkit.cluster.rank",
+                "distkit.cluster.rank.rank",
                 "threading",
                 "socket",
             )

@@ -91,7 +91,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
 
     Calibration and measurement take turns on the same ranks, so that both see the same machine.
     """
-    from distkit.cluster.local import run_ranks
+    from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.simulation import cost, finish_times
     from distkit.simulation.calibration import SIZES, Measured
     from distkit.simulation.fitting import quiet

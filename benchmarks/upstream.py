@@ -32,15 +32,15 @@ class Tests(TestDistBackend, DistributedTest._DistTestBase):
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 def record_all():
-    from distkit.trace.recorder import Flusher, Recorder, set_current
-    from distkit.trace.tap import tap
+    from distkit.recording.recorder import Flusher, Recorder, set_current
+    from distkit.recording.tap import tap
     tap.install()
     mine = Recorder(0)
     set_current(mine)
     Flusher(mine, lambda kind, what: None)
 
 if record:
-    import distkit.trace.tap
+    import distkit.recording.tap
     os.register_at_fork(after_in_child=record_all)
 
 class Outcomes(unittest.TestResult):

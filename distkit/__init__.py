@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import ddp_hook, use_algorithm
     from distkit.cluster.cluster import Cluster
-    from distkit.cluster.local import run_ranks
-    from distkit.cluster.run import Run
-    from distkit.cluster.stepper import Stepper
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.run_ranks import run_ranks
+    from distkit.cluster.runs.stepper import Stepper
+    from distkit.diagnosis.findings import Finding
     from distkit.errors import (
         ClusterError,
         CommunicationWarning,
@@ -49,12 +50,11 @@ if TYPE_CHECKING:
     from distkit.events import Event, Message, Op, Span, State, Summary, Trace
     from distkit.exercises import check, hint, solution
     from distkit.experiments import Experiment
+    from distkit.recording.gradients import watch_gradients
+    from distkit.recording.progress import progress
+    from distkit.recording.recorder import mark
+    from distkit.recording.trouble import trouble
     from distkit.simulation import Link, Network, calibrate, cost, simulate
-    from distkit.trace.findings import Finding
-    from distkit.trace.gradients import watch_gradients
-    from distkit.trace.progress import progress
-    from distkit.trace.recorder import mark
-    from distkit.trace.trouble import trouble
     from distkit.views import Compare, Gradients, Servers, Stage, Tensors, Timeline
 
 __version__ = "0.1.0"
@@ -63,15 +63,15 @@ __version__ = "0.1.0"
 _HOMES = {
     # starting ranks and running functions on them
     "distkit.cluster.cluster": ["Cluster"],
-    "distkit.cluster.local": ["run_ranks"],
-    "distkit.cluster.run": ["Run"],
-    "distkit.cluster.stepper": ["Stepper"],
+    "distkit.cluster.runs.run_ranks": ["run_ranks"],
+    "distkit.cluster.runs.run": ["Run"],
+    "distkit.cluster.runs.stepper": ["Stepper"],
     # what they said to each other
     "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"],
-    "distkit.trace.findings": ["Finding"],
-    "distkit.trace.recorder": ["mark"],
-    "distkit.trace.gradients": ["watch_gradients"],
-    "distkit.trace.progress": ["progress"],
+    "distkit.diagnosis.findings": ["Finding"],
+    "distkit.recording.recorder": ["mark"],
+    "distkit.recording.gradients": ["watch_gradients"],
+    "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
     # controls that start runs
     "distkit.experiments": ["Experiment"],
@@ -86,7 +86,7 @@ _HOMES = {
     # your turn
     "distkit.exercises": ["check", "hint", "solution"],
     # what can go wrong
-    "distkit.trace.trouble": ["trouble"],
+    "distkit.recording.trouble": ["trouble"],
     "distkit.errors": [
         "ClusterError",
         "CommunicationWarning",

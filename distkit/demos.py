@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from distkit.errors import DistkitError
 from distkit.events import COLLECTIVES, P2P, REQUESTS, State, Trace
-from distkit.trace.recorder import mark
+from distkit.recording.recorder import mark
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distkit.cluster.cluster import Cluster
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
 
 #: Called with the fraction done, 0 to 1.
 Progress = Callable[[float], None]

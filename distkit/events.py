@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
-    from distkit.table import Table
-    from distkit.trace.findings import Finding
+    from distkit.diagnosis.findings import Finding
+    from distkit.trace.columns import Table
 
 __all__ = ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"]
 
@@ -277,7 +277,7 @@ class Trace(Sequence[Event]):
     @cached_property
     def table(self) -> Table:
         """The events in columns: an array per fact."""
-        from distkit.table import Table
+        from distkit.trace.columns import Table
 
         return Table.of(self.events)
 
@@ -292,9 +292,9 @@ class Trace(Sequence[Event]):
     @cached_property
     def spans(self) -> list[Span]:
         """One entry per operation, in the order of their starts."""
-        from distkit import matching
+        from distkit.trace import operations
 
-        return matching.spans(self.events)
+        return operations.spans(self.events)
 
     @cached_property
     def matches(self) -> dict[tuple[int, int], str]:
@@ -305,16 +305,16 @@ class Trace(Sequence[Event]):
         group and tag; the n-th collective of a rank on a group belongs with the n-th of
         every other member.
         """
-        from distkit import matching
+        from distkit.trace import operations
 
-        return matching.matches(self.spans)
+        return operations.matches(self.spans)
 
     @cached_property
     def messages(self) -> list[Message]:
         """One entry per point-to-point transfer, in the order of sending."""
-        from distkit import matching
+        from distkit.trace import operations
 
-        return matching.messages(self.spans, self.matches)
+        return operations.messages(self.spans, self.matches)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per event; see :class:`Event` for the columns. Needs pandas."""
@@ -360,7 +360,7 @@ class Trace(Sequence[Event]):
 
     def diagnose(self) -> list[Finding]:
         """What went wrong, and what to do about it: the most important first."""
-        from distkit.trace.diagnosis import diagnose
+        from distkit.diagnosis.diagnose import diagnose
 
         return diagnose(self)
 
@@ -368,9 +368,9 @@ class Trace(Sequence[Event]):
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as gzipped JSON lines: no pickle, so opening one runs nothing."""
-        from distkit import tracefile
+        from distkit.trace import file
 
-        return tracefile.save(self, Path(path))
+        return file.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -380,19 +380,19 @@ class Trace(Sequence[Event]):
             TraceFileError: not a trace, corrupt, truncated, or of a newer version.
             FileNotFoundError: there is no such file.
         """
-        from distkit import tracefile
+        from distkit.trace import file
 
-        return tracefile.load(Path(path))
+        return file.load(Path(path))
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""
-        from distkit.trace.export import to_chrome
+        from distkit.trace.chrome import to_chrome
 
         return to_chrome(self, path)
 
     def to_html(self, path: str | Path) -> Path:
         """Write a stand-alone replay page: one file, no server, nothing loaded from elsewhere."""
-        from distkit.views.page import to_html
+        from distkit.views.widget.page import to_html
 
         return to_html(self, path)
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 # -- messages -----------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from distkit.cluster.cell import known
 from distkit.cluster.cluster import Cluster, latest
 from distkit.cluster.notebook import place
+from distkit.cluster.rank.execute_source import known
 from distkit.errors import DistkitError, RankError, RunStopped
 
 

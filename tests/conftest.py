@@ -78,7 +78,7 @@ def left_running(mark: str, within: float = 5.0) -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def nobody_stays() -> Iterator[None]:
     yield
-    forkserver = sys.modules.get("distkit.cluster.forkserver")
+    forkserver = sys.modules.get("distkit.cluster.processes.forkserver")
     if forkserver and forkserver._server:
         forkserver._server.close()  # kept warm until this process ends; atexit would do this
     left = left_running(SESSION)

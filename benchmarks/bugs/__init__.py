@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bugs.catalogue import BUGS, Bug
 from benchmarks.figure import Figure, figure
+from distkit.diagnosis.findings import Finding, Kind
 from distkit.events import State
-from distkit.trace.findings import Finding, Kind
 
 if TYPE_CHECKING:
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
 
 #: The modules of the catalogue.
 THEMES = "data", "checkpoints", "shapes", "groups", "pipelines", "experts", "failures"
@@ -102,8 +102,8 @@ def judge(bug: Bug, start: Callable[[Callable[[], None]], Run] | None = None) ->
         bug: of the catalogue.
         start: runs a function on the bug's number of ranks; on fresh ones when None.
     """
-    from distkit.cluster.local import run_ranks
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.errors import CommunicationWarning, RunError, RunStopped
 
     ended = ""

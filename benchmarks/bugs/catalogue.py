@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 #: A line with this comment is one that the explanation must name.
 MARK = "# <-"

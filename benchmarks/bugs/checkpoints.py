@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bugs.catalogue import bug, ddp, ones, rank, rows
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 IF = "`if"
 ONLY = (Kind.DIFFERENT_COLLECTIVE, Kind.SKIPPED, Kind.MISSING_BARRIER, Kind.UNEVEN)

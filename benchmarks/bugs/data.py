@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bugs.catalogue import bug, ddp, ones, rank, rows
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 EVEN = "same number of"
 

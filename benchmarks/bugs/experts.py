@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bugs.catalogue import Experts, bug, ddp, ones, rank, rows
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 UNUSED = Kind.UNUSED_PARAMETER
 FIND = "find_unused_parameters"

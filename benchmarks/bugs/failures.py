@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bugs.catalogue import bug, ddp, ones, rank
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 RAISED, DIED = Kind.RAISED, Kind.DIED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from benchmarks.bugs.catalogue import bug, ones, rank
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 GROUP, MADE = Kind.WRONG_GROUP, Kind.NEW_GROUP
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bugs.catalogue import bug, ones, rank
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 
 @bug(Kind.CYCLE, (0, 1), "isend", "NVIDIA/nccl#479", ranks=2)

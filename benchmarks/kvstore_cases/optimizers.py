@@ -14,7 +14,7 @@ import torch
 from benchmarks.kvstore_cases.catalogue import case, near, ones, refused, same, store
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from distkit.kvstore import lr_scheduler as sched
+from distkit.kvstore.protocol import lr_scheduler as sched
 from distkit.kvstore.testing import InProcess
 
 Array = Any

@@ -18,7 +18,7 @@ from benchmarks.kvstore_cases.catalogue import (
     store,
 )
 from distkit.kvstore import KVStore
-from distkit.kvstore.messages import Push
+from distkit.kvstore.protocol.messages import Push
 from distkit.kvstore.testing import InProcess
 
 SUMS = "local", "device", "dist_sync"

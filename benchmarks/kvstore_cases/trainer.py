@@ -15,7 +15,7 @@ import torch
 from benchmarks.kvstore_cases.catalogue import case, near, refused, same
 from distkit import kvstore
 from distkit.kvstore import KVStore, KVStoreBase, Trainer
-from distkit.kvstore.lr_scheduler import FactorScheduler
+from distkit.kvstore.protocol.lr_scheduler import FactorScheduler
 from distkit.kvstore.testing import InProcess
 
 OPTIONS = {"learning_rate": 1.0, "momentum": 0.5}
@@ -443,7 +443,7 @@ def own_stores_train() -> None:
 def embedding(sparse: bool) -> torch.nn.Embedding:
     """Six rows of three, the same in every thread."""
     weights = torch.arange(18.0).view(6, 3) / 9 - 1
-    return torch.nn.Embedding.from_pretrained(weights, freeze=False, sparse=sparse)
+    return torch.nn.Embedding(6, 3, sparse=sparse, _weight=weights)
 
 
 @case(*((kind, on) for kind in ("local", "device", "dist_sync") for on in (True, False)))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 from distkit.errors import DistkitError
 
 if TYPE_CHECKING:
+    from distkit.diagnosis.findings import Finding
     from distkit.events import Trace
-    from distkit.trace.findings import Finding
 
 
 def replay_page(traces: dict[str, Trace], file: Path) -> None:
     """Write the stand-alone page and say where it is."""
-    from distkit.views.page import to_html
+    from distkit.views.widget.page import to_html
 
     write(file, lambda: to_html(traces, file))
     print(f"Replay: {file.resolve().as_uri()}")

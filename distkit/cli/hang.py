@@ -10,7 +10,7 @@ from distkit.cli.files import print_findings
 from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, RunError
 
 if TYPE_CHECKING:
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
     from distkit.hangs import Case
 
 
@@ -50,8 +50,8 @@ def _print_program(case: Case) -> None:
 
 def _suffer(case: Case) -> tuple[Run, str]:
     """Run a program of the catalogue, and say how it went."""
-    from distkit.cluster.local import run_ranks
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.run_ranks import run_ranks
 
     try:
         with warnings.catch_warnings():

@@ -41,7 +41,7 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace = _load(args.file)
     print(f"{trace.meta.get('name') or args.file.stem}: {summary(trace)}.")
-    from distkit.trace.diagnosis import diagnose
+    from distkit.diagnosis.diagnose import diagnose
 
     print_findings(diagnose(trace))
     page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{args.file.stem}.html")

@@ -48,8 +48,8 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> None:
         args.wrong(f"{command[0]}: there is no such script")
     for file in (args.out, args.html):
         check_folder(file, args.wrong)
-    from distkit.cluster.local import run_ranks
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.run_ranks import run_ranks
 
     try:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import in_notebook
-from distkit.views.units import count
+from distkit.views.scene.units import count
 
 if TYPE_CHECKING:
-    from distkit.cluster.room import Room
-    from distkit.cluster.run import Run
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.supervisor import Room
 
 #: In a notebook, a run that takes longer than this shows its timeline while it goes on [s].
 PATIENCE = 1.0

@@ -9,17 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster import card, limits, report, seeds
-from distkit.cluster.forkserver import server
+from distkit.cluster import card, limits
 from distkit.cluster.notebook import OfCells, cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
-from distkit.cluster.room import Room
-from distkit.cluster.run import GRACE, LET_GO, Run
-from distkit.cluster.stepper import Stepper
+from distkit.cluster.processes.forkserver import server
+from distkit.cluster.rank import seeds
+from distkit.cluster.runs import report
+from distkit.cluster.runs.run import GRACE, LET_GO, Run
+from distkit.cluster.runs.stepper import Stepper
+from distkit.cluster.supervisor import Room
+from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, StartError, StoppedError
-from distkit.trace import trouble
-from distkit.trace.diagnosis import Finding
+from distkit.recording import trouble
 
 _made: weakref.WeakSet[Cluster] = weakref.WeakSet()
 _of_cells = OfCells(lambda cluster: cluster.stop())
@@ -165,7 +167,7 @@ class Cluster:
             SyntaxError: the source is no Python.
             ClusterError: there is no such rank.
         """
-        from distkit.cluster.cell import cell, known
+        from distkit.cluster.rank.execute_source import cell, known
 
         file = file or known(source)
         compile(source, file, "exec")

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from distkit.errors import NotPicklableError
-from distkit.trace.recorder import make_users
+from distkit.recording.recorder import make_users
 
 #: The standard library, and distkit itself: both are on the ranks already.
 _LIBRARIES = (str(Path(threading.__file__).parent), str(Path(__file__).parents[1]))

@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor, cat, equal, tensor
 
 from distkit.algorithms.rounds import traffic
-from distkit.cluster.local import run_ranks
 from distkit.cluster.notebook import place
+from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import DeadlockError, RankError, RunError
 from distkit.events import COLLECTIVES, Op, State, Trace
 from distkit.exercises.collectives import Call, Collective

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distkit.exercises.task import Answer, name_of
-from distkit.kvstore.consistency import Asynchronous
-from distkit.kvstore.messages import Init, Pull, Push, SetOptimizer
-from distkit.kvstore.server import KVServer
+from distkit.kvstore.protocol.consistency import Asynchronous
+from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
+from distkit.kvstore.protocol.server import KVServer
 
 if TYPE_CHECKING:
     from distkit.exercises.serving import Serving

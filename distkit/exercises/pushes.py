@@ -17,9 +17,9 @@ from torch import Tensor
 
 from distkit.exercises.pages import Server
 from distkit.exercises.task import Answer, name_of
-from distkit.kvstore.consistency import Asynchronous, Synchronous
-from distkit.kvstore.messages import Init, Pull, Push, SetOptimizer
-from distkit.kvstore.server import KVServer
+from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
+from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
+from distkit.kvstore.protocol.server import KVServer
 
 if TYPE_CHECKING:
     from distkit.exercises.serving import Serving

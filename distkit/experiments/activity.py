@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkit.views.units import count
+from distkit.views.scene.units import count
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from distkit.experiments.activity import Activity, words
-from distkit.views.units import human_seconds
+from distkit.views.scene.units import human_seconds
 
 if TYPE_CHECKING:
     from distkit.experiments.experiment import Experiment

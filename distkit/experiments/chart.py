@@ -28,9 +28,9 @@ from distkit.experiments.results import (
     shown,
     to_text,
 )
-from distkit.views import svg
-from distkit.views.geometry import text_width
-from distkit.views.theme import GRAY, INK, RANKS_LIGHT
+from distkit.views.scene import svg
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from distkit.cluster import limits
 from distkit.cluster.cluster import Cluster
-from distkit.cluster.forkserver import server
 from distkit.cluster.plan import Plan, make_plan
+from distkit.cluster.processes.forkserver import server
 from distkit.errors import StoppedError
 
 #: How often somebody who waits for ranks looks whether to go on waiting [s].

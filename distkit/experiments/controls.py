@@ -11,7 +11,7 @@ from typing import Any
 
 import ipywidgets
 
-from distkit.views.units import human_bytes
+from distkit.views.scene.units import human_bytes
 
 #: What an experiment does itself, and does not hand to the function.
 RANKS, STRAGGLER = "ranks", "straggler"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distkit.cluster.cluster import Cluster
 from distkit.cluster.notebook import OfCells, cell, in_notebook
 from distkit.cluster.pickling import pack
-from distkit.cluster.run import Run
+from distkit.cluster.runs.run import Run
 from distkit.errors import ClusterError, DistkitError, RunInterrupted
 from distkit.experiments import chart, results
 from distkit.experiments.activity import Activity
@@ -24,8 +24,8 @@ from distkit.experiments.controls import RANKS
 from distkit.experiments.following import follow, submit
 from distkit.experiments.results import Record
 from distkit.experiments.settings import Settings
-from distkit.trace.progress import Meter
-from distkit.views.still import Still
+from distkit.recording.progress import Meter
+from distkit.views.widget.snapshot import Still
 
 if TYPE_CHECKING:
     import pandas

@@ -7,11 +7,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from distkit.cluster.cluster import Cluster
-from distkit.cluster.run import GRACE, LET_GO, Run
+from distkit.cluster.runs.run import GRACE, LET_GO, Run
 from distkit.experiments.clusters import PERIOD
 from distkit.experiments.controls import OWN, RANKS, STRAGGLER
-from distkit.trace import trouble
-from distkit.trace.progress import Meter
+from distkit.recording import trouble
+from distkit.recording.progress import Meter
 
 
 def submit(cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any]) -> Run:

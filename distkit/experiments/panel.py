@@ -17,7 +17,7 @@ from distkit.experiments.bar import Bar, sheet
 from distkit.experiments.controls import STRAGGLER
 from distkit.experiments.results import Record
 from distkit.views import Gradients, Stage, Timeline
-from distkit.views.gradient_steps import GRADIENT
+from distkit.views.gradients.steps import GRADIENT
 
 if TYPE_CHECKING:
     from distkit.experiments.experiment import Experiment

@@ -8,12 +8,12 @@ from html import escape
 from numbers import Real
 from typing import Any
 
-from distkit.cluster.run import LOOKED_AT, Run
+from distkit.cluster.runs.run import LOOKED_AT, Run
+from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
 from distkit.experiments.controls import BYTES, STRAGGLER, said
-from distkit.trace.findings import Kind
-from distkit.views.columns import Columns
-from distkit.views.units import human_bytes, human_seconds
+from distkit.views.scene.units import human_bytes, human_seconds
+from distkit.views.timeline.columns import Columns
 
 #: What is measured of every run.
 SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"

@@ -10,9 +10,10 @@ to everybody. On each worker::
         w = kv.pull("w")
         kv.push("w", gradient(w, inputs, targets))
 
-Read on in :mod:`distkit.kvstore.server`, then :mod:`~distkit.kvstore.scheduler`, then
-:mod:`~distkit.kvstore.worker`. Source: Li et al., Scaling distributed machine learning with the
-parameter server, 2014; the names are Apache MXNet's.
+Read on in :mod:`distkit.kvstore.protocol.server`, then
+:mod:`~distkit.kvstore.transport.scheduler`, then :mod:`~distkit.kvstore.client.worker`. Source: Li
+et al., Scaling distributed machine learning with the parameter server, 2014; the names are Apache
+MXNet's.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from functools import partial
 from typing import Any
 
 from distkit.errors import KVStoreError
-from distkit.kvstore import lr_scheduler, optimizer
-from distkit.kvstore.base import KVStoreBase
-from distkit.kvstore.consistency import Terms, canonical
-from distkit.kvstore.devices import split_and_load, split_data
-from distkit.kvstore.link import ZmqLink
-from distkit.kvstore.local import LocalLink
-from distkit.kvstore.messages import AddressBook, Present, Register
-from distkit.kvstore.node import PATIENCE, Node
-from distkit.kvstore.optimizer import SGD, Adam
-from distkit.kvstore.placement import BIGARRAY_BOUND, Part
-from distkit.kvstore.recording import Clocks
-from distkit.kvstore.requests import Call, Requests
-from distkit.kvstore.scheduler import LIFE
-from distkit.kvstore.trainer import Trainer
-from distkit.kvstore.transport import Service
-from distkit.kvstore.worker import KVStore
+from distkit.kvstore.client.base import KVStoreBase
+from distkit.kvstore.client.devices import split_and_load, split_data
+from distkit.kvstore.client.local import LocalLink
+from distkit.kvstore.client.requests import Call, Requests
+from distkit.kvstore.client.trainer import Trainer
+from distkit.kvstore.client.worker import KVStore
+from distkit.kvstore.protocol import lr_scheduler, optimizer
+from distkit.kvstore.protocol.consistency import Terms, canonical
+from distkit.kvstore.protocol.messages import AddressBook, Present, Register
+from distkit.kvstore.protocol.optimizer import SGD, Adam
+from distkit.kvstore.protocol.placement import BIGARRAY_BOUND, Part
+from distkit.kvstore.transport.link import ZmqLink
+from distkit.kvstore.transport.node import PATIENCE, Node
+from distkit.kvstore.transport.recording import Clocks
+from distkit.kvstore.transport.scheduler import LIFE
+from distkit.kvstore.transport.service import Service
 
 __all__ = [
     "SGD",

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import Terms, canonical
-from distkit.kvstore.messages import Barrier, Message, Reply, Request
-from distkit.kvstore.placement import BIGARRAY_BOUND
-from distkit.kvstore.requests import Requests
-from distkit.kvstore.server import KVServer
-from distkit.kvstore.wire import decode, encode
-from distkit.kvstore.worker import KVStore
+from distkit.kvstore.client.requests import Requests
+from distkit.kvstore.client.worker import KVStore
+from distkit.kvstore.protocol.consistency import Terms, canonical
+from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
+from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.wire import decode, encode
 
 #: So long a worker waits for an answer before the test is given up [s].
 PATIENCE = 30.0

@@ -11,8 +11,8 @@ from distkit.simulation import cost
 from distkit.simulation.calibration import Measured
 from distkit.simulation.network import Link, Network
 from distkit.simulation.simulator import finish_times
-from distkit.views.theme import GRAY, rank_color
-from distkit.views.units import human_bytes, human_seconds
+from distkit.views.scene.theme import GRAY, rank_color
+from distkit.views.scene.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,1 +1,1 @@
-"""Recording what ranks say to each other, and turning it into other forms."""
+"""The trace of a run: events in columns, operations and messages, files."""

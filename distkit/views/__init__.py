@@ -6,26 +6,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit.views.cockpit import Cockpit
-    from distkit.views.compare import Compare
-    from distkit.views.gradients import Gradients
-    from distkit.views.page import to_html
-    from distkit.views.servers import Servers
-    from distkit.views.stage import Stage
-    from distkit.views.tensors import Tensors
-    from distkit.views.timeline import Timeline
+    from distkit.views.cockpit.view import Cockpit
+    from distkit.views.compare.view import Compare
+    from distkit.views.gradients.view import Gradients
+    from distkit.views.servers.view import Servers
+    from distkit.views.stage.view import Stage
+    from distkit.views.tensors.view import Tensors
+    from distkit.views.timeline.view import Timeline
+    from distkit.views.widget.page import to_html
 
 __all__ = ["Cockpit", "Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline", "to_html"]
 
 _HOMES = {
-    "Cockpit": "cockpit",
-    "Compare": "compare",
-    "Gradients": "gradients",
-    "Servers": "servers",
-    "Stage": "stage",
-    "Tensors": "tensors",
-    "Timeline": "timeline",
-    "to_html": "page",
+    "Cockpit": "cockpit.view",
+    "Compare": "compare.view",
+    "Gradients": "gradients.view",
+    "Servers": "servers.view",
+    "Stage": "stage.view",
+    "Tensors": "tensors.view",
+    "Timeline": "timeline.view",
+    "to_html": "widget.page",
 }
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distkit.views.assets import esm
+from distkit.views.widget.assets import esm
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import distkit as dk
 from benchmarks import abuse
 from benchmarks.abuses import ALL
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 SOME = [
     "terminates_itself",

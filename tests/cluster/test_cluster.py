@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.cluster.room import Room
+from distkit.cluster.supervisor import Room
 from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

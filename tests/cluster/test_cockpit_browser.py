@@ -9,7 +9,7 @@ import pytest
 import steps
 
 from distkit.views import Cockpit
-from distkit.views.assets import css, esm
+from distkit.views.widget.assets import css, esm
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

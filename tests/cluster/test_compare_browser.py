@@ -13,9 +13,9 @@ from sheets import Sheet
 import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Trace
-from distkit.views.columns import Columns
-from distkit.views.compare_figures import figures
-from distkit.views.units import count
+from distkit.views.compare.figures import figures
+from distkit.views.scene.units import count
+from distkit.views.timeline.columns import Columns
 
 
 def summed(all_reduce: Any) -> None:

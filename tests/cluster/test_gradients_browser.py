@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
 from distkit.events import Trace
-from distkit.views.gradient_projection import project
+from distkit.views.gradients.projection import project
 
 
 def train(average: bool = True) -> None:

@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
-from distkit.cluster.forkserver import ForkServer
-from distkit.cluster.rank import Rank
-from distkit.kvstore.journal import _told, copies
-from distkit.kvstore.requests import Requests
-from distkit.views.server_projection import project
-from distkit.views.server_state import at
+from distkit.cluster.processes.forkserver import ForkServer
+from distkit.cluster.rank.rank import Rank
+from distkit.kvstore.client.requests import Requests
+from distkit.kvstore.transport.journal import _told, copies
+from distkit.views.servers.projection import project
+from distkit.views.servers.state import at
 
 
 @pytest.fixture(scope="module")

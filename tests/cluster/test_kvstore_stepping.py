@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
+from distkit.diagnosis.findings import Kind
+from distkit.diagnosis.rank_state import Doing
 from distkit.events import Op, State
-from distkit.standing import Doing
-from distkit.trace.findings import Kind
 
 
 @pytest.fixture(scope="module")

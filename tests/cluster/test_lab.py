@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image, ImageColor
 
 from benchmarks.lab import IDLE, command
-from distkit.views.theme import theme
+from distkit.views.scene.theme import theme
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.cluster import forkserver
+from distkit.cluster.processes import forkserver
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from traces import DEMOS, MS, Script, big, hang, odd_values, ring
 
 from distkit.events import Op
 from distkit.views import to_html
-from distkit.views.assets import css, esm
-from distkit.views.projection import Projection
-from distkit.views.theme import theme
+from distkit.views.scene.theme import theme
+from distkit.views.timeline.projection import Projection
+from distkit.views.widget.assets import css, esm
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.trace.findings import Kind
+from distkit.diagnosis.findings import Kind
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.diagnosis.findings import Kind
 from distkit.hangs import ALL
-from distkit.trace.findings import Kind
 
 
 @pytest.fixture(scope="module")

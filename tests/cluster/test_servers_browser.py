@@ -13,9 +13,9 @@ from sheets import Sheet
 import distkit as dk
 from distkit import kvstore
 from distkit.events import Op, Trace
-from distkit.views.server_projection import project
-from distkit.views.server_story import read
-from distkit.views.theme import theme
+from distkit.views.scene.theme import theme
+from distkit.views.servers.projection import project
+from distkit.views.servers.story import read
 
 
 def in_step() -> None:

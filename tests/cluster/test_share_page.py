@@ -12,8 +12,9 @@ from traces import MS, Script, ring, summary
 
 import distkit as dk
 from distkit.events import Op, Trace
-from distkit.views import assets, to_html
-from distkit.views.assets import css, esm
+from distkit.views import to_html
+from distkit.views.widget import assets
+from distkit.views.widget.assets import css, esm
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

@@ -11,9 +11,9 @@ from traces import hang, odd_values, parameter_server
 
 import distkit as dk
 from distkit.events import Event, Op, State, Trace
-from distkit.views.assets import css, esm
-from distkit.views.stage_projection import project
-from distkit.views.theme import theme
+from distkit.views.scene.theme import theme
+from distkit.views.stage.projection import project
+from distkit.views.widget.assets import css, esm
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.diagnosis.rank_state import Doing
 from distkit.events import Op, State
-from distkit.standing import Doing
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

@@ -12,7 +12,7 @@ from sheets import Sheet
 
 import distkit as dk
 from distkit.events import Trace
-from distkit.views.tensor_projection import project
+from distkit.views.tensors.projection import project
 
 
 def said() -> None:

@@ -8,7 +8,7 @@ from labs import RESULTS, run_cell
 
 from benchmarks.lab import IDLE, command
 from benchmarks.step import notebook
-from distkit.views.theme import WARNING_DARK, WARNING_LIGHT
+from distkit.views.scene.theme import WARNING_DARK, WARNING_LIGHT
 
 START = """
 import torch, torch.distributed as dist, torch.nn.functional as F

@@ -8,9 +8,9 @@ from typing import Any
 
 from traces import MS, summary
 
+from distkit.diagnosis.rank_state import Board, Doing, Standing
 from distkit.errors import RunError
 from distkit.events import Event, Op, State, Trace
-from distkit.standing import Board, Doing, Standing
 
 Call = dict[str, Any]
 

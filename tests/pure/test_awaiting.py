@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_views_servers import Shop, shop
 
-from distkit.awaiting import Awaiting
-from distkit.calls import call, silence
+from distkit.diagnosis.diagnose import diagnose
+from distkit.diagnosis.findings import Kind
+from distkit.diagnosis.rank_state import Board, Doing
 from distkit.events import Event, Op, State, Trace
-from distkit.kvstore.consistency import Asynchronous, Synchronous
-from distkit.kvstore.messages import Register, ended
-from distkit.kvstore.recording import Asking, Clocks, Step, _terms
-from distkit.standing import Board, Doing
-from distkit.trace.diagnosis import diagnose
-from distkit.trace.findings import Kind
+from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
+from distkit.kvstore.protocol.messages import Register, ended
+from distkit.kvstore.transport.recording import Asking, Clocks, Step, _terms
+from distkit.trace.awaiting import Awaiting
+from distkit.trace.calls import call, silence
 
 RULES = st.one_of(
     st.builds(Synchronous, backup=st.integers(0, 2)),

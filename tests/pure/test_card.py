@@ -10,7 +10,7 @@ import pytest
 from zmq import ZMQError
 
 from distkit.cluster import card
-from distkit.cluster.run import Run
+from distkit.cluster.runs.run import Run
 from distkit.views import Timeline
 
 

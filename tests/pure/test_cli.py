@@ -18,12 +18,12 @@ from benchmarks.figure import Figure, Report, figure
 from distkit import cli, hangs
 from distkit.cli import demo, files
 from distkit.cli.others import JUPYTERLAB
-from distkit.cluster import local
-from distkit.cluster.run import Run
+from distkit.cluster.runs import run_ranks as local
+from distkit.cluster.runs.run import Run
 from distkit.demos import Demo
+from distkit.diagnosis.findings import Finding, Kind
 from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, RankError, RunError
 from distkit.events import Event, Op, State, Trace
-from distkit.trace.findings import Finding, Kind
 
 TRACE = Trace(
     [

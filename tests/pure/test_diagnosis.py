@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Simulation, Step, line
 
+from distkit.diagnosis.diagnose import diagnose
+from distkit.diagnosis.findings import Kind
 from distkit.events import Event, Op, State, Trace
-from distkit.trace.diagnosis import diagnose
-from distkit.trace.findings import Kind
 
 
 def send(dst, n, **fields):

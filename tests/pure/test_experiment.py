@@ -20,9 +20,9 @@ from distkit.experiments.controls import make
 from distkit.experiments.panel import Chart, fitting, message
 from distkit.experiments.results import Record
 from distkit.experiments.settings import Settings
-from distkit.trace import recorder
-from distkit.trace.progress import MARKS, Meter, noted, progress
-from distkit.trace.recorder import Recorder, to_event
+from distkit.recording import recorder
+from distkit.recording.progress import MARKS, Meter, noted, progress
+from distkit.recording.recorder import Recorder, to_event
 
 
 def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:

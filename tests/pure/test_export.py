@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, sync_sgd
 
 from distkit.events import Op, State, Trace
-from distkit.trace.export import chrome, to_chrome
+from distkit.trace.chrome import chrome, to_chrome
 
 TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(800), "empty": Trace}
 EPSILON = 1e-6  # a thousandth of a nanosecond

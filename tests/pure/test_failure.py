@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import abuses
-from distkit.cluster import report
-from distkit.cluster.failure import DEEPEST, LONGEST, describe, printable
+from distkit.cluster.runs import report
+from distkit.cluster.runs.failure import DEEPEST, LONGEST, describe, printable
 from distkit.events import Trace
 
 

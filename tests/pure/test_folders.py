@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distkit.cluster import folders
+from distkit.cluster.processes import folders
 from distkit.errors import StartError
 
 

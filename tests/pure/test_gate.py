@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distkit.trace.gate import Gate
+from distkit.recording.gate import Gate
 
 
 class Walker:

@@ -11,10 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import MODES, ON_CRASH, Asynchronous, Rule, Synchronous, Terms
-from distkit.kvstore.entry import Update
-from distkit.kvstore.messages import Answer, Error, Init, Pull, Push, Reply, Rest, SetOptimizer
-from distkit.kvstore.server import KVServer
+from distkit.kvstore.protocol.consistency import (
+    MODES,
+    ON_CRASH,
+    Asynchronous,
+    Rule,
+    Synchronous,
+    Terms,
+)
+from distkit.kvstore.protocol.entry import Update
+from distkit.kvstore.protocol.messages import (
+    Answer,
+    Error,
+    Init,
+    Pull,
+    Push,
+    Reply,
+    Rest,
+    SetOptimizer,
+)
+from distkit.kvstore.protocol.server import KVServer
 
 N = 3
 

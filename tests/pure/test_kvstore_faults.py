@@ -19,14 +19,23 @@ from benchmarks.kvstore_schedules import (
     happen,
 )
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import Asynchronous, Synchronous
-from distkit.kvstore.entry import Ledger
-from distkit.kvstore.messages import GIVE, Departed, Init, Leave, Pull, Push, Reply, SetOptimizer
-from distkit.kvstore.replication import Backups, changes, original, ring
-from distkit.kvstore.scheduler import LIFE, Scheduler
-from distkit.kvstore.server import KVServer
-from distkit.kvstore.snapshot import pack, portions, restore, unpack
-from distkit.kvstore.wire import decode, encode
+from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
+from distkit.kvstore.protocol.entry import Ledger
+from distkit.kvstore.protocol.messages import (
+    GIVE,
+    Departed,
+    Init,
+    Leave,
+    Pull,
+    Push,
+    Reply,
+    SetOptimizer,
+)
+from distkit.kvstore.protocol.replication import Backups, changes, original, ring
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.snapshot import pack, portions, restore, unpack
+from distkit.kvstore.protocol.wire import decode, encode
+from distkit.kvstore.transport.scheduler import LIFE, Scheduler
 
 EVENTS = [
     "push",

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from distkit.kvstore.link import MOVED, ZmqLink
-from distkit.kvstore.messages import Request
-from distkit.kvstore.peers import Peer, Peers
-from distkit.kvstore.scheduler import LIFE
-from distkit.kvstore.wire import decode, encode
+from distkit.kvstore.protocol.messages import Request
+from distkit.kvstore.protocol.wire import decode, encode
+from distkit.kvstore.transport.link import MOVED, ZmqLink
+from distkit.kvstore.transport.peers import Peer, Peers
+from distkit.kvstore.transport.scheduler import LIFE
 
 
 def asked(peers: Peers, name: bytes, line: int, *, run: int = 1, number: int = 7) -> Peer:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import Asynchronous, Rule, Synchronous, Terms
-from distkit.kvstore.journal import Journal, Kept
-from distkit.kvstore.messages import (
+from distkit.kvstore.protocol.consistency import Asynchronous, Rule, Synchronous, Terms
+from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
     Appointed,
@@ -32,9 +31,10 @@ from distkit.kvstore.messages import (
     Reply,
     RollCall,
 )
-from distkit.kvstore.node import Node
-from distkit.kvstore.scheduler import LIFE, Scheduler
-from distkit.kvstore.shard import Shard
+from distkit.kvstore.transport.journal import Journal, Kept
+from distkit.kvstore.transport.node import Node
+from distkit.kvstore.transport.scheduler import LIFE, Scheduler
+from distkit.kvstore.transport.shard import Shard
 
 W, S = 2, 2
 

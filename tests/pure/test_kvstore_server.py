@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from distkit.kvstore.consistency import Asynchronous, Rule, Synchronous
-from distkit.kvstore.entry import Update
-from distkit.kvstore.messages import (
+from distkit.kvstore.protocol.consistency import Asynchronous, Rule, Synchronous
+from distkit.kvstore.protocol.entry import Update
+from distkit.kvstore.protocol.messages import (
     Answer,
     Describe,
     Error,
@@ -24,7 +24,7 @@ from distkit.kvstore.messages import (
     Request,
     SetOptimizer,
 )
-from distkit.kvstore.server import KVServer
+from distkit.kvstore.protocol.server import KVServer
 
 WORKERS = 3
 SYNC, ASYNC = Synchronous(), Asynchronous()

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from distkit.calls import silence
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import Terms
-from distkit.kvstore.messages import (
+from distkit.kvstore.client.requests import Call, Requests
+from distkit.kvstore.protocol.consistency import Terms
+from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
     Copy,
@@ -33,11 +33,11 @@ from distkit.kvstore.messages import (
     SetOptimizer,
     given_up,
 )
-from distkit.kvstore.node import Node
-from distkit.kvstore.replication import Backups
-from distkit.kvstore.requests import Call, Requests
-from distkit.kvstore.scheduler import LIFE, Scheduler
-from distkit.kvstore.shard import Shard
+from distkit.kvstore.protocol.replication import Backups
+from distkit.kvstore.transport.node import Node
+from distkit.kvstore.transport.scheduler import LIFE, Scheduler
+from distkit.kvstore.transport.shard import Shard
+from distkit.trace.calls import silence
 
 W, S = 2, 3
 SERVERS = range(W, W + S)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.consistency import Synchronous
-from distkit.kvstore.entry import Entry
-from distkit.kvstore.messages import GetState, Init, SetOptimizer
-from distkit.kvstore.optimizer import (
+from distkit.kvstore.protocol.consistency import Synchronous
+from distkit.kvstore.protocol.entry import Entry
+from distkit.kvstore.protocol.messages import GetState, Init, SetOptimizer
+from distkit.kvstore.protocol.optimizer import (
     _BY_NAME,
     _TORCH,
     Optimizer,
@@ -23,11 +23,11 @@ from distkit.kvstore.optimizer import (
     make,
     to_spec,
 )
-from distkit.kvstore.placement import place
-from distkit.kvstore.server import KVServer
-from distkit.kvstore.sparse import codec_of, pack, rows_of, unpack
+from distkit.kvstore.protocol.placement import place
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.sparse import codec_of, pack, rows_of, unpack
+from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.testing import InProcess
-from distkit.kvstore.wire import decode, encode
 
 
 @given(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.kvstore import SGD, Trainer
-from distkit.kvstore.compression import Codec, Compression, unpack
+from distkit.kvstore.protocol.compression import Codec, Compression, unpack
 from distkit.kvstore.testing import InProcess
 
 CODECS = [Codec("2bit", 0.5), Codec("1bit", 0.3), Codec("1bit_means", 0.0), Codec("topk", 0.2)]

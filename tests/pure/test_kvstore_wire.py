@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.errors import KVStoreError
-from distkit.kvstore import messages as m
-from distkit.kvstore.memory import LARGE, Exchange, Pool
-from distkit.kvstore.replication import changes
-from distkit.kvstore.wire import DTYPES, decode, encode, filled, outline
+from distkit.kvstore.protocol import messages as m
+from distkit.kvstore.protocol.replication import changes
+from distkit.kvstore.protocol.wire import DTYPES, decode, encode, filled, outline
+from distkit.kvstore.transport.memory import LARGE, Exchange, Pool
 
 POOL = Pool()
 KEYS = st.integers() | st.text()

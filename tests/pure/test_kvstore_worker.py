@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Op, State, Trace
-from distkit.kvstore.consistency import Asynchronous
-from distkit.kvstore.messages import Message, Request
-from distkit.kvstore.placement import place
-from distkit.kvstore.requests import LETTER, Requests
-from distkit.kvstore.server import KVServer
-from distkit.kvstore.wire import decode, encode
-from distkit.kvstore.worker import KVStore
-from distkit.trace import recorder
+from distkit.kvstore.client.requests import LETTER, Requests
+from distkit.kvstore.client.worker import KVStore
+from distkit.kvstore.protocol.consistency import Asynchronous
+from distkit.kvstore.protocol.messages import Message, Request
+from distkit.kvstore.protocol.placement import place
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.wire import decode, encode
+from distkit.recording import recorder
 
 
 class Servers:
@@ -216,7 +216,9 @@ def test_parts_cover_an_array_once(key, size: int, servers: int, bound: int) -> 
 
 
 def test_keys_lie_on_the_same_server_in_every_process() -> None:
-    code = "from distkit.kvstore.placement import home; print([home(k, 5) for k in range(9)])"
+    code = (
+        "from distkit.kvstore.protocol.placement import home; print([home(k, 5) for k in range(9)])"
+    )
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert out.stdout.strip() == str([place(k, 1, 5)[0].server for k in range(9)])

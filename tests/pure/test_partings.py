@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from simulated import Simulation, Step, line
 
+from distkit.diagnosis.diagnose import diagnose
+from distkit.diagnosis.findings import Kind
+from distkit.diagnosis.program import Program
 from distkit.events import Event, Op, State, Trace
-from distkit.trace.diagnosis import diagnose
-from distkit.trace.findings import Kind
-from distkit.trace.program import Program
-from distkit.trace.rollcall import SLOTS, RollCall
+from distkit.recording.rollcall import SLOTS, RollCall
 
 LOOP = """\
 for batch in batches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkit.cluster.prints import BURST, LAST, RATE, SHARE, WIDTH, Page, Prints, Text
+from distkit.cluster.runs.prints import BURST, LAST, RATE, SHARE, WIDTH, Page, Prints, Text
 
 
 def lines(count: int, rank: int = 0) -> list[Text]:
@@ -26,7 +26,7 @@ def test_pieces_become_lines() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("distkit.cluster.prints.KEPT", 10)
+    monkeypatch.setattr("distkit.cluster.runs.prints.KEPT", 10)
     prints = Prints()
     for _ in range(5):
         prints.add(0, "stdout", "1234")

@@ -39,27 +39,21 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events calls matching awaiting keys standing table tracefile shadowing "
+WAIST = "errors events trace shadowing "
 LAYERS = {
     "errors": "",
-    "events": "errors",
-    "calls": "errors events",
-    "matching": "errors events",
-    "awaiting": "errors events",
-    "keys": "errors events calls",
-    "standing": "errors events calls awaiting keys",
-    "table": "events",
     "shadowing": "",
-    "tracefields": "events",
-    "tracefile": "tracefields errors events table",
+    "events": "errors trace",
+    "trace": "errors events",
+    "diagnosis": WAIST,
     "algorithms": WAIST,
-    "trace": WAIST,
-    "views": WAIST + "algorithms",  # a run that equals a schedule is drawn as one
-    "kvstore": WAIST + "trace",
-    "cluster": WAIST + "trace kvstore views",  # it serves roles, and a Run shows itself
+    "recording": WAIST,
+    "views": WAIST + "diagnosis algorithms",  # a run that equals a schedule is drawn as one
+    "kvstore": WAIST + "recording",
+    "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
     "exercises": WAIST + "algorithms kvstore cluster",
-    "experiments": WAIST + "trace views cluster",  # above everything but those at the top
+    "experiments": WAIST + "recording views cluster",  # above everything but those at the top
 }
 TOP = {"__init__", "__main__", "cli", "demos", "hangs", "ipython", "magics"}  # may import all
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import distkit as dk
-from distkit.calls import SILENT, silence
-from distkit.cluster import report
-from distkit.cluster.failure import describe
+from distkit.cluster.runs import report
+from distkit.cluster.runs.failure import describe
 from distkit.events import Trace
-from distkit.kvstore.consistency import Terms
-from distkit.trace import trouble
+from distkit.kvstore.protocol.consistency import Terms
+from distkit.recording import trouble
+from distkit.trace.calls import SILENT, silence
 
 WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
 

@@ -16,9 +16,9 @@ from traces import big, hang, odd_values, ring
 
 from distkit.errors import DistkitError
 from distkit.events import Trace
-from distkit.views import Gradients, Stage, Tensors, Timeline, svg
-from distkit.views.saving import save
-from distkit.views.theme import (
+from distkit.views import Gradients, Stage, Tensors, Timeline
+from distkit.views.scene import svg
+from distkit.views.scene.theme import (
     INK,
     INK_DARK,
     PAPER_DARK,
@@ -27,6 +27,7 @@ from distkit.views.theme import (
     channels,
     darkened,
 )
+from distkit.views.widget.save import save
 
 VIEWS = [Timeline, Stage, Tensors, Gradients]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from distkit.cluster import seeds
-from distkit.cluster.cell import cell
+from distkit.cluster.rank import seeds
+from distkit.cluster.rank.execute_source import cell
 
 
 def plain(x: int) -> None: ...

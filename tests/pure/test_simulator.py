@@ -68,7 +68,7 @@ def test_views_draw_a_simulated_trace_as_any_other() -> None:
 
 
 def test_the_stage_recognises_a_simulated_ring() -> None:
-    from distkit.views.rings import find_rings
+    from distkit.views.stage.rings import find_rings
 
     assert len(find_rings(simulate("ring", 5, 4 * 50, NET))) == 1
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from simulated import Simulation
 from test_diagnosis import Author
 
+from distkit.diagnosis.rank_state import Board, Doing
 from distkit.events import Event, Op, State
-from distkit.standing import Board, Doing
 
 UP_TO = {
     "paused": [State.SCHEDULED],

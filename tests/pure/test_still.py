@@ -10,9 +10,9 @@ import IPython.display
 import pytest
 
 from distkit import Trace
-from distkit.cluster.run import Run
+from distkit.cluster.runs.run import Run
 from distkit.views import Timeline
-from distkit.views.still import Still
+from distkit.views.widget.snapshot import Still
 
 
 class Handle:

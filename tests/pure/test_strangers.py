@@ -14,7 +14,8 @@ import pytest
 import traces
 
 import distkit as dk
-from distkit import Event, Op, State, Trace, TraceFileError, tracefile
+from distkit import Event, Op, State, Trace, TraceFileError
+from distkit.trace import file
 
 END = {"how": "raised", "text": "ValueError: x", "where": "a.py:3"}
 REPLACED = {"node": 2, "name": "server 0", "how": "killed", "time": 4711.26}
@@ -176,7 +177,7 @@ def test_the_error_names_the_field(
 
 
 def test_the_fields_of_the_first_version_are_checked_too(tmp_path: Path) -> None:
-    head = {"format": tracefile.FORMAT, "version": 1, "events": 1, "meta": {}}
+    head = {"format": file.FORMAT, "version": 1, "events": 1, "meta": {}}
     row = [0, 0, "send", "started", 0.5, 1, "world", 8, [2], "float32", None, 7, "", None, None]
     with pytest.raises(TraceFileError, match="field where: expected text, found 7"):
         Trace.load(write(tmp_path / "x.trace", [head, row]))

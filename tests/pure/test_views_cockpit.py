@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
 from traces import big
 
+from distkit.diagnosis.rank_state import Doing, Standing
 from distkit.errors import RunError
 from distkit.events import Event, Op, State
-from distkit.standing import Doing, Standing
 from distkit.views import Cockpit
-from distkit.views.columns import Columns
-from distkit.views.panel import to_svg, to_table
-from distkit.views.projection import project
-from distkit.views.stepping import Stepping, _completed, in_a_circle, remarks, sentence
+from distkit.views.cockpit.projection import Stepping, _completed, in_a_circle, remarks, sentence
+from distkit.views.cockpit.static import to_svg, to_table
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.projection import project
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,8 +14,7 @@ from traces import MS, Script, summary
 import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Event, Op, State, Trace
-from distkit.views.columns import Columns
-from distkit.views.compare_figures import (
+from distkit.views.compare.figures import (
     critical_path,
     figures,
     per_rank,
@@ -23,8 +22,9 @@ from distkit.views.compare_figures import (
     training,
     waits,
 )
-from distkit.views.compare_projection import MAX_NOTICES, project
-from distkit.views.compare_static import to_svg
+from distkit.views.compare.projection import MAX_NOTICES, project
+from distkit.views.compare.static import to_svg
+from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
 

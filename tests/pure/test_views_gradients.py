@@ -13,14 +13,14 @@ from test_views_tensors import events
 from traces import Script, summary
 
 from distkit.events import Op, Summary, Trace
-from distkit.trace import recorder
-from distkit.trace.gradients import looked_at, sketch, watch_gradients
-from distkit.trace.recorder import Recorder, to_event
+from distkit.recording import recorder
+from distkit.recording.gradients import looked_at, sketch, watch_gradients
+from distkit.recording.recorder import Recorder, to_event
 from distkit.views import Gradients
-from distkit.views.gradient_projection import agreement, project, reduced
-from distkit.views.gradient_static import to_svg
-from distkit.views.gradient_steps import read
-from distkit.views.summaries import cosine
+from distkit.views.gradients.projection import agreement, project, reduced
+from distkit.views.gradients.static import to_svg
+from distkit.views.gradients.steps import read
+from distkit.views.scene.summaries import cosine
 
 OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]
 SUM = [4.0, 1.0, 2.0, -2.0]

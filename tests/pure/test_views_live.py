@@ -7,8 +7,9 @@ import pytest
 from traces import hang, ring
 
 from distkit.events import Trace
-from distkit.views import Timeline, projection
-from distkit.views.live import Live, Throttle
+from distkit.views import Timeline
+from distkit.views.timeline import projection
+from distkit.views.widget.live import Live, Throttle
 
 AT_ONCE, NEVER = 0.0, 3600.0
 

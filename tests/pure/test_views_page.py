@@ -16,11 +16,12 @@ from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, summary
 
 from benchmarks.views import long_trace
 from distkit.events import Op, Trace
-from distkit.views import assets, page_views, to_html
-from distkit.views import page as page_module
-from distkit.views.assets import css, esm
-from distkit.views.page import _json
-from distkit.views.page_views import VIEWS
+from distkit.views import to_html
+from distkit.views.widget import assets, page_views
+from distkit.views.widget import page as page_module
+from distkit.views.widget.assets import css, esm
+from distkit.views.widget.page import _json
+from distkit.views.widget.page_views import VIEWS
 
 
 class Page(HTMLParser):

@@ -11,12 +11,12 @@ from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, p
 
 from distkit.events import Event, Op, State, Trace
 from distkit.views import Timeline
-from distkit.views.columns import Columns
-from distkit.views.projection import project
-from distkit.views.static import to_svg
-from distkit.views.text import rows, table
-from distkit.views.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
-from distkit.views.units import human_seconds, round_step
+from distkit.views.scene.text import rows, table
+from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
+from distkit.views.scene.units import human_seconds, round_step
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.projection import project
+from distkit.views.timeline.static import to_svg
 
 TRACES = {
     **DEMOS,

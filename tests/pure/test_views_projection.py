@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ring, sync_sgd
 
 from distkit.events import COLLECTIVES, Event, Op, State, Summary, Trace
-from distkit.views import columns, projection
-from distkit.views.lanes import Busy
-from distkit.views.packing import packed
-from distkit.views.projection import Projection, project
+from distkit.views.timeline import columns, projection
+from distkit.views.timeline.lanes import Busy
+from distkit.views.timeline.packing import packed
+from distkit.views.timeline.projection import Projection, project
 
 FEW = settings(max_examples=50, deadline=None)
 TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(400), "empty": Trace}

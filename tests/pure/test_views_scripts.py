@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from distkit.views.assets import _MODULES, esm
+from distkit.views.widget.assets import _MODULES, esm
 
 _DECLARED = re.compile(r"^(?:const|let|class|(?:async )?function\*?) +([\w$]+)", re.MULTILINE)
 

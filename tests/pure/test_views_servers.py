@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 from traces import MS, Script
 
 from distkit.events import Event, Op, State, Trace
-from distkit.kvstore.consistency import Asynchronous, Synchronous
-from distkit.kvstore.messages import Init, Pull, Push, Reply
-from distkit.kvstore.optimizer import SGD
-from distkit.kvstore.recording import Answering, Asking, updating
-from distkit.kvstore.server import KVServer
-from distkit.trace import recorder
-from distkit.views import Servers, server_projection
-from distkit.views.server_projection import project
-from distkit.views.server_staleness import AXIS
-from distkit.views.server_state import at, counts
-from distkit.views.server_static import MAX_BYTES, to_svg
-from distkit.views.server_story import read
-from distkit.views.server_waits import find, listed
+from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
+from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
+from distkit.kvstore.protocol.optimizer import SGD
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.transport.recording import Answering, Asking, updating
+from distkit.recording import recorder
+from distkit.views import Servers
+from distkit.views.servers import projection
+from distkit.views.servers.projection import project
+from distkit.views.servers.staleness import AXIS
+from distkit.views.servers.state import at, counts
+from distkit.views.servers.static import MAX_BYTES, to_svg
+from distkit.views.servers.story import read
+from distkit.views.servers.waits import find, listed
 
 ONE = torch.ones(2)
 
@@ -403,8 +404,8 @@ def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
 
 
 def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
-    monkeypatch.setattr(server_projection, "MAX_BEATS", 50)
-    monkeypatch.setattr(server_projection, "BLOCK", 10)
+    monkeypatch.setattr(projection, "MAX_BEATS", 50)
+    monkeypatch.setattr(projection, "BLOCK", 10)
     steps = [(what, w) for _ in range(12) for what in ("pull", "push") for w in (0, 1)]
     trace = shop(2, Asynchronous(), steps).trace()
     whole = sum(e.op is Op.PUSH and e.state is State.STARTED for e in trace)

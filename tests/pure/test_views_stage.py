@@ -11,14 +11,14 @@ from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_se
 
 from distkit.algorithms import schedules
 from distkit.events import Event, Op, State, Trace
-from distkit.views.contributions import follow
-from distkit.views.rings import find_rings
-from distkit.views.stage import Stage, table
-from distkit.views.stage_layout import KINDS, arrange, pattern, root_of
-from distkit.views.stage_packing import folded
-from distkit.views.stage_projection import held_at, moments, sentence
-from distkit.views.stage_projection import project as stage
-from distkit.views.storyboard import to_svg
+from distkit.views.stage.contributions import follow
+from distkit.views.stage.layout import KINDS, arrange, pattern, root_of
+from distkit.views.stage.packing import folded
+from distkit.views.stage.projection import held_at, moments, sentence
+from distkit.views.stage.projection import project as stage
+from distkit.views.stage.rings import find_rings
+from distkit.views.stage.static import to_svg
+from distkit.views.stage.view import Stage, table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

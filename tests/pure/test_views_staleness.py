@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.views.server_staleness import LETTERS, MAX_BINS, bin_of, histogram
+from distkit.views.servers.staleness import LETTERS, MAX_BINS, bin_of, histogram
 
 LATE = st.lists(st.one_of(st.integers(0, 14), st.integers(0, 700), st.integers(0, 10**6)))
 

@@ -12,9 +12,9 @@ from traces import MS, Script, summary
 
 from distkit.events import Event, Op, State, Summary, Trace
 from distkit.views import Tensors
-from distkit.views.summaries import columns, cosine, plain
-from distkit.views.tensor_projection import MAX_RANKS, project
-from distkit.views.tensor_static import to_svg
+from distkit.views.scene.summaries import columns, cosine, plain
+from distkit.views.tensors.projection import MAX_RANKS, project
+from distkit.views.tensors.static import to_svg
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from distkit.cluster import watch
-from distkit.cluster.watch import Watch
+from distkit.cluster.runs import watchdog
+from distkit.cluster.runs.watchdog import Watch
+from distkit.diagnosis.findings import Kind
 from distkit.events import Event, Op, State, Trace
-from distkit.trace.findings import Kind
 
 
 def waits_for_each_other(ranks: int) -> Trace:
@@ -36,7 +36,7 @@ def fine() -> Trace:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     time = [0.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: time[0])
     return time
 
 
@@ -97,7 +97,7 @@ def test_a_part_of_the_ranks_in_a_deadlock_while_others_compute(now: list[float]
     for rank in (0, 1):
         it.hear(rank, (0,), 0.0, 0.4)
     assert not it.due([0, 1, 2]), "rank 2 computes: that may be the reason"
-    now[0] = watch.PATIENCE + 0.1
+    now[0] = watchdog.PATIENCE + 0.1
     assert it.due([0, 1, 2])
     two_of_three = Trace(waits_for_each_other(2).events, {"world_size": 3, "ends": {}})
     (finding,) = it.judge(two_of_three, [0, 1, 2])
@@ -119,7 +119,7 @@ def test_looking_in_vain_becomes_rare(now: list[float]) -> None:
         if it.due([0, 1]):
             looks.append(now[0])
             it.judge(fine(), [0, 1])
-    assert looks[0] % 10 > watch.PATIENCE
+    assert looks[0] % 10 > watchdog.PATIENCE
     assert 3 < len(looks) < 8, "each look in vain makes it wait twice as long"
 
 

@@ -21,7 +21,7 @@ from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Trace
 from distkit.kvstore import KVStore, Node
-from distkit.trace import recorder
+from distkit.recording import recorder
 
 WAIT = 20.0  # seconds until a test gives up
 START = get_context("forkserver")  # forks from one single-threaded process that has torch

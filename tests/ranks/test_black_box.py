@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit.events import Op, State
-from distkit.trace import blackbox
-from distkit.trace.blackbox import SLOTS, BlackBox
+from distkit.recording import blackbox
+from distkit.recording.blackbox import SLOTS, BlackBox
 
 
 def row(seq: int, where: str = "train.py:3") -> tuple[object, ...]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks import random_programs
 from benchmarks.random_programs import Collective, Message, Program, Round, alarm, play, program
-from distkit.cluster import watch
-from distkit.trace import recorder
+from distkit.cluster.runs import watchdog
+from distkit.recording import recorder
 
 SEEDS = st.randoms(use_true_random=False)
 
@@ -35,7 +35,7 @@ def eagerly(rounds: Program) -> None:
 )
 @given(chance=SEEDS)
 def test_nor_by_a_watcher_without_patience(chance: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PATIENCE", 0.002)
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.002)
     assert alarm(program(chance), play=eagerly) == ""
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import distkit as dk
+from distkit.diagnosis.findings import Kind
 from distkit.hangs import ALL, Case
-from distkit.trace.findings import Kind
 
 #: From the call to the error, fork and DDP's imports included [s]; alone it takes a tenth.
 SOON = 20

@@ -21,7 +21,7 @@ from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Op, State, Trace
 from distkit.kvstore import KVStore, Node
-from distkit.trace import recorder
+from distkit.recording import recorder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,8 +15,8 @@ from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from distkit.kvstore.messages import Leave, Missed, Register
-from distkit.kvstore.sockets import BROKEN
+from distkit.kvstore.protocol.messages import Leave, Missed, Register
+from distkit.kvstore.transport.sockets import BROKEN
 
 
 @pytest.fixture(scope="module", autouse=True)

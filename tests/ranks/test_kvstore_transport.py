@@ -15,8 +15,9 @@ from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
 
 from benchmarks.kvstore_faults import throw
 from distkit import kvstore
-from distkit.kvstore import KVStore, memory
-from distkit.kvstore.sockets import new_keys
+from distkit.kvstore import KVStore
+from distkit.kvstore.transport import memory
+from distkit.kvstore.transport.sockets import new_keys
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.cluster.spec import free_port
+from distkit.cluster.processes.rank_spec import free_port
 
 # -- random numbers --------------------------------------------------------------
 

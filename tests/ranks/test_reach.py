@@ -14,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distkit as dk
+from distkit.diagnosis.findings import Finding, Kind
 from distkit.events import Op, Span, State
-from distkit.trace.findings import Finding, Kind
-from distkit.trace.operators import described
-from distkit.trace.recorder import Recorder, summarize
-from distkit.trace.remote import NOT_RECORDED
-from distkit.trace.tap import tap
+from distkit.recording.operators import described
+from distkit.recording.recorder import Recorder, summarize
+from distkit.recording.remote import NOT_RECORDED
+from distkit.recording.tap import tap
 
 
 def spans(run: dk.Run, rank: int = 0) -> list[Span]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit.events import Op, State, Summary
-from distkit.trace.recorder import summarize
+from distkit.recording.recorder import summarize
 
 
 def sum_of_ranks() -> float:
@@ -363,4 +363,4 @@ def test_torchs_excepthook_is_not_put_around_itself() -> None:
     def hooks() -> list[str]:
         return [sys.excepthook.__module__, threading.excepthook.__module__]
 
-    assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank"] * 2] * 2
+    assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank.rank"] * 2] * 2

@@ -10,9 +10,9 @@ import distkit as dk
 
 def test_staged_calls_equal_gloos_own() -> None:
     def program() -> list[list[float]]:
-        from distkit.cluster import staging
+        from distkit.cluster.rank import gpu_staging
 
-        staging.install(key="AutogradCPU")  # in front of gloo's CPU kernels instead of CUDA's
+        gpu_staging.install(key="AutogradCPU")  # in front of gloo's CPU kernels instead of CUDA's
         rank, n = dist.get_rank(), dist.get_world_size()
         mine = torch.arange(4.0) + 10 * rank
         into = torch.zeros(4)

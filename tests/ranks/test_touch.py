@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 import distkit as dk
+from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
-from distkit.trace.findings import Kind
-from distkit.trace.touch import _bytes
+from distkit.recording.open_buffers import _bytes
 
 Use = Callable[[torch.Tensor], object]
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
-from distkit.trace import trouble
-from distkit.trace.findings import Kind
+from distkit.recording import trouble
 
 
 def steps(n: int) -> list[float]:

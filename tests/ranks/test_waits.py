@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
-from distkit.trace.findings import Kind
 
 
 def store() -> Any:

@@ -1,0 +1,184 @@
+"""The servers and the scheduler of a cluster's parameter server: started, heard, replaced."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distkit.cluster.processes.forkserver import Child, ForkServer
+from distkit.cluster.runs.replacements import MOST
+from distkit.errors import StartError
+
+if TYPE_CHECKING:
+    from distkit.cluster.plan import Plan
+
+
+class Nodes:
+    """Their processes, by id: after the workers, which are the ranks.
+
+    Args:
+        plan: how many there are.
+        fork: what they are forked from.
+        folder: the cluster's own.
+        hear: called with a node's id and what it records; with "replaced" and its exit status; and
+            with "missed" and the pid of a process that the scheduler takes for dead.
+        heartbeat_timeout: how long a node may be silent before that [s].
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        fork: ForkServer,
+        folder: str,
+        hear: Callable[[int, str, Any], None],
+        heartbeat_timeout: float,
+    ) -> None:
+        self._plan, self._fork, self._folder, self._hear = plan, fork, folder, hear
+        self._heartbeat_timeout, self.closed = heartbeat_timeout, False
+        self._starting = threading.Lock()
+        self.run: int | None = None  # number of the run that goes on
+        self._left: list[tuple[int, int, int, str]] = []  # workers that have ended, for a scheduler
+        self.children: dict[int, Child] = {}
+        self._starts: Counter[int] = Counter()  # of each node
+        self._losses: Counter[int] = Counter()  # of each node, in this run
+        self._flushed = threading.Semaphore(0)  # counts nodes that did as told
+        self._recording = True
+        #: Public and secret key, known to the nodes of this cluster alone.
+        self.keys: tuple[str, str] | None = None
+        roles = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
+        self.roles = {plan.ranks + n: r for n, r in enumerate(roles if plan.servers else [])}
+
+    def start(self) -> None:
+        """Start those that are not there: all at first, later those that have ended."""
+        with self._starting:
+            self._losses.clear()
+            missing = {n: role for n, role in self.roles.items() if self._ended(n)}
+            if missing and not self.closed:
+                self._start(missing)
+
+    def _ended(self, node: int) -> bool:
+        return node not in self.children or self.children[node].status is not None
+
+    def _start(self, missing: dict[int, tuple[str, int]]) -> None:
+        plan, folder = self._plan, self._folder
+        from distkit.kvstore import Node
+        from distkit.kvstore.transport.sockets import new_keys
+
+        self.keys = self.keys or new_keys()
+        for n, (role, _) in missing.items():
+            if role == "scheduler":  # all others find it where the last one was
+                Path(folder, f"kv{n}").unlink(missing_ok=True)
+        children = self._fork.fork_all(
+            "distkit.cluster.processes.roles:node",
+            [
+                {
+                    "node": Node(
+                        role,
+                        i,
+                        plan.ranks,
+                        plan.servers,
+                        folder,
+                        keys=self.keys,
+                        heartbeat_timeout=self._heartbeat_timeout,
+                        start=self._starts[n] if role == "server" else 0,
+                    ),
+                    "folder": folder,
+                    "log": f"{role}-{i}.log",
+                    "recording": self._recording,
+                }
+                for n, (role, i) in missing.items()
+            ],
+        )
+        self._starts.update([*missing])
+        for n, child in zip(missing, children, strict=True):
+            self.children[n] = child
+            child.hear(partial(self._said, n))
+            child.on_exit(partial(self._ended_by_itself, n))
+            child.on_stop = partial(self._hear, n, "stopped")
+        if max(self.roles) in missing:
+            self._tell_who_left(self._left)
+
+    def _ended_by_itself(self, node: int, status: int) -> None:
+        """Another goes on from what a scheduler has written down; of a server, who has copies.
+
+        A new process takes the place of each: it goes on, or it gets copies.
+        """
+        if self.closed:
+            return
+        if self._is_in_use(node):
+            self._hear(node, "replaced", status)
+        threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
+
+    def _start_again(self, node: int) -> None:
+        """Start another; one that ends while it starts is replaced in turn, a few times."""
+        with self._starting:  # if all of them fail, the next run will tell
+            while self._ended(node) and not self.closed and self._losses[node] < MOST:
+                self._losses[node] += 1
+                with suppress(StartError):
+                    self._start({node: self.roles[node]})
+                    return
+
+    def _is_in_use(self, node: int) -> bool:
+        """Whether the run goes on without it: not before all are there."""
+        from distkit.kvstore.transport.journal import begun
+
+        socket = Path(self._folder, f"kv{max(self.roles)}")
+        return self.run is not None and begun(socket, self.run)
+
+    def leave(self, run: int, worker: int, life: int, how: str) -> None:
+        """Tell the scheduler that a worker's process has ended: it may never have met it."""
+        if self.roles:
+            self._left = [told for told in self._left if told[0] == run]
+            self._left.append((run, worker, life, how))
+            self._tell_who_left(self._left[-1:])
+
+    def _tell_who_left(self, left: list[tuple[int, int, int, str]]) -> None:
+        with suppress(OSError):  # it has ended, and the next is told
+            for told in left:
+                self.children[max(self.roles)].channel.send(told)
+
+    def _said(self, node: int, message: tuple[str, Any]) -> None:
+        kind, what = message
+        if kind == "flushed":
+            self._flushed.release()
+        else:
+            self._hear(node, kind, what)
+
+    def settle(self) -> None:
+        """Have them hand over the events that they still hold."""
+        self._tell("flush")
+
+    def record(self, whether: bool) -> None:
+        """Have them record the next run, or not."""
+        if whether != self._recording:
+            self._recording = whether
+            self._tell("record" if whether else "rest")
+
+    def _tell(self, word: str) -> None:
+        asked = 0
+        for child in self.children.values():
+            with suppress(OSError):
+                if child.status is None:
+                    child.channel.send(word)
+                    asked += 1
+        for _ in range(asked):
+            self._flushed.acquire(timeout=2)
+
+    def meta(self, host: str) -> dict[str, dict[str, Any]]:
+        """What a trace should say about them, by id."""
+        return {
+            str(n): {
+                "name": role if role == "scheduler" else f"{role} {i}",
+                "role": role,
+                "host": host,
+                "pid": self.children[n].pid,
+                "device": "cpu",
+            }
+            for n, (role, i) in self.roles.items()
+            if n in self.children
+        }

@@ -1,0 +1,1 @@
+"""Processes: how ranks are forked, reached, limited and ended."""

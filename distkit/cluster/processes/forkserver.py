@@ -1,0 +1,344 @@
+"""The kernel's handle on its zygote: start it, fork from it, hear who ended.
+
+One per kernel process, started at the first use and kept warm: a second cluster forks from
+the same process. See :mod:`distkit.cluster.processes.zygote` for the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster import limits
+from distkit.cluster.processes import boot, folders
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.processes.channel_listener import lines
+from distkit.cluster.processes.descendants import PATIENCE
+from distkit.errors import StartError
+from distkit.shadowing import libraries
+
+_WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
+
+OnExit = Callable[[int], None]
+
+#: The signal that has stopped a process, 0 if it goes on; and when [s, monotonic].
+Stop = tuple[int, float]
+
+
+class Child:
+    """A forked process: its pid, its lifeline, and what to do when it ends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.pid = int(channel.recv()[1])
+        self.status: int | None = None  # exit status, negative for a signal
+        self.stopped: Stop = (0, 0.0)
+        #: Called with that, from another thread, when the process is stopped and when it goes on.
+        self.on_stop: Callable[[Stop], None] = lambda stop: None
+        self._on_exit: list[OnExit] = []
+        self._heard = self._silent = False  # is its line listened to? has it come to its end?
+        self._lock = threading.Lock()
+
+    def hear(self, callback: Callable[[Any], None]) -> None:
+        """Call ``callback(message)`` from another thread for all that it says."""
+        self._heard = True
+        lines().add(self.channel, callback, self._fell_silent)
+
+    def on_exit(self, callback: OnExit) -> None:
+        """Call ``callback(status)`` once, from another thread, when the process has ended.
+
+        Whatever it said before has been heard by then.
+        """
+        with self._lock:
+            if not self._over:
+                self._on_exit.append(callback)
+                return
+        callback(self.status or 0)
+
+    @property
+    def _over(self) -> bool:
+        return self.status is not None and (self._silent or not self._heard)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the process has ended; False when it has not within ``timeout`` seconds."""
+        done = threading.Event()
+        self.on_exit(lambda status: done.set())
+        return done.wait(timeout)
+
+    def ended(self, status: int) -> None:
+        """Note the end; those who asked are told when its last words have been heard."""
+        if self.status is None:
+            self.status = status
+            if self._heard:
+                self.channel.finish()  # a process that it forked may hold the other end
+            self._tell()
+
+    def _fell_silent(self) -> None:
+        self._silent = True
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if not self._over:
+                return
+            callbacks, self._on_exit = self._on_exit, []
+        for callback in callbacks:
+            try:
+                callback(self.status or 0)
+            except Exception:  # one listener's mistake must not keep the news from all others
+                traceback.print_exc(file=sys.__stderr__)
+
+    def let_go(self) -> None:
+        """Break the line to it."""
+        if self._heard:
+            self.channel.hang_up()
+        else:
+            self.channel.close()
+
+
+class ForkServer:
+    """Starts the zygote and talks to it. Use :func:`server`."""
+
+    def __init__(self) -> None:
+        self._lock, self.closed = threading.Lock(), False
+        self._children: dict[int, Child] = {}
+        self._early: dict[int, int] = {}  # ended before we had noted them
+        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._folders: dict[str, int | None] = {}  # and what holds their locks
+        self._on_loss: list[Callable[[str], None]] = []
+        self._lost = threading.Event()  # the zygote has ended
+        self.channel, theirs = Channel.pair()
+        path = "\n".join(libraries(sys.path))
+        command = [sys.executable, boot.__file__, str(theirs.fileno()), path, tempfile.gettempdir()]
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env=_environ(),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not meant for it
+            )
+        threading.Thread(target=self._listen, name="distkit-forkserver", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the zygote is there to fork from."""
+        return not self._lost.is_set() and self.process.poll() is None
+
+    def make_folder(self, processes: int, controller: bool = False) -> str:
+        """A new folder that only this user can enter, for so many processes' files.
+
+        Raises:
+            StartError: there is no room for them, or they may not open as many as they need.
+        """
+        limits.check_files(processes, controller)
+        folder, held = folders.make()
+        self._folders[folder] = held
+        try:
+            folders.check_room(folder, processes)
+        except StartError:
+            self.remove(folder)
+            raise
+        return folder
+
+    def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(why)``, from another thread, if the zygote ends with all that it forked.
+
+        It is called before the children's ends are told. What is returned takes it back.
+        """
+        self._on_loss.append(callback)
+        return partial(self._on_loss.remove, callback)
+
+    def preload(self, *modules: str) -> None:
+        """Have modules imported in the zygote now, without waiting."""
+        self._send({"do": "import", "modules": list(modules)})
+
+    def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
+        """Fork a child running ``run`` ("module:function") and wait for its first word."""
+        return self.fork_all(run, [{"folder": folder, "log": log, **arguments}])[0]
+
+    def fork_all(self, run: str, each: list[dict[str, Any]]) -> list[Child]:
+        """Fork several at once: their starts overlap. If one cannot be had, none stays."""
+        ends = []
+        try:
+            for arguments in each:
+                ours, theirs = Channel.pair()
+                ends.append(ours)
+                with theirs:
+                    self._send({"do": "fork", "run": run, **arguments}, theirs.fileno())
+            return [self._adopt(ours) for ours in ends]
+        except StartError:
+            for ours in ends:
+                ours.close()
+            raise
+
+    def gpus(self, device: str) -> int:
+        """How many GPUs torch sees for this wish; asks torch only where there are device files."""
+        if device == "cpu" or not (list(Path("/dev").glob("nvidia[0-9]*")) or _WSL.exists()):
+            return 0
+        self._send({"do": "gpus"})
+        count = self._answers.get(timeout=60)
+        if count < 0:
+            raise StartError(self.why())
+        return count
+
+    def kill(self, children: list[Child]) -> None:
+        """End children, and whatever they started."""
+        with suppress(OSError):
+            self.channel.send({"do": "kill", "pids": [c.pid for c in children]})
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder that children worked in."""
+        held = self._folders.pop(folder, None)
+        try:
+            self.channel.send({"do": "remove", "folder": folder})
+        except OSError:  # the zygote has ended, and its reaper sees that nobody works there
+            self._await_end()
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            if held is not None:
+                os.close(held)
+
+    def close(self) -> None:
+        """End the zygote and everything that it forked."""
+        self.closed = True
+        self.channel.close()
+        self._await_end()
+        for folder in list(self._folders):  # nobody has removed them, so the zygote was killed
+            self.remove(folder)
+
+    def _await_end(self) -> None:
+        """Wait until the zygote has ended, and then its reaper."""
+        try:
+            self.process.wait(5 + PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        try:
+            self.channel.send(message, fd)
+        except OSError as e:
+            raise StartError(self.why()) from e
+
+    def _adopt(self, channel: Channel) -> Child:
+        try:
+            child = Child(channel)
+        except EOFError as e:
+            raise StartError(self.why()) from e
+        with self._lock:
+            self._children[child.pid] = child
+            status = self._early.pop(child.pid, None)
+        if status is not None:
+            child.ended(status)
+        return child
+
+    def why(self) -> str:
+        """Why nothing can be forked."""
+        if self.closed:
+            return "no more processes can be started: this process is ending."
+        with suppress(subprocess.TimeoutExpired):  # it may have just ended
+            code = self.process.wait(1 if self.channel.broken() else 0)
+            return (
+                f"the process that ranks are forked from ended ({_how(code)}), and all ranks with "
+                "it. Its messages are in the terminal that runs Jupyter."
+            )
+        return (
+            "no more processes can be started: the limit of processes or of memory is reached. "
+            "Stop other clusters, or ask for fewer ranks."
+        )
+
+    def _note_stop(self, pid: int, number: int) -> None:
+        with self._lock:
+            child = self._children.get(pid)
+        if child is not None:
+            child.stopped = number, time.monotonic()
+            child.on_stop(child.stopped)
+
+    def _listen(self) -> None:
+        """Hear of ended children; when the zygote itself ends, all of them have."""
+        try:
+            while True:
+                news = self.channel.recv()
+                if "gpus" in news:
+                    self._answers.put(news["gpus"])
+                    continue
+                if "stopped" in news:
+                    self._note_stop(news["stopped"], news["signal"])
+                    continue
+                with self._lock:
+                    child = self._children.pop(news["exit"], None)
+                    if child is None:
+                        self._early[news["exit"]] = news["status"]
+                if child is not None:
+                    child.ended(news["status"])
+        except EOFError:
+            self.channel.close()
+            self._lost.set()
+            self._answers.put(-1)
+            for callback in [] if self.closed else list(self._on_loss):
+                callback(self.why())
+            with self._lock:
+                orphans, self._children = list(self._children.values()), {}
+            for child in orphans:
+                child.let_go()
+                child.ended(-signal.SIGKILL)
+
+
+def _environ() -> dict[str, str]:
+    """The zygote's surroundings: what it imports is told, and what ranks import is up to them."""
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    environ.pop("PYTHONPATH", None)
+    return environ
+
+
+def _how(code: int) -> str:
+    """How the zygote ended, as its reaper tells; or the reaper itself."""
+    number = -code if code < 0 else code - 128
+    return f"signal {signal.Signals(number).name}" if number > 0 else f"exit status {code}"
+
+
+_server: ForkServer | None = None
+_guard = threading.Lock()
+
+
+def server() -> ForkServer:
+    """This process's fork server, started if need be; the closed one when this process ends."""
+    global _server
+    with _guard:
+        if _server is None or not (_server.alive or _server.closed):
+            _server = ForkServer()
+            # at exit finalizers run from the latest to the first: its clusters close before it
+            weakref.finalize(_server, _server.close)
+        return _server
+
+
+def _forget() -> None:
+    """In a fork of the kernel: let go of the line, or the zygote would outlive the kernel."""
+    global _server, _guard
+    _guard = threading.Lock()
+    if _server is not None:
+        for child in _server._children.values():
+            child.channel._sock.close()
+        _server.channel._sock.close()
+        for held in _server._folders.values():
+            if held is not None:
+                os.close(held)
+        _server = None
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,30 @@
+"""What the zygote imports before it forks: ranks share these modules, in memory and in time.
+
+Importing this module is the whole of it. No import here may start a thread or open a socket.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# Engines have no debugger attached; debugpy would cost each of them 0.1 s and 15 MB.
+sys.modules["debugpy"] = None  # type: ignore[assignment]
+import ipykernel.debugger  # noqa: E402
+
+del sys.modules["debugpy"]
+
+import encodings.idna  # noqa: E402
+import pydoc  # noqa: E402
+
+import ipyparallel.engine.app  # noqa: E402
+import IPython.core.completerlib  # noqa: E402
+import IPython.extensions.storemagic  # noqa: E402
+import numpy.random  # noqa: E402
+import torch.distributed  # noqa: E402
+import torch.nn.parallel  # noqa: E402
+import tornado.platform.asyncio  # noqa: E402
+
+import distkit.cluster.processes.roles  # noqa: E402
+import distkit.cluster.rank.rank  # noqa: E402, F401
+
+__all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "torch", "tornado"]

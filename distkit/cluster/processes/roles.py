@@ -1,0 +1,178 @@
+"""What the forked children do: be an engine, a plain rank, the controller, or a kvstore node.
+
+Each function is called in a fresh fork of the zygote, with its lifeline first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster import limits
+from distkit.cluster.processes.channel import Channel
+
+#: How many numbers the controller may use for its sockets; it uses 18.
+PORTS = 20
+
+
+def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
+    """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
+
+    Not on TCP: it picks free ports before it binds them, and twenty starting at once take
+    each other's. Both of its locks are on as well: CURVE keeps strangers out, the HMAC key
+    signs every message.
+
+    ``period`` is the heartbeat's in milliseconds: an engine counts only after its first
+    beat. ``misses`` is how many beats may fail: large, since a starved laptop is not a dead engine,
+    and the deaths of processes are noticed through the fork server at once.
+    """
+    from ipyparallel.controller.app import IPController
+
+    _end_with(lifeline)
+    limits.raise_files()  # it needs more of them than its surroundings may give
+    app = IPController.instance(log_level=logging.WARN)
+    app.initialize(
+        [
+            *_places(folder, folder),
+            "--IPController.use_threads=True",
+            "--IPController.transport=ipc",
+            f"--ip={folder}/s",
+            f"--IPController.ports=1-{PORTS}",
+            "--IPController.enable_curve=True",
+            f"--HeartMonitor.period={period}",
+            f"--HeartMonitor.max_heartmonitor_misses={misses}",
+            "--IPController.db_class=NoDB",
+            f"--Session.key={secrets.token_hex(16)}",
+        ]
+    )
+    files = Path(folder, "security").glob("ipcontroller-*.json")
+    for n in range(1, PORTS + 1):  # it binds s-1 and tells others s:1
+        with suppress(FileExistsError):
+            Path(folder, f"s:{n}").symlink_to(f"s-{n}")
+    lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
+    app.start()
+
+
+def _places(profile: str, folder: str) -> list[str]:
+    """Where ipyparallel writes: not to the user's home, which may be full or read-only."""
+    return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
+
+
+def engine(
+    lifeline: Channel,
+    spec: Any,
+    connection: dict[str, Any],
+    ident: str,
+    generation: int | None,
+    profile: str,
+    folder: str,
+) -> None:
+    """Be a rank, and an ipyparallel engine: real IPEngine, real kernel.
+
+    ``generation`` is the group to join before registering, None to wait for the first run;
+    ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's own.
+    """
+    from ipykernel.iostream import OutStream
+    from ipyparallel.engine.app import IPEngine
+
+    from distkit.cluster.rank.rank import Rank
+
+    class PythonOutput(OutStream):
+        """Streams what Python prints; what C++ prints stays in the log, for crash reports."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]
+
+    class Engine(IPEngine):  # type: ignore[misc]  # has no type hints
+        """Ends of a SIGTERM at once, as any process does: not when it next has time."""
+
+        def init_signal(self) -> None:
+            super().init_signal()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    rank = Rank(spec, lifeline)
+    rank.start()
+    if generation is not None:
+        rank.group.join(generation)
+    app = Engine.instance(
+        enable_nanny=False,
+        id=spec.rank,
+        ident=ident,
+        user_ns=rank.namespace,
+        connection_info_env=json.dumps(connection),
+        log_level=logging.ERROR,
+        out_stream_factory=PythonOutput,
+    )
+    app.initialize(_places(profile, folder))
+    sys.path[:] = spec.path  # from here on imports are the user's
+    app.start()
+
+
+def execute(payload: bytes, options: dict[str, Any]) -> None:
+    """Run one function on this engine's rank; called through ipyparallel.
+
+    How it went is told down the rank's lifeline, as are its events and prints.
+    """
+    from distkit.cluster.rank.rank import Rank
+
+    Rank.here.execute(payload, options)
+
+
+def plain(lifeline: Channel, spec: Any, folder: str) -> None:
+    """Be a rank without ipyparallel: run one function, and wait to be ended."""
+    from distkit.cluster.rank.rank import Rank
+
+    payload, options = lifeline.recv()
+    rank = Rank(spec, lifeline)
+    rank.start()
+    sys.path[:] = spec.path  # from here on imports are the user's
+    rank.execute(payload, options)
+    threading.Event().wait()  # to end now would break the connections of ranks still at work
+
+
+def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None) -> None:
+    """Hear what comes down the lifeline; end this process and its children when it breaks."""
+
+    def watch() -> None:
+        try:
+            while True:
+                hear(lifeline.recv())
+        except EOFError:
+            os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="distkit-lifeline", daemon=True).start()
+
+
+def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
+    """Be a server or the scheduler of a parameter server; serves run after run."""
+    from distkit import kvstore
+    from distkit.recording import recorder
+
+    mine = recorder.Recorder(node.id)
+    recorder.set_current(mine if recording else None)
+    flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
+
+    service = kvstore.serve(node)
+
+    def obey(word: str | tuple[int, int, int, str]) -> None:
+        if isinstance(word, tuple):  # who has ended
+            service.leave(*word)
+            return
+        if word == "flush":
+            flusher.flush()
+        else:
+            recorder.set_current(mine if word == "record" else None)
+        lifeline.send(("flushed", word))
+
+    _end_with(lifeline, obey)
+    service.missed = lambda pid: lifeline.send(("missed", pid))
+    service.run()

@@ -1,0 +1,198 @@
+"""The process that ranks are forked from: it has imported torch, and has a single thread.
+
+Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory.
+It is started once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the clusters of
+that kernel, and ends with it: then it kills every process it forked, what these have started,
+and removes their folders.
+
+Nothing here may start a thread, open a ZeroMQ context or touch CUDA: forks would inherit
+them broken.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from distkit.cluster.processes import folders
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.processes.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    end_all_children,
+    end_children,
+)
+
+#: How often to look whether the kernel is still there, besides waiting for its line to break [s].
+WATCH = 1.0
+
+
+class Zygote:
+    """Forks on command, and reports which of its children ended."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel, self.parent = channel, os.getppid()
+        self.children: dict[int, str] = {}  # pid -> the folder it works in
+        self.folders: dict[str, int | None] = {}  # and what holds their locks
+        self.doomed: set[str] = set()  # to be removed when nobody works there any more
+        adopt_orphans()
+        self.wakeup, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(self._woken)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def serve(self) -> None:
+        """Obey until the kernel is gone, then leave nothing behind."""
+        try:
+            while os.getppid() == self.parent:
+                line = self.channel.fileno()
+                ready, _, _ = select.select([line, self.wakeup], [], [], WATCH)
+                if self.wakeup in ready:
+                    os.read(self.wakeup, 512)
+                self._reap()
+                if line in ready:
+                    message, fd = self.channel.recv_fd()
+                    getattr(self, "do_" + message.pop("do"))(fd, **message)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._clean_up()
+
+    def do_import(self, fd: int | None, modules: list[str]) -> None:
+        """Import now what the children to come will need."""
+        for name in modules:
+            __import__(name)
+
+    def do_gpus(self, fd: int | None) -> None:
+        """Count the GPUs by NVML: the count initialises nothing that a fork would inherit."""
+        import torch
+
+        self.channel.send({"gpus": torch.cuda.device_count()})
+
+    def do_fork(self, fd: int, run: str, **arguments: Any) -> None:
+        """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments."""
+        folder = arguments["folder"]
+        if folder not in self.folders:
+            self.folders[folder] = folders.hold(folder)
+        gc.collect()
+        gc.freeze()  # the collector would touch, and so copy, every shared page
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes: the lifeline breaks at once
+            print(f"distkit: cannot fork: {error}", file=sys.stderr)
+            os.close(fd)
+            return
+        if pid == 0:
+            self._child(fd, run, arguments)
+        os.close(fd)
+        self.children[pid] = arguments["folder"]
+
+    def do_kill(self, fd: int | None, pids: list[int]) -> None:
+        """End children and all that they started. Only our own, not yet reaped: pids get reused."""
+        for pid in pids:
+            if pid in self.children:
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def do_remove(self, fd: int | None, folder: str) -> None:
+        """Remove a cluster's folder, once the last process that works in it has ended."""
+        self.doomed.add(folder)
+        self._remove_doomed()
+
+    def _remove_doomed(self) -> None:
+        for folder in self.doomed - set(self.children.values()):
+            shutil.rmtree(folder, ignore_errors=True)
+            self.doomed.discard(folder)
+            held = self.folders.pop(folder, None)
+            if held is not None:
+                os.close(held)
+
+    def _child(self, fd: int, run: str, arguments: dict[str, Any]) -> None:
+        """The forked process: never returns."""
+        status = 1
+        try:
+            os.setsid()  # a group of its own, so that whatever it starts can be ended with it
+            die_with_parent()
+            adopt_orphans()
+            self._close_all(but=arguments["folder"])
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _redirect(f"{arguments['folder']}/{arguments.pop('log')}")
+            faulthandler.enable()  # a crash writes its Python lines into that file
+            lifeline = Channel(socket.socket(fileno=fd))
+            lifeline.send(("pid", os.getpid()))
+            module, function = run.split(":")
+            __import__(module)
+            getattr(sys.modules[module], function)(lifeline, **arguments)
+            status = 0
+        except SystemExit as e:
+            status = e.code if isinstance(e.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _close_all(self, but: str) -> None:
+        """In a child: let go of what is the zygote's, except the lock on the child's folder."""
+        self.channel._sock.close()
+        os.close(self.wakeup)
+        os.close(self._woken)
+        for folder, held in self.folders.items():
+            if held is not None and folder != but:
+                os.close(held)
+
+    def _reap(self) -> None:
+        """Hear who has ended or was stopped; what a child has left behind ends, too."""
+        while changed := _next_changed():
+            pid, status = changed
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
+                self.channel.send({"stopped": pid, "signal": stopped})
+                continue
+            if pid in self.children:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                del self.children[pid]
+                self._remove_doomed()
+                self.channel.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+            end_children(but=self.children)  # orphans: of this one, or of an orphan
+
+    def _clean_up(self) -> None:
+        """End every child, then remove every folder: not before, or they would still write."""
+        for pid in self.children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        end_all_children()
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _next_changed() -> tuple[int, int] | None:
+    """A child that has ended, was stopped or goes on, and its status; None when there is none."""
+    with suppress(ChildProcessError):
+        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        return (pid, status) if pid else None
+    return None
+
+
+def _redirect(path: str) -> None:
+    """Low-level output (crashes, C++ warnings) goes to a file that error messages can quote."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)

@@ -1,0 +1,171 @@
+"""A run finds the interpreter as a new process does: nothing of earlier runs, and no notebook.
+
+Ranks live on from run to run. The user's modules are imported anew: edits count, and two folders
+may have helpers of the same name. A script is ``__main__`` while it runs. Cells go on where the
+cell before ended. What else a run changes is put back by :mod:`distkit.cluster.rank.settings`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distkit.cluster.pickling import is_users
+from distkit.cluster.runs.failure import slot
+
+_SHELL = "IPython.core.interactiveshell"
+
+
+class Modules:
+    """The user's modules on a rank; ``known`` are all that were there before any run."""
+
+    def __init__(self) -> None:
+        self._libraries = {name.partition(".")[0] for name in sys.modules}
+        self._aside: dict[str, ModuleType] = {}
+
+    @contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Meanwhile the user's modules are imported anew; those of cells come back afterwards."""
+        self._aside = self._take_out()
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            if self._aside is not _STAY:
+                ended = self._take_out()
+                sys.modules.update(self._aside)
+                if ended:
+                    let_go(ended.values())
+
+    def go_on(self) -> None:
+        """A cell runs: it finds what cells before it have imported, and its own stays."""
+        sys.modules.update(self._aside)
+        self._aside = _STAY
+
+    def _take_out(self) -> dict[str, ModuleType]:
+        mine = {n: m for n, m in list(sys.modules.items()) if self._is_users(n, m)}
+        for name in mine:
+            del sys.modules[name]
+        return mine
+
+    def _is_users(self, name: str, module: ModuleType) -> bool:
+        """Source of the user's: extension modules cannot be loaded twice."""
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in self._libraries or name == "__main__":
+            return False
+        if file is None:  # a folder without __init__.py
+            return any(is_users(p) for p in getattr(module, "__path__", ()))
+        return file.endswith((".py", ".pyc")) and is_users(file)
+
+
+_STAY: dict[str, ModuleType] = {}
+
+
+def let_go(modules: Iterable[ModuleType]) -> None:
+    """Take back what modules have registered with torch, which would keep them."""
+    for value in [value for module in modules for value in vars(module).values()]:
+        if isinstance(value, torch.library.Library):
+            value._destroy()
+
+
+def run_script(path: Path, argv: Iterable[str]) -> None:
+    """Run a file as Python does: as ``__main__``, with its arguments."""
+    sys.argv[:] = [str(path), *argv]
+    sys.path.insert(0, str(path.parent))
+    main = ModuleType("__main__")
+    vars(main).update(
+        __file__=str(path),
+        __cached__=None,
+        __builtins__=builtins,
+        __loader__=SourceFileLoader("__main__", str(path)),
+    )
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
+    except SystemExit as end:  # scripts like to end with sys.exit(main())
+        if end.code not in (None, 0):
+            raise
+
+
+@contextmanager
+def not_interactive() -> Iterator[None]:
+    """Meanwhile nothing says that an IPython engine runs the program: it is no notebook."""
+    told = [(vars(sys), ("ps1", "ps2", "ps3")), (vars(builtins), ("get_ipython", "__IPYTHON__"))]
+    hidden = [(space, {n: space.pop(n) for n in names if n in space}) for space, names in told]
+    shells = getattr(sys.modules.get(_SHELL), "InteractiveShell", None)
+    shell = None if shells is None else shells._instance
+    if shell is not None:
+        type(shell).clear_instance()
+    try:
+        yield
+    finally:
+        for of_shell in [] if shell is None else type(shell)._walk_mro():
+            of_shell._instance = shell
+        for space, values in hidden:
+            space.update(values)
+
+
+@contextmanager
+def own_main() -> Iterator[None]:
+    """Meanwhile a script may be ``__main__``; afterwards it is gone."""
+    main = sys.modules["__main__"]
+    try:
+        yield
+    finally:
+        script, sys.modules["__main__"] = sys.modules["__main__"], main
+        if script is not main:
+            let_go([script])
+
+
+#: How programs start processes of their own, as far as an error can tell.
+_LAUNCHERS = (
+    "/torch/multiprocessing/spawn.py",
+    "/torch/distributed/run.py",
+    "/torch/distributed/launcher/",
+)
+_COMMANDS = re.compile(
+    r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b"
+)
+
+STARTS_ITS_OWN = (
+    "the program starts processes of its own on every rank. They are in no group with the ranks, "
+    "and nothing of theirs is recorded. Run what they run instead: cluster.run(fn, ...) calls fn "
+    "on every rank, and fn asks dist.get_rank() and dist.get_world_size()."
+)
+
+
+def explain_launchers(rank: int) -> None:
+    """Say at once what comes of ``torch.multiprocessing.spawn`` on a rank, which may hang."""
+    spawning = sys.modules["torch.multiprocessing.spawn"]
+    stock = spawning.start_processes
+
+    def start_processes(*args: Any, **options: Any) -> Any:
+        if rank == 0:
+            print(f"torch.multiprocessing.spawn: {STARTS_ITS_OWN}", file=sys.stderr)
+        return stock(*args, **options)
+
+    for module in (spawning, torch.multiprocessing):
+        module.start_processes = start_processes  # type: ignore[attr-defined]
+
+
+def hint(error: BaseException) -> str:
+    """What to add to an error that comes from processes that the program has started."""
+    if issubclass(type(error), subprocess.CalledProcessError):
+        found = _COMMANDS.search(str(vars(error).get("cmd"))) is not None
+    else:
+        walked = traceback.walk_tb(slot(error, "__traceback__"))
+        files = [frame.f_code.co_filename for frame, _ in walked]
+        found = any(launcher in file for file in files for launcher in _LAUNCHERS)
+    return f"\n{STARTS_ITS_OWN}" if found else ""

@@ -1,0 +1,227 @@
+"""The process group of a rank: joined by a file in a private folder, left by cutting its wires.
+
+* Rendezvous by ``FileStore`` in a 0700 folder: TCPStore would listen on all interfaces and
+  let anybody in. Each generation has a file of its own: joining twice on one store hangs.
+* gloo is pinned to the loopback interface.
+* A blocked gloo call cannot be interrupted, but its connections can be shut down: then
+  it raises at once, and a fresh generation takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from distkit.cluster.rank.rendezvous_store import PatientStore
+from distkit.cluster.rank.renewal import renew
+
+if TYPE_CHECKING:
+    from distkit.cluster.processes.rank_spec import Spec
+
+#: How long the threads of a group get to finish what they are doing [s].
+REST = 0.02
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class Group:
+    """The default process group of this rank, and every group made beside it."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.generation = -1
+        self._joins = 0  # how often this generation was joined, should a script leave and return
+        self._severed = False
+        self._claimed = False  # a script called init_process_group and was given this group
+        self.keeps = False  # the groups that this run makes are for those after it, too
+        self._sockets: dict[int, int] = {}  # fd -> inode of the group's connections
+        self._worlds: list[Any] = []  # the default groups of the past that a program may hold
+        self._kept: list[Any] = []  # every group made, until it is safe to let go of it
+        self.busy: list[dist.Work] = []  # the collectives that a run has left under way …
+        self.released = False  # … or it was released, perhaps from one that nobody has noted yet
+        self._stuck: list[Any] = []  # groups that a thread of gloo will never leave
+        self._store: PatientStore | None = None
+        self._init: Callable[..., Any] = dist.init_process_group
+
+    def join(self, generation: int) -> None:
+        """Be a member of this generation's group; does nothing when it already is."""
+        self._claimed = self.keeps = False
+        if generation == self.generation:
+            self._let_go(keep=dist.group.WORLD)
+            return
+        self.sever()  # what is under way in the old group would hold up its end
+        if dist.is_initialized():
+            self._worlds.append(dist.group.WORLD)
+            with suppress(Exception):
+                dist.destroy_process_group()
+        self.generation, self._joins, self._severed = generation, 0, False
+        self._sockets.clear()
+        self._let_go(keep=None)
+        self._join()
+        self._meet()
+        renew(self._worlds, dist.group.WORLD)
+        self._worlds.clear()
+
+    def _meet(self) -> None:
+        """Wait until all are members: whoever ends from now on leaves nobody who still joins."""
+        if self._store is not None:
+            self._store.set(f"distkit/joined/{self.spec.rank}", "")
+            self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
+
+    def stay_out(self) -> None:
+        """Be in no group: this rank has a dead one's place in the middle of a run."""
+        self.generation = -1
+
+    def _join(self) -> None:
+        spec = self.spec
+        if self.generation < 0:
+            raise RuntimeError(
+                f"rank {spec.rank} took the place of one that ended, and the default process "
+                "group has not been initialized: it needs all ranks from its beginning. With "
+                'on_crash="replace" let the workers speak through the store alone.'
+            )
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        path = f"{spec.folder}/store-{self.generation}-{self._joins}"
+        self._joins += 1
+        options: dict[str, Any] = {}
+        if spec.device != "cpu":
+            torch.cuda.set_device(spec.device)
+            if spec.backend == "nccl":
+                options["device_id"] = torch.device(spec.device)
+        self._store = PatientStore(path, spec.world_size)  # torch's C++ does not keep it alive
+        hook = sys.excepthook  # torch puts its own around it, each time
+        self._init(
+            spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
+        )
+        sys.excepthook = hook
+
+    def _let_go(self, keep: Any) -> None:
+        """Drop the groups of the past, after a rest.
+
+        To destroy a group joins its threads with Python's lock held, and a thread that has just
+        finished a work may want the lock to drop it: that would be a deadlock. So the last
+        reference is ours, not that of a user's model, and goes when the threads have come to rest.
+        One that has not after all is never joined: gloo at times misses that a wire was cut.
+        """
+        past = [group for group in self._kept if group is not keep]
+        if past:
+            time.sleep(REST)
+            if self.released or not all(work.is_completed() for work in self.busy):
+                self._stuck.append((past, self.busy))
+            self._kept, self.busy = [group for group in self._kept if group is keep], []
+        self.released = False
+
+    def intact(self) -> bool:
+        """Whether the next run can use this group: neither severed nor destroyed, and alone."""
+        alone = self.keeps or len(c10d._world.pg_map) == 1
+        return not self._severed and self._joins == 1 and dist.is_initialized() and alone
+
+    def made(self) -> int:
+        """How many groups were made in this generation: torch names the next one by it."""
+        return int(c10d._world.group_count)
+
+    # -- user code that brings its own set-up -----------------------------------
+
+    def adopt_user_calls(self) -> None:
+        """Let unmodified scripts call ``init_process_group``: they get this group.
+
+        Scripts written for torchrun begin with it and end with ``destroy_process_group``. A
+        second call without a destroy in between raises, as in stock torch.
+        """
+        stock = self._init
+
+        def init_process_group(
+            backend: str | None = None, init_method: str | None = None, **options: Any
+        ) -> None:
+            if dist.is_initialized():
+                if self._claimed:
+                    raise ValueError("trying to initialize the default process group twice!")
+            elif options.get("store") is not None or init_method not in (None, "env://"):
+                stock(backend, init_method, **options)
+                return
+            else:
+                self._join()
+            self._worlds.append(dist.group.WORLD)
+            self._check(options)
+            self._claimed = True
+
+        for module in (dist, c10d):
+            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+        helper = c10d._new_process_group_helper
+
+        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            with self._noting_sockets():
+                made = helper(*args, **kwargs)
+            self._kept.append(made[0] if isinstance(made, tuple) else made)
+            return made
+
+        c10d._new_process_group_helper = new_process_group_helper
+
+    def leave_user_calls(self) -> None:
+        """Let ``init_process_group`` be torch's own again."""
+        for module in (dist, c10d):
+            module.init_process_group = self._init  # type: ignore[attr-defined]
+
+    def _check(self, options: dict[str, Any]) -> None:
+        for name in ("rank", "world_size"):
+            asked, have = options.get(name, -1), getattr(self.spec, name)
+            if asked not in (-1, have):
+                raise ValueError(
+                    f"init_process_group({name}={asked}) on a rank whose {name} is {have}. "
+                    f"Leave {name} out, or start as many ranks as the script wants."
+                )
+
+    # -- cutting the wires ------------------------------------------------------
+
+    @contextmanager
+    def _noting_sockets(self) -> Iterator[None]:
+        """Remember the connections that are opened meanwhile: they are the group's."""
+        before = set(_connections())
+        try:
+            yield
+        finally:
+            for fd, inode in _connections():
+                if (fd, inode) not in before:
+                    self._sockets[fd] = inode
+
+    def sever(self) -> None:
+        """Shut the group's connections down, so that a call blocked on them raises.
+
+        Only connected sockets: to shut gloo's listening socket down aborts the process.
+        """
+        open_now = dict(_connections())
+        for fd, inode in self._sockets.items():
+            if open_now.get(fd) == inode:
+                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as wire:
+                    wire.shutdown(socket.SHUT_RDWR)
+        self._sockets.clear()
+        self._severed = True
+
+
+def _connections() -> list[tuple[int, int]]:
+    """``(fd, inode)`` of this process's connected TCP sockets."""
+    found = []
+    for name in Path("/dev/fd").iterdir():
+        fd = int(name.name)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as s:
+                if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
+                    s.getpeername()
+                    found.append((fd, status.st_ino))
+        except OSError:  # closed meanwhile, or not connected
+            continue
+    return found

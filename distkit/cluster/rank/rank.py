@@ -1,0 +1,391 @@
+"""The rank's side: what runs in each forked process.
+
+A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
+group that it joins anew for each generation, and :func:`execute`, which runs one function.
+When the lifeline breaks, the rank and everything it started are gone at once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from distkit.cluster.pickling import captured, dumps
+from distkit.cluster.processes import children
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.processes.rank_spec import Spec
+from distkit.cluster.rank import interpreter, seeds
+from distkit.cluster.rank.execute_source import cell
+from distkit.cluster.rank.outbox import Outbox
+from distkit.cluster.rank.process_group import Group
+from distkit.cluster.rank.settings import Settings, outside_of_loops
+from distkit.cluster.runs.failure import SIGINT, describe, outline, text
+from distkit.events import P2P, WORLD
+from distkit.recording import recorder
+from distkit.recording.blackbox import BlackBox
+from distkit.recording.gate import Gate
+from distkit.recording.recorder import Flusher, Recorder
+from distkit.recording.rollcall import RollCall
+from distkit.recording.tap import tap
+from distkit.recording.trouble import Dropped
+from distkit.recording.witness import Witness, look_after_backward
+
+#: The notebook's backend for matplotlib, and the one that takes its place on ranks.
+INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
+
+#: A release that a destructor has swallowed is repeated after this long [s].
+AGAIN = 0.005
+
+#: Tells the starter something about the run: a kind, and what.
+Emit = Callable[[str, Any], None]
+
+
+class Released(BaseException):
+    """Raised inside a function that is ended because another rank failed, or by interrupt()."""
+
+
+class Rank:
+    """This process as a rank. There is one: ``Rank.here``."""
+
+    here: Rank
+
+    def __init__(self, spec: Spec, lifeline: Channel) -> None:
+        Rank.here = self
+        self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
+        self.group = Group(spec)
+        #: The variables of code that is sent as source; an engine's own, so that %px sees them.
+        self.namespace: dict[str, Any] = {
+            "torch": torch,
+            "dist": torch.distributed,
+            "rank": spec.rank,
+            "world_size": spec.world_size,
+            "__name__": "__main__",
+        }
+        self._pid, self._in_cell = os.getpid(), False
+        self._running: int | None = None  # number of the run whose function is executing
+        self._pulled = False  # out of its function, by the starter
+        self._released = 0  # the latest run that the starter wanted ended
+        self._shown = 0  # figures of this run
+        self._obeying = threading.Lock()
+        self._let_go = threading.Event()  # the run that executes is released
+        self._box = BlackBox(Path(spec.folder, f"rank-{spec.rank}.box"))
+        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
+
+    def start(self) -> None:
+        """Take on the starter's surroundings, and watch the lifeline from now on."""
+        spec = self.spec
+        os.environ.clear()
+        os.environ.update(spec.environ)
+        os.environ.update(spec.launched, DISTKIT_RANK=str(spec.rank))
+        if os.environ.get("MPLBACKEND", INLINE) == INLINE:
+            os.environ["MPLBACKEND"] = f"module://{FIGURES}"
+        with suppress(OSError):
+            os.chdir(spec.cwd)
+        torch.set_num_threads(spec.threads)
+        seeds.set_all()  # forked processes would all draw the same numbers
+        if spec.device != "cpu" and spec.backend == "gloo":
+            from distkit.cluster.rank import gpu_staging
+
+            gpu_staging.install()
+        tap.install()
+        look_after_backward()
+        self.group.adopt_user_calls()
+        self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
+        builtins.input = _no_keyboard
+        children.look_after(self)
+        self._keep_releases_quiet()
+        interpreter.explain_launchers(spec.rank)
+        self.modules = interpreter.Modules()
+        threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
+
+    # -- the lifeline -----------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Obey the starter's words; end with the starter."""
+        try:
+            while True:
+                word, run, *what = self.lifeline.recv()
+                if word == "release":
+                    self._release(run)
+                elif word == "go":
+                    self._gates[run].allow(*what)
+        except EOFError:
+            os.killpg(0, signal.SIGKILL)
+
+    def _release(self, run: int) -> None:
+        """Get the main thread out of whatever it waits in, or not let it begin."""
+        with self._obeying:
+            self._released = run
+            if run != self._running:
+                return
+            self._pulled = True
+            self.group.sever()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self._gates[run].allow(None)  # another thread may wait there
+            self._let_go.set()
+
+    def _keep_releases_quiet(self) -> None:
+        """Print nothing that a release leads to: not what destructors and threads say to it.
+
+        A destructor swallows the release, too: then it is repeated.
+        """
+        show, unraisable, in_thread = sys.excepthook, sys.unraisablehook, threading.excepthook
+
+        def excepthook(kind: type[BaseException], *error: Any) -> None:
+            if not issubclass(kind, Released):  # Cython comes here before the next one
+                show(kind, *error)
+
+        def unraisablehook(what: Any) -> None:
+            if issubclass(what.exc_type, Released):
+                threading.Timer(AGAIN, self._pull).start()
+            elif not self._pulled:
+                unraisable(what)
+
+        def threads_excepthook(what: Any) -> None:
+            if not self._pulled:
+                in_thread(what)
+
+        sys.excepthook, sys.unraisablehook = excepthook, unraisablehook
+        threading.excepthook = threads_excepthook
+
+    def _pull(self) -> None:
+        """Have the main thread raise, while it is in the function that is to end."""
+        with self._obeying:
+            if self._pulled and self._running is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    @contextmanager
+    def _releasable(self, run: int) -> Iterator[None]:
+        """While inside, the starter may end the function from outside."""
+
+        def on_signal(number: int, frame: Any) -> None:
+            if self._running is not None:
+                raise Released if self._pulled else KeyboardInterrupt(SIGINT)
+
+        before = signal.signal(signal.SIGINT, on_signal)
+        self._pulled, self._running, self._shown = False, run, 0
+        try:
+            if self._released == run:  # the word was quicker than the call
+                raise Released
+            yield
+        finally:
+            self._running = None  # a signal from now on does nothing …
+            with self._obeying:  # … and has come before the handler goes
+                signal.signal(signal.SIGINT, before)
+
+    # -- one run ----------------------------------------------------------------
+
+    def show(self, picture: bytes) -> int:
+        """Have the notebook show a PNG picture; returns how many this run has shown."""
+        self._shown += 1
+        if self._running is not None and self._shown <= sys.modules[FIGURES].MOST:
+            self.outbox.emit(self._running, "figure", picture)
+        return self._shown
+
+    def execute(self, payload: bytes, options: dict[str, Any]) -> None:
+        """Run one pickled ``(fn, args, kwargs)`` and tell the starter how it went; never raises."""
+        emit = partial(self.outbox.emit, options["run"])
+        with self.outbox.printing(options["run"]):
+            outcome = self._perform(payload, options, emit)
+        emit("outcome", outcome)
+
+    def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> dict[str, Any]:
+        outcome: dict[str, Any] = {"rank": self.spec.rank}
+        run = options["run"]
+        try:
+            if options["generation"] is None:
+                self.group.stay_out()
+            else:
+                self.group.join(options["generation"])
+            with (
+                interpreter.not_interactive(),
+                self.modules.fresh(),
+                ExitStack() as after,
+                self._recording(options, emit, outcome),
+                self._undoing(outcome) as settings,
+                self._releasable(run),
+                outside_of_loops(),
+                self._kvstore(run, options.get("life", 0), emit),
+            ):
+                if options.get("seed") is not None:
+                    mine = seeds.of_rank(options["seed"], self.spec.rank, options.get("life", 0))
+                    seeds.set_all(mine)
+                try:
+                    value, outcome["grown"] = self._call(payload, after, settings)
+                    if FIGURES in sys.modules:
+                        sys.modules[FIGURES].show()
+                except Dropped as asked:
+                    value, outcome["remark"] = None, str(asked)
+                outcome.update(result=_dump_result(value), of=type(value).__name__)
+        except BaseException as error:
+            released = self._pulled or issubclass(type(error), Released)
+            emit("failing", outline(error, released=released))  # to say more may not end well
+            outcome["error"] = describe(error, released=released)
+            outcome["error"]["text"] += interpreter.hint(error)
+            emit("failing", outcome["error"])  # nor may the end of its variables
+        broken = self._pulled or outcome.pop("broken", False)
+        outcome["intact"] = not broken and self.group.intact()
+        outcome["made"] = self.group.made()
+        talking = outcome.pop("threads", set())
+        outcome["haunted"] = any(
+            self._pulled or t.ident in talking for t in recorder.busy_threads()
+        )
+        return outcome
+
+    def _call(self, payload: bytes, after: ExitStack, settings: Settings) -> tuple[Any, list[str]]:
+        """What the function returns, and which copies of the notebook's containers it has filled.
+
+        The latter only if it returns nothing: then they are lost.
+        """
+        fn, args, kwargs = cloudpickle.loads(payload)
+        self._in_cell = fn is cell
+        if isinstance(fn, Path):
+            recorder.make_users(str(fn))
+            after.enter_context(interpreter.own_main())
+            fn, args, kwargs = interpreter.run_script, (fn, args), {}
+        held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
+        try:
+            value = fn(*args, **kwargs)
+        finally:
+            sys.settrace(None)  # a call that is traced is the user's again
+            settings.restore(cell=self._in_cell)
+            if os.getpid() != self._pid:
+                _end_child()
+        return value, [n for n, (one, size) in held.items() if value is None and len(one) > size]
+
+    @contextmanager
+    def _undoing(self, outcome: dict[str, Any]) -> Iterator[Settings]:
+        """What the function changes in its process ends with it; "worn" is what cannot."""
+        settings, self._in_cell = Settings(), False
+        try:
+            yield settings
+        finally:
+            outcome["worn"] = settings.restore(cell=self._in_cell)
+
+    @contextmanager
+    def _kvstore(self, run: int, life: int, emit: Emit) -> Iterator[None]:
+        """In a cluster with servers: let the function create its KVStore."""
+        if self.spec.node is None:
+            yield
+            return
+        from distkit import kvstore
+
+        node = replace(self.spec.node, run=run, life=life)
+        kvstore.use(node, partial(emit, "aftermath"))
+        try:
+            yield
+        except BaseException:
+            kvstore.release(flush=False)
+            raise
+        kvstore.release()
+
+    @contextmanager
+    def _recording(
+        self, options: dict[str, Any], emit: Emit, outcome: dict[str, Any]
+    ) -> Iterator[None]:
+        if not options.get("record", True):
+            tap.remove()
+            yield
+            return
+        tap.install()
+        run = options["run"]
+        mine = Recorder(
+            self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
+        )
+        flusher = Flusher(mine, emit)
+        witness = tap.witness = self._witness(run, emit)
+
+        def on_group(name: str, members: list[int]) -> None:
+            emit("group", (name, members))
+            witness.meet(name, members)
+
+        tap.groups.on_group = on_group
+        tap.on_threads = partial(emit, "threads")
+        if mine.stepped:
+            gate = self._gates[run]
+            gate.arrived = mine.hurry
+            tap.before.append(lambda op, nbytes: gate.wait())
+        strikes = [] if (made := options.get("trouble")) is None else [made.on(self.spec.rank)]
+        tap.before += strikes
+        recorder.set_current(mine)
+        try:
+            yield
+            outcome["missed"] = [text for strike in strikes for text in strike.missed()]
+        finally:
+            tap.before.clear()
+            tap.groups.on_group = tap.witness = None
+            witness.close()
+            self._gates.clear()
+            tap.settle()
+            self.group.busy = [work for work, op in tap.open if op not in P2P]
+            self.group.released = self._pulled
+            outcome.update(
+                broken=tap.broken or bool(tap.open),
+                unwaited=tap.unwaited.calls(),
+                collectives=dict(tap.collectives),
+                threads=set(tap.threads),
+            )
+            recorder.set_current(None)
+            flusher.close()
+            outcome.update(
+                dropped=mine.dropped, without_values=mine.without_values, unseen=dict(mine.unseen)
+            )
+            tap.forget()
+
+    def _witness(self, run: int, emit: Emit) -> Witness:
+        """Whoever looks at this run's collectives before they go to the backend."""
+        spec, rollcall = self.spec, None
+        if spec.backend == "gloo":
+            rollcall = RollCall(Path(spec.folder), run, spec.rank)
+        self._let_go.clear()
+        witness = Witness(emit, rollcall, self._let_go.wait)
+        witness.meet(WORLD, list(range(spec.world_size)))  # new_group may be the first call
+        return witness
+
+
+def _no_keyboard(prompt: object = "") -> str:
+    raise EOFError(
+        "input() has no keyboard on a rank. Ask in the notebook, and pass the answer as an "
+        "argument: cluster.run(fn, answer)."
+    )
+
+
+def _end_child() -> None:
+    """End a process that the function has forked, and that has come to the function's end."""
+    failed = sys.exc_info()[0] is not None
+    if failed:
+        traceback.print_exc()
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(int(failed))
+
+
+def _dump_result(value: Any) -> bytes:
+    try:
+        return dumps(value)
+    except (Released, KeyboardInterrupt):
+        raise
+    except BaseException as e:
+        raise _Unpicklable(
+            f"the function returned a {type(value).__name__} that cannot travel back "
+            f"({type(e).__name__}: {text(e)}). "
+            "Return plain data: numbers, strings, lists, dicts, tensors."
+        ) from None
+
+
+class _Unpicklable(TypeError):
+    """Told apart by name on the other side."""

@@ -1,0 +1,180 @@
+"""An exception as plain data, whatever it does when it is looked at.
+
+Exceptions are the user's objects: their text, attributes and causes may raise, hang, end the
+process or be no text at all. What cannot go wrong is read first, past the class's own methods.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from distkit.shadowing import explain
+
+#: A longer text is cut [characters]; of a longer traceback the ends are told [frames].
+LONGEST, DEEPEST = 20_000, 60
+
+#: How many causes, notes and members of a group are told.
+MOST = 10
+
+#: How a rank fails only because its peer's connection broke.
+BROKEN = re.compile(r"Connection (closed|reset) by peer")
+
+#: The text of the KeyboardInterrupt that a SIGINT raises which is none of distkit's.
+SIGINT = "signal SIGINT"
+
+#: Control characters, but for those of tabs, new lines and colours; surrogates cannot travel.
+_UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+_MACHINERY = str(Path(__file__).parents[1])
+
+Failure = dict[str, Any]
+
+
+def outline(error: BaseException, *, released: bool) -> Failure:
+    """What can be told of an exception without running any code of its class.
+
+    ``released`` says that it comes of having been pulled out of the function.
+    """
+    return {
+        "type": _name(error),
+        "text": "",
+        "frames": _frames(error),
+        "cause": None,
+        "released": released,
+    }
+
+
+def describe(error: BaseException, *, released: bool) -> Failure:
+    """All that is to be told of an exception; of a released one, what the rank was leaving for.
+
+    Never raises; if the exception's own methods hang, it hangs.
+    """
+    before = list(_before(error))
+    broken = any(BROKEN.search(text(e)) for e in (error, *before))
+    own = next((e for e in before if _name(e) != "Released" and not BROKEN.search(text(e))), None)
+    if own is None or not (released or broken):
+        return {**_alone(error, released), "consequence": broken}
+    if _is_leaving(own, error):
+        return {**_alone(own, released=False), "leaving": True}
+    return {**_alone(error, released), "consequence": broken, "handled": _alone(own, False)}
+
+
+def _alone(error: BaseException, released: bool) -> Failure:
+    cause = slot(error, "__cause__")
+    told = None if cause is None else f"{_name(cause)}: {text(cause)}"
+    return {**outline(error, released=released), "text": text(error), "cause": told}
+
+
+def text(error: BaseException) -> str:
+    """What an exception says, with its notes and the members of a group, fit to be shown."""
+    said = [_said(partial(str, error))]
+    own = _said_of(lambda: object.__getattribute__(error, "__dict__").get("__notes__", ()))
+    notes = own if isinstance(own, (list, tuple)) else ()
+    said += [_said(partial(str, note)) for note in notes[:MOST]]
+    members = _said_of(lambda: error.exceptions) if _is_group(error) else ()  # type: ignore[attr-defined]
+    said += filter(None, [explain(error)])
+    said += [
+        f"  {n}. {_name(e)}: {_said(partial(str, e))}" for n, e in enumerate(members[:MOST], 1)
+    ]
+    return "\n".join(said)
+
+
+def printable(said: str) -> str:
+    r"""A text that any terminal, notebook and file takes, cut if it is very long.
+
+    >>> print(printable("a\x00b"))
+    a\x00b
+    """
+    over = len(said) - LONGEST
+    if over > 0:
+        said = f"{said[:LONGEST]} … ({over} more characters)"
+    return _UNPRINTABLE.sub(lambda c: f"\\x{ord(c[0]):02x}", "".join([said[:0], said]))
+
+
+def _said(say: Callable[[], Any]) -> str:
+    """The text that code of the user's gives, or why there is none."""
+    try:
+        return printable(str.__str__(say()))
+    except BaseException as e:  # it may well exit
+        return f"(its text cannot be shown: {_name(e)} while it was made)"
+
+
+def _said_of(get: Callable[[], Any]) -> Any:
+    try:
+        return get()
+    except BaseException:  # a class of the user's has an attribute in its place
+        return ()
+
+
+def _is_group(error: BaseException) -> bool:
+    return any(c.__name__ == "BaseExceptionGroup" for c in type.mro(type(error)))
+
+
+def slot(error: BaseException, name: str) -> Any:
+    """An attribute that Python itself keeps, whatever the class makes of its name."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def _name(error: BaseException) -> str:
+    return printable(str(type.__dict__["__name__"].__get__(type(error))))
+
+
+def _before(error: BaseException) -> Iterator[BaseException]:
+    """What was being handled when this was raised, the latest first."""
+    seen = {id(error)}
+    while len(seen) <= MOST:
+        before = slot(error, "__context__")
+        if before is None or id(before) in seen:
+            return
+        seen.add(id(before))
+        error = before
+        yield error
+
+
+def _is_leaving(first: BaseException, then: BaseException) -> bool:
+    """Whether ``then`` came while ``first`` left a function: in a ``finally`` or an ``__exit__``.
+
+    Else it was caught, and is perhaps nothing bad. The frame's bytecode tells, from Python 3.11 on.
+    """
+    begin = slot(first, "__traceback__")
+    at = slot(then, "__traceback__")
+    while at is not None and begin is not None and at.tb_frame is not begin.tb_frame:
+        at = at.tb_next
+    if at is None or begin is None:
+        return False
+    seen: list[str] = []
+    for step in dis.get_instructions(at.tb_frame.f_code):
+        if step.offset >= at.tb_lasti:
+            break
+        seen = ["PUSH_EXC_INFO"] if step.opname == "PUSH_EXC_INFO" else [*seen, step.opname]
+    caught = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"} & {*seen} or seen[1:2] == ["POP_TOP"]
+    return seen[:1] == ["PUSH_EXC_INFO"] and not caught
+
+
+def _frames(error: BaseException) -> list[tuple[str, int, str, str | None]]:
+    """File, line, function and source of each frame; without a file: so many were left out."""
+    walked = list(_walk(slot(error, "__traceback__")))
+    half = DEEPEST // 2
+    left_out = len(walked) - DEEPEST
+    if left_out > 0:
+        return [*_read(walked[:half]), ("", 0, f"{left_out} more", None), *_read(walked[-half:])]
+    return _read(walked)
+
+
+def _walk(at: TracebackType | None) -> Iterator[tuple[Any, int]]:
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+            yield at.tb_frame, at.tb_lineno
+        at = at.tb_next
+
+
+def _read(walked: list[tuple[Any, int]]) -> list[tuple[str, int, str, str | None]]:
+    summary = traceback.StackSummary.extract(iter(walked), lookup_lines=True)
+    return [(f.filename, f.lineno or 0, f.name, f.line) for f in summary]

@@ -1,0 +1,434 @@
+"""Turning what the ranks report into one error that a reader understands. Pure."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from distkit.cluster.notebook import place
+from distkit.cluster.processes.rank_spec import LINE_CLOSED
+from distkit.cluster.runs import failure
+from distkit.cluster.runs.failure import BROKEN, SIGINT
+from distkit.cluster.runs.replacements import MOST
+from distkit.diagnosis.deadlocks import gone, search
+from distkit.diagnosis.facts import ASKED
+from distkit.diagnosis.findings import Finding, Kind, times, verb
+from distkit.errors import (
+    CommunicationWarning,
+    DeadlockError,
+    NotPicklableError,
+    RankDied,
+    RankError,
+    RunError,
+    RunInterrupted,
+    RunStopped,
+    is_generated,
+)
+from distkit.events import State, Trace
+from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
+from distkit.trace.calls import SILENT, STOPPED, last_call, seen, silence
+
+if TYPE_CHECKING:
+    from distkit.cluster.runs.run import Run
+
+#: What torch says where there is no process group.
+_NO_GROUP = "process group has not been initialized"
+
+#: The first line of an error shows at most so much of what was raised [characters].
+HEADLINE = 2000
+
+Outcome = dict[str, Any]
+Frame = tuple[str, int, str, "str | None"]
+
+
+def lost(rank: int) -> Outcome:
+    """The outcome of a rank that could not even be ended."""
+    return {"rank": rank, "died": "no answer", "log": "", "intact": False}
+
+
+def cause(status: int, *, asked: bool = False, hung: float = 0.0) -> str:
+    """How a process ended: by its exit status, and by what was meant to end it.
+
+    ``hung`` is how long it had been silent when it was ended for that [s]; 0 if it was not.
+    """
+    if status == -signal.SIGKILL and (asked or hung):
+        return "dk.trouble killed it, as asked" if asked else f"it {silence(hung)}"
+    if status == LINE_CLOSED:
+        return "it closed the descriptors that distkit needs, as os.closerange() does"
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def ends(outcomes: list[Outcome]) -> dict[str, dict[str, str]]:
+    """How each rank ended, for the trace's ``meta["ends"]``."""
+    return {str(o["rank"]): _end(o) for o in outcomes}
+
+
+def _end(outcome: Outcome) -> dict[str, str]:
+    if "died" in outcome:
+        how = "released" if outcome.get("released") else "died"
+        return {"how": how, "text": outcome["died"], "where": ""}
+    if "error" not in outcome:
+        return {"how": "returned", "text": outcome.get("remark", ""), "where": ""}
+    error = outcome["error"]
+    if error["released"] or _is_consequence(outcome):
+        return {"how": "released", "text": "", "where": ""}
+    text = f"{error['type']}: {error['text']}"
+    return {"how": "raised", "text": text, "where": _users_line(error["frames"])}
+
+
+def cut_short(error: dict[str, Any]) -> dict[str, Any]:
+    """What a rank raised that ended before it could say it all."""
+    return {**error, "text": error["text"] or "(its text cannot be shown: making it did not end)"}
+
+
+def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
+    """The error of a result that cannot be read in the notebook."""
+    return NotPicklableError(
+        f"rank {rank} returned a {kind} that cannot be unpickled here "
+        f"({type(error).__name__}: {failure.text(error)}). "
+        "Return plain data: numbers, strings, lists, dicts, tensors."
+    )
+
+
+def mistaken(name: str, error: Exception) -> RunError:
+    """The error of a run that distkit could not see through to its end."""
+    return RunError(
+        f"distkit made a mistake of its own while it looked after {name} "
+        f"({type(error).__name__}: {failure.text(error)}). Its ranks were ended. Please report it."
+    )
+
+
+def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> DeadlockError:
+    """The error of a run that could not go on."""
+    told = {rank for f in findings if f.kind is Kind.RAISED for rank in f.culprits}
+    handled = [
+        (o["rank"], o["error"]["handled"])
+        for o in outcomes
+        if "handled" in o.get("error", {}) and o["rank"] not in told
+    ]
+    caught = [
+        f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e['frames']))} before."
+        for rank, e in handled
+    ]
+    said = "\n".join([*map(str, findings), *caught])
+    over = "All ranks were released, and the cluster is ready for the next run."
+    return DeadlockError(f"{name} cannot go on: {said}\n{over}", findings)
+
+
+def of_stop(rank: int, how: str, pid: int) -> str:
+    """A rank whose process was stopped: nothing of its program is executed any more."""
+    return (
+        f"rank {rank} is stopped ({how}), and whoever waits for it waits on. It continues after "
+        f"`kill -CONT {pid}`; cluster.interrupt() ends the run."
+    )
+
+
+def interrupted(name: str, after: str, stopped: dict[str, str]) -> RunInterrupted:
+    """What ``cluster.interrupt()`` raises; ``stopped``: who was, by signals."""
+    said = [f"{name} was interrupted on all ranks; {after}."]
+    said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
+    return RunInterrupted(" ".join(said))
+
+
+def stopped(run: Run, findings: list[Finding]) -> RunStopped:
+    """What the stop button raises: with the reason, if the run could not have gone on."""
+    told = Kind.STOPPED, Kind.IN_BACKEND
+    found = [str(f) for f in findings if f.hang or f.kind in told]
+    error = RunStopped("\n".join([f"{run.name} was interrupted on all ranks.", *found]))
+    error.run = run
+    return error
+
+
+def of_findings(findings: list[Finding]) -> list[str]:
+    """Mistakes that hang nobody."""
+    return [str(f) for f in findings if f.kind is not Kind.STRAGGLER]
+
+
+def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
+    """Those that ended without ending the run."""
+    again = {
+        "scheduler": "another went on where it was",
+        "server": "a server with its copies serves in its place, and nothing that was acknowledged "
+        "is lost. New copies of its values are made at once",
+    }
+    return [
+        f"{r['name'].replace('scheduler', 'the scheduler')} {gone(r['how'])} in the middle of "
+        f"{name} ({r['how']}), and was replaced at once: "
+        f"{again.get(r['name'].split()[0], 'another ran the function from its beginning')}."
+        f"{f' {STOPPED}' if SILENT in r['how'] else ''}"
+        for r in replaced
+    ]
+
+
+def of_worn(name: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Processes that are replaced since their functions left what cannot be undone."""
+    return [
+        f"rank {o['rank']} has a fresh process after {name}, without the variables of %%ranks "
+        f"cells: what {name} changed cannot be undone ({', '.join(o['worn'])})."
+        for o in outcomes
+        if o.get("worn")
+    ]
+
+
+def of_threads(name: str, ranks: list[int]) -> list[str]:
+    """Threads that communicate and that a function left behind when it returned."""
+    if not ranks:
+        return []
+    processes = "its process is" if len(ranks) == 1 else "their processes are"
+    return [
+        f"{verb(ranks, 'return')} from {name} while a thread that communicates still runs: "
+        f"{processes} replaced, and variables of %%ranks cells are lost. "
+        "Join the thread before the function returns."
+    ]
+
+
+def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Containers of the notebook whose copies on the ranks have grown."""
+    names = dict.fromkeys(n for o in outcomes for n in o.get("grown", ()))
+    return [
+        f"{name} put something into {one} on the ranks. Each rank has a copy of its own, and the "
+        f"notebook's {one} is as it was: return what you want to have here."
+        for one in names
+    ]
+
+
+def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> None:
+    """Warn at the reader's line."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    for text in texts:
+        file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
+        warnings.warn_explicit(text, category, file, int(line))
+
+
+def verdict(name: str, outcomes: list[Outcome], order: list[int], trace: Trace) -> RunError | None:
+    """The error of a run, None when every rank returned.
+
+    The first cause is the one reported; what came of it is told after it. A death explains the
+    errors of others, unless one of them was there before it and speaks of something else.
+    """
+    ended = sorted(outcomes, key=lambda o: order.index(o["rank"]) if o["rank"] in order else 0)
+    dead = [o for o in ended if "died" in o and not o.get("released")]
+    raised = [o for o in ended if "error" in o and not o["error"]["released"]]
+    causes = [o for o in raised if not _is_consequence(o)] or raised[:1]
+    others = [o for o in ended if o not in causes and ("error" in o or "died" in o)]
+    if dead and not (causes and _came_first(causes[0], dead[0], ended)):
+        return _death(name, dead, trace)
+    if causes:
+        return _exception(name, causes[0], [o["rank"] for o in causes[1:]], others, trace)
+    if others:
+        ranks = listing([o["rank"] for o in others])
+        return RunError(f"{name} was released on ranks {ranks} before it finished.")
+    return None
+
+
+def _came_first(raised: Outcome, death: Outcome, ended: list[Outcome]) -> bool:
+    """Whether an exception cannot come of a death."""
+    before = ended.index(raised) < ended.index(death)
+    return before and not _is_consequence(raised) and raised["error"]["type"] != "KVStoreError"
+
+
+def _is_consequence(outcome: Outcome) -> bool:
+    """Whether a rank failed only because its peer's connection broke."""
+    error = outcome["error"]
+    return bool(error.get("consequence")) or BROKEN.search(error["text"]) is not None
+
+
+def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
+    rank, log = dead[0]["rank"], dead[0]["log"]
+    line, where = _last_place(trace, rank, log)
+    others = f" (and so did {listing([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
+    words = _last_words(log)
+    said = f"\nIts last words:\n{words}" if words else ""
+    found = trace.diagnose()
+    why = [f for f in found if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
+    how, remedy = dead[0]["died"], search(dead[0]["died"])
+    for f in found:
+        if f.kind is Kind.DIED and rank in f.culprits:
+            remedy = f.remedy
+    remedy = remedy[:1].lower() + remedy[1:]
+    if ASKED in how:
+        remedy = "nothing is wrong with the program."
+    return RankDied(
+        f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}"
+        f"{where}. {_before(trace, rank)}"
+        f"The next run has a new one; {why[0] if why else remedy}{said}",
+        rank=rank,
+        line=line,
+    )
+
+
+def _before(trace: Trace, rank: int) -> str:
+    """How others ended in its place, in the same run."""
+    hows = [r["how"] for r in trace.meta.get("replaced", []) if r["node"] == rank]
+    if not hows:
+        return ""
+    how = hows[0] if len({*hows}) == 1 else "; ".join(hows)
+    most = ", which is the most," if len(hows) >= MOST else ""
+    return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({how}). "
+
+
+def _last_words(log: str, most: int = 15) -> str:
+    """What a crash report says to the user: the message, and the lines that are theirs."""
+    message = log.partition("Fatal Python error")[0].splitlines()[-most:]
+    crashed = log.partition("(most recent call first):")[2].partition("\n\n")[0]
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', crashed)
+    theirs = [_frame(f, int(n), function, None) for f, n, function in frames if is_users(f)]
+    return "\n".join([*message, *(frame.rstrip() for frame in theirs)]).strip()
+
+
+def _exception(
+    name: str, first: Outcome, also: list[int], others: list[Outcome], trace: Trace
+) -> RunError:
+    error, rank = first["error"], first["rank"]
+    if error["type"] == "_Unpicklable":
+        return NotPicklableError(f"rank {rank}: {error['text']}")
+    line = _users_line(error["frames"])
+    parts = [f"rank {rank} raised {_headline(error)}{_at(line)}"]
+    if error["type"] == "SystemExit":
+        parts = [f"rank {rank} called sys.exit({error['text']}){_at(line)}. Return instead."]
+    if (error["type"], error["text"]) == ("KeyboardInterrupt", SIGINT):
+        parts = [
+            f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
+            "from outside distkit. cluster.interrupt() ends a run on all ranks."
+        ]
+    if error.get("leaving"):
+        parts.append(f"On its way out, in a finally or an __exit__: {_waited(trace, rank)}.")
+    if also:
+        parts.append(f"Ranks that raised, too: {listing(also)}.")
+    parts += _of_others(others, trace)
+    text = "".join(_frame(*frame) for frame in _shown(error["frames"]))
+    if trace.meta.get("replaced") and (_is_consequence(first) or _NO_GROUP in error["text"]):
+        parts.append(
+            "A worker was replaced before: torch.distributed's groups end with any of their "
+            'ranks, and have no place for a new one. With on_crash="replace" let the workers '
+            "speak through the store alone."
+        )
+    parts += _of_nothing(error)
+    parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
+    if error["cause"]:
+        parts.append(f"caused by {error['cause']}")
+    return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
+
+
+#: A variable that is assigned something; and what returns nothing.
+_ASSIGNED = re.compile(r"^\s*(\w+)\s*=(?!=)\s*(.*)")
+_IN_PLACE = re.compile(
+    r"(?:[\w.]+\.)?(all_reduce|broadcast|reduce|all_gather|all_gather_into_tensor|gather|scatter|"
+    r"reduce_scatter|reduce_scatter_tensor|all_to_all|all_to_all_single|send)\((?!.*async_op)"
+)
+
+
+def _of_nothing(error: dict[str, Any]) -> list[str]:
+    """Why a variable of the line that raised is None: its collective returns nothing."""
+    where = next((f for f in reversed(error["frames"]) if is_users(f[0])), None)
+    if where is None or "NoneType" not in error["text"]:
+        return []
+    file, number, *_ = where
+    unknown = set(re.findall(r"\w+", linecache.getline(file, number)))
+    for before in reversed(linecache.getlines(file)[: number - 1]):
+        if before.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+        assigned = _ASSIGNED.match(before)
+        if assigned is None or assigned[1] not in unknown:
+            continue
+        unknown.remove(assigned[1])
+        if found := _IN_PLACE.match(assigned[2]):
+            return [
+                f"{assigned[1]} is None: {found[1]} returns nothing, it writes into the tensor "
+                "that it is given. Use that tensor."
+            ]
+    return []
+
+
+def _headline(error: dict[str, Any]) -> str:
+    """An exception in one line."""
+    first = error["text"].partition("\n")[0]
+    return f"{error['type']}: {first[:HEADLINE]}".removesuffix(": ")
+
+
+def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
+    """What became of those that did not raise it."""
+    released = [o["rank"] for o in others if "error" in o]
+    held = [o["rank"] for o in others if "died" in o and o.get("released")]
+    said = [
+        f"After that, the process of rank {o['rank']} {gone(o['died'])} ({o['died']})."
+        for o in others
+        if "died" in o and not o.get("released")
+    ]
+    if held:
+        waits = "; ".join(_waited(trace, r) for r in held)
+        said.append(f"Not to be released were, and have new processes: {waits}.")
+    if released:
+        waits = "; ".join(_waited(trace, r) for r in released)
+        said.append(f"The others were released: {waits}.")
+    return said
+
+
+def _users_line(frames: list[Frame]) -> str:
+    """The innermost line that is the user's: not in an installed package, nor of Cython's."""
+    for file, number, function, _ in reversed(frames):
+        if file and is_users(file) and "." not in function and not is_generated(file, function):
+            return place(f"{file}:{number}")
+    return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
+
+
+def _shown(frames: list[Frame]) -> list[Frame]:
+    """The traceback without distkit's machinery, as far as the user's lines explain it."""
+    return [
+        f for f in frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
+    ] or frames
+
+
+def _frame(file: str, number: int, function: str, text: str | None) -> str:
+    """One frame of a remote traceback; cells' sources are known only here."""
+    if not file:
+        return f"  … {function} …\n"
+    source = linecache.getline(file, number).strip() or (text or "")
+    label, _, line = place(f"{file}:{number}").rpartition(":")
+    shown = f'  File "{label}", line {line}, in {function}\n'
+    return shown + (f"    {source}\n" if source else "")
+
+
+def _waited(trace: Trace, rank: int) -> str:
+    """What a released rank was in, as far as the trace tells."""
+    for span in reversed(trace.spans):
+        if span.rank == rank and span.state is State.SCHEDULED:
+            return f"rank {rank} was paused before {span.op}{_at(span.where)}"
+        if span.rank == rank and span.state in (State.FAILED, State.STARTED, State.BLOCKED):
+            peer = "" if span.peer is None else f" with {_name(trace, span.peer)}"
+            return f"rank {rank} was in {span.op}{peer}{_at(span.where)}"
+    return f"rank {rank}"
+
+
+def _name(trace: Trace, rank: int) -> str:
+    return str(trace.meta.get("ranks", {}).get(str(rank), {}).get("name", f"rank {rank}"))
+
+
+def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:
+    """Where a rank was, and that in words.
+
+    A crash report names the line that it died at, the innermost of the user's. What is recorded
+    names no more than its last call.
+    """
+    for file, number in re.findall(r'File "(.+)", line (\d+) in ', log):
+        if is_users(file):
+            line = place(f"{file}:{number}")
+            return line, _at(line)
+    last = last_call(trace.spans, rank)
+    return (last.where, f"; it was {seen(last)}") if last is not None else ("", "")
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def listing(ranks: list[int]) -> str:
+    """Ranks in a sentence."""
+    return ", ".join(map(str, sorted(ranks)))

@@ -1,0 +1,516 @@
+"""The engine room: the processes of one cluster, started, heard, replaced and ended.
+
+One lock guards ipyparallel's client: JupyterLab runs widget callbacks on threads of their own.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster.kvstore_nodes import Nodes
+from distkit.cluster.plan import Plan
+from distkit.cluster.processes import folders
+from distkit.cluster.processes.engines import PATIENCE, Engines
+from distkit.cluster.processes.forkserver import Child, Stop, server
+from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
+from distkit.cluster.runs.replacements import MOST
+from distkit.cluster.runs.report import cause
+from distkit.cluster.runs.run import LET_GO, Run
+from distkit.errors import ClusterError, DistkitError, StartError
+
+#: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
+#: and the fork server reports the deaths of processes at once.
+PERIOD, MISSES = 50, 1200
+
+#: Who was killed has ended within this time [s].
+ENDED = 5.0
+
+#: The controller forgets a rank that has ended within this time [s].
+FORGOTTEN = 10.0
+
+#: Whose connections broke has ended, or does so within this time [s]; or else it hangs.
+ENDS = 1.0
+
+_WIPED = (
+    "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
+    "its ranks cannot meet without it."
+)
+
+
+class Room:
+    """The processes of one cluster.
+
+    ``stage`` says how far starting has come, ``on_change`` is called when it or a rank's
+    state changes.
+    """
+
+    def __init__(self, plan: Plan, on_change: Callable[[], None], heartbeat_timeout: float) -> None:
+        self.plan, self._on_change = plan, on_change
+        self._heartbeat_timeout = heartbeat_timeout
+        self.stage, self.failure = "starting", ""
+        self._fork, self._port = server(), free_port()
+        self.folder = self._fork.make_folder(plan.processes, controller=True)
+        self.ranks: dict[int, Child] = {}
+        self.nodes = Nodes(plan, self._fork, self.folder, self._hear_node, heartbeat_timeout)
+        self.generation = 0
+        self._beginning: set[int] = set()  # ranks that are forked again
+        self.started = time.monotonic()
+        self.run: Run | None = None
+        self.ready = threading.Event()
+        self.settled = threading.Event()  # the latest run and its aftermath are over
+        self.closed = False
+        self._over = False  # it has failed, for good
+        self._up = False  # has been ready once: from then on ranks that end are replaced
+        self._lock, self._failing = threading.RLock(), threading.Lock()
+        self._engines: Engines | None = None
+        self._controller: Child | None = None
+        self._call: tuple[bytes, dict[str, Any]] = b"", {}  # of the latest run
+        self._hear_no_loss = self._fork.on_loss(self._fail)
+        threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
+
+    # -- starting ---------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            self._start_all()
+            self._up = True
+            if self._controller is not None:
+                self._controller.on_exit(self._on_controller_exit)
+            self._stage("ready")
+        except Exception as error:
+            self.failure = self._explain(error)
+            self._stage("failed")
+            self._end_all()
+        finally:
+            if self.closed:  # stopped while starting: end also what was started since
+                self._end_all()
+            self.ready.set()
+
+    def _start_all(self) -> None:
+        fork = self._fork
+        fork.preload("ipyparallel.controller.app")
+        self._controller = fork.fork(
+            "distkit.cluster.processes.roles:controller",
+            folder=self.folder,
+            log="controller.log",
+            period=PERIOD,
+            misses=MISSES,
+        )
+        fork.preload("distkit.cluster.processes.preload")
+        self._stage("importing torch")
+        try:
+            connection = self._controller.channel.recv()
+        except EOFError:
+            raise StartError(
+                "ipyparallel's controller did not start. " + self._log("controller.log")
+            ) from None
+        self._engines = Engines(connection, self.folder)
+        self.nodes.start()
+        self._fork_ranks(range(self.plan.ranks), join=0)
+        self._stage("waiting for the ranks")
+        self._await_registration(range(self.plan.ranks))
+
+    @property
+    def engines(self) -> Engines:
+        """ipyparallel's client, once the controller has told where it is."""
+        assert self._engines is not None
+        return self._engines
+
+    def reports(self, rank: int) -> bool:
+        """Whether a rank's engine has said that it is there."""
+        return self._engines is not None and self._engines.find(rank) is not None
+
+    def _hear_node(self, node: int, kind: str, what: Any) -> None:
+        """Pass on what a server or the scheduler records."""
+        if kind == "missed":
+            threading.Thread(target=self._missed, args=(what,), daemon=True).start()
+        elif self.run is not None:
+            self.run.hear(node, kind, what)
+
+    def settle(self, run: int) -> None:
+        """Crew: have the servers and the scheduler hand over what they still hold."""
+        self.nodes.settle()
+
+    def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
+        ranks = list(ranks)
+        around = {**surroundings(), "port": self._port}
+        children = self._fork.fork_all(
+            "distkit.cluster.processes.roles:engine",
+            [
+                {
+                    "spec": self._spec(r, around),
+                    "connection": self.engines.connection,
+                    "ident": self.engines.name(r),
+                    "generation": join,
+                    "profile": self.folder,
+                    "folder": self.folder,
+                    "log": f"rank-{r}.log",
+                }
+                for r in ranks
+            ],
+        )
+        for r, child in zip(ranks, children, strict=True):
+            self.ranks[r] = child
+            child.hear(partial(self._hear_rank, r))
+            child.on_exit(partial(self._on_exit, r, child))
+            child.on_stop = partial(self._on_stop, r)
+
+    def _spec(self, r: int, around: dict[str, Any]) -> Spec:
+        plan, node = self.plan, None
+        if plan.servers:
+            from distkit.kvstore import Node
+
+            node = Node(
+                "worker",
+                r,
+                plan.ranks,
+                plan.servers,
+                self.folder,
+                keys=self.nodes.keys,
+                heartbeat_timeout=self._heartbeat_timeout,
+            )
+        return Spec(
+            rank=r,
+            world_size=plan.ranks,
+            folder=self.folder,
+            backend=plan.backend,
+            device=plan.devices[r],
+            threads=plan.threads,
+            node=node,
+            **around,
+        )
+
+    def _await_registration(self, ranks: Iterable[int]) -> None:
+        """Wait until these ranks' engines are known to the client."""
+        end = time.monotonic() + PATIENCE
+        while missing := [r for r in ranks if self.engines.find(r) is None]:
+            ended = [r for r in missing if self.ranks[r].status is not None]
+            if ended:
+                raise StartError(
+                    f"rank {ended[0]} ended while starting "
+                    f"({self.ranks[ended[0]].status}). {self._log(f'rank-{ended[0]}.log')}"
+                )
+            if self._over:
+                raise StartError(self.failure)
+            if self.closed or time.monotonic() > end:
+                raise StartError(
+                    f"ranks {missing} did not report within {PATIENCE:.0f} s. The machine may be "
+                    "overloaded: stop other programs, or ask for fewer ranks."
+                )
+            time.sleep(0.005)
+
+    def _explain(self, error: Exception) -> str:
+        if not self._fork.alive:
+            return f"{self._fork.why()} {self._again()}"
+        if isinstance(error, DistkitError):
+            return str(error)
+        log = self._log("controller.log")
+        return (
+            f"the cluster could not be started ({type(error).__name__}: {error}). The machine may "
+            "be overloaded: stop other programs and make the cluster again."
+            + (f"\nThe controller's last words:\n{log}" if log else "")
+        )
+
+    def _log(self, name: str) -> str:
+        """The end of a process's low-level output."""
+        with suppress(OSError):
+            text = Path(self.folder, name).read_text(errors="replace")[-20_000:]
+            said = "\n".join(x for x in text.splitlines() if "[IPController]" not in x)
+            return said or folders.is_full(self.folder)
+        return folders.is_full(self.folder)
+
+    # -- running ----------------------------------------------------------------
+
+    def await_ready(self, timeout: float | None) -> bool:
+        """Wait until all ranks are there; one that has just ended is waited for to be replaced."""
+        self._check_folder()
+        with self._lock:
+            if self._up and any(c.channel.broken() for c in self.ranks.values()):
+                self.ready.clear()  # the notice of its end is on its way, and leads to _replace
+        return self.ready.wait(timeout)
+
+    def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
+        """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
+        options = {**options, "run": run.number, "generation": self.generation}
+        missing = [r for r in run.ranks if self.engines.find(r) is None]
+        if missing:
+            raise ClusterError(f"ranks {missing} are not there. Use cluster.restart().")
+        self.nodes.run = run.number
+        self.nodes.start()
+        self.run = run
+        self.settled.clear()
+        self.nodes.record(options.get("record", True))
+        self._call = payload, options
+        for n, child in {**self.ranks, **self.nodes.children}.items():
+            if child.stopped[0]:
+                run.hear(n, "stopped", child.stopped)
+        for r in run.ranks:
+            self._execute(run, r, options)
+        threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
+
+    def _execute(self, run: Run, rank: int, options: dict[str, Any]) -> None:
+        from distkit.cluster.processes.roles import execute
+
+        reply = partial(self._on_reply, run, rank)
+        with self._lock:
+            self.engines.apply(rank, execute, (self._call[0], options), reply)
+
+    def replace(self, run: Run, rank: int, life: int) -> None:
+        """Crew: put another in a dead rank's place, in the middle of its run.
+
+        It runs the function from its beginning. It is in no process group: the others' would
+        have to be made anew on every rank.
+        """
+        with self._lock:
+            self._fork_again([rank])
+        options = {**self._call[1], "life": life, "generation": None}
+        if options.get("trouble") is not None:  # what was to kill the rank has done so
+            kill = {r: n for r, n in options["trouble"].kill.items() if r != rank}
+            options["trouble"] = replace(options["trouble"], kill=kill)
+        self._execute(run, rank, options)
+
+    def _hear_rank(self, rank: int, message: tuple[int, str, Any]) -> None:
+        number, kind, what = message
+        run = self.run
+        if run is not None and run.number == number:
+            run.hear(rank, kind, what)
+
+    def _on_reply(self, run: Run, rank: int, reply: Any) -> None:
+        """The engine answered: what its rank said itself counts, unless it could say nothing."""
+        error = reply.exception()
+        if error is not None and self.ranks[rank].status is None:
+            run.add_outcome(rank, _broken(rank, error))
+
+    def _conduct(self, run: Run) -> None:
+        run.conduct(self)
+        if not run.intact:
+            self.generation += 1
+        unfit = [self.ranks[r] for r in run.unfit if not self.closed]
+        self._fork.kill(unfit)
+        for child in unfit:
+            child.wait(LET_GO)
+        try:
+            self._replace()
+            if self._up and not self.closed:
+                self.nodes.start()
+        except StartError as error:
+            self._fail(str(error))
+        finally:
+            self.run = self.nodes.run = None
+            self.settled.set()
+            self._on_change()
+
+    def release(self, ranks: Iterable[int], run: int) -> None:
+        """Crew: get these ranks out of whatever they wait in."""
+        for r in ranks:
+            with suppress(OSError):
+                self.ranks[r].channel.send(("release", run))
+
+    def go(self, run: int, ranks: Iterable[int], count: int | None) -> None:
+        """Let these ranks through the gate ``count`` times, or for good when None."""
+        for r in ranks:
+            with suppress(OSError):
+                self.ranks[r].channel.send(("go", run, count))
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """Crew: end these ranks' processes."""
+        self._fork.kill([self.ranks[r] for r in ranks])
+
+    # -- ranks that end ---------------------------------------------------------
+
+    def _missed(self, pid: int) -> None:
+        """The scheduler takes a process for dead; if it is not, it hangs, and is ended."""
+        everybody = [*self.ranks.items(), *self.nodes.children.items()]
+        for n, child in everybody:
+            if child.pid == pid and not child.wait(ENDS) and not self.closed:
+                if self.run is not None:
+                    self.run.hung[n] = self._heartbeat_timeout
+                self._fork.kill([child])
+
+    def _on_stop(self, rank: int, stop: Stop) -> None:
+        """A signal has stopped a rank's process, or it continues: say so."""
+        if self.run is not None:
+            self.run.hear(rank, "stopped", stop)
+        self._on_change()
+
+    def _on_exit(self, rank: int, child: Child, status: int) -> None:
+        """A rank's process ended: tell the run, and put another in its place."""
+        if self.ranks.get(rank) is not child or rank in self._beginning:
+            return
+        run = self.run
+        if run is not None and not run.finished:
+            life = run.life(rank)
+            run.add_death(rank, status, self.folder)
+            self.nodes.leave(run.number, rank, life, cause(status))
+        if self.closed:
+            return
+        self.engines.forget(rank)
+        if self._up and (run is None or run.finished):
+            self._replace()
+        self._on_change()
+
+    def _on_controller_exit(self, status: int) -> None:
+        self._fail(
+            f"ipyparallel's controller ended ({status}). Without it ranks cannot be reached."
+        )
+
+    def _fail(self, why: str) -> None:
+        """The cluster is over: its ranks have ended, or cannot be reached any more."""
+        with self._failing:  # not the lock: who replaces ranks has it, until they come or we fail
+            if self.closed or not self._up:
+                return
+            self._up = False  # ranks that end are not replaced any more
+            self.failure = f"{why} {self._again()}"
+        run = self.run
+        if run is not None:
+            run.lost = why
+        self._stage("failed")
+        self._over = True
+        self._fork.kill(list(self.ranks.values()))
+        threading.Thread(target=self._tidy, name="distkit-tidy", daemon=True).start()
+
+    def _check_folder(self) -> None:
+        """Without their folder ranks cannot meet, and no other can be started."""
+        if self._up and not folders.is_there(self.folder):
+            self._fail(_WIPED.format(self.folder))
+
+    def _again(self) -> str:
+        return f"Make the cluster again: dk.Cluster({self.plan.wish})."
+
+    def _tidy(self) -> None:
+        """End what is left of a cluster that is over, when its last run has told all."""
+        if self.run is not None:
+            self.settled.wait()
+        self._end_all()
+
+    def _replace(self) -> None:
+        """Fork new ranks in the place of those that ended."""
+        self._check_folder()
+        with self._lock:
+            gone = [r for r, child in self.ranks.items() if child.status is not None]
+            if not gone or self.closed or not self._up:
+                return
+            self.generation += 1
+            self.ready.clear()
+            self._stage("replacing ranks " + ", ".join(map(str, gone)))
+            try:
+                self._fork_again(gone)
+                self._stage("ready")
+            except Exception as error:
+                self.failure = self.failure if self._over else str(error)
+                self._stage("failed")
+            finally:
+                self.ready.set()
+
+    def _fork_again(self, gone: list[int]) -> None:
+        """Fork new ranks; those that end while they start are replaced in turn, a few times."""
+        self._beginning.update(gone)
+        try:
+            for left in reversed(range(MOST)):
+                try:
+                    self._fork_anew(gone)
+                    if all(self.ranks[r].status is None for r in gone):
+                        return
+                except StartError:
+                    gone = [r for r in gone if self.ranks[r].status is not None]
+                    if not (gone and left and self._up) or self.closed:
+                        raise
+        finally:
+            self._beginning.clear()
+
+    def _fork_anew(self, gone: list[int]) -> None:
+        for r in gone:
+            self.engines.forget(r)  # the news of its end may wait for us in this very thread
+        end = time.monotonic() + FORGOTTEN
+        while any(self.engines.find(r) is not None for r in gone):
+            if self._over or self.closed or time.monotonic() > end:
+                raise StartError(
+                    self.failure
+                    or f"ranks {gone} cannot be replaced: ipyparallel's controller "
+                    "does not answer. Make the cluster again."
+                )
+            time.sleep(0.005)
+        self._fork_ranks(gone, join=None)
+        self._await_registration(gone)
+
+    def restart(self) -> None:
+        """End every rank and start new ones in their place."""
+        self._check_folder()
+        killed = dict(self.ranks)  # others take their places as soon as they have ended
+        self._fork.kill(list(killed.values()))
+        stay = [r for r, child in killed.items() if not child.wait(ENDED)]
+        if stay:
+            raise ClusterError(
+                f"ranks {stay} did not end within {ENDED:.0f} s, although they were killed. "
+                "Use cluster.stop(), and make the cluster again."
+            )
+        self._replace()
+
+    # -- the end ----------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every process of this cluster and remove its folder."""
+        if self.closed:
+            return
+        self.closed = True
+        self._hear_no_loss()
+        run = self.run
+        if run is not None:
+            run.abandon("the cluster was stopped")
+        self._end_all()
+        self.stage = "stopped"
+        self._on_change()
+
+    def _end_all(self) -> None:
+        self.nodes.closed = True
+        children = [*self.ranks.values(), *self.nodes.children.values()]
+        if self._controller is not None:
+            children.append(self._controller)
+        if self._engines is not None:
+            self._engines.close()
+        self._fork.kill(children)
+        for child in children:
+            child.let_go()
+        self._fork.remove(self.folder)
+
+    def _stage(self, stage: str) -> None:
+        if not (self.closed or self._over):
+            self.stage = stage
+            self._on_change()
+
+    def meta(self) -> dict[str, Any]:
+        """What a trace should say about the cluster."""
+        plan, host = self.plan, platform.node()
+        word = "worker" if plan.servers else "rank"
+        ranks = {
+            str(r): {
+                "name": f"{word} {r}",
+                "role": word,
+                "host": host,
+                "pid": child.pid,
+                "device": plan.devices[r],
+            }
+            for r, child in sorted(self.ranks.items())
+        }
+        ranks |= self.nodes.meta(host)
+        return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
+
+
+def _broken(rank: int, error: BaseException) -> dict[str, Any]:
+    """The outcome of a rank whose engine answered with an error of its own."""
+    described: dict[str, Any] = {
+        "type": type(error).__name__,
+        "text": str(error),
+        "frames": [],
+        "cause": None,
+        "released": False,
+    }
+    return {"rank": rank, "error": described, "intact": False}

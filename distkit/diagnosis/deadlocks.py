@@ -1,0 +1,473 @@
+"""Why stuck ranks are stuck: the rules that look at who waits for whom. Pure.
+
+Each rule takes the operations of the stuck ranks that nothing explains yet, and returns a finding
+and the stuck ranks that it is about, or None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distkit.diagnosis.divergence import BARRIER, UNUSED, minority, not_coming, uneven, unused
+from distkit.diagnosis.facts import ASKED, Evidence
+from distkit.diagnosis.findings import (
+    Finding,
+    Kind,
+    clauses,
+    lines,
+    listed,
+    ordinal,
+    times,
+    verb,
+)
+from distkit.diagnosis.mismatches import NEW_GROUP
+from distkit.events import COLLECTIVES, P2P, Op, Span
+from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, named, seen
+from distkit.trace.keys import similar
+
+#: A finding, and the stuck ranks that it is about.
+Told = tuple[Finding, set[int]]
+
+#: The operations of stuck ranks.
+Stuck = Mapping[int, Span]
+
+
+# -- the other end is there, and does not fit ---------------------------------------------
+
+
+def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
+    """Two ends of messages that were meant for each other, and miss each other."""
+    for rule in (_tag_or_group, _source, _groups):
+        for mine in stuck.values():
+            if (found := rule(facts, mine)) is not None:
+                finding, other = found
+                return finding, {r for r in (mine.rank, other, *finding.culprits) if r in stuck}
+    return None
+
+
+def _tag_or_group(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """A message between the same two ranks, with another tag or in another group."""
+    for other in facts.alone if mine.op in P2P else ():
+        if not _would_meet(mine, other) or _elsewhere(facts, mine, other):
+            continue
+        send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
+        if send.group != recv.group:
+            return _wrong_group(facts, send, recv), other.rank
+        if send.tag != recv.tag:
+            return _wrong_tag(send, recv), other.rank
+    return None
+
+
+def _would_meet(one: Span, other: Span) -> bool:
+    """Whether one sends to the other, who receives from it, tags and groups aside."""
+    fits = other.op in P2P and other.op is not one.op and other.peer == one.rank
+    return fits and one.peer in (other.rank, None)
+
+
+def _elsewhere(facts: Evidence, mine: Span, other: Span) -> bool:
+    """Whether the other rank sits in a message of its own with this one: that is the cause."""
+    standing = facts.stuck.get(other.rank)
+    return (
+        standing is not None
+        and standing.op in P2P
+        and standing.peer == mine.rank
+        and standing.seq != other.seq
+    )
+
+
+def _wrong_tag(send: Span, recv: Span) -> Finding:
+    return Finding(
+        Kind.WRONG_TAG,
+        f"rank {send.rank} sends to rank {recv.rank} with tag {send.tag or 0}{at(send.where)}, "
+        f"but rank {recv.rank} waits for tag {recv.tag or 0} "
+        f"in {_source_words(recv)}{at(recv.where)}.",
+        "Give the send and its receive the same tag.",
+        tuple(sorted({send.rank, recv.rank})),
+        lines=lines(send, recv),
+    )
+
+
+def _source_words(recv: Span) -> str:
+    return f"recv(src={'any' if recv.peer is None else recv.peer})"
+
+
+def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
+    said = clauses(spans, "wait in", {s.rank: facts.call(s) for s in spans})
+    return Finding(
+        Kind.WRONG_GROUP,
+        f"{said}: they use different groups, and do not meet.",
+        "Pass the same group on both sides.",
+        tuple(sorted({s.rank for s in spans})),
+        lines=lines(*spans),
+    )
+
+
+def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """A receive from one rank, while the message is from another."""
+    if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
+        return None
+    for send in facts.alone:
+        if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
+            gone = ", which has finished" if facts.returned(mine.peer) else ""
+            return Finding(
+                Kind.WRONG_SOURCE,
+                f"rank {mine.rank} waits in {call(mine)}{at(mine.where)} for rank {mine.peer}"
+                f"{gone}; but it is rank {send.rank} that sends to it, "
+                f"in {call(send)}{at(send.where)}.",
+                f"Receive from rank {send.rank}, or let rank {mine.peer} send.",
+                (mine.rank,),
+                lines=lines(mine, send),
+            ), send.rank
+    return None
+
+
+def _in_conversation(facts: Evidence, mine: Span) -> bool:
+    """Whether a chain of messages leads from this receive back to its rank: a circle."""
+    rank, seen = mine.peer, {mine.rank}
+    while rank is not None and rank not in seen:
+        seen.add(rank)
+        standing = facts.stuck.get(rank)
+        rank = standing.peer if standing is not None and standing.op in P2P else None
+    return rank == mine.rank
+
+
+def _groups(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """The same collective, by ranks that wait for each other in different groups."""
+    if mine.op not in COLLECTIVES:
+        return None
+    for rank in facts.stuck[mine.rank].waits_for:
+        theirs = facts.stuck.get(rank)
+        if theirs is None or mine.rank not in theirs.waits_for or theirs.group == mine.group:
+            continue
+        if theirs.op is mine.op:
+            return _all_in(facts, mine.group, theirs.group, mine.op), rank
+    return None
+
+
+def _all_in(facts: Evidence, group: str, other: str, op: Op) -> Finding:
+    """Those who are stuck in the same collective of two groups: the fewer are the odd ones."""
+    spans = [s for s in facts.stuck_spans() if s.op is op and s.group in (group, other)]
+    halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
+    return replace(_wrong_group(facts, *spans), culprits=minority(halves))
+
+
+# -- the other end will not come ------------------------------------------------------------
+
+
+def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
+    """A rank waits for one that has come to the end of its program; messages first."""
+    calls = [s for s in stuck.values() if s.match is None]
+    for mine in sorted(calls, key=lambda s: s.op not in P2P):
+        gone = [r for r in facts.stuck[mine.rank].waits_for if facts.returned(r)]
+        everyone = mine.op is Op.RECV and mine.peer is None
+        if not gone or (everyone and len(gone) < len(facts.stuck[mine.rank].waits_for)):
+            continue
+        if mine.op in P2P:
+            return _no_partner(facts, mine, gone), {mine.rank}
+        together = {
+            r
+            for r, s in stuck.items()
+            if s.group == mine.group and s.op is mine.op and facts.nth(s) == facts.nth(mine)
+        }
+        return _not_called(facts, {r: stuck[r] for r in together}, gone), together
+    return None
+
+
+def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
+    sends = mine.op is Op.SEND
+    if mine.peer is None:
+        did = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
+    else:
+        did = sum(_ends(s, r) == _ends(mine, mine) for s, r in facts.pairs)
+    what = "receiving" if sends else "sending"
+    done = f"after {what} {did} message{'s' * (did > 1)}" if did else f"without {what} anything"
+    has = "has" if len(gone) == 1 else "have"
+    return Finding(
+        Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
+        f"rank {mine.rank} waits in {call(mine)}{at(mine.where)}, "
+        f"but {named(gone)} {has} finished {done}{facts.known_of(gone)}.",
+        f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
+        f"{mine.op}: each send needs one recv.",
+        tuple(gone),
+        missing_ranks=tuple(gone),
+        lines=lines(mine),
+    )
+
+
+def _one_of(ranks: list[int]) -> str:
+    return named(ranks) if len(ranks) == 1 else f"one of {named(ranks)}"
+
+
+def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
+    return (
+        send.rank if send.op is Op.SEND else send.peer,
+        recv.rank if recv.op is Op.RECV else recv.peer,
+    )
+
+
+def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
+    """A collective that some ranks wait in, and others have ended without."""
+    mine = here[min(here)]
+    if mine.label == "gradients" and facts.sees_gradients:
+        return _without_backward(facts, here, gone)
+    say = {r: facts.call(s) for r, s in here.items()}
+    waiting = clauses(here.values(), "wait in", say)
+    absent = f"{verb(gone, 'have')} finished without calling it"
+    counts = {r: (facts.called(r, mine), facts.called(gone[0], mine)) for r in here}
+    more, fewer = counts[min(here)]
+    kind, remedy = _why_not_called(facts, mine, here, gone)
+    if mine.where and more > fewer > 0 and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER):
+        kind, remedy = Kind.UNEVEN, uneven(facts, mine.where)
+    if kind is Kind.UNEVEN:
+        absent = f"{verb(gone, 'have')} called it {times(fewer)} and finished"
+        waiting += f" for the {ordinal(more)} time"
+    if kind is Kind.UNUSED_PARAMETER:
+        absent = f"{verb(gone, 'have')} finished without sending all of its gradients"
+    culprits = minority([sorted(here), gone])
+    if kind in (Kind.NEW_GROUP, Kind.UNUSED_PARAMETER) or len(here) == len(gone):
+        culprits = tuple(gone)
+    return Finding(
+        kind,
+        f"{waiting}, but {absent}{facts.known_of(gone)}.",
+        remedy,
+        culprits,
+        missing_ranks=tuple(gone),
+        lines=lines(*here.values()),
+    )
+
+
+def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
+    """Gradients that some ranks wait for, and others have ended without."""
+    lacking = facts.unreduced(gone)
+    if lacking:
+        return unused(facts, lacking, here.values())
+    where = here[min(here)].where
+    text = facts.program.text(where)
+    inside = bool(text) and "backward" not in text  # the call of an autograd function
+    waiting = clauses(here.values(), "wait in", dict.fromkeys(here, "a backward pass"))
+    culprits = minority([sorted(here), gone])
+    return Finding(
+        Kind.SKIPPED if inside else Kind.UNEVEN,
+        f"{waiting} for {named(gone)}, but {verb(gone, 'have')} finished without "
+        f"{'coming to it' if inside else 'another one'}{facts.known_of(gone)}.",
+        AUTOGRAD if inside else uneven(facts, where, gradients=True),
+        tuple(gone) if len(here) == len(gone) else culprits,
+        missing_ranks=tuple(gone),
+        lines=lines(*here.values()),
+    )
+
+
+#: After a backward pass in which a function of the user's communicates.
+AUTOGRAD = (
+    "Autograd comes only to functions that the loss depends on: a new tensor, such as torch.empty "
+    "for want of data, cuts the graph. Let the loss depend on the same functions on every rank, "
+    "if only times zero."
+)
+
+
+def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -> tuple[Kind, str]:
+    if mine.op is Op.NEW_GROUP:
+        return Kind.NEW_GROUP, NEW_GROUP
+    if mine.label == "gradients":
+        if _whole_backward(facts, mine):
+            return Kind.UNEVEN, uneven(facts, mine.where)
+        return Kind.UNUSED_PARAMETER, UNUSED
+    if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
+        return Kind.WRONG_GROUP, (
+            "Every member of a group has to call its collectives, and only members can: "
+            "look at which ranks are in it, and which of them come here."
+        )
+    kind = Kind.MISSING_BARRIER if mine.op is Op.BARRIER else Kind.SKIPPED
+    away = f"look for an `if` or an early return that keeps {named(gone)} away"
+    remedy = BARRIER if mine.op is Op.BARRIER else f"Let every rank call it: {away}."
+    return kind, (not_coming(facts, mine, kind) or remedy) + _of_a_group(facts, here)
+
+
+def _of_a_group(facts: Evidence, here: Stuck) -> str:
+    """That those who wait are the members of a group, and may have meant it."""
+    made = [s.label.split(",") for s in facts.spans if s.op is Op.NEW_GROUP and s.label != "all"]
+    theirs = any(set(members) == {str(r) for r in here} for members in made)
+    alone = len(here) > 1 and all(s.group == "world" for s in here.values())
+    return f" Or pass group=, if only {named(here)} are meant." if theirs and alone else ""
+
+
+def _whole_backward(facts: Evidence, mine: Span) -> bool:
+    """Whether the open gradients are those of a whole backward pass.
+
+    Each pass sends the same number of bytes, however they are packed into buckets.
+    """
+    row = [s for s in facts.calls[mine.group][mine.rank] if s.label == "gradients"]
+    waiting = sum(s.nbytes for s in row if s.seq >= mine.seq)
+    done = sum(s.nbytes for s in row if s.seq < mine.seq)
+    return waiting > 0 and done > 0 and done % waiting == 0
+
+
+def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
+    """Ranks wait for a key of a store that nobody has set."""
+    mine = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
+    if mine is None:
+        return None
+    here = {r: s for r, s in stuck.items() if (s.op, s.label) == (mine.op, mine.label)}
+    others = [r for r in facts.board.ranks if r not in here]
+    if mine.label.startswith("barrier "):
+        return _not_at_barrier(facts, here, others), {*here}
+    wanted = facts.board.keys.missing(mine)
+    meant = [similar(key, facts.board.keys.set) for key in wanted]
+    near = [facts.board.keys.set[key] for key in meant if key]
+    known = [f"; rank {e.rank} has called {call(e)}{at(e.where)}" for e in near]
+    where = "".join(_instead_of_key(facts, rank) for rank in others)
+    theirs = [facts.span(facts.stuck[rank]) for rank in others if rank in facts.stuck]
+    names = keys(", ".join(wanted))
+    return Finding(
+        Kind.MISSING_KEY,
+        f"{clauses(here.values(), 'wait in')}, but no rank has set {names}{''.join(known)}{where}.",
+        f"Let a rank set {names} before the others need it; look for another spelling, or for an "
+        "`if` that keeps store.set away.",
+        tuple(others or sorted(here)),
+        missing_ranks=tuple(others),
+        lines=lines(*here.values(), *theirs),
+    ), {*here}
+
+
+def _instead_of_key(facts: Evidence, rank: int) -> str:
+    """What a rank does that might have set a key."""
+    if facts.returned(rank):
+        return f"; rank {rank} has finished"
+    its = facts.stuck.get(rank)
+    return f"; rank {rank} waits in {facts.call(facts.span(its))}{at(its.where)}" if its else ""
+
+
+def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
+    away = [r for r in others if r not in facts.board.keys.came(here[min(here)])]
+    where = "".join(_instead_of_key(facts, rank) for rank in away)
+    return Finding(
+        Kind.MISSING_BARRIER,
+        f"{clauses(here.values(), 'wait in')} for {named(away or here)}{where}.",
+        "Let as many ranks call it as its second argument says, with the same key.",
+        tuple(away or sorted(here)),
+        missing_ranks=tuple(away),
+        lines=lines(*here.values()),
+    )
+
+
+# -- all wait for each other --------------------------------------------------------------
+
+
+def circle(facts: Evidence, stuck: Stuck) -> Told | None:
+    """Ranks each of which waits for the next, and the last one for the first."""
+    ways = {r: [w for w in facts.stuck[r].waits_for if w in stuck] for r in stuck}
+    start = next((r for r in stuck if ways[r]), None)
+    if start is None:
+        return None
+    path = [start]
+    while (after := ways[path[-1]][0]) not in path:
+        path.append(after)
+    ring = _shortest(after, ways)
+    return _cycle(facts, [stuck[r] for r in ring]), set(ring)
+
+
+def _shortest(start: int, ways: Mapping[int, list[int]]) -> list[int]:
+    """The shortest way from a rank back to itself, beginning with its lowest rank."""
+    came = {}
+    queue = deque([start])
+    while queue:
+        rank = queue.popleft()
+        for after in ways[rank]:
+            if after not in came:
+                came[after] = rank
+                queue.append(after)
+    ring = [start]
+    while came[ring[-1]] != start:
+        ring.append(came[ring[-1]])
+    ring.reverse()
+    first = ring.index(min(ring))
+    return ring[first:] + ring[:first]
+
+
+def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
+    ops = {s.op for s in ring}
+    said = [f"rank {s.rank} waits in {facts.call(s)}{at(s.where)}" for s in ring]
+    each = "each waits for the other" if len(ring) == 2 else "each waits for the next, in a circle"
+    remedy = {
+        Op.RECV: "Let one of them send first.",
+        Op.SEND: "Let one of them receive first, or use isend.",
+    }
+    mixed = "Make these calls in the same order on every rank."
+    ranks = tuple(sorted(s.rank for s in ring))
+    return Finding(
+        Kind.RECV_CYCLE if ops == {Op.RECV} and len(ring) == 2 else Kind.CYCLE,
+        f"{listed(said, ', ')}: {each}.",
+        remedy[ring[0].op] if len(ops) == 1 and ops <= P2P else mixed,
+        ranks,
+        missing_ranks=ranks,
+        lines=lines(*ring),
+    )
+
+
+# -- ranks that failed ------------------------------------------------------------------------
+
+
+def gone(how: str) -> str:
+    """What a process did that is gone, in a word."""
+    return "hung" if SILENT in how else "ended"
+
+
+def search(how: str) -> str:
+    """What to do about a process that is gone."""
+    if ASKED in how:
+        return "That is what you asked for."
+    if SILENT in how:
+        return STOPPED
+    return "Look for what ended it: os._exit, a crash in native code, or too little memory."
+
+
+#: DDP's words for two ranks that wrap different models.
+_OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) has inconsistent")
+
+#: What torch's own errors want to say.
+_KNOWN = {
+    "is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
+    "group is passed as group_src or group_dst.",
+    "DDP expects same model across all ranks": "Build the same model on every rank, with the same "
+    "parameters and the same requires_grad.",
+}
+
+
+def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
+    """DDP's complaint in the next forward pass that gradients have been missing."""
+    lacking = facts.unreduced(facts.ranks) or {r: [] for r in ranks}
+    found = unused(facts, lacking, [])
+    message = f"{found.message.partition(';')[0]}{_at_all(places)}."
+    return replace(found, message=message, culprits=tuple(lacking), lines=places)
+
+
+def _at_all(places: Mapping[int, str]) -> str:
+    """Where DDP complained."""
+    return f" before the next one{at(sorted(places.values())[0])}" if any(places.values()) else ""
+
+
+def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
+    """Ranks that raised or died in the same way."""
+    last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
+    places = {r: where for r in ranks} if where else lines(*last) if how == "raised" else {}
+    said = (text.splitlines() or ["an exception"])[0][:200]
+    culprits = tuple(ranks)
+    if how == "raised":
+        kind, remedy = Kind.RAISED, "Repair this first: whoever waits does so because of it."
+        known = next((told for words, told in _KNOWN.items() if words in text), "")
+        remedy = f"{known} {remedy}".strip()
+        if (odd := _OTHER_MODEL.search(text)) is not None:
+            culprits = tuple(sorted(map(int, odd.groups())))
+        if "finished reduction in the prior iteration" in text:
+            return _prior_iteration(facts, ranks, places)
+        message = f"{named(ranks)} raised {said}{at(where)}."
+    else:
+        kind, remedy = Kind.DIED, search(text)
+        of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"
+        who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
+        after = f"; {who}{seen(last[0])}" if last and not where else ""
+        message = f"the {of} {gone(text)} ({said}){at(where)}{after}."
+    return Finding(kind, message, remedy, culprits, missing_ranks=tuple(ranks), lines=places)

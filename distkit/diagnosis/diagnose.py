@@ -1,0 +1,239 @@
+"""What went wrong in a run, in the learner's words: events in, findings out. Pure.
+
+A rank is stuck when it is blocked, and everything that it waits for is stuck itself or has ended;
+one that still computes may yet come. Each cause is told once: those who only wait because of it
+are named with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from distkit.diagnosis import deadlocks, kvstore, mismatches
+from distkit.diagnosis.divergence import in_flight
+from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
+from distkit.diagnosis.lint import remarks
+from distkit.events import Span, Trace
+from distkit.trace.calls import named
+
+__all__ = ["Finding", "Kind", "diagnose"]
+
+
+def diagnose(trace: Trace) -> list[Finding]:
+    """What is wrong in a trace, complete or not: the most important first.
+
+    Args:
+        trace: live or saved; ``meta["ends"]`` tells how ranks have ended, and ``meta["groups"]``
+            who belongs to which group. Of a trace that has lost events only the failures
+            of ranks are told.
+
+    >>> from distkit.events import Event, Op, State
+    >>> states = State.STARTED, State.BLOCKED
+    >>> trace = Trace([Event(r, 0, Op.RECV, s, 0.1 * i, peer=1 - r, where=f"a.py:{4 + r}")
+    ...                for r in (0, 1) for i, s in enumerate(states)])
+    >>> print(diagnose(trace)[0])
+    rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:5: each waits for
+    the other. Let one of them send first.
+    """
+    return _Diagnosis(Evidence(trace)).findings()
+
+
+class _Diagnosis:
+    """Finds causes one after the other; ``told`` are the stuck ranks that they explain."""
+
+    def __init__(self, facts: Evidence) -> None:
+        self.facts, self.told = facts, set[int]()
+        self._left = set[tuple[int, int]]()  # calls on the way out of an exception
+
+    def findings(self) -> list[Finding]:
+        if self.facts.trace.dropped:
+            return list(self._failures(set()))
+        leaving = list(self._leaving())
+        wrong, broken = self._mismatches()
+        failures = list(self._failures(broken))
+        stuck = list(self._stuck())
+        fatal = [f for f in wrong if broken & set(f.lines)]
+        silent = [f for f in wrong if f not in fatal]
+        hangs = [*leaving, *fatal, *failures, *(f for f in silent if f.hang), *stuck]
+        found = [*self._stopped(), *hangs, *(f for f in silent if not f.hang)]
+        return [*found, *remarks(self.facts, found)]
+
+    def _stopped(self) -> Iterator[Finding]:
+        """Ranks whose processes a signal has stopped: they may yet come, if somebody lets them."""
+        meta = self.facts.trace.meta
+        for rank, how in sorted(meta.get("stopped", {}).items()):
+            stopped = f"is stopped ({how}){self._silence(rank)}."
+            known = meta.get("ranks", {}).get(rank, {})
+            pid = known.get("pid", "its pid")
+            if known.get("role") in ("server", "scheduler"):
+                yield Finding(
+                    Kind.STOPPED,
+                    f"{known['name']} {stopped}",
+                    f"It continues after `kill -CONT {pid}`. When it has given no sign of life for "
+                    "the cluster's heartbeat_timeout it is ended, and another takes its place.",
+                    (),
+                )
+                continue
+            yield Finding(
+                Kind.STOPPED,
+                f"rank {rank} {stopped}",
+                f"It continues after `kill -CONT {pid}`; cluster.interrupt() ends the run.",
+                (int(rank),),
+            )
+
+    def _silence(self, rank: str) -> str:
+        """How long a stopped process has given no sign of life, if that is known."""
+        meta = self.facts.trace.meta
+        since = meta.get("silent_since", {}).get(rank)
+        if since is None or "until" not in meta:
+            return ""
+        return f" and has given no sign of life for {max(0.0, meta['until'] - since):.2g} s"
+
+    # -- exceptions under way -----------------------------------------------------
+
+    def _leaving(self) -> Iterator[Finding]:
+        """Ranks that wait in a collective while an exception is under way."""
+        for rank, span in sorted(self._untold().items()):
+            finding = in_flight(self.facts, span)
+            if finding is not None and rank not in self.told:
+                self._left.add((rank, span.seq))
+                waiting = self._explain({rank}, also={rank})
+                yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
+
+    # -- mismatches -------------------------------------------------------------
+
+    def _mismatches(self) -> tuple[list[Finding], set[int]]:
+        """What does not fit together, and the ranks that failed because of it."""
+        found, broken = [], set[int]()
+        together = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
+        for finding, spans in together:
+            if not self._left.isdisjoint((s.rank, s.seq) for s in spans):
+                continue
+            victims = [s.rank for s in spans if self.facts.ended_in(s)]
+            held = {s.rank for s in spans if self._hangs(finding, s)}
+            waiting = self._explain({*held, *victims}, also=held)
+            found.append(self._with_victims(self._waited(finding, waiting), victims))
+            broken.update(victims)
+        return found, broken
+
+    def _hangs(self, finding: Finding, span: Span) -> bool:
+        """Whether a rank is stuck in this very call, or behind one where the order broke."""
+        standing = self.facts.stuck.get(span.rank)
+        if standing is None or finding.kind is Kind.DIFFERENT_REDUCTION:
+            return False
+        its = self.facts.span(standing)
+        same = its.group == span.group and its.match is None
+        behind = finding.kind in _SHIFTS and same and its.seq > span.seq
+        return its.seq == span.seq or behind
+
+    def _with_victims(self, finding: Finding, victims: list[int]) -> Finding:
+        if not victims:
+            return finding
+        how = self.facts.ends[victims[0]].text.partition("\n")[0]
+        message = f"{finding.message} {_capital(named(victims))} failed because of it ({how})."
+        return replace(finding, message=message)
+
+    # -- ranks that failed --------------------------------------------------------
+
+    def _failures(self, broken: set[int]) -> Iterator[Finding]:
+        """Ranks that raised or died, those in the same way together."""
+        alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+        for rank, end in sorted(self.facts.ends.items()):
+            if end.how != "returned" and rank not in broken:
+                alike[end.how, _ADDRESS.sub("", end.text), end.where].append(rank)
+        for (how, text, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
+            waiting = self._explain(set(ranks))
+            yield self._with_waiting(
+                deadlocks.failure(self.facts, ranks, how, text, where), waiting
+            )
+
+    def _with_waiting(
+        self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
+    ) -> Finding:
+        """Add those who wait for a rank that failed, with their lines; ``also`` it itself."""
+        if not waiting:
+            return self._waited(finding, [*also], in_words=False)
+        spans = [self.facts.span(self.facts.stuck[r]) for r in waiting]
+        message = f"{finding.message[:-1]}; {clauses(spans, 'wait in')}."
+        remedy = kvstore.way_on(finding, spans)
+        return replace(
+            self._waited(finding, sorted([*waiting, *also]), in_words=False),
+            message=message,
+            remedy=remedy,
+            lines={**lines(*spans), **finding.lines},
+        )
+
+    # -- ranks that wait ------------------------------------------------------------
+
+    def _stuck(self) -> Iterator[Finding]:
+        """Why the ranks are stuck that nothing has explained so far."""
+        rules = (
+            deadlocks.wrong_end,
+            kvstore.unanswered,
+            deadlocks.without_key,
+            deadlocks.left_alone,
+            deadlocks.circle,
+        )
+        for rule in rules:
+            while (found := rule(self.facts, self._untold())) is not None:
+                finding, core = found
+                yield self._waited(finding, self._explain({*finding.culprits, *core}, also=core))
+
+    def _untold(self) -> dict[int, Span]:
+        facts = self.facts
+        return {r: facts.span(s) for r, s in facts.stuck.items() if r not in self.told}
+
+    def _explain(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
+        """The stuck ranks that wait for these, directly or not: they need no other cause."""
+        waiting = set(also)
+        reached = causes | waiting
+        while more := {
+            r
+            for r, s in self.facts.stuck.items()
+            if r not in waiting and not reached.isdisjoint(s.waits_for)
+        }:
+            waiting |= more
+            reached |= more
+        waiting -= self.told
+        self.told |= waiting
+        return sorted(waiting)
+
+    def _waited(self, finding: Finding, waiting: list[int], in_words: bool = True) -> Finding:
+        """Name the stuck ranks that a finding explains."""
+        spans = {r: self.facts.span(self.facts.stuck[r]) for r in waiting}
+        others = [r for r in waiting if r not in finding.lines and r not in finding.waiting]
+        message = finding.message
+        if in_words and others:
+            message = f"{message} {_capital(verb(others, 'wait'))} in turn."
+        return replace(
+            finding,
+            message=message,
+            waiting=tuple(waiting),
+            hang=finding.hang or bool(waiting),
+            lines={**finding.lines, **lines(*(spans[r] for r in others))},
+        )
+
+
+#: What differs in two ranks' words for the same object.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+#: After these, the ranks' sequences of collectives no longer belong together.
+_SHIFTS = {
+    Kind.UNEVEN,
+    Kind.DIFFERENT_COLLECTIVE,
+    Kind.ANOTHER_ORDER,
+    Kind.UNUSED_PARAMETER,
+    Kind.MISSING_BARRIER,
+    Kind.NEW_GROUP,
+    Kind.DIFFERENT_TENSOR,
+    Kind.DIFFERENT_ROOT,
+    Kind.SKIPPED,
+}
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,218 @@
+"""What a diagnosis looks at: a trace, in the order that its questions need. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from distkit.diagnosis.program import Program
+from distkit.diagnosis.rank_state import Board, Doing, Standing
+from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State, Trace
+from distkit.trace.awaiting import concerns
+from distkit.trace.calls import SILENT, call, named
+
+#: How trouble that was made on purpose begins in what is said of a rank's end.
+ASKED = "dk.trouble"
+
+#: How a rank fails that only waited for another one.
+_CONSEQUENCE = re.compile(
+    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|"
+    rf"waits for .* which (has ended|{SILENT})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a rank has ended: "returned", "raised", "died" or "released"."""
+
+    how: str
+    text: str = ""
+    where: str = ""
+
+
+class Evidence:
+    """The operations of a trace by what they belong to, and the ranks that are stuck.
+
+    What a release did to the ranks is undone: they stand where they stood before.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ranks = trace.ranks
+        begun = [s for s in trace.spans if s.state is not State.SCHEDULED]
+        spans = [s for s in begun if s.match is None]
+        self.strangers = [s for s in spans if not s.group]  # calls on a group of others
+        self.spans = [s for s in spans if s.group]
+        self.asked = [s for s in begun if concerns(s)]  # of a parameter server
+        self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.asked)}
+        failed = {s.rank for s in self.by_key.values() if s.state is State.FAILED}
+        ends = {
+            int(r): End(end["how"], end.get("text", ""), end.get("where", ""))
+            for r, end in trace.meta.get("ends", {}).items()
+        }
+        self.held = {r for r, end in ends.items() if _was_held(end, r in failed)}
+        self.ends = {r: end for r, end in ends.items() if r not in self.held}
+        self.board = self._board()
+        self.stuck = {r: self.board.standing(r) for r in self.board.stuck()}
+
+    def _board(self) -> Board:
+        groups = self.trace.meta.get("groups", {})
+        size = int(self.trace.meta.get("world_size", 0))
+        board = Board(size or max(self.ranks, default=-1) + 1, groups)
+        board.feed(self._before_release())
+        for rank, end in self.ends.items():
+            board.end(rank, end.how)
+        return board
+
+    def _before_release(self) -> Iterator[Event]:
+        """The events without the failures that a release brought: those ranks waited."""
+        blocked = {(e.rank, e.seq) for e in self.trace.events if e.state is State.BLOCKED}
+        failed = [
+            e
+            for e in self.trace.events
+            if e.rank in self.held
+            and e.state is State.FAILED
+            and (e.rank, e.seq) in self.by_key
+            and e.op not in COMPUTATION
+        ]
+        known = {e.rank for e in failed if (e.rank, e.seq) in blocked}
+        first: dict[int, int] = {}  # what a rank waited in, where nobody has noted it
+        for e in failed:
+            first.setdefault(e.rank, e.seq)
+        for e in self.trace.events:
+            if e.state is not State.FAILED or e.rank not in self.held:
+                yield e
+            elif e.rank not in known and first.get(e.rank) == e.seq:
+                yield replace(e, state=State.BLOCKED)
+
+    # -- what led to a call -----------------------------------------------------
+
+    @cached_property
+    def program(self) -> Program:
+        """The program's texts."""
+        return Program(self.trace.meta.get("sources", {}))
+
+    def unreduced(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """Those of the ranks whose last backward pass left parameters out, and which."""
+        noted = self.trace.meta.get("unreduced", {})
+        return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
+
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether it was noted which backward passes have left parameters out."""
+        return "unreduced" in self.trace.meta
+
+    def raising(self, span: Span) -> tuple[str, str]:
+        """The exception that was under way when a call was made, and its line; "" for none."""
+        noted = self.trace.meta.get("raising", {}).get(str(span.rank))
+        same = noted is not None and noted["seq"] == span.seq
+        return (noted["text"], noted["where"]) if same else ("", "")
+
+    # -- collectives ------------------------------------------------------------
+
+    @cached_property
+    def calls(self) -> dict[str, dict[int, list[Span]]]:
+        """The collectives of each group and rank, in their order."""
+        found: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+        for s in sorted(self.spans, key=lambda s: (s.rank, s.seq)):
+            if s.op in COLLECTIVES:
+                found[s.group][s.rank].append(s)
+        return found
+
+    def nth(self, span: Span) -> int:
+        """The how manieth collective of its rank and group it is, from 0."""
+        return self.calls[span.group][span.rank].index(span)
+
+    def called(self, rank: int, like: Span) -> int:
+        """How often a rank has made the same call on the same line."""
+        return sum(
+            s.where == like.where and s.op is like.op for s in self.calls[like.group].get(rank, [])
+        )
+
+    def call(self, span: Span) -> str:
+        """A call, with its group unless that is all ranks."""
+        members = self.trace.meta.get("groups", {}).get(span.group)
+        if span.group == WORLD or not members:
+            return call(span)
+        return f"{call(span)} of the group of {named(members)}"
+
+    def members(self, group: str) -> list[int]:
+        """The ranks of a group; those seen in it, if nobody has said it."""
+        world = range(int(self.trace.meta.get("world_size", 0))) if group == WORLD else ()
+        known = self.trace.meta.get("groups", {}).get(group) or world or self.calls[group]
+        return list(known)
+
+    # -- messages ---------------------------------------------------------------
+
+    @cached_property
+    def _ends_of_messages(self) -> list[dict[Op, Span]]:
+        found: dict[str, dict[Op, Span]] = defaultdict(dict)
+        for s in self.spans:
+            if s.op in P2P and s.peer is not None:
+                found[self.trace.matches[s.rank, s.seq]][s.op] = s
+        return list(found.values())
+
+    @cached_property
+    def pairs(self) -> list[tuple[Span, Span]]:
+        """Each send with its receive, in the order of sending."""
+        found = [(m[Op.SEND], m[Op.RECV]) for m in self._ends_of_messages if len(m) == 2]
+        return sorted(found, key=lambda pair: pair[0].start)
+
+    @cached_property
+    def alone(self) -> list[Span]:
+        """The sends that nobody receives, and the receives to which nobody sends."""
+        open_to_all = {
+            (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
+        }
+        single = [next(iter(m.values())) for m in self._ends_of_messages if len(m) == 1]
+        return [s for s in single if s.op is Op.RECV or (s.group, s.peer, s.tag) not in open_to_all]
+
+    # -- ranks ------------------------------------------------------------------
+
+    def span(self, standing: Standing) -> Span:
+        """The operation that a rank is blocked in."""
+        assert standing.seq is not None
+        return self.by_key[standing.rank, standing.seq]
+
+    def known_of(self, ranks: list[int]) -> str:
+        """What is known of why ranks came to an early end, in brackets; "" for nothing."""
+        texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
+        return f" ({'; '.join(sorted(texts))})" if texts else ""
+
+    def stuck_spans(self) -> list[Span]:
+        """The operations that the stuck ranks are in."""
+        return [self.span(s) for s in self.stuck.values()]
+
+    def last(self, rank: int) -> Span | None:
+        """The latest operation of a rank."""
+        mine = [s for s in self.by_key.values() if s.rank == rank]
+        return max(mine, key=lambda s: s.seq, default=None)
+
+    def ended_in(self, span: Span) -> bool:
+        """Whether a rank raised or died while it was in this operation."""
+        end = self.ends.get(span.rank)
+        return (
+            end is not None
+            and end.how != "returned"
+            and span.state is not State.COMPLETED
+            and self.last(span.rank) == span
+        )
+
+    def returned(self, rank: int | None) -> bool:
+        """Whether a rank has come to the end of its program."""
+        end = self.ends.get(rank) if rank is not None else None
+        return end is not None and end.how == "returned"
+
+    def runs(self, rank: int) -> bool:
+        """Whether a rank is neither paused nor blocked, and has not ended."""
+        return self.board.standing(rank).doing is Doing.RUNNING
+
+
+def _was_held(end: End, failed: bool) -> bool:
+    if end.how in ("raised", "died"):
+        waits = _CONSEQUENCE.search(end.text) is not None
+        return waits and (failed or end.how == "died")
+    return end.how == "released"

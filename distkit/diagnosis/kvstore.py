@@ -1,0 +1,186 @@
+"""Why a parameter server does not answer: who has not pushed, or not come. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from distkit.diagnosis.divergence import BARRIER, minority
+from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.findings import (
+    Finding,
+    Kind,
+    clauses,
+    lines,
+    listed,
+    ordinal,
+    times,
+    verb,
+)
+from distkit.events import Op, Span, State
+from distkit.trace.calls import at, keys, named
+
+#: What is looked at first: whoever misses a gradient often waits for it at a barrier.
+_ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)
+
+
+def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
+    """Workers wait for an answer that depends on others, who have finished or wait themselves."""
+    asked = [s for s in stuck.values() if s.match is not None]
+    for mine in sorted(asked, key=lambda s: (_ORDER.index(s.op), s.rank)):
+        awaited = facts.board.awaiting.whom(mine)
+        gone = [w for w in awaited.workers if facts.returned(w)]
+        absent = gone or [w for w in awaited.workers if w in facts.stuck]
+        if absent:
+            here = {s.rank: s for s in asked if _alike(facts, s, mine, absent)}
+            return _not_done(facts, here, absent), {*here, *(set(absent) & stuck.keys())}
+    return None
+
+
+def _alike(facts: Evidence, one: Span, mine: Span, absent: list[int]) -> bool:
+    """Whether a request waits for the same."""
+    awaits, awaited = facts.board.awaiting.whom(one), facts.board.awaiting.whom(mine)
+    same = (one.op, one.label, awaits.count) == (mine.op, mine.label, awaited.count)
+    return same and not set(absent).isdisjoint(awaits.workers) and one.rank not in absent
+
+
+def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> Finding:
+    mine = here[min(here)]
+    said: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for w in absent:
+        said[_instead(facts, mine, w)].append(w)
+    others = listed([f"{verb(ws, word)} {rest}" for (word, rest), ws in said.items()], ", ")
+    fewest = min(facts.board.awaiting.done(w, mine) for w in absent)
+    kind, remedy = _why(facts, mine, absent, fewest)
+    culprits = minority([sorted(here), absent])
+    if len(here) == len(absent) or mine.op in (Op.INIT, Op.REGISTER):
+        culprits = tuple(sorted(absent))
+    its = [facts.span(facts.stuck[w]) for w in absent if w in facts.stuck]
+    return Finding(
+        kind,
+        f"{clauses(here.values(), 'wait in')}{_for(facts, mine)}, but {others}.",
+        remedy,
+        culprits,
+        missing_ranks=tuple(absent),
+        lines=lines(*here.values(), *its),
+    )
+
+
+def _for(facts: Evidence, mine: Span) -> str:
+    """What the request waits for."""
+    awaiting = facts.board.awaiting
+    count = awaiting.whom(mine).count
+    if mine.op is Op.INIT:
+        return " for the value of rank 0"
+    if mine.op is not Op.PULL:
+        return f" for the {ordinal(count)} time" if count > 1 else ""
+    if awaiting.backup:
+        return f" for round {count}, which needs gradients of all but {awaiting.backup}"
+    if awaiting.staleness is None:
+        return f" for the {ordinal(count)} gradient of every worker"
+    return f" until every worker has pushed it {times(count)}"
+
+
+def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
+    """What another has done instead: a verb in the plural, and the rest."""
+    done = facts.board.awaiting.done(worker, mine)
+    do = "push" if mine.op is Op.PULL else "call"
+    standing = facts.stuck.get(worker)
+    if standing is not None:
+        before = f"after {do}ing it {times(done)}" if done else f"before {do}ing it"
+        return "wait", f"in {facts.call(facts.span(standing))}{at(standing.where)} {before}"
+    known = facts.known_of([worker])
+    if done:
+        return "have", f"{do}ed it {times(done)} and finished{known}"
+    return "have", f"finished without {do}ing it{known}"
+
+
+def _why(facts: Evidence, mine: Span, absent: list[int], done: int) -> tuple[Kind, str]:
+    ops = {facts.stuck[w].op for w in absent if w in facts.stuck} - {Op.BARRIER}
+    if ops == {Op.PULL} and mine.op is Op.PULL:
+        return Kind.CYCLE, _KEYS
+    if ops:
+        return Kind.CYCLE, "Make these calls in the same order on every rank."
+    if mine.op is Op.BARRIER:
+        return (Kind.UNEVEN if done else Kind.MISSING_BARRIER), BARRIER
+    if mine.op is Op.PULL:
+        awaiting = facts.board.awaiting
+        remedy = _PULL if awaiting.staleness is None else _BOUND
+        if remedy is _BOUND and all(w in facts.stuck for w in absent):
+            remedy = _BOUND_AT_BARRIER
+        return (Kind.UNEVEN if done else Kind.SKIPPED), _LATE if awaiting.backup else remedy
+    return Kind.SKIPPED, _INIT if mine.op is Op.INIT else _CREATE
+
+
+def incomplete(facts: Evidence) -> Iterator[Finding]:
+    """Gradients in rounds that were never complete: all have finished, and nothing came of them."""
+    awaiting = facts.board.awaiting
+    if not awaiting.rounds or not all(facts.returned(w) for w in awaiting.workers):
+        return
+    pushes = [s for s in facts.asked if s.op is Op.PUSH and s.state is State.COMPLETED]
+    last = {(s.label, s.rank): s for s in pushes}
+    for key in dict.fromkeys(s.label for s in pushes):
+        mine = {w: last[key, w] for w in awaiting.workers if (key, w) in last}
+        counts = {w: awaiting.done(w, next(iter(mine.values()))) for w in awaiting.workers}
+        more = {w: s for w, s in mine.items() if counts[w] > min(counts.values())}
+        if more:
+            yield _too_many(key, counts, more)
+
+
+def _too_many(key: str, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
+    alike: dict[int, list[int]] = defaultdict(list)
+    for w, n in counts.items():
+        alike[n].append(w)
+    said = listed(
+        [
+            f"{verb(ws, 'have')} pushed {keys(key)} {times(n)}"
+            if n
+            else f"{verb(ws, 'have')} not pushed it"
+            for n, ws in sorted(alike.items())[::-1]
+        ],
+        ", ",
+    )
+    return Finding(
+        Kind.UNEVEN,
+        f"{said}: a round that lacks a gradient is never complete, and what was "
+        f"pushed last{at(next(iter(more.values())).where)} changed nothing.",
+        _PULL,
+        minority([*alike.values()]),
+        lines=lines(*more.values()),
+    )
+
+
+def way_on(failure: Finding, waiting: Iterable[Span]) -> str:
+    """The remedy of a failure, with how the others could have gone on without who failed."""
+    if failure.kind is not Kind.DIED or all(s.match is None for s in waiting):
+        return failure.remedy
+    return (
+        f"{failure.remedy} The others need {named(failure.culprits)} in every round: to go on "
+        'without, create the store with on_crash="continue"; with another in its place, with '
+        'on_crash="replace".'
+    )
+
+
+_PULL = (
+    "Under dist_sync every worker pushes a key once for each round: give every rank the same "
+    "number of batches, and look for an `if`, break, return or continue that only some ranks "
+    "reach; or use dist_async, where nobody waits."
+)
+_BOUND = (
+    "A bound on the staleness holds for workers that have finished, too: give every rank the "
+    "same number of batches, or a larger staleness."
+)
+_BOUND_AT_BARRIER = (
+    "Whoever waits at a barrier pushes nothing, and the bound on the staleness holds on: call "
+    "barrier() after the same number of pushes on every rank."
+)
+_KEYS = (
+    "A pull waits for pushes of its key by every worker: push and pull the same keys in the same "
+    "order on every rank."
+)
+_LATE = (
+    "With backup workers a late worker's last rounds come when the others may have finished: do "
+    "not pull after the last push, or use dist_async."
+)
+_INIT = "Call init on every worker: what rank 0 gives is the value. Move it out of the `if`."
+_CREATE = "Create the store on every worker: the servers begin when all are there."

@@ -1,0 +1,241 @@
+"""What hangs nobody and is worth saying: forgotten waits, lost messages, slow ranks. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
+from distkit.diagnosis.kvstore import incomplete
+from distkit.diagnosis.rank_state import Doing
+from distkit.events import P2P, Op, Span, State
+from distkit.trace.calls import at, call, named
+
+#: A rank is a straggler when the others waited for it at least so long [s], and such a share
+#: of the run; and when it came last so often, and to such a share of the collectives.
+_LONG, _SHARE = 0.1, 0.2
+_OFTEN, _MOSTLY = 3, 0.75
+
+#: A busy machine delays a rank by some milliseconds each time; a straggler is later [s].
+_EACH = 0.03
+
+#: A message whose sender has left without waiting is lost when it has not come after this
+#: long [s] and at so many bytes per second.
+_LOST, _SLOW = 1.0, 1e8
+
+
+def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
+    """What hangs nobody, mistakes first; not again what has been ``told``."""
+    yield from _buffers(facts)
+    for finding in _forgotten(facts):
+        if not any(finding.lines.items() <= other.lines.items() for other in told):
+            yield finding
+    yield from _unawaited(facts)
+    yield from incomplete(facts)
+    yield from _strangers(facts)
+    yield from _awaited(facts)
+    if not told:  # else that is why
+        yield from _in_backend(facts)
+    yield from _late(facts)
+
+
+def _buffers(facts: Evidence) -> Iterator[Finding]:
+    """Buffers of receives that were used before ``wait()``, one finding for each line."""
+    seen = set()
+    for e in facts.trace.events:
+        if e.op is not Op.TOUCH or (e.rank, e.where) in seen:
+            continue
+        if e.match is None or not e.match.isdecimal():
+            continue
+        seen.add((e.rank, e.where))
+        recv = facts.by_key.get((e.rank, int(e.match)))
+        which = f"its i{call(recv)}{at(recv.where)}" if recv is not None else "its irecv"
+        yield Finding(
+            Kind.BUFFER_IN_USE,
+            f"rank {e.rank} uses the buffer of {which} before wait(){at(e.where)}: "
+            "what it finds there may be the old values.",
+            "Call wait() on what irecv returned before using its buffer.",
+            (e.rank,),
+            lines={e.rank: e.where},
+        )
+
+
+def _forgotten(facts: Evidence) -> Iterator[Finding]:
+    """Requests that nobody waited for on ranks that have finished, and messages without an end."""
+    done = set()
+    for mine in facts.alone:
+        if facts.returned(mine.rank) and facts.returned(mine.peer):
+            done.add((mine.rank, mine.seq))
+            yield _without_end(mine)
+    for mine in facts.spans:
+        open_still = mine.op in P2P and mine.state is State.STARTED
+        if open_still and facts.returned(mine.rank) and (mine.rank, mine.seq) not in done:
+            yield _never_waited(facts, mine)
+
+
+def _unawaited(facts: Evidence) -> Iterator[Finding]:
+    """Asynchronous collectives that nobody waited for, one finding for each line."""
+    places: dict[tuple[Op, str], dict[int, Span]] = defaultdict(dict)
+    for rank, calls in facts.trace.meta.get("unwaited", {}).items():
+        for seq in calls:
+            span = facts.by_key.get((int(rank), seq))
+            if span is not None and facts.returned(span.rank):
+                places[span.op, span.where][span.rank] = span
+    for (op, where), found in places.items():
+        yield Finding(
+            Kind.NOT_WAITED,
+            f"{named(sorted(found))} never waited for {op}(async_op=True){at(where)}: "
+            "its result may not be there when the tensor is used.",
+            "Call wait() on what it returns before you use the tensor.",
+            tuple(sorted(found)),
+            lines=lines(*found.values()),
+        )
+
+
+def _never_waited(facts: Evidence, mine: Span) -> Finding:
+    """A request that its rank has left behind; at times the message is lost with it."""
+    said = f"rank {mine.rank} never waited for its i{call(mine)}{at(mine.where)}"
+    other = next((b if a is mine else a for a, b in facts.pairs if mine in (a, b)), None)
+    lost = other is not None and _waits_in_vain(facts, other)
+    if other is not None and lost:
+        said += f" and has left; rank {other.rank} waits in {call(other)}{at(other.where)}"
+    return Finding(
+        Kind.NOT_WAITED,
+        f"{said}.",
+        "Call wait() on what isend and irecv return: only then the transfer is over.",
+        (mine.rank,),
+        waiting=(other.rank,) if other is not None and lost else (),
+        lines=lines(mine),
+        hang=lost,
+    )
+
+
+def _waits_in_vain(facts: Evidence, span: Span) -> bool:
+    """Whether a rank has waited longer than any transfer takes."""
+    held = span.state is State.BLOCKED or span.rank in facts.held
+    return held and _waited(facts, span) > _LOST + span.nbytes / _SLOW
+
+
+def _without_end(mine: Span) -> Finding:
+    sends = mine.op is Op.SEND
+    lost = "received what it sends" if sends else "sent what it wants to receive"
+    return Finding(
+        Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
+        f"rank {mine.peer} never {lost}: {call(mine)} of rank {mine.rank}{at(mine.where)}.",
+        f"Add the missing {'recv' if sends else 'send'} on rank {mine.peer}, or remove this one.",
+        (mine.rank,),
+        missing_ranks=(mine.peer,) if mine.peer is not None else (),
+        lines=lines(mine),
+    )
+
+
+def _strangers(facts: Evidence) -> Iterator[Finding]:
+    """Collectives that ranks called on groups of others."""
+    places: dict[tuple[Op, str], list[int]] = defaultdict(list)
+    for s in facts.strangers:
+        places[s.op, s.where].append(s.rank)
+    for (op, where), found in places.items():
+        ranks = sorted(set(found))
+        yield Finding(
+            Kind.WRONG_GROUP,
+            f"{verb(ranks, 'call')} {op}(){at(where)} on a group without {named(ranks)}: "
+            "nothing happens there.",
+            "Call it on the group's members only, or make the group larger.",
+            tuple(ranks),
+            lines=dict.fromkeys(ranks, where),
+        )
+
+
+# -- slow ranks --------------------------------------------------------------------------
+
+
+def _awaited(facts: Evidence) -> Iterator[Finding]:
+    """Ranks that others wait for at the moment, and that still compute: they may yet come."""
+    waiting: dict[int, list[Span]] = defaultdict(list)
+    for rank in facts.ranks:
+        standing = facts.board.standing(rank)
+        if standing.doing is Doing.BLOCKED and rank not in facts.stuck:
+            for other in standing.waits_for:
+                waiting[other].append(facts.span(standing))
+    slow = {r: spans for r, spans in waiting.items() if facts.runs(r)}
+    for rank, spans in slow.items():
+        yield Finding(
+            Kind.STRAGGLER,
+            f"{clauses(spans, 'wait in')} for rank {rank}, which "
+            f"{'was' if rank in facts.held else 'is'} in no communication.",
+            "If it computes, that is no hang: it may yet come.",
+            (rank,),
+            tuple(s.rank for s in spans),
+            lines=lines(*spans),
+        )
+
+
+def _late(facts: Evidence) -> Iterator[Finding]:
+    """The rank that came last to the collectives again and again, when that cost much.
+
+    The first collective of a group, and the worst delay of a rank, may be due to the start alone:
+    to the first import of a module, say.
+    """
+    lost: dict[int, list[float]] = defaultdict(list)
+    total = 0
+    for group, calls in facts.calls.items():
+        if len(calls) < len(facts.members(group)):
+            continue
+        for column in list(zip(*calls.values(), strict=False))[1:]:
+            starts = sorted((s.start, s.rank) for s in column)
+            if len(starts) > 1:
+                total += 1
+                lost[starts[-1][1]].append(starts[-1][0] - starts[(len(starts) - 1) // 2][0])
+    again = {r: sum(sorted(delays)[:-1]) for r, delays in lost.items()}
+    slowest = max(again, key=lambda r: again[r], default=-1)
+    came, seconds = len(lost.get(slowest, [])), again.get(slowest, 0.0)
+    if not came or median(lost[slowest]) < _EACH:
+        return
+    if came < max(_OFTEN, _MOSTLY * total) or seconds < max(_LONG, _SHARE * facts.trace.seconds):
+        return
+    yield Finding(
+        Kind.STRAGGLER,
+        f"after the first one, rank {slowest} came last to {came} of {total} collectives: "
+        f"the others waited {sum(lost[slowest]):.2g} s for it in all.",
+        "That is no hang: give it less to do, or look for what slows it down.",
+        (slowest,),
+    )
+
+
+# -- nobody is missing ---------------------------------------------------------------------
+
+
+def _in_backend(facts: Evidence) -> Iterator[Finding]:
+    """Operations whose partners have all come, and that do not end."""
+    together: dict[str, list[Span]] = defaultdict(list)
+    for rank in facts.ranks:
+        mine = facts.last(rank)
+        if mine is not None and mine.match is None and rank not in facts.stuck:
+            match = facts.trace.matches.get((rank, mine.seq))
+            if match is not None and facts.runs(rank) and _waits_long(facts, mine):
+                together[match].append(mine)
+    for spans in together.values():
+        since = max(_waited(facts, s) for s in spans)
+        say = {s.rank: facts.call(s) for s in spans}
+        yield Finding(
+            Kind.IN_BACKEND,
+            f"{clauses(spans, 'stay in', say)} for {since:.2g} s; no rank that it needs is "
+            "missing, and yet the backend does not finish it.",
+            "An operation that is still open may be in its way (isend, irecv or async_op=True that "
+            "nobody has waited for), or a stopped process, or very much data. If it does not end, "
+            "interrupt the run.",
+            (),
+            tuple(s.rank for s in spans),
+            lines=lines(*spans),
+        )
+
+
+def _waits_long(facts: Evidence, span: Span) -> bool:
+    held = span.state is State.BLOCKED or (span.state is State.FAILED and span.rank in facts.held)
+    return held and _waited(facts, span) > _LOST + span.nbytes / _SLOW
+
+
+def _waited(facts: Evidence, span: Span) -> float:
+    return (span.end or float(facts.trace.meta.get("until", 0))) - span.start

@@ -1,0 +1,431 @@
+"""Where each rank is: running, paused, blocked (and why), finished or failed. Pure.
+
+:class:`Board` is fed with events while they arrive and keeps just enough of them to tell which
+blocked rank waits for which: the wait-for graph of the run. Its rules are those of
+:attr:`distkit.events.Trace.matches`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distkit.events import COLLECTIVES, COMPUTATION, STORES, WORLD, Event, Op, Span, State, _Word
+from distkit.trace.awaiting import Awaited, Awaiting, concerns
+from distkit.trace.calls import at, call, keys, named, never_meet, seen
+from distkit.trace.keys import Keys
+
+
+class Doing(_Word):
+    """What a rank is doing."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # before an operation, until it is let go
+    BLOCKED = "blocked"  # in an operation, until other ranks do their part
+    FINISHED = "finished"
+    FAILED = "failed"
+    DIED = "died"  # its process has ended
+    RELEASED = "released"  # let go because others failed, or it was interrupted
+
+
+_ENDS = {"returned": Doing.FINISHED, "released": Doing.RELEASED, "died": Doing.DIED}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one rank is; the facts are those of the operation it is paused before or blocked in.
+
+    ``waits_for`` are the ranks that have not started their part of it, ``reason`` says why
+    in words.
+    """
+
+    rank: int
+    doing: Doing
+    op: Op | None = None
+    seq: int | None = None
+    peer: int | None = None
+    group: str = WORLD
+    tag: int | None = None
+    where: str = ""
+    label: str = ""
+    nbytes: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    waits_for: tuple[int, ...] = ()
+    reason: str = ""
+
+    def call(self) -> str:
+        """The operation as it was called, such as ``recv(src=0, tag=7)``; "" if there is none."""
+        return call(self)
+
+    def __str__(self) -> str:
+        between = " before " if self.doing is Doing.PAUSED else " in "
+        place = f"{between}{call(self)}{at(self.where)}" if self.op is not None else ""
+        return f"rank {self.rank}: {self.doing}{place}" + (f": {self.reason}" * bool(self.reason))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The point-to-point calls that one sender and one receiver have started, by number."""
+
+    sends: list[int] = field(default_factory=list)
+    recvs: list[int] = field(default_factory=list)
+    sent: int = 0  # sends that are complete
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What reaches one rank with one tag, by sender; ``anyone``: open receives from any source."""
+
+    streams: dict[int, _Stream] = field(default_factory=lambda: defaultdict(_Stream))
+    anyone: list[int] = field(default_factory=list)
+
+    def left(self, before: int) -> int:
+        """Messages that receives numbered below ``before`` have not asked for by name."""
+        return sum(
+            max(0, len(s.sends) - bisect_left(s.recvs, before)) for s in self.streams.values()
+        )
+
+    def open(self) -> int:
+        """Receives from any source that may still take a message: no completed send did."""
+        taken = sum(max(0, s.sent - len(s.recvs)) for s in self.streams.values())
+        return len(self.anyone) - taken
+
+
+class Board:
+    """Where the ranks of a run are, kept up to date event by event.
+
+    Args:
+        world_size: number of ranks; those with higher numbers are servers and their scheduler.
+        groups: the global ranks of each group, as far as they are known.
+
+    >>> board = Board(2)
+    >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
+    >>> board.feed(Event(**start, state=s, time=0.0) for s in (State.STARTED, State.BLOCKED))
+    >>> print(board.standing(1))
+    rank 1: blocked in recv(src=0) at In[5]:4: rank 0 has not sent
+    """
+
+    def __init__(self, world_size: int, groups: Mapping[str, Sequence[int]] | None = None) -> None:
+        self._groups: dict[str, tuple[int, ...]] = {WORLD: tuple(range(world_size))}
+        for name, members in (groups or {}).items():
+            self.group(name, members)
+        self._size = world_size
+        self._ends: dict[int, tuple[Doing, str]] = {}
+        self._last: dict[int, Event] = {}  # what a rank was in when that failed
+        self._heard: dict[int, Event] = {}  # the latest of each rank
+        self._vacant = set[int]()  # nobody has been heard of in their places yet
+        self._again: dict[int, str] = {}  # who has not moved in a dead one's place; how that ended
+        self._open: set[tuple[int, int]] = set()
+        self._at: dict[int, Event] = {}  # what a rank is paused before or blocked in
+        self._inboxes: dict[tuple[str, int, int | None], _Inbox] = defaultdict(_Inbox)
+        self._calls: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        #: What the ranks have set in stores.
+        self.keys = Keys()
+        #: What the ranks have asked of a parameter server.
+        self.awaiting = Awaiting(world_size)
+
+    def group(self, name: str, members: Sequence[int]) -> None:
+        """Make known who belongs to a group."""
+        self._groups[name] = tuple(members)
+
+    def end(self, rank: int, how: str, why: str = "") -> None:
+        """A rank has ended: it "returned", was "released", "died" or failed; and why."""
+        doing = _ENDS.get(how, Doing.FAILED)
+        self._ends[rank] = doing, why
+        if how == "died":
+            self.awaiting.died(rank)
+
+    def replaced(self, rank: int, how: str) -> None:
+        """A rank's process has ended so, and another is to begin anew in its place."""
+        self._again[rank] = how
+        self._vacant.add(rank)
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take note of events: each rank's in their order, the ranks in any order."""
+        for e in events:
+            if e.op in COMPUTATION or e.rank >= self._size:
+                continue
+            self._move(e)
+            if e.state in (State.SCHEDULED, State.BLOCKED):
+                continue
+            if concerns(e):
+                self.awaiting.feed(e)
+            elif e.match is None:
+                self._start(e)
+
+    def _move(self, e: Event) -> None:
+        """Note where the rank stands."""
+        key = e.rank, e.seq
+        if e.state is State.SCHEDULED:
+            self._at[e.rank] = e
+        elif e.state is State.BLOCKED:
+            at = self._at.get(e.rank)
+            paused = at is not None and at.state is State.SCHEDULED  # in a call within this one
+            if key in self._open and not paused and (e.match is None or concerns(e)):
+                self._at[e.rank] = e
+        elif (found := self._at.get(e.rank)) is not None and found.seq == e.seq:
+            del self._at[e.rank]
+            if e.state is State.FAILED:
+                self._last[e.rank] = e
+        if e.state is not State.FAILED:  # which says nothing of where it is
+            self._heard[e.rank] = e
+            self._vacant.discard(e.rank)
+        if e.state is State.STARTED:
+            self._open.add(key)
+            if e.op is not Op.REGISTER:
+                self._again.pop(e.rank, None)
+        elif e.state in (State.COMPLETED, State.FAILED):
+            self._open.discard(key)  # a late note that it blocks means nothing any more
+
+    def _start(self, e: Event) -> None:
+        """Note that a rank does its part of an operation."""
+        if e.op in STORES:
+            self.keys.feed(e)
+        elif e.op in COLLECTIVES:
+            calls = self._calls[e.group][e.rank]
+            nth = _nth(calls, e.seq)
+            if nth == len(calls) or calls[nth].seq != e.seq:
+                calls.insert(nth, e)
+        elif e.op is Op.SEND and e.peer is not None:
+            stream = self._inbox(e).streams[e.rank]
+            _add(stream.sends, e.seq)
+            stream.sent += e.state is State.COMPLETED
+        elif e.op is Op.RECV:
+            inbox = self._inbox(e)
+            if e.peer is None:
+                _add(inbox.anyone, e.seq)
+            else:
+                _remove(inbox.anyone, e.seq)  # now it is known who sent
+                _add(inbox.streams[e.peer].recvs, e.seq)
+
+    def _inbox(self, e: Event | Span) -> _Inbox:
+        receiver = e.peer if e.op is Op.SEND and e.peer is not None else e.rank
+        return self._inboxes[e.group, receiver, e.tag]
+
+    # -- questions --------------------------------------------------------------
+
+    @property
+    def ranks(self) -> range:
+        """The ranks, without the nodes of a parameter server."""
+        return range(self._size)
+
+    @property
+    def standings(self) -> list[Standing]:
+        """Where every rank is."""
+        return [self.standing(rank) for rank in range(self._size)]
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will move by itself: no rank runs, and the blocked wait for others."""
+        return all(self.standing(rank).doing is not Doing.RUNNING for rank in range(self._size))
+
+    def standing(self, rank: int) -> Standing:
+        """Where a rank is."""
+        e = self._at.get(rank)
+        if rank in self._ends:
+            doing, why = self._ends[rank]
+            if doing is Doing.DIED:
+                return self._gone(rank, doing, why)
+            last = e or self._last.get(rank)
+            if last is None or doing is Doing.FINISHED:
+                return Standing(rank, doing, reason=why)
+            return _standing(last, doing, reason=why)
+        if rank in self._vacant:
+            why = f"its process died ({self._again[rank]}), and another takes its place"
+            return self._gone(rank, Doing.RUNNING, why)
+        how = self._again.get(rank)
+        again = f"it took the place of one that died ({how})" if how is not None else ""
+        if e is None:
+            return Standing(rank, Doing.RUNNING, reason=again)
+        if e.state is State.SCHEDULED:
+            return _standing(e, Doing.PAUSED, reason=again)
+        waits_for = self._missing(e)
+        if not waits_for:
+            return Standing(rank, Doing.RUNNING)  # its partners have come: it is on its way
+        return _standing(e, Doing.BLOCKED, waits_for, self._reason(e, waits_for))
+
+    def _gone(self, rank: int, doing: Doing, why: str) -> Standing:
+        """Where a rank was seen last whose process has ended."""
+        e = self._heard.get(rank)
+        told = "; ".join(filter(None, [why, seen(e) if e else ""]))
+        return Standing(rank, doing, where=e.where if e else "", reason=told)
+
+    def stuck(self) -> list[int]:
+        """The blocked ranks that can never go on: all that they wait for is stuck or has ended."""
+        waits = {
+            r: self._missing(e)
+            for r, e in self._at.items()
+            if e.state is State.BLOCKED and r not in self._ends
+        }
+        held = {rank for rank, missing in waits.items() if missing}
+        while moving := {rank for rank in held if self._may_go_on(rank, waits[rank], held)}:
+            held -= moving
+        return sorted(held)
+
+    def _may_go_on(self, rank: int, missing: tuple[int, ...], held: set[int]) -> bool:
+        e, spare = self._at[rank], 0
+        if concerns(e):
+            awaited = self.awaiting.whom(e)
+            spare = awaited.spare if awaited.certain else len(missing)
+        lost = [
+            other in held or other in self._ends or self._in_vain(e, other) for other in missing
+        ]
+        anyone = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
+        return not (all(lost) if anyone else sum(lost) > spare)
+
+    def _missing(self, e: Event | Span) -> tuple[int, ...]:
+        """The ranks that have not started their part of an operation."""
+        if concerns(e):
+            return self.awaiting.whom(e).workers
+        if e.op is Op.STORE_WAIT:
+            return self._who_may_set(e)
+        if e.op in COLLECTIVES:
+            return tuple(self._absent(e))
+        if e.op is Op.RECV and e.peer is None:
+            inbox = self._inbox(e)
+            come = inbox.left(e.seq) > bisect_left(inbox.anyone, e.seq)
+            return () if come else tuple(r for r in self._members(e.group) if r != e.rank)
+        if e.peer is None:  # it sends to a rank that there is not
+            return ()
+        return () if self._has_met(e) else (e.peer,)
+
+    def _who_may_set(self, e: Event | Span) -> tuple[int, ...]:
+        """Who could do what a wait on a store waits for: those that do not wait for it, too."""
+        if self.keys.has(e):
+            return ()
+        others = [r for r in range(self._size) if r != e.rank]
+        alike = {r for r, its in self._at.items() if (its.op, its.label) == (e.op, e.label)}
+        return tuple(r for r in others if r not in alike) or tuple(others)
+
+    def has_come(self, it: Event | Span) -> bool:
+        """Whether all that an operation waits for is there."""
+        return not self._missing(it)
+
+    def _has_met(self, e: Event | Span) -> bool:
+        """Whether the other end of a point-to-point call has been started."""
+        inbox = self._inbox(e)
+        if e.op is Op.SEND:
+            stream = inbox.streams[e.rank]
+            return len(stream.recvs) > bisect_left(stream.sends, e.seq) or inbox.open() > 0
+        stream = inbox.streams[e.peer]  # type: ignore[index]
+        return len(stream.sends) > bisect_left(stream.recvs, e.seq)
+
+    def _absent(self, e: Event | Span) -> Iterator[int]:
+        """The members of a group that do not take part in a collective."""
+        nth = _nth(self._calls[e.group][e.rank], e.seq)
+        for other in self._members(e.group):
+            theirs = self._calls[e.group].get(other, [])
+            if other != e.rank and (nth >= len(theirs) or never_meet(e, theirs[nth])):
+                yield other
+
+    def _in_vain(self, e: Event | Span, other: int) -> bool:
+        """Whether another rank called something else where this collective was its turn."""
+        return e.op in COLLECTIVES and e.match is None and self._instead(e, other) is not None
+
+    def _instead(self, e: Event | Span, other: int) -> Event | None:
+        nth = _nth(self._calls[e.group][e.rank], e.seq)
+        theirs = self._calls[e.group].get(other, [])
+        return theirs[nth] if nth < len(theirs) else None
+
+    def _members(self, group: str) -> Sequence[int]:
+        """Who belongs to a group; as long as nobody has said it, those seen in it."""
+        return self._groups.get(group) or sorted(self._calls[group])
+
+    # -- reasons ----------------------------------------------------------------
+
+    def _reason(self, e: Event, waits_for: tuple[int, ...]) -> str:
+        if concerns(e):
+            return self._reason_of_server(e, waits_for)
+        if e.op is Op.RECV and e.peer is None:
+            return "nobody has sent"
+        if e.op is Op.STORE_WAIT:
+            return self.keys.why(e)
+        if len(waits_for) == 1:
+            return f"rank {waits_for[0]} {self._what_keeps(e, waits_for[0])}"
+        missing = "have not received" if e.op is Op.SEND else "have not called it"
+        return f"{named(waits_for)} {missing}"
+
+    def _what_keeps(self, e: Event, other: int) -> str:
+        """Why the only missing rank is missing."""
+        if (instead := self._instead(e, other) if e.op in COLLECTIVES else None) is not None:
+            size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
+            return f"called {call(instead)}{size}{at(instead.where)} instead"
+        return self._what_it_does(other) or {
+            Op.RECV: "has not sent",
+            Op.SEND: "has not received",
+        }.get(e.op, "has not called it")
+
+    def _what_it_does(self, rank: int) -> str:
+        """That a rank has ended, or is paused; "" for neither."""
+        if rank in self._ends:
+            return f"has {self._ends[rank][0]}"
+        its = self._at.get(rank)
+        paused = its is not None and its.state is State.SCHEDULED
+        return f"is paused before {call(its)}{at(its.where)}" if its is not None and paused else ""
+
+    def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
+        """Whom the server waits for that does not answer, and what keeps them."""
+        who = "the scheduler" if e.peer is None else f"server {e.peer - self._size}"
+        if e.op is Op.REGISTER:
+            who = "the scheduler"
+        awaited = self.awaiting.whom(e)
+        if not awaited.certain:
+            return f"{who} has not answered"
+        if len(waits_for) > 1:
+            some = f"{len(waits_for) - awaited.spare} of " * bool(awaited.spare)
+            return f"{who} waits for {some}{named(waits_for).replace('rank', 'worker')}"
+        (rank,) = waits_for
+        does = self._what_it_does(rank) or self._short_of(e, rank, awaited)
+        return f"{who} waits for worker {rank}, which {does}"
+
+    def _short_of(self, e: Event, rank: int, awaited: Awaited) -> str:
+        done = self.awaiting.done(rank, e)
+        if e.op is not Op.PULL:
+            return "has not called it"
+        if not done:
+            return f"has not pushed {keys(e.label)}"
+        return f"has pushed {keys(e.label)} {done} of {awaited.count} times"
+
+
+def _standing(
+    e: Event, doing: Doing, waits_for: tuple[int, ...] = (), reason: str = ""
+) -> Standing:
+    return Standing(
+        e.rank,
+        doing,
+        e.op,
+        e.seq,
+        e.peer,
+        e.group,
+        e.tag,
+        e.where,
+        e.label,
+        e.nbytes,
+        e.shape,
+        e.dtype,
+        waits_for,
+        reason,
+    )
+
+
+def _nth(calls: list[Event], seq: int) -> int:
+    """The index of an operation among those of its rank."""
+    if calls and calls[-1].seq < seq:
+        return len(calls)  # nearly always
+    return bisect_left(calls, seq, key=lambda e: e.seq)
+
+
+def _add(numbers: list[int], number: int) -> None:
+    """Insert into a sorted list, unless it is there."""
+    i = bisect_left(numbers, number)
+    if i == len(numbers) or numbers[i] != number:
+        numbers.insert(i, number)
+
+
+def _remove(numbers: list[int], number: int) -> None:
+    i = bisect_left(numbers, number)
+    if i < len(numbers) and numbers[i] == number:
+        del numbers[i]

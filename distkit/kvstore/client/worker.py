@@ -1,0 +1,738 @@
+"""The worker's side: the KVStore that training code calls."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.client import states
+from distkit.kvstore.client.base import KVStoreBase
+from distkit.kvstore.client.devices import Traffic, add_up
+from distkit.kvstore.client.key_directory import Outs, Shards
+from distkit.kvstore.client.requests import LETTER, Call, Requests
+from distkit.kvstore.client.tensors import (
+    Keys,
+    Values,
+    by_priority,
+    cut,
+    each,
+    fresh,
+    grouped,
+    pairs,
+    write,
+)
+from distkit.kvstore.protocol import messages, sparse
+from distkit.kvstore.protocol.compression import Codec, Compression, unpack
+from distkit.kvstore.protocol.consistency import canonical
+from distkit.kvstore.protocol.messages import COUNT, GIVE, VALUE, Key, Reply
+from distkit.kvstore.protocol.optimizer import Optimizer, from_spec, rule_of, to_spec
+from distkit.kvstore.protocol.placement import Layout, Part
+from distkit.kvstore.protocol.replication import ring
+from distkit.kvstore.protocol.sparse import Rows
+from distkit.kvstore.transport.recording import Step, gates, stepped
+
+#: For one key the rows of each of its outputs, or for each of several keys.
+RowIds: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Sequence[Tensor]]"
+
+#: So many keys are named that are lost.
+_NAMED = 12
+
+
+class KVStore(KVStoreBase):
+    """Weights that several processes share: key → tensor. Made by :func:`distkit.kvstore.create`.
+
+    Args:
+        requests: carries what it asks.
+        type: the name it was created by, such as "dist_sync".
+        num_workers: how many workers share the store.
+        servers: the ids of the nodes that hold it.
+        scheduler: the id of the node where workers meet; None if there is one worker.
+        bound: number of elements from which an array is split over all servers.
+        check_finite: refuse gradients with NaN or infinity.
+        elastic: workers may come later, so that servers are told who waits at a barrier.
+        barriers: how many barriers the run has passed.
+
+    >>> from distkit import kvstore
+    >>> kv = kvstore.create("local")
+    >>> kv.init("w", torch.zeros(2))
+    >>> kv.push("w", [torch.ones(2), torch.ones(2)])     # a gradient from each of two devices
+    >>> kv.pull("w")
+    tensor([2., 2.])
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        type: str,
+        num_workers: int,
+        servers: Sequence[int],
+        scheduler: int | None,
+        bound: int,
+        check_finite: bool = False,
+        elastic: bool = False,
+        barriers: int = 0,
+    ) -> None:
+        self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
+        self._mode = canonical(type)
+        self._requests, self._scheduler = requests, scheduler
+        self._shards = Shards(requests, servers, bound)
+        self._check_finite, self._elastic, self._barriers = check_finite, elastic, barriers
+        self._compression: Compression | None = None
+        self._optimizer: Optimizer | None = None
+        self._states: states.States = {}  # loaded, of keys that are not initialised yet
+        self._guard = _Guard()
+        #: What its pushes came to so far.
+        self.traffic = Traffic()
+
+    def __repr__(self) -> str:
+        return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"
+
+    @property
+    def type(self) -> str:
+        """The name it was created by."""
+        return self._type
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._requests.node
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers share the store."""
+        return self._num_workers
+
+    @property
+    def dropped(self) -> dict[Key, int]:
+        """This worker's gradients of each key that came too late for their round."""
+        return dict(self._shards.dropped)
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store can do this: "optimizer" is to update weights.
+
+        Raises:
+            KVStoreError: an unknown capability.
+        """
+        return super().is_capable(capability) or True
+
+    # -- MXNet's calls ----------------------------------------------------------
+
+    def init(self, key: Keys, value: Values) -> None:
+        """Give keys their first value: that of worker 0, whatever the others give.
+
+        Every worker calls it, and it returns when the value is there. If worker 0 has ended and
+        the others go on, the first of them gives the value.
+
+        Args:
+            key: a key or a list of keys: numbers or strings.
+            value: a tensor for each; of a sparse one only its rows travel.
+
+        Raises:
+            KVStoreError: initialised already in this run, or with another shape or dtype; or a
+                key is given twice.
+        """
+        found = pairs("init", key, value)
+        if twice := {k for i, (k, _) in enumerate(found) if k in [k for k, _ in found[:i]]}:
+            raise KVStoreError(
+                f"init of {', '.join(map(repr, twice))} twice in one call. Give each key once."
+            )
+        layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
+        if gates:
+            self._step(
+                [*layouts],
+                [sparse.weight(t, layouts[k]) for k, t in found] if self.rank == 0 else (),
+            )
+        first = self.rank == 0
+        said = self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=first)])
+        asked = [isinstance(a, Reply) and a.version == GIVE for a in said]
+        if any(asked):  # in place of worker 0, which has ended
+            anew = (c for k, t in found for c in self._inits(k, t, gives=True))
+            self._requests.ask([*itertools.compress(anew, asked)])
+        self._shards.layouts |= layouts
+        if self._mode.startswith("dist_sync") and self._optimizer is None:
+            self._guard.initialised(found)
+        if mine := [s for s in self._states if s[0] in layouts]:
+            self._set_states({s: self._states.pop(s) for s in mine})
+
+    def broadcast(
+        self, key: Keys, value: Values, out: Values, priority: int | Sequence[int] = 0
+    ) -> None:
+        """An init, and a pull of worker 0's values into ``out``."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def push(self, key: Keys, value: Values, priority: int | Sequence[int] = 0) -> None:
+        """Send gradients to the servers, without waiting for them to arrive.
+
+        Args:
+            key: a key or a list of keys.
+            value: for each key a tensor like the first, or a list of such: their sum is sent. A
+                key that is given twice is sent once, with the sum. Of sparse tensors only the
+                rows travel.
+            priority: of the keys, or of each: keys of higher priority are sent first.
+
+        Raises:
+            KVStoreError: not initialised, or with another shape or dtype, or not finite where
+                that is checked. What only a server can tell is raised by the next call on
+                that key.
+        """
+        if self._mode.startswith("dist_sync") and self._optimizer is None:
+            self._guard.pushes(each(key))
+        self._send(key, value, priority)
+
+    def _send(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
+        try:
+            self._push(key, value, priority)
+        finally:
+            self._requests.dispatch()
+        if gates and stepped():
+            self._requests.arrive()  # what others push afterwards comes later
+
+    def pull(
+        self,
+        key: Keys,
+        out: Values | None = None,
+        priority: int | Sequence[int] = 0,
+        ignore_sparse: bool = True,
+    ) -> Tensor | list[Tensor] | None:
+        """Get the values; under ``dist_sync`` those with this worker's pushes merged in.
+
+        Args:
+            key: a key or a list of keys.
+            out: for each key a tensor to write to, or a list of such; of any dtype.
+            priority: of the keys, or of each: keys of higher priority are asked for first.
+            ignore_sparse: leave sparse tensors in ``out`` alone, with a warning: all rows are
+                hardly meant (:meth:`row_sparse_pull` gets some). False: write to them.
+
+        Returns:
+            The tensor, or the list of tensors, if there is no ``out``.
+
+        Raises:
+            KVStoreError: not initialised, ``out`` does not fit, or an earlier push was refused.
+        """
+        keys, outs = each(key), self._shards.outs(key, out)
+        if outs is not None and ignore_sparse:
+            outs = self._guard.without_sparse(outs)
+            key = keys = [k for k, _ in outs]
+        self._guard.pulled(keys)
+        if gates:
+            self._step(keys, map(self._shards.layout, keys))
+        asked = [k for k, _ in by_priority([(k, None) for k in keys], priority)]
+        return self._shards.hand_out(key, outs, self._shards.values(asked))
+
+    def pushpull(
+        self,
+        key: Keys,
+        value: Values,
+        out: Values | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> Tensor | list[Tensor] | None:
+        """A push, and a pull of what came of it: of small tensors both in one message.
+
+        Args:
+            key: a key or a list of keys.
+            value: as in :meth:`push`.
+            out: as in :meth:`pull`; by default ``value``, which then has the sum of all workers'
+                if there is no optimizer (an expanded tensor cannot, and is left alone).
+            priority: of the keys, or of each.
+
+        Returns:
+            What was pulled, if there is no ``out``.
+
+        Raises:
+            KVStoreError: what :meth:`push` or :meth:`pull` would raise.
+        """
+        if out is not None:
+            self._push_pull(key, value, out, priority)
+            return None
+        found: Tensor | list[Tensor] = self._push_pull(key, value, None, priority)
+        pulled = found if isinstance(found, list) else [found]
+        for (_, tensors), new in zip(pairs("push", key, value), pulled, strict=True):
+            for tensor in filter(_can_hold, tensors):
+                write(tensor, [Part(0, 0, new.numel())], [new.reshape(-1)])
+        return found
+
+    def _push_pull(
+        self, key: Keys, value: Values, out: Values | None, priority: int | Sequence[int]
+    ) -> Any:
+        if gates:  # two steps
+            self._send(key, value, priority)
+            return self.pull(key, out, priority, ignore_sparse=False)
+        found = pairs("push", key, value)
+        size = sum(t[0].numel() * t[0].element_size() for _, t in found)
+        if size > LETTER or self._requests.clocks is not None:
+            try:
+                self._push(key, value, priority)
+                return self.pull(key, out, priority, ignore_sparse=False)
+            finally:
+                self._requests.dispatch()
+        outs, local = self._shards.outs(key, out), self._scheduler is None
+        calls = list(self._calls(found, priority, copy=local))  # else they are left alone
+        asked = list(dict.fromkeys(k for k, _ in by_priority(found, priority)))
+        values = self._shards.taken(asked, self._requests.ride(calls))
+        return self._shards.hand_out(key, outs, values)
+
+    def row_sparse_pull(
+        self,
+        key: Keys,
+        out: Values | None = None,
+        priority: int | Sequence[int] = 0,
+        row_ids: RowIds | None = None,
+    ) -> Tensor | list[Tensor] | None:
+        """Get some rows of a value: of an embedding those that the next batch needs.
+
+        Args:
+            key: a key whose value has rows, of shape ``(n, …)``, or a list of keys.
+            out: for each key a tensor of that shape, or a list of such: a sparse one has these
+                rows and no others afterwards, of a dense one only the rows are written.
+            priority: as in :meth:`pull`.
+            row_ids: for each of ``out`` the numbers of its rows, in any order and shape; one
+                tensor for all of them.
+
+        Returns:
+            Sparse tensors of the value's shape that have these rows, if there is no ``out``.
+
+        Raises:
+            KVStoreError: not initialised, no such rows, not as many ``row_ids`` as outputs, or
+                ``out`` does not fit.
+        """
+        keys, many = each(key), isinstance(key, (list, tuple))
+        outs = None if out is None else pairs("pull", key, out)
+        if outs is not None:
+            self._shards.shaped(outs)
+        wanted = [(k, self._ids(k, ids)) for k, ids in _wanted(keys, many, outs, row_ids)]
+        if gates:
+            layouts = ((self._shards.layout(k), ids) for k, ids in wanted)
+            self._step(keys, [Layout((len(ids), *of.shape[1:]), of.dtype) for of, ids in layouts])
+        order = by_priority(
+            [(k, i) for i, (k, _) in enumerate(wanted)], priority if len(wanted) == len(keys) else 0
+        )
+        rows = dict(
+            zip(
+                (i for _, i in order), self._shards.rows([wanted[i] for _, i in order]), strict=True
+            )
+        )
+        if outs is None:
+            found = [
+                sparse.tensor_of(rows[i], self._shards.layout(k).shape)
+                for i, (k, _) in enumerate(wanted)
+            ]
+            return found if many or len(found) > 1 else found[0]
+        for i, tensor in enumerate(t for _, tensors in outs for t in tensors):
+            sparse.write(tensor, rows[i])
+        return None
+
+    def _ids(self, key: Key, given: Tensor) -> Tensor:
+        """Rows of a key, each once and in ascending order."""
+        layout = self._shards.layout(key)
+        ids: Tensor = torch.unique(given.detach().reshape(-1).to("cpu", torch.int64))
+        if not layout.shape or (len(ids) and (ids[0] < 0 or ids[-1] >= layout.shape[0])):
+            raise KVStoreError(f"pull of rows {ids.tolist()[:9]} of {key!r}, which is {layout}.")
+        return ids
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Send this worker's gradients in fewer bits; what is lost is added to the next push.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``, or "1bit" with a
+                threshold, or "1bit_means", or "topk" with the "ratio" of elements that are kept.
+                A "device" store compresses the gradient of each device.
+
+        Raises:
+            KVStoreError: unknown type or parameter, or a store that sends nothing.
+        """
+        if self._mode == "local":
+            raise KVStoreError(
+                'set_gradient_compression on a "local" store, which sends nothing. '
+                'Use "device" or a "dist_…" store.'
+            )
+        self._compression = Compression(Codec.of(compression_params))
+
+    # -- updates ----------------------------------------------------------------
+
+    def set_optimizer(self, optimizer: object, *, anew: bool = False, **options: Any) -> None:
+        """Let the servers update the values with each gradient (or sum of gradients).
+
+        Every worker calls it with the same optimizer, before the first push.
+
+        Args:
+            optimizer: such as ``kvstore.SGD(learning_rate=0.1)``; or a name such as "adam" (see
+                :mod:`distkit.kvstore.protocol.optimizer`); or a class or an instance of
+                ``torch.optim``.
+            anew: change the one that the servers have; between two barriers, on one worker.
+            options: the optimizer's, if it is given by a name or class.
+
+        Raises:
+            KVStoreError: none that the servers know, or another than they have.
+        """
+        rule = rule_of(optimizer, options)
+        fields = (*to_spec(rule), int(anew))
+        if gates:
+            self._step([])
+        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._shards.servers])
+        self._optimizer = rule
+
+    def set_updater(self, updater: Callable[[Key, Tensor, Tensor], None]) -> None:
+        """Let a function of yours update the values, in a store of one process.
+
+        Args:
+            updater: called with key, gradient and value, which it changes in place.
+
+        Raises:
+            KVStoreError: a distributed store: code does not travel to servers.
+        """
+        if self._mode.startswith("dist"):
+            raise KVStoreError(
+                f'set_updater on a "{self.type}" store: functions do not travel to the servers. '
+                "Use kv.set_optimizer, or update on the workers: kvstore.Trainer(..., "
+                "update_on_kvstore=False)."
+            )
+        self._requests.ask([Call(s, messages.SetUpdater, (updater,)) for s in self._shards.servers])
+
+    def save_optimizer_states(self, fname: str | Path, dump_optimizer: bool = False) -> None:
+        """Save what the optimizer keeps of each key that this worker has used.
+
+        Args:
+            fname: the file, written anew.
+            dump_optimizer: save the optimizer's name and numbers, too.
+
+        Raises:
+            KVStoreError: no optimizer was set by this worker.
+        """
+        if self._optimizer is None:
+            raise KVStoreError(
+                "save_optimizer_states without an optimizer. Call kv.set_optimizer(...) first."
+            )
+        self._requests.flush()
+        found: states.States = dict(self._states)
+        for k in self._shards.layouts:
+            for slot, number in self._slots(k).items():
+                answers = self._requests.ask(
+                    [
+                        Call(self._shards.node_of(p), messages.GetState, (k, slot))
+                        for p in self._shards.parts(k)
+                    ]
+                )
+                kept = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
+                if kept:
+                    found[k, slot] = kept[0] if number else torch.cat(kept)
+        states.write(fname, found, to_spec(self._optimizer) if dump_optimizer else None)
+
+    def load_optimizer_states(self, fname: str | Path) -> None:
+        """Give the servers what :meth:`save_optimizer_states` saved; one worker is enough.
+
+        Raises:
+            KVStoreError: no such file, not of these keys or this optimizer, or no optimizer.
+        """
+        found, optimizer = states.read(fname)
+        if optimizer is not None:
+            self.set_optimizer(from_spec(*optimizer), anew=True)
+        if self._optimizer is None:
+            raise KVStoreError(
+                f"load_optimizer_states of {fname}, which has no optimizer. "
+                "Call kv.set_optimizer(...) first."
+            )
+        if self._scheduler is None:  # nobody else initialises keys
+            later = {s: v for s, v in found.items() if s[0] not in self._shards.layouts}
+            self._states, found = later, {s: v for s, v in found.items() if s not in later}
+        self._set_states(found)
+
+    def _slots(self, key: Key) -> dict[str, bool]:
+        """What the optimizer keeps of a key, and whether that is one number."""
+        assert self._optimizer is not None
+        layout = self._shards.layout(key)
+        if not getattr(torch, layout.dtype).is_floating_point:
+            return {}
+        like = torch.zeros([min(1, n) for n in layout.shape], dtype=getattr(torch, layout.dtype))
+        if not self._optimizer.whole:
+            like = like.view(-1)
+        if self._optimizer.refuses(layout.shape):
+            return {}
+        return {slot: not t.dim() for slot, t in self._optimizer.kept(like).items()} | {COUNT: True}
+
+    def _set_states(self, found: states.States) -> None:
+        calls = []
+        for (k, slot), value in found.items():
+            parts, number = self._shards.parts(k), self._slots(k).get(slot, False)
+            for p in parts:
+                mine = value if number or len(parts) == 1 else value[p.start : p.stop]
+                calls.append(Call(self._shards.node_of(p), messages.SetState, (k, slot, mine)))
+        self._requests.ask(calls)
+
+    def _assign(self, key: Key, value: Tensor) -> None:
+        """Replace a value, and forget what the optimizer kept of it: where nobody else uses it."""
+        flat = fresh([value])
+        self._requests.ask(
+            [
+                Call(self._shards.node_of(p), messages.SetState, (key, VALUE, cut(flat, p)))
+                for p in self._shards.parts(key)
+            ]
+        )
+
+    def barrier(self) -> None:
+        """Wait until every worker is here; this worker's pushes have arrived by then.
+
+        Raises:
+            KVStoreError: an earlier push was refused.
+        """
+        self._requests.flush()
+        if self._scheduler is not None:
+            if gates:
+                self._step([])
+            calls = [Call(self._scheduler, messages.Barrier, (self._barriers,))]
+            if self._elastic:
+                calls += [Call(s, messages.Rest, (self._barriers,)) for s in self._shards.servers]
+            done = self._requests.ask(calls)[0]
+            assert isinstance(done, Reply)
+            self._barriers = done.version
+
+    _barrier, _set_updater = barrier, set_updater  # MXNet's names
+
+    # -- where things are -------------------------------------------------------
+
+    def key_map(self, keys: Keys | None = None) -> dict[Key, list[Part]]:
+        """Which server (numbered from 0) holds which elements of which key.
+
+        Args:
+            keys: a key or a list of keys; by default all that this worker has used.
+
+        Raises:
+            KVStoreError: a key is not initialised.
+        """
+        wanted = list(self._shards.layouts) if keys is None else each(keys)
+        return {k: self._shards.parts(k) for k in wanted}
+
+    def loss(self, replication: int, node: int, asked: Sequence[Key]) -> str:
+        """What is lost with a server and all who had copies, and what would have kept it.
+
+        Args:
+            replication: on how many servers each value was.
+            node: its id; that of the scheduler, which has no values, gives "".
+            asked: keys that it was asked for; to them come all that this worker has used.
+        """
+        if node not in self._shards.servers:
+            return ""
+        index, all_of = self._shards.servers.index(node), len(self._shards.servers)
+        keys = list(dict.fromkeys([*asked, *self._shards.held_by(node)]))
+        names = ", ".join(map(repr, keys[:_NAMED])) + f" and {len(keys) - _NAMED} more" * (
+            len(keys) > _NAMED
+        )
+        held = [f"{n}" for n in sorted(ring(index, all_of, replication))]
+        where = f"servers {' and '.join(held)}" if held[1:] else f"server {index}"
+        return (
+            f"Lost with it: {'the values of ' + names if keys else 'its part of the values'}, "
+            f"which only {where} had. To survive this, create the store with "
+            f"replication={replication + 1}, in a cluster with {replication + 1} servers or more; "
+            "and save what kv.pull gives now and then, to init from it. "
+        )
+
+    def close(self, *, flush: bool = True) -> None:
+        """Hang up, by default when all pushes have arrived. Called at the end of a run.
+
+        Raises:
+            KVStoreError: a push was refused.
+        """
+        try:
+            if flush:
+                self._requests.flush()
+        finally:
+            self._requests.close()
+
+    # -- requests of one key ----------------------------------------------------
+
+    def _step(self, keys: list[Key], layouts: Iterable[Layout | Rows] = ()) -> None:
+        """A call with these keys, which sends or gets such tensors, is one step."""
+        if self._scheduler is not None:  # else there is nobody to ask
+            self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
+
+    def _push(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
+        for call in self._calls(pairs("push", key, value), priority):
+            self._requests.post(call)
+
+    def _calls(
+        self,
+        found: list[tuple[Key, list[Tensor]]],
+        priority: int | Sequence[int],
+        *,
+        copy: bool = True,
+    ) -> Iterable[Call]:
+        """The pushes of these gradients, in the order of their priority."""
+        self._requests.check(k for k, _ in found)
+        layouts = self._shards.fitting("push of", found)
+        together = grouped(by_priority(found, priority))
+        if self._compression is not None:
+            for k, tensors in together:
+                for tensor in tensors:
+                    self._compression.check(k, tensor)
+        sums: Iterable[tuple[Key, Tensor | Rows]]
+        sums = ((k, self._gathered(k, tensors, copy)) for k, tensors in together)
+        if self._check_finite:  # all of them, before the first leaves
+            sums = [(k, self._finite(k, total)) for k, total in sums]
+        if gates:
+            self._step([*layouts], [sparse.weight(t, layouts[k]) for k, t in together])
+        for k, total in sums:
+            yield from self._pushes(k, layouts[k], total)
+
+    def _inits(self, key: Key, tensors: list[Tensor], *, gives: bool) -> Iterable[Call]:
+        if len(tensors) > 1:
+            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Give one.")
+        layout = Layout.of(tensors[0])
+        total: Tensor | Rows | None = None
+        if gives and sparse.is_sparse(tensors[0]):
+            total = sparse.rows_of(tensors)
+        elif gives:
+            stays = self._mode == "device"
+            total = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
+        for part in self._shards.place(key, layout):
+            value = (None, "") if total is None else _part_of(total, part)
+            fields = key, layout.shape, layout.dtype, *value
+            yield Call(self._shards.node_of(part), messages.Init, fields)
+
+    def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor | Rows:
+        """One gradient of those of the devices: flat, or rows if all are sparse."""
+        scattered = [t for t in tensors if sparse.is_sparse(t)]
+        if len(scattered) == len(tensors):
+            rows = sparse.rows_of(tensors)
+            self.traffic.gradients += rows.nbytes
+            return rows
+        if scattered:
+            tensors = [t.to_dense() for t in tensors]
+        if self._compression is not None and self._mode == "device":
+            return self._compressed(key, tensors, self._compression)
+        place = "device" if self._mode.endswith("_device") else "host"
+        where = "stay" if self._mode == "device" else place
+        return add_up(tensors, where, self.traffic, copy=copy)
+
+    def _compressed(self, key: Key, tensors: list[Tensor], by: Compression) -> Tensor:
+        """The sum of what each device says of its gradient, in fewer bits."""
+        said = []
+        for device, tensor in enumerate(tensors):
+            flat = tensor.detach().reshape(-1)
+            packed = by.pack(key, device, flat.to("cpu"))
+            said.append(unpack(str(by.codec), packed, len(flat), flat.dtype).to(flat.device))
+            self.traffic.sent += packed.nbytes
+        return add_up(said, "stay", self.traffic)
+
+    def _finite(self, key: Key, total: Tensor | Rows) -> Tensor | Rows:
+        if not bool(torch.isfinite(total.values if isinstance(total, Rows) else total).all()):
+            raise KVStoreError(
+                f"push of {key!r} on worker {self.rank} with NaN or infinity: the value would be "
+                "so on every worker, for ever. Look for what made it, or lower the learning rate."
+            )
+        return total
+
+    def _pushes(self, key: Key, layout: Layout, total: Tensor | Rows) -> Iterable[Call]:
+        for part in self._shards.parts(key):
+            version = self._shards.versions.get((key, part.server), 0)
+            value, codec = _part_of(total, part)
+            if self._compression is not None and self._mode != "device":
+                value = self._compression.pack(key, part.server, value)
+                codec = str(self._compression.codec)
+            if self._compression is None or self._mode != "device":
+                self.traffic.sent += value.nbytes
+            fields = (
+                key,
+                layout.shape,
+                version,
+                value,
+                self._requests.settled,
+                codec,
+                self._barriers,
+            )
+            yield Call(self._shards.node_of(part), messages.Push, fields)
+
+
+def _part_of(total: Tensor | Rows, part: Part) -> tuple[Tensor, str]:
+    """A server's part of a tensor, and how it is packed."""
+    if isinstance(total, Rows):
+        return sparse.pack(total, part), sparse.codec_of(total)
+    return cut(total, part), ""
+
+
+def _can_hold(tensor: Tensor) -> bool:
+    """Whether each of its elements has a place in memory: not in an expanded one."""
+    if sparse.is_sparse(tensor):
+        return True
+    return all(stride or n < 2 for stride, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _wanted(
+    keys: list[Key], many: bool, outs: Outs | None, row_ids: RowIds | None
+) -> list[tuple[Key, Tensor]]:
+    """For each output of each key, in order, the rows that are wanted of it."""
+    if row_ids is None:
+        raise KVStoreError("row_sparse_pull without row_ids. Say which rows: row_ids=tensor.")
+    given: list[Any] = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids]
+    if not many:
+        given = [given]
+    elif len(given) == 1:
+        given = given * len(keys)
+    if len(given) != len(keys):
+        raise KVStoreError(
+            f"row_sparse_pull of {len(keys)} keys with {len(given)} row_ids. "
+            "Give one for each key, or one for all."
+        )
+    found = []
+    for i, (k, ids) in enumerate(zip(keys, given, strict=True)):
+        mine = list(ids) if isinstance(ids, (list, tuple)) else [ids]
+        count = len(mine) if outs is None else len(outs[i][1])
+        mine = mine * count if len(mine) == 1 else mine
+        if len(mine) != count or not all(isinstance(one, Tensor) for one in mine):
+            raise KVStoreError(
+                f"row_sparse_pull of {k!r} into {count} tensors with {len(mine)} "
+                "row_ids. Give a tensor for each, or one for all."
+            )
+        found += [(k, one) for one in mine]
+    return found
+
+
+class _Guard:
+    """Notices calls that do what they say, and hardly what was meant."""
+
+    def __init__(self) -> None:
+        self._weights: set[Key] = set()  # initialised with other than zeros
+        self._read: set[Key] = set()  # of these, pulled before anything was pushed
+        self._told: set[object] = set()
+
+    def initialised(self, found: list[tuple[Key, list[Tensor]]]) -> None:
+        """These keys have their first values."""
+        self._weights |= {k for k, (t, *_) in found if sparse.is_sparse(t) or bool(t.any())}
+
+    def pulled(self, keys: list[Key]) -> None:
+        """Somebody looks at these values."""
+        if self._weights:
+            self._read |= self._weights.intersection(keys)
+
+    def pushes(self, keys: list[Key]) -> None:
+        """Gradients leave for servers that only add them up."""
+        if (lost := self._read.intersection(keys)) and "optimizer" not in self._told:
+            self._told.add("optimizer")
+            warnings.warn(
+                f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
+                "replaces the value that was pulled before. To update it instead, call "
+                "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
+                stacklevel=4,
+            )
+        self._weights.difference_update(keys)
+
+    def without_sparse(self, outs: Outs) -> Outs:
+        """What is left to write to."""
+        if not any(sparse.is_sparse(t) for _, tensors in outs for t in tensors):
+            return outs
+        if "sparse" not in self._told:
+            self._told.add("sparse")
+            warnings.warn(
+                "pull into a sparse tensor is ignored. Use kv.row_sparse_pull(key, out, "
+                "row_ids=...), or ignore_sparse=False.",
+                stacklevel=4,
+            )
+        dense = [(k, [t for t in tensors if not sparse.is_sparse(t)]) for k, tensors in outs]
+        return [(k, tensors) for k, tensors in dense if tensors]

@@ -1,0 +1,1 @@
+"""What a parameter server does, whoever carries its messages. Pure."""

@@ -1,0 +1,295 @@
+"""Consistency models: which gradients make an update, and whom a pull waits for.
+
+=============  =======================================  =====================================
+model          an update applies                        a pull waits for
+=============  =======================================  =====================================
+synchronous    the sum of one gradient of each worker   the workers missing in this round
+backup b       the first N − b gradients of a round;    as above; whoever is late does not
+               late ones are dropped                    count
+asynchronous   each gradient as it comes                nobody
+bounded s      each gradient as it comes                workers more than s gradients behind
+=============  =======================================  =====================================
+
+``s = 0`` lets nobody run ahead, ``s = ∞`` is asynchronous. A worker's *clock* counts its
+gradients of a key. Sources: Li et al., 2014; Chen et al., Revisiting distributed synchronous
+SGD, 2016 (backup workers); Ho et al., More effective distributed ML via a stale synchronous
+parallel parameter server, 2013.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Protocol
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
+
+#: The modes of a distributed store; with ``_device`` a worker's devices add up on a device.
+MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
+
+#: What else than a number a term may be.
+_NONE = {"staleness": ", or None for any", "wait_for": ", or None for all"}
+
+#: What becomes of the others when a worker crashes, where they would wait for it.
+ON_CRASH = ("halt", "continue", "replace")
+
+
+class Rule(Protocol):
+    """A consistency model: three questions that the server asks about a key.
+
+    ``halts``: whether the others cannot go on without a worker.
+    """
+
+    @property
+    def halts(self) -> bool: ...  # noqa: D102
+
+    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
+        """The round that a gradient belongs to and its worker's next clock; None: too late.
+
+        ``clock`` is its worker's, ``pulled`` the version it was computed from, ``version`` the
+        present one, which is the number of the present round.
+        """
+
+    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
+        """Whether the gradients of these workers make an update."""
+
+    def awaits(
+        self,
+        clock: int,
+        version: int,
+        arrived: Collection[int],
+        members: Collection[int],
+        clocks: Mapping[int, int],
+    ) -> set[int]:
+        """The workers that a pull waits for, asked when its own worker was at ``clock``."""
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """One gradient of every worker, less ``backup`` of them, makes an update.
+
+    >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
+    {1, 2}
+    """
+
+    backup: int = 0
+    halts: ClassVar[bool] = True
+
+    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
+        """With backup workers, the round of the weights that it was computed from."""
+        n = max(clock, pulled if self.backup else version)
+        return (n, n + 1) if n >= version else None
+
+    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
+        """All are there, or enough."""
+        return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
+
+    def awaits(
+        self,
+        clock: int,
+        version: int,
+        arrived: Collection[int],
+        members: Collection[int],
+        clocks: Mapping[int, int],
+    ) -> set[int]:
+        """Those who miss, until its own gradients are in."""
+        return set() if version >= clock else set(members).difference(arrived)
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """Each gradient is an update; nobody runs more than ``staleness`` gradients ahead.
+
+    >>> Asynchronous(staleness=3).awaits(5, 9, (), members={0, 1, 2}, clocks={0: 5, 1: 2, 2: 1})
+    {2}
+    """
+
+    staleness: int | None = None
+    halts: ClassVar[bool] = False
+
+    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
+        """At once."""
+        return version, clock + 1
+
+    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
+        """One is enough."""
+        return bool(arrived)
+
+    def awaits(
+        self,
+        clock: int,
+        version: int,
+        arrived: Collection[int],
+        members: Collection[int],
+        clocks: Mapping[int, int],
+    ) -> set[int]:
+        """Those who are too far behind."""
+        if self.staleness is None:
+            return set()
+        return {m for m in members if clocks.get(m, 0) < clock - self.staleness}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all workers of a run agree on when they create their store.
+
+    Args:
+        mode: one of :data:`MODES`.
+        bound: number of elements from which an array is split over all servers.
+        staleness: by how many gradients a worker may run ahead of the slowest; None for any.
+        backup: how many of the workers a round does not wait for.
+        replication: on how many servers each value is.
+        on_crash: one of :data:`ON_CRASH`.
+        wait_for: how many workers must be there for the run to begin; None for all.
+
+    Raises:
+        KVStoreError: they do not go together.
+
+    >>> Terms("dist_sync", backup=1).rule
+    Synchronous(backup=1)
+    """
+
+    mode: str = "dist_sync"
+    bound: int = BIGARRAY_BOUND
+    staleness: int | None = None
+    backup: int = 0
+    replication: int = 1
+    on_crash: str = "halt"
+    wait_for: int | None = None
+
+    def __post_init__(self) -> None:
+        whole = "bound", "staleness", "backup", "replication", "wait_for"
+        given = {name: getattr(self, name) for name in whole}
+        for name, n in given.items():
+            if n is not None and type(n) is not int:
+                raise KVStoreError(f"{name}={n!r}: give a whole number{_NONE.get(name, '')}.")
+        for wrong, what in (
+            (
+                self.wait_for is not None and self.wait_for < 1,
+                f"wait_for={self.wait_for}: at least one worker must be there.",
+            ),
+            (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
+            (self.mode not in MODES, _no_mode(self.mode)),
+            (
+                self.on_crash not in ON_CRASH,
+                f"there is no on_crash={self.on_crash!r}. There are: {', '.join(ON_CRASH)}.",
+            ),
+            (
+                self.staleness is not None and self.sync,
+                f'staleness={self.staleness} with "{self.mode}", where no gradient is stale. '
+                'Use "dist_async".',
+            ),
+            (
+                self.staleness is not None and self.staleness < 0,
+                f"staleness={self.staleness}: a worker cannot be less than 0 gradients ahead.",
+            ),
+            (
+                self.backup and not self.sync,
+                f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
+            ),
+            (self.backup < 0, f"backup={self.backup}: give 0 or more workers."),
+            (self.replication < 1, f"replication={self.replication}: 1 is no copy, 2 is one."),
+        ):
+            if wrong:
+                raise KVStoreError(what)
+
+    @property
+    def sync(self) -> bool:
+        """Whether gradients are applied in rounds."""
+        return self.mode.startswith("dist_sync")
+
+    @property
+    def rule(self) -> Rule:
+        """The consistency model."""
+        return Synchronous(self.backup) if self.sync else Asynchronous(self.staleness)
+
+    @property
+    def spares(self) -> bool:
+        """Whether the others go on when a worker has ended."""
+        return self.aftermath == "continue"
+
+    @property
+    def aftermath(self) -> str:
+        """What becomes of the run when a worker has ended.
+
+        Without rounds nobody halts; with backup workers those who then wait in vain.
+        """
+        halts = self.on_crash == "halt" and self.sync and not self.backup
+        return self.on_crash if halts or self.on_crash == "replace" else "continue"
+
+    @property
+    def elastic(self) -> bool:
+        """Whether workers may begin late: then nobody waits for those who have finished."""
+        return self.on_crash == "replace" or self.wait_for is not None
+
+    def fit(self, workers: int, servers: int) -> None:
+        """Check that a cluster can keep them.
+
+        Raises:
+            KVStoreError: it has too few workers or servers.
+        """
+        for asked, there, what in (
+            (self.replication, servers, "replication"),
+            (self.backup + 1, workers, "backup"),
+            (self.wait_for or 1, workers, "wait_for"),
+        ):
+            if asked > there:
+                raise KVStoreError(
+                    f"{what}={getattr(self, what)} in a cluster of {workers} "
+                    f"worker{'s' * (workers != 1)} and {servers} server{'s' * (servers != 1)}: "
+                    f"too few. Use a larger cluster or a smaller {what}."
+                )
+
+    def numbers(self) -> dict[str, float]:
+        """All but mode and bound as numbers, to send them; -1 is None."""
+        given = asdict(self) | {"on_crash": ON_CRASH.index(self.on_crash)}
+        return {k: -1 if v is None else v for k, v in given.items() if k not in ("mode", "bound")}
+
+    @classmethod
+    def of(cls, mode: str, bound: int, numbers: Mapping[str, float]) -> Terms:
+        """The terms that :meth:`numbers` were taken from.
+
+        Raises:
+            KVStoreError: no such terms.
+        """
+        fields = {k: None if v == -1 else int(v) for k, v in numbers.items()}
+        try:
+            crash = ON_CRASH[fields.pop("on_crash", 0) or 0]
+            return cls(mode, bound, on_crash=crash, **fields)  # type: ignore[arg-type]
+        except (IndexError, TypeError):
+            raise KVStoreError(
+                f"no terms: {dict(numbers)}. Let all nodes have the same distkit."
+            ) from None
+
+    def __str__(self) -> str:
+        told = {k: v for k, v in asdict(self).items() if k != "mode" and v != getattr(Terms(), k)}
+        return ", ".join([f'"{self.mode}"', *(f"{k}={v!r}" for k, v in told.items())])
+
+
+def canonical(name: str) -> str:
+    """A store's name as it is known here: MXNet takes the words of it in any order and case.
+
+    >>> [canonical(name) for name in ("dist_device_sync", "dist", "Device", "local_allreduce_cpu")]
+    ['dist_sync_device', 'dist_sync', 'device', 'local']
+    """
+    lower = name.lower()
+    words = lower.split("_")
+    fit = set(words) <= {"dist", "sync", "async", "device"} and len(set(words)) == len(words)
+    if "dist" not in words or not fit or {"sync", "async"} <= set(words):
+        return _LOCAL.get(lower, lower)
+    kind = "async" if "async" in words else "sync"
+    return f"dist_{kind}_device" if "device" in words else f"dist_{kind}"
+
+
+#: MXNet's other names of stores in one process.
+_LOCAL = {
+    "local_allreduce_cpu": "local",
+    "local_update_cpu": "local",
+    "local_allreduce_device": "device",
+}
+
+
+def _no_mode(name: str) -> str:
+    names = ", ".join(f'"{n}"' for n in ("local", "device", *MODES))
+    return f'there is no "{name}" store. There are: {names}.'

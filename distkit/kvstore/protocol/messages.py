@@ -1,0 +1,381 @@
+"""What workers, servers and the scheduler say to each other.
+
+A :class:`Request` is asked by a node, and answered by one :class:`Answer` that carries the same
+``run``, ``node`` and ``number``. Nothing here knows how messages travel (:mod:`.wire`,
+:mod:`.transport`) or what they do (:mod:`.server`, :mod:`.scheduler`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from distkit.trace.calls import SILENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+#: Names a parameter array: a number or a string, as in MXNet.
+Key: TypeAlias = "int | str"
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """The head of every message.
+
+    Nobody changes one that was sent; to enforce that would triple the cost of making it.
+
+    ``run`` counts the runs of the cluster, ``node`` is the id of the node that asks, ``number``
+    counts what that node asked in this run.
+    """
+
+    run: int
+    node: int
+    number: int
+
+    @property
+    def match(self) -> str:
+        """What a request and its answer have in common, unique in a trace."""
+        return f"kv:{self.run}:{self.node}:{self.number}"
+
+
+class Request(Message):
+    """Asked by ``node``."""
+
+    __slots__ = ()
+
+
+class Answer(Message):
+    """Goes to ``node``, which asked."""
+
+    __slots__ = ()
+
+
+# -- to the scheduler -----------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Register(Request):
+    """I am here: who I am, where I listen, and which cluster I believe to be in.
+
+    Workers listen nowhere; servers leave it to the workers to choose ``mode`` and ``bound``
+    (the number of elements from which an array is split) and the other ``terms``
+    (:class:`.consistency.Terms`). ``pid`` is its process.
+    """
+
+    endpoint: str
+    workers: int
+    servers: int
+    mode: str = ""
+    bound: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
+    pid: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Present(Request):
+    """I take part in this run, and listen here: to a scheduler that may not know it.
+
+    It may be another one than before; or another process serves as this node than before.
+    """
+
+    endpoint: str
+    pid: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Barrier(Request):
+    """Answer when every worker has asked: the run's ``nth`` barrier.
+
+    The answer's ``version`` says how many the run has passed.
+    """
+
+    nth: int
+
+
+@dataclass(slots=True, eq=False)
+class Leave(Request):
+    """``node`` has ended, and how: said by whoever looks after its process."""
+
+    how: str
+
+
+@dataclass(slots=True, eq=False)
+class Missed(Request):
+    """From a server: the connection to ``who`` broke, which had last asked with number ``last``."""
+
+    who: int
+    last: int
+    how: str
+
+
+@dataclass(slots=True, eq=False)
+class Departed(Answer):
+    """``who`` has ended, and how; who takes its place counts from ``first``.
+
+    Servers hear it of everybody, workers of a server if nobody has its values.
+    """
+
+    who: int
+    how: str
+    first: int
+
+
+@dataclass(slots=True, eq=False)
+class Copied(Request):
+    """From a server: ``who``, whose life this is by ``first``, has a whole copy of its values."""
+
+    who: int
+    first: int
+
+
+@dataclass(slots=True, eq=False)
+class Joined(Answer):
+    """To a server: ``who`` listens at ``endpoint`` and has room for a copy; make it one."""
+
+    who: int
+    endpoint: str
+    first: int
+
+
+@dataclass(slots=True, eq=False)
+class Appointed(Answer):
+    """To a server that has a copy of what ``who`` had: serve in its place.
+
+    ``endpoints`` has the address of that place, and those of the others that have copies.
+    """
+
+    who: int
+    first: int
+    endpoints: dict[int, str]
+
+
+@dataclass(slots=True, eq=False)
+class Replaced(Answer):
+    """To the workers: another process serves as node ``who``. Connect to it anew."""
+
+    who: int
+
+
+@dataclass(slots=True, eq=False)
+class AddressBook(Answer):
+    """Everybody is there: tells all about all. ``endpoints`` by node id.
+
+    A worker counts its requests from ``first``: who takes a dead one's place has other numbers.
+    ``barriers`` counts those that the run has passed.
+    """
+
+    mode: str
+    bound: int
+    endpoints: dict[int, str]
+    terms: dict[str, float] = field(default_factory=dict)
+    first: int = 0
+    barriers: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RollCall(Answer):
+    """A run has begun: the server is asked to register for it."""
+
+
+# -- to a server ----------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Init(Request):
+    """The first value of a key.
+
+    Worker 0 gives it; the others send their shape and dtype alone, and hear when it is there.
+    ``shape`` is that of the whole array, ``value`` the server's part of it, flat; ``codec`` says
+    how that is packed (:mod:`.sparse`), empty if it is not.
+    """
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: str
+    value: Tensor | None = None
+    codec: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Push(Request):
+    """A gradient, computed from ``version`` of the value.
+
+    ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
+    says how ``value`` is packed (:mod:`.compression`, :mod:`.sparse`); empty if it is the gradient.
+    ``barriers`` counts those that its worker has passed.
+    ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
+    that one says that the gradient was accepted, too. Who wants to know it before has ``receipt``.
+    """
+
+    key: Key
+    shape: tuple[int, ...]
+    version: int
+    value: Tensor
+    settled: int = 0
+    codec: str = ""
+    barriers: int = 0
+    pull: int = -1
+    receipt: int = 1
+
+    @property
+    def then(self) -> Pull | None:
+        """The pull that comes with it."""
+        return None if self.pull < 0 else Pull(self.run, self.node, self.pull, self.key)
+
+
+@dataclass(slots=True, eq=False)
+class Pull(Request):
+    """Asks for the value, as soon as this worker may see it.
+
+    ``ranges``: only these elements of the server's part, from and to, int64[n, 2] flattened.
+    """
+
+    key: Key
+    ranges: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Rest(Request):
+    """This worker waits at barrier number ``barriers``: meanwhile nobody need wait for it."""
+
+    barriers: int
+
+
+@dataclass(slots=True, eq=False)
+class Describe(Request):
+    """Asks for the shape and dtype of a key that another worker initialised, to do ``what``."""
+
+    key: Key
+    what: str = "pull of"
+
+
+@dataclass(slots=True, eq=False)
+class SetOptimizer(Request):
+    """From now on gradients update the value by this rule: a name and plain values, never code.
+
+    ``anew``: 1 to change the one that the servers have.
+    """
+
+    name: str
+    options: dict[str, Any]
+    anew: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class SetUpdater(Request):
+    """From now on this function updates the value: only in one process, code does not travel."""
+
+    updater: Callable[[Key, Tensor, Tensor], None]
+
+
+#: States that every key has: how many updates its optimizer made, and the value itself.
+COUNT, VALUE = "count", "value"
+
+
+@dataclass(slots=True, eq=False)
+class GetState(Request):
+    """Asks for what the optimizer keeps of a key under this name, such as "momentum".
+
+    "count" is how many updates it made.
+    """
+
+    key: Key
+    slot: str
+
+
+@dataclass(slots=True, eq=False)
+class SetState(Request):
+    """Gives the optimizer what it kept of a key: the server's part of it, flat, or a number."""
+
+    key: Key
+    slot: str
+    value: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Copy(Request):
+    """From server ``node`` to its backup ``to``: handle this message as I did.
+
+    ``text`` is the message without its tensor, as :mod:`.wire` writes it.
+    """
+
+    to: int
+    text: str
+    value: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Portion(Request):
+    """Of all that server ``node`` keeps: one key, or what concerns all; ``left`` more come.
+
+    ``text`` and ``value`` are a :mod:`.snapshot`.
+    """
+
+    text: str
+    value: Tensor | None
+    left: int
+
+
+#: The version in the answer to an init whose worker is asked to give the value: it has none yet.
+GIVE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Reply(Answer):
+    """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
+
+    ``dropped`` counts this worker's gradients of the key that came too late for their round.
+    """
+
+    version: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    value: Tensor | None = field(default=None)
+    dropped: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Error(Answer):
+    """Not done, and why: becomes a KVStoreError at the caller."""
+
+    text: str
+
+
+def stale(request: Message, run: int) -> Error:
+    """The answer to a node of an earlier run."""
+    return Error(
+        request.run,
+        request.node,
+        request.number,
+        f"stale node of run {request.run}, the cluster is at run {run}. "
+        "Make a new store with kvstore.create(...) inside the current run.",
+    )
+
+
+def given_up(request: Request, name: str) -> Error:
+    """The answer to a node that was taken for dead: others may have its place by now."""
+    return error(
+        request,
+        (
+            f"stale: {name} was given up, because its connection broke or it sent no heartbeat "
+            "for too long, and the others went on without it. Its later requests are ignored. If "
+            "it was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
+        ),
+    )
+
+
+def ended(how: str) -> str:
+    """That a node is gone, after its name in a sentence: it has crashed, or hung.
+
+    >>> ended("its connection broke")
+    'has ended (its connection broke)'
+    """
+    return how if SILENT in how else f"has ended ({how})"
+
+
+def error(request: Request, text: object) -> Error:
+    """A refusal of this request."""
+    return Error(request.run, request.node, request.number, str(text))

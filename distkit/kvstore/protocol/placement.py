@@ -1,0 +1,118 @@
+"""Which server holds which part of which key.
+
+A key lives on one server, chosen by a hash that is the same in every process; an array of at
+least ``bound`` elements is split over all servers, in equal parts. (Li et al., 2014; MXNet calls
+the bound ``MXNET_KVSTORE_BIGARRAY_BOUND``.)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.protocol.messages import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, dtype
+
+#: MXNet's: arrays of this many elements and more are split over all servers.
+BIGARRAY_BOUND = 1_000_000
+
+
+class Part(NamedTuple):
+    """Elements ``start`` to ``stop`` of the flattened array, on server number ``server``."""
+
+    server: int
+    start: int
+    stop: int
+
+
+def home(key: Key, servers: int) -> int:
+    """The server of a key that is not split: as in MXNet, numbers take turns.
+
+    >>> [home(key, 2) for key in ("weight", "bias", 3)]
+    [1, 0, 1]
+    """
+    if isinstance(key, int):
+        return key * 9973 % servers
+    return zlib.crc32(repr(key).encode("ascii", "backslashreplace")) % servers
+
+
+def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> list[Part]:
+    """Where the elements of an array live.
+
+    Args:
+        key: its name.
+        size: its number of elements.
+        servers: how many servers there are.
+        bound: number of elements from which an array is split.
+
+    >>> place("w", 10, servers=2, bound=8)
+    [Part(server=0, start=0, stop=5), Part(server=1, start=5, stop=10)]
+    """
+    return list(_place(key, size, servers, bound))
+
+
+@lru_cache(4096)
+def _place(key: Key, size: int, servers: int, bound: int) -> tuple[Part, ...]:
+    if servers == 1 or size < bound:
+        return (Part(home(key, servers), 0, size),)
+    cuts = [size * i // servers for i in range(servers + 1)]
+    return tuple(Part(i, cuts[i], cuts[i + 1]) for i in range(servers))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape and dtype that a key has for ever, since its init."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """The layout of a tensor."""
+        return cls(tuple(tensor.shape), dtype_name(tensor))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such a tensor."""
+        return self.size * int(re.sub(r"\D", "", self.dtype) or 8) // 8  # "bool" has no number
+
+    def check(self, what: str, key: Key, shape: Sequence[int], dtype: str) -> None:
+        """Refuse a tensor that does not fit the key.
+
+        Raises:
+            KVStoreError: it has a different shape or dtype.
+        """
+        if shape != self.shape or dtype != self.dtype:
+            other = Layout(tuple(shape), dtype)
+            raise KVStoreError(
+                f"{what} {key!r} with {other}, but the key was initialised as {self}. "
+                "Shape and dtype of a key never change: use a tensor like the first, "
+                "or another key."
+            )
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The dtype in one word, such as ``"float32"``."""
+    return _dtype_name(tensor.dtype)
+
+
+@cache
+def _dtype_name(it: dtype) -> str:
+    return str(it).removeprefix("torch.")

@@ -1,0 +1,486 @@
+"""The parameter server: one shard of the weights.  Li et al., 2014.
+
+::
+
+    worker:  pull w            server:  push from a worker: put its gradient into its round
+             g = ∇L(w; batch)           round complete:     update w with the sum, version + 1
+             push g                     pull:               answer once the worker may see w
+
+When a round is complete and whom a pull waits for is the consistency model
+(:mod:`.consistency`): *synchronous*: all compute from the same version, and wait for the slowest;
+*asynchronous*: nobody waits, gradients are stale; and what lies between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.protocol import sparse
+from distkit.kvstore.protocol.compression import unpack
+from distkit.kvstore.protocol.consistency import Rule
+from distkit.kvstore.protocol.entry import Entry, Ledger, Update
+from distkit.kvstore.protocol.messages import (
+    COUNT,
+    GIVE,
+    VALUE,
+    Answer,
+    Describe,
+    GetState,
+    Init,
+    Key,
+    Pull,
+    Push,
+    Reply,
+    Request,
+    Rest,
+    SetOptimizer,
+    SetState,
+    SetUpdater,
+    ended,
+    error,
+    given_up,
+)
+from distkit.kvstore.protocol.optimizer import Optimizer, Turn, from_spec
+from distkit.kvstore.protocol.placement import dtype_name
+from distkit.kvstore.transport.memory import empty_like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Called with each update, entered before it is computed and left after.
+Watch = Callable[[Update], AbstractContextManager[object]]
+
+#: MXNet's: changes the last in place, given the key and the gradient.
+Updater = Callable[[Key, "Tensor", "Tensor"], None]
+
+
+class KVServer:
+    """A shard of the weights: messages in, answers out, no I/O.
+
+    Args:
+        rule: the consistency model.
+        workers: those whose gradients make the updates.
+        on_crash: what becomes of the others when one of them has left: they "halt", and hear
+            so when they would wait for it; they "continue" without it; or they wait until it
+            is there again ("replace"). Without rounds nobody waits for it anyway.
+        elastic: workers may begin late: nobody waits for those who have finished.
+        must_update: refuse gradients while no optimizer is set. Without one the sum of a round
+            *replaces* the value, which makes sense only if the round is everybody's.
+        watch: a context manager around each update.
+
+    >>> import torch
+    >>> from distkit.kvstore.protocol.consistency import Synchronous
+    >>> server = KVServer(Synchronous(), workers=range(2))
+    >>> one = torch.ones(1)
+    >>> [r.version for r in server.handle(Init(0, 0, 0, "w", (1,), "float32", one))]
+    [0]
+    >>> server.handle(Push(0, 0, 1, "w", (1,), 0, 3 * one))[0].version   # waits for worker 1
+    0
+    >>> server.handle(Pull(0, 0, 2, "w"))                                # so does this
+    []
+    >>> [str(r.value) for r in server.handle(Push(0, 1, 0, "w", (1,), 0, 4 * one))]
+    ['None', 'tensor([7.])']
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        workers: Iterable[int],
+        *,
+        on_crash: str = "halt",
+        elastic: bool = False,
+        must_update: bool = False,
+        watch: Watch = nullcontext,
+    ) -> None:
+        self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
+        self.elastic = elastic
+        self.members, self.gone, self.newcomers = set(workers), dict[int, str](), set[int]()
+        self.optimizer: Optimizer | None = None
+        self._updates = 0  # of the most updated key
+        self.updater: Updater | None = None
+        self.entries: dict[Key, Entry] = {}
+        self._ledger = Ledger()
+        self._over: dict[int, int] = {}  # by worker: what it asked before this was given up
+        self._resting: dict[int, int] = {}  # by worker: at which barrier it waits
+        self._barriers = 0  # that were passed, as far as is known here
+        self._early: dict[Key, dict[int, Init]] = defaultdict(dict)  # by worker
+        self._givers = set(self.members)  # of first values: the first of them that is left
+        self._asked = set[tuple[Key, int]]()  # key and worker: to give what worker 0 did not
+
+    def handle(self, request: Request) -> list[Answer]:
+        """Answers to this request, and to others that waited for it."""
+        if self._over and self.late(request):
+            return [given_up(request, f"worker {request.node}")]
+        try:
+            match request:
+                case Init():
+                    return self._init(request)
+                case Push():
+                    pull = request.then
+                    return self._push(request) if pull is None else self._both(request, pull)
+                case Pull():
+                    return self._pull(request)
+                case Describe():
+                    return [self._entry(request.what, request.key).reply(request)]
+                case Rest():
+                    return self._rest(request)
+                case SetOptimizer():
+                    return self._set_optimizer(request)
+                case SetUpdater():
+                    self.updater = request.updater
+                    return [Reply(request.run, request.node, request.number)]
+                case GetState() | SetState():
+                    return [self._state(request)]
+            raise KVStoreError(f"a server has no answer to {type(request).__name__}.")
+        except KVStoreError as refusal:
+            return [error(request, refusal)]
+
+    def late(self, request: Request) -> bool:
+        """Whether a worker that was taken for dead still says something."""
+        return request.number < self._over.get(request.node, 0)
+
+    def _init(self, init: Init) -> list[Answer]:
+        """Worker 0's value counts; the others' must have its shape, and wait for it."""
+        entry = self.entries.get(init.key)
+        if entry is not None:
+            entry.layout.check("init of", init.key, init.shape, init.dtype)
+            again = entry.first == (init.node, init.number) or init.node in self.newcomers
+            if init.value is not None and not again and (init.key, init.node) not in self._asked:
+                raise KVStoreError(
+                    f"init of {init.key!r}, which this run has initialised already. "
+                    "Change its value with push, or use another key."
+                )
+            return [entry.reply(init)]
+        early = self._early[init.key]
+        if init.value is None:
+            early[init.node] = init
+            return self._ask_to_give(init.key)
+        entry = self.entries[init.key] = Entry.of(init)
+        del self._early[init.key]
+        return [entry.reply(init), *(answer for i in early.values() for answer in self.handle(i))]
+
+    def _ask_to_give(self, key: Key) -> list[Answer]:
+        """Worker 0 has ended, and the others go on: who is the first now gives the value."""
+        giver = min(self._givers, default=0)
+        init = self._early[key].pop(giver, None) if giver else None
+        if init is None:
+            return []
+        self._asked.add((key, giver))
+        return [Reply(init.run, init.node, init.number, GIVE)]
+
+    def _push(self, push: Push) -> list[Answer]:
+        entry = self._entry("push of", push.key)
+        if self._ledger.knows(push):
+            return [entry.reply(push)]
+        push = self._admit(push, entry)
+        self._ledger.accept(push)
+        if push.barriers > self._barriers:
+            self._wake(push.barriers)
+        if push.node not in self.members:
+            self._join(push.node)
+        place = self.rule.place(entry.clocks.get(push.node, 0), push.version, entry.version)
+        if place is None:
+            entry.dropped[push.node] += 1
+            return [entry.reply(push)]
+        n, entry.clocks[push.node] = place
+        entry.rounds.setdefault(n, {})[push.node] = push
+        self._update(push.key, entry)
+        return [entry.reply(push), *self._due(entry)]
+
+    def _both(self, push: Push, pull: Pull) -> list[Answer]:
+        """A push and the pull that came with it; no receipt if the pull is answered now."""
+        receipt, *due = self._push(push)
+        answers = self._pull(pull)
+        now = any((a.node, a.number) == (pull.node, pull.number) for a in answers)
+        return [*due, *answers] if now or not push.receipt else [receipt, *due, *answers]
+
+    def _update(self, key: Key, entry: Entry) -> None:
+        """Apply the sum of the gradients of each complete round."""
+        while entry.arrived and self.rule.complete(entry.arrived, self.members):
+            pushes = entry.take_round()
+            with self.watch(Update(key, entry, entry.version, pushes)):
+                self._apply(key, entry, _sum([p.value for p in pushes]))
+            entry.version += 1
+
+    def _apply(self, key: Key, entry: Entry, gradient: Tensor) -> None:
+        """Update the value with a sum, which may be wider than it."""
+        if self.optimizer is not None:
+            self._step(key, entry, gradient, self.optimizer)
+            return
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if gradient.dtype is not entry.value.dtype:
+            gradient = gradient.to(entry.value.dtype)
+        if self.updater is not None:
+            value = entry.value.clone()
+            self.updater(key, gradient.view(entry.layout.shape), value.view(entry.layout.shape))
+            entry.value = value
+        else:
+            entry.value = gradient
+
+    def _step(self, key: Key, entry: Entry, gradient: Tensor, optimizer: Optimizer) -> None:
+        entry.updates += 1
+        self._updates = max(self._updates, entry.updates)
+        turn = Turn(key, entry.updates, self._updates)
+        if not optimizer.whole:
+            entry.value, entry.slots = optimizer.apply(entry.value, gradient, entry.slots, turn)
+            return
+        shape = entry.layout.shape
+        gradient = (gradient.to_dense() if gradient.is_sparse else gradient).view(shape)
+        value, entry.slots = optimizer.apply(entry.value.view(shape), gradient, entry.slots, turn)
+        entry.value = value.view(-1)
+
+    def _pull(self, pull: Pull) -> list[Answer]:
+        entry = self._entry("pull of", pull.key)
+        clock = entry.clocks.get(pull.node, 0)
+        if not entry.waiting and not self._awaited(entry, clock):
+            return [self._reply(entry, pull)]
+        entry.waiting[pull.node, pull.number] = pull, clock
+        return self._due(entry)
+
+    def _reply(self, entry: Entry, pull: Pull) -> Reply:
+        value = entry.value
+        if pull.ranges is not None:
+            value = value[sparse.elements(pull.ranges.view(-1, 2), len(value))]
+        return entry.reply(pull, value)
+
+    def _due(self, entry: Entry) -> list[Answer]:
+        """The pulls that wait no longer: answered, or refused if they wait for the dead."""
+        due: list[Answer] = []
+        for name, (pull, clock) in list(entry.waiting.items()):
+            awaited = self._awaited(entry, clock)
+            missed = self._missed(entry, awaited)
+            if missed or not awaited:
+                del entry.waiting[name]
+                due.append(
+                    error(pull, self._halted(pull, missed)) if missed else self._reply(entry, pull)
+                )
+        return due
+
+    def _awaited(self, entry: Entry, clock: int) -> set[int]:
+        return self.rule.awaits(clock, entry.version, entry.arrived, self.members, entry.clocks)
+
+    # -- workers that leave and join --------------------------------------------
+
+    def leave(self, worker: int, how: str, first: int) -> list[Answer]:
+        """A worker has ended: answers to those who waited for it.
+
+        Who takes its place counts requests from ``first``; what the dead one asked is over.
+        """
+        if self._ledger.over(worker, first):
+            return []
+        self._ledger.end(worker, first)
+        self._over[worker] = first
+        self._resting.pop(worker, None)
+        self.newcomers.add(worker)
+        if self.on_crash == "continue" or not self.rule.halts:
+            self.members.discard(worker)
+            self._givers.discard(worker)
+        elif self.on_crash == "halt":
+            self.gone[worker] = how
+        for entry in self.entries.values():
+            entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
+        for early in self._early.values():
+            early.pop(worker, None)
+        asked = [a for key in list(self._early) for a in self._ask_to_give(key)]
+        return [*asked, *self._go_on()]
+
+    def finish(self, worker: int, last: int) -> list[Answer]:
+        """A worker has hung up in order after this request."""
+        another = last < self._over.get(worker, 0)  # has its place: it was taken for dead
+        if not self.elastic or another:
+            return []
+        self.members.discard(worker)
+        self._resting.pop(worker, None)
+        return self._go_on()
+
+    def _rest(self, rest: Rest) -> list[Answer]:
+        """Where workers may begin late, one of them may need rounds while others wait for it."""
+        done = Reply(rest.run, rest.node, rest.number)
+        if not self.elastic or rest.barriers < self._barriers:
+            return [done]
+        self._resting[rest.node] = rest.barriers
+        self.members.discard(rest.node)
+        return [done, *self._go_on()]
+
+    def _wake(self, barriers: int) -> None:
+        """So many barriers were passed: those who waited at one of them are awaited again."""
+        self._barriers = barriers
+        for worker in [w for w, nth in self._resting.items() if nth < barriers]:
+            del self._resting[worker]
+            self._join(worker)
+
+    def _go_on(self) -> list[Answer]:
+        for key, entry in self.entries.items():
+            self._update(key, entry)
+        return [answer for entry in self.entries.values() for answer in self._due(entry)]
+
+    def _join(self, worker: int) -> None:
+        """A worker counts from its first push, in place of another or later than the others.
+
+        It begins as far as the slowest: nobody waits until it has caught up.
+        """
+        for entry in self.entries.values():
+            slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)
+            entry.clocks[worker] = max(entry.clocks.get(worker, 0), slowest)
+        self.members.add(worker)
+
+    def _missed(self, entry: Entry, awaited: set[int]) -> set[int]:
+        """Those awaited who have ended, if their round cannot be complete without them."""
+        if not (missed := awaited & self.gone.keys()):
+            return missed
+        possible = (self.members - self.gone.keys()).union(entry.arrived)
+        return set() if self.rule.complete(possible, self.members) else missed
+
+    def _halted(self, pull: Pull, missed: set[int]) -> str:
+        who = " and ".join(f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed))
+        return (
+            f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
+            "every worker in every round. To go on with the others, create the store with "
+            'on_crash="continue"; to have another worker take its place, with on_crash="replace".'
+        )
+
+    # -- the optimizer ----------------------------------------------------------
+
+    def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
+        optimizer = from_spec(request.name, request.options)
+        if request.node in self.newcomers and not request.anew and self.optimizer is not None:
+            return [Reply(request.run, request.node, request.number)]  # it may have changed since
+        if self.optimizer not in (None, optimizer) and not request.anew:
+            raise KVStoreError(
+                f"set_optimizer with {optimizer}, but the servers have {self.optimizer}. "
+                "Give the same on every worker, once per run."
+            )
+        if self.optimizer is not None and not optimizer.goes_on(self.optimizer):
+            for entry in self.entries.values():
+                entry.slots = {k: v for k, v in entry.slots.items() if k == "master"}
+        self.optimizer, self.updater = optimizer, None
+        return [Reply(request.run, request.node, request.number)]
+
+    def _state(self, request: GetState | SetState) -> Reply:
+        """What the optimizer keeps of a key."""
+        entry = self._entry("optimizer state of", request.key)
+        if isinstance(request, SetState):
+            self._set_state(request, entry)
+            return entry.reply(request)
+        if request.slot == COUNT:
+            return entry.reply(request, torch.tensor([entry.updates]))
+        kept = entry.slots.get(request.slot)  # the next update may change it in place
+        return entry.reply(request, None if kept is None else kept.reshape(-1).clone())
+
+    def _set_state(self, request: SetState, entry: Entry) -> None:
+        slot, value = request.slot, request.value
+        if slot == VALUE:
+            entry.layout.check("new value of", request.key, entry.layout.shape, dtype_name(value))
+            like: Tensor | None = entry.value
+        elif slot == COUNT:
+            like = torch.zeros(int(value.numel() == 1 and int(value) >= 0), dtype=torch.int64)
+        elif self.optimizer is None:
+            raise KVStoreError(
+                f"{slot} of {request.key!r} without an optimizer. Call kv.set_optimizer(...) first."
+            )
+        else:
+            like = self.optimizer.kept(_seen(self.optimizer, entry)).get(slot)
+        if like is None or like.numel() != value.numel() or like.dtype != value.dtype:
+            has = "has none" if like is None else f"has {like.numel()} of {like.dtype}"
+            raise KVStoreError(
+                f"{slot} of {request.key!r} with {value.numel()} elements of {value.dtype}, but "
+                f"this server's part {has}. Give states of the same keys and optimizer."
+            )
+        if slot == VALUE:
+            entry.value, entry.slots, entry.updates = value, {}, 0
+        elif slot == COUNT:
+            entry.updates = int(value)
+            self._updates = max(self._updates, entry.updates)
+        else:
+            entry.slots[slot] = value.view(like.shape).clone()
+
+    # -- what is refused --------------------------------------------------------
+
+    def _entry(self, what: str, key: Key) -> Entry:
+        if key not in self.entries:
+            near = ", ".join(get_close_matches(repr(key), map(repr, self.entries), 5, cutoff=0))
+            raise KVStoreError(
+                f"{what} {key!r}, a key that this run has not initialised. "
+                f"Call kv.init({key!r}, value) on every worker first."
+                + (f" The closest that this server has: {near}." if near else "")
+            )
+        return self.entries[key]
+
+    def _admit(self, push: Push, entry: Entry) -> Push:
+        """Refuse what could not be applied: an accepted gradient is applied exactly once."""
+        if push.codec:
+            push = replace(push, value=_unpacked(push, entry))
+        entry.layout.check("push of", push.key, push.shape, dtype_name(push.value))
+        if push.value.shape != entry.value.shape:
+            raise KVStoreError(
+                f"push of {push.key!r} with {push.value.numel()} elements, "
+                f"but this server's part has {entry.value.numel()}."
+            )
+        if self.must_update and self.optimizer is None and self.updater is None:
+            raise KVStoreError(
+                f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
+                "as it comes, so the servers must know how. Call kv.set_optimizer("
+                "kvstore.SGD(learning_rate=...)) on every worker before the first push."
+            )
+        if self.optimizer is not None:
+            _fits(self.optimizer, push.key, entry)
+        return push
+
+
+def _unpacked(push: Push, entry: Entry) -> Tensor:
+    if push.codec.startswith(sparse.ROWS):
+        return sparse.unpack(push.codec, push.value)
+    return unpack(push.codec, push.value, entry.value.numel(), entry.value.dtype)
+
+
+def _seen(optimizer: Optimizer, entry: Entry) -> Tensor:
+    """A value as its optimizer wants it: in its shape, or flat."""
+    return entry.value.view(entry.layout.shape) if optimizer.whole else entry.value
+
+
+def _fits(optimizer: Optimizer, key: Key, entry: Entry) -> None:
+    """Refuse a key that an optimizer cannot update."""
+    if not entry.value.is_floating_point():
+        raise KVStoreError(
+            f"push of {key!r}: an optimizer cannot update {entry.layout}. "
+            "Use a floating-point tensor, or no optimizer."
+        )
+    if optimizer.whole and entry.value.numel() != entry.layout.size:
+        raise KVStoreError(
+            f"push of {key!r}: this optimizer needs whole arrays, and {entry.layout} is split over "
+            "the servers. Create the store with a larger bigarray_bound."
+        )
+    if why := optimizer.refuses(entry.layout.shape):
+        raise KVStoreError(
+            f"push of {key!r}, which is {entry.layout}: {why}. Use another optimizer."
+        )
+
+
+def _sum(gradients: list[Tensor]) -> Tensor:
+    """The sum, in the order given; of several of 16 bits in float32: it is rounded once.
+
+    One gradient is its own sum; of sparse ones alone it is sparse.
+    """
+    total: Any = gradients[0]
+    if len(gradients) == 1:
+        return total  # type: ignore[no-any-return]
+    if any(g.is_sparse for g in gradients):
+        if not all(g.is_sparse for g in gradients):
+            gradients = [g.to_dense() if g.is_sparse else g for g in gradients]
+    if total.dtype in (torch.float16, torch.bfloat16):
+        gradients = [g.float() for g in gradients]
+    if gradients[0].is_sparse:
+        return sum(gradients[1:], gradients[0]).coalesce()
+    total = torch.add(gradients[0], gradients[1], out=empty_like(gradients[0]))
+    for g in gradients[2:]:
+        total += g
+    return total  # type: ignore[no-any-return]

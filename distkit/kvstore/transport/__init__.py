@@ -1,0 +1,1 @@
+"""How requests travel: sockets, shared memory, the nodes of a cluster."""

@@ -1,0 +1,129 @@
+"""What a scheduler leaves to the next: a small file in the cluster's folder.
+
+It is written after each change and before anybody hears of it. A lock on it, which ends with the
+process that holds it, keeps a second scheduler out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from distkit.kvstore.protocol.messages import Answer, Request
+from distkit.kvstore.transport.scheduler import Scheduler
+
+
+def file_of(socket: Path) -> Path:
+    """The journal of the scheduler with this socket."""
+    return socket.with_suffix(".journal")
+
+
+def _told(socket: Path) -> dict[str, Any]:
+    """What its scheduler wrote last; nothing if there is none."""
+    try:
+        return dict(json.loads(file_of(socket).read_bytes().partition(b"\n")[0]))
+    except (OSError, ValueError):
+        return {}
+
+
+def keeper(socket: Path) -> int:
+    """The process of the scheduler with this socket; 0 if there is none."""
+    return int(_told(socket).get("pid", 0))
+
+
+def begun(socket: Path, run: int) -> bool:
+    """Whether its scheduler has seen all that this run needs, and told them of each other."""
+    told = _told(socket)
+    return told.get("run") == run and bool(told["begun"])
+
+
+def copies(socket: Path) -> tuple[dict[int, list[int]], bool]:
+    """By server, the processes that have its values; and whether these are as many as should be."""
+    told = _told(socket)
+    found = {int(n): list(holders) for n, holders in told.get("copies", ())}
+    replication = told["terms"][2]["replication"] if told.get("terms") else 1
+    return found, bool(found) and all(len(h) == replication for h in found.values())
+
+
+class Journal:
+    """The file, opened by the one scheduler that there may be.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._last = path, b""
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def read(self) -> dict[str, Any] | None:
+        """What was written last; None if nothing was."""
+        line, ended, _ = os.pread(self._file, 1 << 24, 0).partition(b"\n")
+        return dict(json.loads(line)) if ended else None
+
+    def write(self, told: dict[str, Any]) -> None:
+        """Keep this, instead of what was there. One system call: it is whole or not there."""
+        line = json.dumps(told).encode() + b"\n"
+        if line != self._last:
+            os.pwrite(self._file, line, 0)
+            self._last = line
+
+    def close(self) -> None:
+        """Remove it, and let go of it."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+class Kept(Scheduler):
+    """A scheduler that keeps a journal, and goes on where the one before it stopped."""
+
+    _journal: Journal | None = None
+
+    def open(self, path: Path) -> bool:
+        """Begin: as the only one; tells whether there was another before.
+
+        Raises:
+            BlockingIOError: another scheduler is at work.
+            OSError: the journal cannot be opened.
+        """
+        self._journal = Journal(path)
+        told = self._journal.read()
+        if told is not None:
+            self.resume(told)
+        self.changed = True
+        self._keep()
+        return told is not None
+
+    def journal(self) -> dict[str, Any]:
+        """As a scheduler's, and whose it is."""
+        return {"pid": os.getpid(), **super().journal()}
+
+    def handle(self, request: Request) -> list[Answer]:
+        """As a scheduler does; whoever hears an answer can rely on its being written down."""
+        answers = super().handle(request)
+        self._keep()
+        return answers
+
+    def bye(self, node: int, run: int, last: int) -> list[Answer]:
+        """As a scheduler does, and kept."""
+        answers = super().bye(node, run, last)
+        self._keep()
+        return answers
+
+    def _keep(self) -> None:
+        if self.changed and self._journal is not None:
+            self._journal.write(self.journal())
+
+    def close(self) -> None:
+        """End in order: nobody goes on."""
+        if self._journal is not None:
+            self._journal.close()

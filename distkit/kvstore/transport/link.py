@@ -1,0 +1,173 @@
+"""The asking end of ZeroMQ between the nodes of one host: a DEALER for each node that is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from distkit.kvstore.protocol.messages import Message, Request
+from distkit.kvstore.protocol.wire import decode, encode
+from distkit.kvstore.transport import memory
+from distkit.kvstore.transport.memory import Exchange
+from distkit.kvstore.transport.sockets import BROKEN, LAST_WORD, Ends, open_socket, receive, send
+
+#: A batch without a message: its sender hangs up, and has not crashed.
+BYE = encode()
+
+#: The same of one that goes on by another connection.
+MOVED = -1
+
+
+class Line:
+    """A connection to a node that is asked: its socket, what both lend, and its end.
+
+    ``number`` tells a later connection to the same node from an earlier one: what is still under
+    way by the earlier one may be read last.
+    """
+
+    def __init__(
+        self, context: Any, endpoint: str, keys: tuple[str, str] | None, number: int = 0
+    ) -> None:
+        self.number = number
+        self.socket = open_socket(context, zmq.DEALER, keys)
+        self.ends, self.endpoint = Ends(self.socket), endpoint
+        self.exchange = Exchange(memory.shared(), writable=False)
+        self.socket.connect(endpoint)
+
+    def close(self, *, moved: bool = False) -> None:
+        """Hang up, with a last word; ``moved``: another connection takes its place."""
+        self.socket.disable_monitor()
+        self.ends.socket.close()
+        with suppress(zmq.Again):
+            self.socket.linger = LAST_WORD
+            self.socket.send_multipart(encode(line=MOVED) if moved else BYE, zmq.NOBLOCK)
+        self.socket.close()
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send a letter."""
+        exchange = self.exchange
+        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend, line=self.number)
+        send(self.socket, frames)
+
+    def receive(self) -> list[Message]:
+        """All messages that are here."""
+        found: list[Message] = []
+        while (frames := receive(self.socket)) is not None:
+            batch = decode([f.buffer for f in frames], self.exchange.borrow)
+            self.exchange.take_back(batch.back)
+            found += batch.messages
+        return found
+
+
+class ZmqLink:
+    """The asking end: one connection for each node that is asked.
+
+    Args:
+        keys: the cluster's, see :func:`.sockets.open_socket`.
+    """
+
+    def __init__(self, keys: tuple[str, str] | None = None) -> None:
+        self._context: Any = zmq.Context()
+        self._keys = keys
+        self._poller = zmq.Poller()
+        self._lines: dict[int, Line] = {}
+        self._by_end: dict[Any, tuple[int, Line]] = {}
+        self._lost: dict[int, str] = {}
+        self._again: set[int] = set()
+        self._broken: set[int] = set()  # nodes whose connections were, since they were replaced
+        self._patience: dict[int, float] = {}
+        self._until: dict[int, float] = {}  # when those that may come back are given up
+        self._abandoned: list[Exchange] = []
+
+    def connect(self, node: int, endpoint: str, *, patience: float = 0.0) -> None:
+        """Connect to a node; it may come up later.
+
+        Args:
+            node: its id.
+            endpoint: where it listens.
+            patience: when its connection breaks it counts as lost only after this long [s].
+        """
+        self._patience[node] = patience
+        before = self._lines.get(node)
+        number = 0 if before is None else before.number + 1
+        line = self._lines[node] = Line(self._context, endpoint, self._keys, number)
+        for end in (line.socket, line.ends.socket):
+            self._poller.register(end, zmq.POLLIN)
+            self._by_end[end] = node, line
+
+    def renew(self, node: int) -> None:
+        """Another process is in this node's place: connect to it, unless that was done.
+
+        The one before may only be stopped: what it was lent stays as it is, for good. Who was
+        never connected to it has nothing to renew.
+        """
+        line = self._lines.get(node)
+        if line is None or node in self._broken:
+            self._broken.discard(node)
+            return
+        for end in (line.socket, line.ends.socket):
+            self._poller.unregister(end)
+            del self._by_end[end]
+        line.close(moved=True)
+        self._abandoned.append(line.exchange)
+        self.connect(node, line.endpoint, patience=self._patience[node])
+        self._again.add(node)
+
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        """Hand over requests. Their tensors are not copied: they must not change any more."""
+        self._lines[to].send(requests)
+
+    def receive(self, *, wait: bool) -> list[Message]:
+        """The answers that are here; if ``wait``, after one came or a node was lost."""
+        if not wait:
+            return [message for line in self._lines.values() for message in line.receive()]
+        found: list[Message] = []
+        left = min(self._until.values(), default=None)
+        most = None if left is None else max(0, int(1000 * (left - time.monotonic())) + 1)  # ms
+        for end, _ in self._poller.poll(most):
+            node, line = self._by_end[end]
+            if end is not line.socket:
+                self._listen(node, line)
+            found += line.receive()  # also its last answers, before it was lost
+        return found
+
+    def lost(self) -> dict[int, str]:
+        """The nodes whose connections are broken, and how that came about."""
+        for node in list(self._lost):  # it may be there again
+            self._listen(node, self._lines[node])
+        if self._until:
+            now = time.monotonic()
+            self._until = {n: until for n, until in self._until.items() if until > now}
+            return {n: how for n, how in self._lost.items() if n not in self._until}
+        return self._lost
+
+    def again(self) -> set[int]:
+        """The nodes that were lost since and are there again, told once: repeat what was asked."""
+        nodes, self._again = self._again - self._lost.keys(), self._again & self._lost.keys()
+        return nodes
+
+    def _listen(self, node: int, line: Line) -> None:
+        for how in line.ends.heard():
+            if how is not None:
+                self._lost[node] = how
+                self._broken.add(node)
+                if how == BROKEN and self._patience[node]:
+                    self._until[node] = time.monotonic() + self._patience[node]
+            elif self._lost.pop(node, None):
+                self._until.pop(node, None)
+                self._again.add(node)
+                line.exchange.renew()
+
+    def close(self) -> None:
+        """Hang up at once."""
+        for line in self._lines.values():
+            self._poller.unregister(line.ends.socket)
+            line.close()
+        self._lines.clear()
+        self._context.term()
+        if (pool := memory.shared()) is not None:
+            pool.trim()

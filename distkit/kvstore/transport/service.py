@@ -1,0 +1,469 @@
+"""ZeroMQ between the nodes of one host: a DEALER where one asks, a ROUTER where one answers.
+
+Large tensors go through memory that both ends see (:mod:`.memory`). All logic is in
+:mod:`.scheduler` and :mod:`.shard`; here are sockets and nothing else.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import zmq
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.protocol.messages import (
+    Answer,
+    Copied,
+    Copy,
+    Leave,
+    Message,
+    Missed,
+    Present,
+    Pull,
+    Push,
+    Register,
+    Reply,
+    Request,
+    error,
+    given_up,
+)
+from distkit.kvstore.protocol.wire import decode, encode
+from distkit.kvstore.transport import memory
+from distkit.kvstore.transport.journal import Kept, file_of, keeper
+from distkit.kvstore.transport.link import BYE, MOVED, Line
+from distkit.kvstore.transport.memory import Exchange
+from distkit.kvstore.transport.node import PATIENCE, Node
+from distkit.kvstore.transport.peers import Peer, Peers
+from distkit.kvstore.transport.recording import Answering, Asking, updating
+from distkit.kvstore.transport.scheduler import LIFE
+from distkit.kvstore.transport.shard import Shard
+from distkit.kvstore.transport.sockets import (
+    BROKEN,
+    LAST_WORD,
+    Ends,
+    goes_on,
+    listens,
+    lives,
+    open_socket,
+    receive,
+    send,
+)
+from distkit.trace.calls import silence
+
+#: So many batches are answered together at most: nobody waits long for the first.
+_AT_ONCE = 8
+
+#: What other threads say to that which serves: to end, or to look for news.
+_STOP, _NEWS = b"x", b"n"
+
+#: So often a scheduler looks for nodes that ended before it began [ms].
+_LOOK = 100
+
+#: So many copies are in one letter at most.
+_COPIES = 100
+
+#: So long the acknowledgement of a push waits for the pull that came with it [ms].
+_PATIENCE = 5
+
+
+class Service:
+    """A server, or the scheduler, run by this process. It lives through many runs.
+
+    Args:
+        node: its place in the cluster, with the run to begin with.
+        heir: what is left of the server whose place it takes.
+
+    Raises:
+        KVStoreError: the node is a worker, or cannot listen in its folder.
+    """
+
+    def __init__(self, node: Node, heir: Shard | None = None) -> None:
+        if node.role == "worker":
+            raise KVStoreError(
+                f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
+            )
+        self.node = node
+        self.ignored = 0  # malformed messages
+        #: Called with the process of a node that is taken for dead.
+        self.missed: Callable[[int], None] = lambda pid: None
+        self._inode = 0  # of the socket that it listens at
+        self._stop, self._stopped = socket.socketpair()
+        self._notes = Answering()
+        self._letters: dict[int, list[Message]] = {}  # by node, not sent yet
+        self._registering: Asking | None = None
+        self._ended: SimpleQueue[Leave] = SimpleQueue()  # nodes, as somebody else has noticed
+        self._unsure = False  # another scheduler was here: not all have connected to this one
+        self._lacking = 0.0  # since when workers wait for servers that have ended; 0 if none does
+        self._alone = False  # the scheduler has ended
+        self._chief = 0  # its process
+        self._known = {*range(node.scheduler + 1 + node.servers)} - {node.scheduler}
+        self._pool = memory.shared() if heir is None else memory.own()  # its own thread
+        self._heir = heir is not None
+        self._backups: dict[str, Line] = {}  # by where they listen
+        self._heirs: list[tuple[Service, threading.Thread]] = []
+        self._machine: Kept | Shard = heir or (
+            Shard(node, updating)
+            if node.role == "server"
+            else Kept(node.workers, node.servers, node.run)
+        )
+        if isinstance(self._machine, Kept):
+            self._machine.lost = self._lost
+        machine = self._machine
+        self._endpoint = machine.endpoint if isinstance(machine, Shard) else node.endpoint(node.id)
+
+    def stop(self) -> None:
+        """End :meth:`run`, from any thread or signal handler; twice does no harm."""
+        with suppress(OSError):
+            self._stop.send(_STOP)
+
+    def leave(self, run: int, node: int, life: int, how: str) -> None:
+        """Tell a scheduler that this life of a node has ended, from any thread.
+
+        It notices by itself when a connection breaks; a worker may end before it has one.
+        """
+        self._ended.put(Leave(run, node, LIFE * (life + 1) - 1, how))
+        with suppress(OSError):
+            self._stop.send(_NEWS)
+
+    def run(self) -> None:
+        """Serve in this thread until :meth:`stop`.
+
+        Raises:
+            KVStoreError: it cannot listen in its folder, or the scheduler refuses it.
+        """
+        self._context = context = zmq.Context()
+        torch.set_num_threads(1)  # the others of this host have work to do, too
+        try:
+            self._open(context)
+            self._serve_until_stopped()
+        finally:
+            context.destroy(linger=0)
+            self._stop.close()
+            self._stopped.close()
+
+    def _open(self, context: Any) -> None:
+        """Listen; a server then tells the scheduler where."""
+        node = self.node
+        self._router = open_socket(context, zmq.ROUTER, node.keys, node.heartbeat_timeout)
+        self._scheduler = open_socket(context, zmq.DEALER, node.keys, node.heartbeat_timeout)
+        self._ends, self._schedulers = Ends(self._router), Ends(self._scheduler)
+        self._peers = Peers(self._ends, self._pool)
+        endpoint, path = self._endpoint, self._path
+        try:
+            if not self._heir and listens(path):  # the dead may still be closing
+                raise BlockingIOError
+            if isinstance(self._machine, Kept):
+                self._unsure = self._machine.open(file_of(path))
+            self._router.bind(endpoint)
+            self._inode = path.stat().st_ino
+        except BlockingIOError:
+            raise KVStoreError(
+                f"{node.role} {node.index} is there already: somebody listens at "
+                f"{endpoint}. Start each node of a cluster once."
+            ) from None
+        except (zmq.ZMQError, OSError) as e:
+            raise KVStoreError(
+                f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
+                "Give a folder that exists and can be written."
+            ) from e
+        self._poller = zmq.Poller()
+        ends = self._ends.socket, self._schedulers.socket
+        for end in (self._router, self._scheduler, self._stopped, *ends):
+            self._poller.register(end, zmq.POLLIN)
+        if isinstance(self._machine, Shard):
+            self._scheduler.connect(node.endpoint(node.scheduler))
+            self._deliver(self._machine.open())
+
+    def _serve_until_stopped(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._retire()
+            for line in self._backups.values():
+                line.socket.disable_monitor()
+                line.ends.socket.close()
+            if self._heir:
+                self._scheduler.linger = LAST_WORD
+                self._scheduler.send_multipart(BYE)
+                self._scheduler.disable_monitor()
+                self._schedulers.socket.close()
+                self._scheduler.close()
+            if self._listens():
+                self._path.unlink()  # ZeroMQ leaves it
+            if isinstance(self._machine, Kept):
+                self._machine.close()
+
+    def _turn(self) -> bool:
+        """Wait for messages and answer them; False when told to stop."""
+        rest = _LOOK if self._unsure or self._lacking else None
+        ready = dict(self._poller.poll(_PATIENCE if self._letters else rest))
+        if self._unsure and not self._letters:
+            self._look_after()
+        self._await_servers()
+        if not ready:
+            self._send(list(self._letters))
+        if self._ends.socket in ready:
+            self._peers.look()
+        if self._router in ready:
+            self._serve_all()
+        if self._peers.parted:
+            self._part()
+        for line in self._backups.values():
+            if line.socket in ready:
+                for answer in line.receive():
+                    self._obey(answer)
+        if self._scheduler in ready:
+            self._hear()
+        if self._schedulers.socket in ready:
+            self._greet()
+        if self._heirs and self._heirs[0][0].node.run < self._machine.run:
+            self._retire()  # a server has its place again
+        over = isinstance(self._machine, Shard) and self._machine.over
+        return not over and not (self._stopped.fileno() in ready and self._is_told_to_stop())
+
+    def _is_told_to_stop(self) -> bool:
+        """What other threads say."""
+        said = self._stopped.recv(64)
+        while not self._ended.empty():
+            self._deliver(self._machine.handle(self._ended.get()))
+        return _STOP in said
+
+    def _look_after(self) -> None:
+        """Who ended together with the last scheduler had no connection to this one to break."""
+        if isinstance(self._machine, Kept):
+            alive = {r.pid for r in self._machine.present.values() if lives(r.pid)}
+            for node in self._machine.missing(alive):
+                if node not in self._peers.ways:
+                    leave = Leave(self._machine.run, node, 0, BROKEN)
+                    self._deliver(self._machine.handle(leave))
+            self._unsure = not self._machine.present.keys() <= self._peers.ways.keys()
+
+    def _await_servers(self) -> None:
+        """Wait for other servers before the beginning, but not for ever."""
+        machine = self._machine
+        if not isinstance(machine, Kept) or not machine.lacks_servers:
+            self._lacking = 0.0
+            return
+        self._lacking = self._lacking or time.monotonic()
+        if time.monotonic() > self._lacking + PATIENCE:
+            self._deliver(machine.give_up_servers())
+
+    def _listens(self) -> bool:
+        """Whether who connects to its address comes to it, and not to one in its place."""
+        with suppress(OSError):
+            return self._path.stat().st_ino == self._inode
+        return False
+
+    @property
+    def _path(self) -> Path:
+        return Path(self._endpoint.removeprefix("ipc://"))
+
+    # -- those who ask ----------------------------------------------------------
+
+    def _serve_all(self) -> bool:
+        """Take up a few batches of requests; what answers them goes out together.
+
+        False when there are no more.
+        """
+        answers: list[Message] = []
+        for _ in range(_AT_ONCE):
+            frames = receive(self._router)
+            if frames is None:
+                break
+            answers += self._serve(frames)
+        self._deliver(answers)
+        return frames is not None
+
+    def _part(self) -> None:
+        """What came by connections that have ended is heard; who said no goodbye is missed."""
+        while self._serve_all():
+            pass
+        for peer in self._peers.part():
+            self._miss(peer)
+
+    def _serve(self, frames: list[Any]) -> list[Message]:
+        """The answers to a batch of requests; what cannot be read is ignored."""
+        name = bytes(frames[0].buffer)
+        peer = self._peers.at(name)
+        answers: list[Message] = []
+        try:
+            requests = self._read(peer, [frame.buffer for frame in frames[1:]])
+        except KVStoreError:
+            self.ignored += 1
+            return answers
+        if not requests:
+            last = self._peers.forget(name)  # None: its node has another connection
+            moved = last is None or last.line == MOVED
+            return [] if moved else [*self._machine.bye(peer.node, peer.run, peer.last)]
+        if self._machine.late(requests[0]):  # nobody else's answers may go its way
+            who = self.node.name(requests[0].node)
+            send(self._router, [name, *encode(*(given_up(r, who) for r in requests))])
+            return answers
+        self._peers.know(peer, requests[-1], frames[0])
+        for request in requests:
+            if isinstance(request, Push) and request.pull >= 0:
+                peer.open[request.pull] = request.number
+            elif isinstance(request, Pull):
+                peer.open[request.number] = request.number
+            if request.node <= self.node.scheduler:  # a stand-in is in no picture
+                self._notes.arrived(request)
+            answers += self._answers(request)
+        return answers
+
+    def _read(self, peer: Peer, frames: list[Any]) -> list[Request]:
+        """The requests in these frames, all of one node; none when it hangs up.
+
+        Raises:
+            KVStoreError: they are none.
+        """
+        batch = decode(frames, peer.exchange.borrow)
+        peer.exchange.take_back(batch.back)
+        peer.line = batch.line
+        found = [m for m in batch.messages if isinstance(m, Request)]
+        if isinstance(self._machine, Kept):
+            for request in found:
+                request.node = self._machine.asker(request)
+        nodes = {m.node for m in batch.messages}
+        if len(found) < len(batch.messages) or len(nodes) > 1 or not nodes <= self._known:
+            raise KVStoreError(f"requests of nodes {nodes}: there are none such here.")
+        return found
+
+    def _answers(self, request: Request) -> Iterable[Message]:
+        try:
+            return self._machine.handle(request)
+        except Exception as e:  # out of memory, say: the asker hears of it, the others go on
+            what = f"{self.node.role} {self.node.index} could not serve {type(request).__name__}"
+            return [error(request, f"{what}: {type(e).__name__}: {e}")]
+
+    def _miss(self, peer: Peer) -> None:
+        """A connection broke without a last word: the process at its other end counts as dead."""
+        of_this_run = peer.run == self._machine.run
+        if isinstance(self._machine, Shard):
+            if of_this_run:
+                self._deliver([self._machine.miss(peer.node, peer.last, BROKEN)])
+        elif of_this_run or peer.node >= self.node.workers:
+            self._deliver(self._machine.handle(Leave(self._machine.run, peer.node, 0, BROKEN)))
+
+    def _lost(self, pid: int, how: str) -> str:
+        """The scheduler's word on a node that is taken for dead, whoever noticed it first."""
+        patience = self.node.heartbeat_timeout
+        if how == BROKEN:
+            self.missed(pid)
+            if patience and goes_on(pid):
+                return silence(patience)
+        return how
+
+    # -- the scheduler's word to a server, and everybody's answers --------------
+
+    def _hear(self) -> None:
+        while (frames := receive(self._scheduler)) is not None:
+            for answer in decode([frame.buffer for frame in frames]).messages:
+                self._obey(answer)
+
+    def _obey(self, answer: Message) -> None:
+        """What the scheduler or a backup says to a server."""
+        if not (isinstance(self._machine, Shard) and isinstance(answer, Answer)):
+            return
+        said = self._machine.hear(answer)
+        if self._registering is not None and self._machine.begun:
+            self._registering.answered(answer)
+            self._registering = None
+        while self._machine.heirs:
+            heir = self._machine.heirs.pop()
+            assert heir.store is not None
+            heir.store.watch = partial(updating, server=heir.node.id)
+            service = Service(heir.node, heir)
+            thread = threading.Thread(target=service.run, name="distkit-heir", daemon=True)
+            self._heirs.append((service, thread))
+            thread.start()
+        self._deliver(said)
+
+    def _retire(self) -> None:
+        """End those that served in others' places."""
+        heirs, self._heirs = self._heirs, []
+        for service, thread in heirs:
+            service.stop()
+            thread.join()
+
+    def _greet(self) -> None:
+        """The connection to the scheduler broke, and one is there again: it has to know us.
+
+        Raises:
+            KVStoreError: the scheduler had taken this server for dead, and another has its place.
+        """
+        for how in self._schedulers.heard():
+            if how is None:
+                self._chief = keeper(self.node.path(self.node.scheduler))
+            elif self._chief and not self._alone:
+                self.missed(self._chief)  # it has ended, or hangs
+            self._alone = self._alone or how is not None
+            if self._alone and how is None and isinstance(self._machine, Shard):
+                self._alone = False
+                if not self._listens():
+                    raise KVStoreError(
+                        f"{self.node.name(self.node.id)} gave no sign of life for "
+                        "too long, and another has its place."
+                    )
+                self._deliver(self._machine.greet())
+
+    def _backup(self, endpoint: str) -> Line:
+        """The connection to a server that keeps copies."""
+        if endpoint not in self._backups:
+            line = Line(self._context, endpoint, self.node.keys)
+            line.exchange = Exchange(self._pool, writable=False)
+            self._backups[endpoint] = line
+            self._poller.register(line.socket, zmq.POLLIN)
+        return self._backups[endpoint]
+
+    def _deliver(self, messages: Iterable[Message]) -> None:
+        """Note each message, then send it: who has the answer finds it in the trace."""
+        copies: dict[str, list[Copy]] = {}
+        for message in messages:
+            if isinstance(message, (Register, Present, Missed, Copied)):
+                if isinstance(message, Register):
+                    self._registering = Asking(message, self.node.scheduler)
+                self._scheduler.send_multipart(encode(message))
+            elif isinstance(message, Copy):
+                assert isinstance(self._machine, Shard)
+                copies.setdefault(self._machine.endpoints[message.to], []).append(message)
+            elif message.node in self._peers.ways:
+                self._notes.answering(message)
+                self._enclose(message, self._peers.ways[message.node])
+        for endpoint, same in copies.items():
+            for n in range(0, len(same), _COPIES):
+                self._backup(endpoint).send(same[n : n + _COPIES])
+        self._send([node for node in self._letters if not self._waits(node)])
+
+    def _enclose(self, message: Message, way: Peer) -> None:
+        """Put it into the next letter: the answer to a pull in place of its push's receipt."""
+        letter = self._letters.setdefault(message.node, [])
+        receipt = way.open.pop(message.number, None)
+        if receipt is not None:
+            letter[:] = [m for m in letter if m.number != receipt]
+        letter.append(message)
+
+    def _waits(self, node: int) -> bool:
+        """Whether the node waits for a pull anyway, and its letter has nothing but receipts."""
+        way = self._peers.ways.get(node)
+        return (
+            way is not None
+            and bool(way.open)
+            and all(isinstance(m, Reply) and m.value is None for m in self._letters[node])
+        )
+
+    def _send(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            letter, way = self._letters.pop(node), self._peers.ways.get(node)
+            if way is not None:
+                frames = encode(*letter, back=way.exchange.given_up(), lend=way.exchange.lend)
+                send(self._router, [way.identity, *frames])

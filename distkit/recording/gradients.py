@@ -1,0 +1,227 @@
+"""What training does to each replica, noted step by step: gradients, weights, loss.
+
+They enter the trace as marks with values, bounded like all values: whole tensors never do.
+
+===================  ==============================  ============================================
+label                before (STARTED)                after (COMPLETED)
+===================  ==============================  ============================================
+``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
+``alone NAME``                                       the gradient of :meth:`Watch.alone`
+``weights CRC``                                      a sketch of all weights
+``step``                                             (loss, learning rate, samples), NaN: not told
+===================  ==============================  ============================================
+
+The gradients of a step come before its ``step``, the updated weights after it. Equal CRC mean
+weights equal to the bit; the norm of the difference of two sketches estimates that of the
+weights, to about a fifth.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from distkit.events import Op, State
+from distkit.recording import recorder
+from distkit.recording.recorder import VALUES, Recorder, user_line
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Every step is looked at up to this one, then every second, fourth … each time it doubles.
+STEPS = 64
+#: A sketch looks at every element only of smaller models.
+EXACT_WEIGHTS = 1 << 22
+
+
+@contextmanager
+def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[Watch]:
+    """Note gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
+
+    It sees each gradient when ``backward`` has made it, before any all-reduce, and once more
+    at the end of the step. It works with loops of your own, with
+    :func:`~distkit.sync_sgd_step` and with ``DistributedDataParallel``. All ranks look at the
+    same steps: all of the first 64, then every second, fourth … so that a trace stays small.
+    Outside a recorded run it does nothing.
+
+    Args:
+        model: what is trained.
+        most: of a model with more parameters, that many of the largest are watched.
+
+    >>> import torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> with watch_gradients(net) as watch:
+    ...     for x in torch.ones(3, 5, 2):
+    ...         loss = net(x).mean()
+    ...         loss.backward()
+    ...         watch.step(loss=loss, lr=0.1, samples=5)
+    """
+    watch = Watch(_inside(model), most)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+class Watch:
+    """What :func:`watch_gradients` gives to the loop: call :meth:`step` at the end of each."""
+
+    def __init__(self, model: nn.Module, most: int) -> None:
+        named = [(n, w) for n, w in model.named_parameters() if w.requires_grad]
+        largest = {n for n, _ in sorted(named, key=lambda p: -p[1].numel())[:most]}
+        self._watched = {n: w for n, w in named if n in largest}
+        self._weights = [w for _, w in named]
+        self._steps = 0
+        self._open: dict[str, int] = {}  # the number of each gradient's mark
+        self._hooks = [
+            w.register_post_accumulate_grad_hook(self._hook(n)) for n, w in self._watched.items()
+        ]
+        self._note_weights()
+
+    def step(
+        self, *, loss: Tensor | float = math.nan, lr: float = math.nan, samples: int | None = None
+    ) -> None:
+        """Note the end of a step: gradients as they are now, the updated weights, and these.
+
+        Args:
+            loss: this rank's mean loss.
+            lr: the learning rate.
+            samples: how many examples this rank has used.
+        """
+        rec = recorder.current()
+        if rec is None:
+            return
+        for name, w in self._watched.items():
+            if name in self._open and w.grad is not None:
+                _put(rec, self._open[name], State.COMPLETED, f"gradient {name}", w.grad)
+        self._open.clear()
+        self._steps += 1
+        value = float(loss if isinstance(loss, (int, float)) else loss.detach())
+        told = value, float(lr), math.nan if samples is None else float(samples)
+        rec.record(
+            rec.next_seq(),
+            Op.MARK,
+            State.COMPLETED,
+            label="step",
+            where=user_line(2),
+            summary=_numbers(told, 3),
+        )
+        self._note_weights()
+
+    def alone(self, loss: Tensor) -> None:
+        """Note the gradient that one process computes from the whole batch, for comparison.
+
+        Call it before the step changes the weights. The gradients of the model stay as they are.
+
+        Args:
+            loss: the mean loss of the examples of all ranks.
+        """
+        rec = recorder.current()
+        if rec is None or not self._looking():
+            return
+        import torch
+
+        found = torch.autograd.grad(loss, list(self._watched.values()), allow_unused=True)
+        for name, gradient in zip(self._watched, found, strict=True):
+            if gradient is not None:
+                _put(rec, rec.next_seq(), State.COMPLETED, f"alone {name}", gradient)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _looking(self) -> bool:
+        return looked_at(self._steps)
+
+    def _hook(self, name: str) -> Any:
+        def hook(w: Tensor) -> None:
+            rec = recorder.current()
+            if rec is not None and w.grad is not None and self._looking():
+                seq = self._open.setdefault(name, rec.next_seq())
+                _put(rec, seq, State.STARTED, f"gradient {name}", w.grad)
+
+        return hook
+
+    def _note_weights(self) -> None:
+        rec = recorder.current()
+        if rec is not None and self._weights and self._looking():
+            crc, summary = sketch(self._weights)
+            rec.record(
+                rec.next_seq(),
+                Op.MARK,
+                State.COMPLETED,
+                label=f"weights {crc:08x}",
+                where=user_line(3),
+                summary=summary,
+            )
+
+
+def looked_at(step: int) -> bool:
+    """Whether the values of a step, counted from 0, are looked at.
+
+    >>> [looked_at(n) for n in (0, 63, 64, 65, 130, 132)]
+    [True, True, True, False, False, True]
+    """
+    return step < STEPS or step % (1 << (step // STEPS).bit_length()) == 0
+
+
+def sketch(tensors: Sequence[Tensor]) -> tuple[int, tuple[Any, ...]]:
+    """A checksum of the tensors' bits, and 64 sums of their elements with random signs.
+
+    Two sketches differ, in Euclidean norm, about as much as the tensors do. Source: Charikar,
+    Chen, Farach-Colton, "Finding frequent items in data streams", 2002.
+    """
+    import numpy as np
+    import torch
+
+    size = sum(t.numel() for t in tensors)
+    stride = -(-size // EXACT_WEIGHTS)
+    parts = [t.detach().reshape(-1)[::stride].float().cpu() for t in tensors]
+    flat: Any = torch.cat(parts).numpy()
+    padded = np.zeros(-(-len(flat) // VALUES) * VALUES)
+    padded[: len(flat)] = flat
+    with np.errstate(all="ignore"):  # a diverging model
+        sums = (padded * _signs(len(padded))).reshape(-1, VALUES).sum(0) * math.sqrt(stride)
+        norm = math.sqrt(stride) * float(np.linalg.norm(flat))
+    summary = (tuple(sums.tolist()), norm, float(flat.min()), float(flat.max()), size, stride > 1)
+    return zlib.crc32(flat.data), summary
+
+
+@lru_cache(4)
+def _signs(size: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, 2, size, dtype=np.int8) * np.int8(2) - np.int8(1)
+
+
+def _put(rec: Recorder, seq: int, state: State, label: str, gradient: Tensor) -> None:
+    if gradient.is_sparse:  # of an embedding
+        gradient = gradient.to_dense()
+    rec.record(
+        seq,
+        Op.MARK,
+        state,
+        label=label,
+        where=user_line(3),
+        nbytes=gradient.nbytes,
+        shape=tuple(gradient.shape),
+        dtype=str(gradient.dtype)[6:],
+        summary=recorder.summarize(gradient),
+    )
+
+
+def _numbers(values: tuple[float, ...], size: int) -> tuple[Any, ...]:
+    known = [v for v in values if not math.isnan(v)] or [math.nan]
+    return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), size
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """The model that the user wrote, for its names."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return model.module if isinstance(model, DistributedDataParallel) else model

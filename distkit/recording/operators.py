@@ -1,0 +1,133 @@
+"""How to read torch's ``c10d`` operators: which argument is the tensor, the peer, the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
+
+from distkit.events import SPARSE, Op
+from distkit.recording.recorder import dense_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How to read one c10d operator: the position of each of its arguments.
+
+    ``inputs`` is what it reads: None where it only writes, such as the buffer of a receive.
+    """
+
+    op: Op
+    inputs: int | None
+    outputs: int | None
+    group: int
+    peer: int | None = None
+    tag: int | None = None
+    waits: int | None = None  # position of async_op
+    reduces: bool = False
+    limit: int | None = None  # position of a time limit that it keeps by itself
+    blocks: bool = False  # perhaps until it is over, as under dk.use_algorithm
+
+
+#: Every operator that communicates.
+CALLS = {
+    "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
+    "recv_": Call(Op.RECV, None, 0, 1, peer=2, tag=3),
+    "recv_any_source_": Call(Op.RECV, None, 0, 1, tag=2),
+    "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
+    "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5, reduces=True),
+    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True, blocks=True),
+    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3, reduces=True),
+    "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "allgather_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "allgather_into_tensor_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
+    "reduce_scatter_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
+    "_reduce_scatter_base_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
+    "reduce_scatter_tensor_coalesced_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
+    "gather_": Call(Op.GATHER, 1, 0, 2, peer=3, waits=4),
+    "scatter_": Call(Op.SCATTER, 1, 0, 2, peer=3, waits=4),
+    "alltoall_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=3),
+    "alltoall_base_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=5),
+    "barrier": Call(Op.BARRIER, None, None, 1, waits=3),
+    "monitored_barrier_": Call(Op.BARRIER, None, None, 1, blocks=True, limit=3),
+}
+
+
+def reduction(frame: FrameType) -> str:
+    """The reduction that the calling ``dist.*`` function was asked for; "" for sum.
+
+    The operator gets it as an opaque object; the function's own frame has it in clear, or that
+    of the functional operator, whose second argument is its name.
+    """
+    if is_functional(frame):
+        given = frame.f_locals.get("args", ())
+        word = given[1] if len(given) > 1 and isinstance(given[1], str) else "sum"
+        return "" if word.lower() == "sum" else word.lower()
+    if frame.f_code.co_filename != c10d.__file__:
+        return ""
+    op = frame.f_locals.get("op", dist.ReduceOp.SUM)
+    kind = getattr(op, "op", op)  # some reductions carry a factor
+    return "" if kind == dist.ReduceOp.SUM else str(kind).rpartition(".")[2].lower()
+
+
+def of_objects(frame: FrameType | None) -> str:
+    """The name of the ``dist.*_object*`` function that this call is a part of; "" if of none."""
+    while frame is not None and frame.f_code.co_filename in _TORCHS:
+        if "_object" in frame.f_code.co_name:
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
+
+
+def is_functional(frame: FrameType) -> bool:
+    """Whether an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
+    return frame.f_code.co_filename == torch._ops.__file__
+
+
+_TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every function of the former
+
+
+def is_async(call: Call, args: tuple[Any, ...]) -> bool:
+    """Whether the caller asked not to wait."""
+    return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
+
+
+def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if position is None:
+        return []
+    found = args[position]
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if found and isinstance(found[0], (list, tuple)):
+        return [t for row in found for t in row]
+    return list(found)
+
+
+def described(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
+    """Shape and dtype of the first tensor, and the bytes of all: those that a backend sends."""
+    if not touched:
+        return (), "", 0
+    first = touched[0]
+    dtype = str(first.dtype)[6:]
+    if first.layout is not torch.strided:
+        dtype = f"{SPARSE}{dtype}"
+    nbytes = _nbytes(first) if len(touched) == 1 else sum(map(_nbytes, touched))
+    return tuple(first.shape), dtype, nbytes
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(part.nbytes for part in dense_parts(tensor))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory, as long as there is one."""
+    return int(dense_parts(tensor)[-1].untyped_storage()._cdata)

@@ -1,0 +1,115 @@
+"""How far a run has come: what the ranks note of it, and how it is read.
+
+A completed mark labelled ``step 3/20``, or ``step 3`` where nobody knows the end, is progress;
+a bare ``step``, as :func:`distkit.watch_gradients` leaves, counts as one more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from operator import length_hint
+from typing import TypeVar
+
+from distkit.events import COMPUTATION, Event, Op, State
+from distkit.recording import recorder
+from distkit.recording.gradients import looked_at
+
+T = TypeVar("T")
+
+#: A loop leaves at most about so many marks.
+MARKS = 100
+
+_STEP = re.compile(r"step(?: (\d+)(?:/(\d+))?)?")
+
+
+def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
+    """Go through ``iterable``, and show on the notebook's side how far each rank has come.
+
+    Steps appear in the timeline as marked computation, and move the bar of a
+    :class:`distkit.Experiment`. Of a long loop every hundredth part is noted: each step of a
+    loop of 100, every tenth of 1,000. Outside a recorded run it does nothing.
+
+    Args:
+        iterable: what the loop goes through.
+        total: how many there are, where ``len(iterable)`` does not tell.
+
+    >>> [x for x in progress(range(3))]
+    [0, 1, 2]
+    """
+    if recorder.current() is None:
+        yield from iterable
+        return
+    end = total if total is not None else length_hint(iterable) or None
+    for n, item in enumerate(iterable, 1):
+        rec = recorder.current() if noted(n, end) else None
+        if rec is None:
+            yield item
+            continue
+        label, seq, where = f"step {n}/{end}" if end else f"step {n}", rec.next_seq(), ""
+        try:
+            where = recorder.user_line(2)
+            rec.record(seq, Op.MARK, State.STARTED, label=label, where=where)
+            yield item
+        finally:
+            rec.record(seq, Op.MARK, State.COMPLETED, label=label, where=where)
+
+
+def noted(step: int, total: int | None) -> bool:
+    """Whether a step, counted from 1, leaves a mark.
+
+    >>> [n for n in range(1, 301) if noted(n, 300)][:3], noted(1000, 1001), noted(1001, 1001)
+    ([1, 3, 6], False, True)
+    """
+    if total is None:
+        return looked_at(step)
+    return step == 1 or step * MARKS // total > (step - 1) * MARKS // total or step == total
+
+
+class Meter:
+    """How far a run has come, by its events. Pure.
+
+    >>> m = Meter()
+    >>> m.feed([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, label="step 3/20")])
+    >>> m.done, m.total, m.operations
+    (3, 20, 0)
+    """
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self._done: Counter[int] = Counter()
+        self._total: dict[int, int | None] = {}
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Take in events, in the order in which they arrived."""
+        for e in events:
+            if e.op is Op.MARK:
+                self._mark(e)
+            elif e.state is State.COMPLETED and e.op not in COMPUTATION:
+                self.operations += 1
+
+    def _mark(self, e: Event) -> None:
+        found = _STEP.fullmatch(e.label)
+        if found is None:
+            return
+        number, total = found.groups()
+        if number is None and self._total.get(e.rank) is not None:
+            return  # the loop counts itself
+        over = e.state is State.COMPLETED
+        self._total[e.rank] = int(total) if total else None
+        if number is None:
+            self._done[e.rank] += over
+        else:
+            self._done[e.rank] = int(number) - (not over)
+
+    @property
+    def done(self) -> int | None:
+        """The steps that the slowest rank has made, None if nobody told any."""
+        return min((self._done[r] for r in self._total), default=None)
+
+    @property
+    def total(self) -> int | None:
+        """How many there will be, None if that is not known."""
+        known = {t for t in self._total.values() if t is not None}
+        return max(known) if known and None not in self._total.values() else None

@@ -1,0 +1,530 @@
+"""The rank's notebook: what this process did, kept in a bounded buffer until it is sent on.
+
+One :class:`Recorder` per rank and run. The tap writes torch.distributed's calls into it,
+:func:`mark` the computation in between, the parameter server its messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distkit.events import WORLD, Event, Op, State, Summary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: A summary shows at most this many values, and looks at every element only of smaller tensors.
+VALUES, EXACT = 64, 65_536
+_SAMPLE = 4096
+
+#: Looking at values may take this much processor time [s], and then this share of the time: beyond,
+#: events come without values, so that recording stays cheap in a training loop of any length.
+ALLOWANCE, SHARE = 0.005, 0.005
+
+#: So many kinds of what was not recorded are told apart.
+MOST_UNSEEN = 100
+
+#: In a long run, collected events leave this often [s].
+SLOWEST = 0.2
+
+#: A wait that takes this long is noted [s].
+PATIENCE = 0.1
+
+#: An event on its way: Event's fields without the rank, with the summary as a plain tuple.
+Row = tuple[Any, ...]
+
+
+class Waitable(Protocol):
+    """An operation that a thread may wait for."""
+
+    seq: int
+    op: Op
+    fields: tuple[Any, ...]
+    done: bool
+
+
+@dataclass(slots=True)
+class Wait:
+    """What a thread waits for: the first of ``operations`` that is not done.
+
+    ``still`` tells whether it waits at all, where nobody says when the wait is over. ``limited``:
+    the program has set a time limit, and means to go on after it.
+    """
+
+    operations: Sequence[Waitable]
+    since: float
+    limited: bool = False
+    still: Callable[[], bool] | None = None
+    noted: int = -1  # the operation that the wait was noted for
+
+
+class Recorder:
+    """Collects the events of one rank.
+
+    Args:
+        rank: the rank that all events carry.
+        limit: how many unsent events are kept; more are counted in ``dropped``.
+        keep: where a copy of each row but a call's goes at once, with its number from 1.
+        stepped: somebody goes through the run step by step: every value is looked at, and
+            what happens is told at once.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        limit: int = 200_000,
+        keep: Callable[[int, Row], None] | None = None,
+        stepped: bool = False,
+    ) -> None:
+        self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
+        self._keep, self._number = keep, itertools.count(1)
+        self.without_values = 0
+        #: What was not recorded, or is not judged, and how often.
+        self.unseen: Counter[str] = Counter()
+        self.waits: dict[int, Wait] = {}  # by thread
+        self.hurry: Callable[[], None] = _nothing  # have it sent now
+        self._rows: list[Row] = []
+        self._seq = itertools.count()
+        self._idle: tuple[int, int, float] | None = None  # where the main thread waits for others
+        self._began, self._looked = time.monotonic(), 0.0
+
+    def next_seq(self) -> int:
+        """A number for the next operation."""
+        return next(self._seq)
+
+    def record(
+        self,
+        seq: int,
+        op: Op,
+        state: State,
+        *,
+        peer: int | None = None,
+        group: str = WORLD,
+        nbytes: int = 0,
+        shape: tuple[int, ...] = (),
+        dtype: str = "",
+        tag: int | None = None,
+        where: str = "",
+        label: str = "",
+        match: str | None = None,
+        summary: tuple[Any, ...] | None = None,
+    ) -> None:
+        """Note one transition, now."""
+        fields = peer, group, nbytes, shape, dtype, tag, where, label, match
+        self.put(seq, op, state, time.monotonic(), fields, summary)
+
+    def put(
+        self,
+        seq: int,
+        op: Op,
+        state: State,
+        at: float,
+        fields: tuple[Any, ...],
+        summary: tuple[Any, ...] | None = None,
+    ) -> None:
+        """As :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
+        if len(self._rows) >= self.limit:
+            self.dropped += 1
+            return
+        row = seq, op, state, at, *fields, summary
+        self._rows.append(row)
+        number = next(self._number)
+        if self._keep is not None and state is not State.SCHEDULED:  # it has started right after
+            self._keep(number, row)
+
+    def miss(self, what: str) -> None:
+        """Count something that the trace lacks; what it says is bounded, and in one line."""
+        line = what.partition("\n")[0][:200]
+        if line in self.unseen or len(self.unseen) < MOST_UNSEEN:
+            self.unseen[line] += 1
+
+    def can_look(self) -> bool:
+        """Whether one more operation's values may be looked at; counts those that may not."""
+        if self.stepped or self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
+            return True
+        self.without_values += 1
+        return False
+
+    def look(self, *tensors: Tensor) -> tuple[Any, ...] | None:
+        """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
+        began = time.thread_time()  # on a busy machine the others' time does not count
+        torch = sys.modules["torch"]
+        try:
+            with torch._C.DisableTorchFunction():
+                if torch._C._len_torch_dispatch_stack():
+                    return _unnoticed(*tensors)
+                return summarize(*tensors)
+        except Exception as error:  # the program is not to fail because we look
+            self.miss(f"values: {type(error).__name__}: {error}")
+            return None
+        finally:
+            self._looked += time.thread_time() - began
+
+    # -- waiting ------------------------------------------------------------------
+
+    def wait_begins(
+        self,
+        *operations: Waitable,
+        limited: bool = False,
+        still: Callable[[], bool] | None = None,
+    ) -> None:
+        """This thread waits for these operations."""
+        self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, still)
+        if self.stepped:
+            self.hurry()
+
+    def wait_ends(self) -> None:
+        """This thread goes on."""
+        self.waits.pop(threading.get_ident(), None)
+
+    def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
+        """What the whole rank has been waiting for: ``(seqs, since, now)``; None if it goes on.
+
+        There are as many operations as threads that communicate.
+
+        A wait that takes long is noted as an event, once.
+        """
+        now, main = time.monotonic(), threading.main_thread().ident or 0
+        waits = dict(self.waits)
+        found = {
+            thread: seq
+            for thread, wait in waits.items()
+            if (seq := self._note_blocked(wait, now)) is not None
+        }
+        idle = self._idle_since(now) if main not in waits else 0.0
+        if not found or (main not in found and idle is None):
+            return None
+        those = [waits[thread] for thread in found]
+        if any(w.limited for w in those) or any(t.ident not in found for t in busy_threads()):
+            return None  # it may go on without the others
+        return tuple(sorted(found.values())), max(idle or 0.0, *(w.since for w in those)), now
+
+    def _note_blocked(self, wait: Wait, now: float) -> int | None:
+        """Note the operation that a thread has been waiting for; None if it goes on."""
+        if now - wait.since < PATIENCE and not self.stepped:
+            return None
+        open_now = next((o for o in wait.operations if not o.done), None)
+        if open_now is None or not (wait.still is None or wait.still()):
+            return None
+        if wait.noted != open_now.seq:
+            wait.noted = open_now.seq
+            self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, open_now.fields)
+        return open_now.seq
+
+    def _idle_since(self, now: float) -> float | None:
+        """Since when the main thread is known to wait for another thread; None if it does not."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None or not waits_for_a_thread(frame):
+            self._idle = None
+            return None
+        if self._idle is None or self._idle[:2] != (id(frame), frame.f_lasti):
+            self._idle = id(frame), frame.f_lasti, now
+        return self._idle[2]
+
+    def drain(self) -> list[Row]:
+        """Take the rows recorded since the last call."""
+        rows = self._rows
+        if not rows:
+            return []
+        taken = rows[:]
+        del rows[: len(taken)]  # appends of other threads stay
+        return taken
+
+    def put_back(self, rows: list[Row]) -> None:
+        """Have rows taken again that could not be sent."""
+        self._rows[:0] = rows
+
+
+def to_event(
+    rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
+) -> Event:
+    """The event of a row; ``place`` and ``clock`` put its line and time into the reader's words."""
+    *call, at = row[:4]
+    where, label, match, summary = row[-4:]
+    values = None if summary is None else Summary(*summary)
+    return Event(*(rank, *call, clock(at), *row[4:-4], place(where), label, match, values))
+
+
+_current: Recorder | None = None
+
+
+def current() -> Recorder | None:
+    """The recorder of this process, None when nobody records."""
+    return _current
+
+
+def set_current(recorder: Recorder | None) -> None:
+    """Record into this recorder from now on, or stop recording."""
+    global _current
+    _current = recorder
+
+
+@contextmanager
+def mark(label: str) -> Iterator[None]:
+    """Show a piece of computation beside the communication, as a labelled span.
+
+    Outside a recorded run it does nothing.
+
+    Args:
+        label: what the picture calls it, such as ``"forward"``.
+
+    >>> with mark("forward"):
+    ...     y = sum(range(10))
+    """
+    recorder = _current
+    if recorder is None:
+        yield
+        return
+    seq, where = recorder.next_seq(), user_line(2)
+    recorder.record(seq, Op.MARK, State.STARTED, label=label, where=where)
+    try:
+        yield
+    except BaseException:
+        recorder.record(seq, Op.MARK, State.FAILED, label=label, where=where)
+        raise
+    recorder.record(seq, Op.MARK, State.COMPLETED, label=label, where=where)
+
+
+# -- values ---------------------------------------------------------------------
+
+
+def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
+    """A bounded picture of the values: Summary's fields, as a tuple. None for no elements.
+
+    Several tensors count as one long one, and of a sparse one the stored values. Its cost does
+    not grow with the size: beyond 65,536 elements the statistics come from a strided sample.
+    """
+    strided = sys.modules["torch"].strided
+    if any(t.layout is not strided for t in tensors):
+        tensors = tuple(dense_parts(t)[-1] for t in tensors)
+    size = sum(t.numel() for t in tensors)
+    if size == 0:
+        return None
+    sampled = size > EXACT
+    width = tensors[0].shape[-1] if tensors[0].dim() else 1
+    stride = _stride(size, _SAMPLE, width) if sampled else 1
+    parts = [_flat(t, stride) for t in tensors if t.numel()]
+    flat = parts[0] if len(parts) == 1 else _concatenate(parts)
+    values = flat[:: _stride(len(flat), VALUES, width)].tolist()
+    with _quiet():  # a receive buffer may hold anything before it is filled
+        square = float(flat.dot(flat)) * (size / len(flat))
+    norm = math.sqrt(square) if square >= 0 else math.nan
+    return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The dense tensors that a tensor is made of, its values last: itself, or what a sparse has."""
+    torch = sys.modules["torch"]
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    t = tensor.detach()
+    if t.layout is torch.sparse_coo:
+        return t._indices(), t._values()
+    by_row = t.layout in (torch.sparse_csr, torch.sparse_bsr)
+    index = (t.crow_indices(), t.col_indices()) if by_row else (t.ccol_indices(), t.row_indices())
+    return *index, t.values()
+
+
+def _unnoticed(*tensors: Tensor) -> tuple[Any, ...] | None:
+    """As :func:`summarize`: a mode by which the program watches its operations sees none of it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return summarize(*tensors)
+
+
+def _stride(size: int, most: int, width: int) -> int:
+    """Every how many elements to look; never the row's length, which would see one column."""
+    stride = max(1, -(-size // most))
+    while stride > 1 and math.gcd(stride, width) > 1:
+        stride += 1
+    return stride
+
+
+def _flat(tensor: Tensor, stride: int) -> Any:
+    """Every stride-th element as a flat numpy array of floats."""
+    t = tensor.detach() if tensor.requires_grad else tensor
+    if stride > 1:
+        t = t.reshape(-1)[::stride]
+    if t.is_cuda or t.dtype not in _numpy_floats():
+        t = (t.real if t.is_complex() else t).to("cpu", _numpy_floats()[0])
+    return t.numpy().reshape(-1)
+
+
+def _concatenate(parts: list[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(parts)
+
+
+def _quiet() -> Any:
+    import numpy as np
+
+    return np.errstate(all="ignore")
+
+
+_floats: tuple[Any, ...] = ()
+
+
+def _numpy_floats() -> tuple[Any, ...]:
+    """The dtypes that numpy's fast paths take as they are."""
+    global _floats
+    if not _floats:
+        import torch
+
+        _floats = torch.float64, torch.float32
+    return _floats
+
+
+# -- places ---------------------------------------------------------------------
+
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+#: Frames of these are machinery; those of other files of algorithms/ and of demos.py are pages.
+MACHINERY = tuple(
+    f"{PACKAGE}/{name}"
+    for name in (
+        "recording/",
+        "cluster/",
+        "kvstore/",
+        "algorithms/p2p.py",
+        "algorithms/contract.py",
+        "algorithms/use.py",
+    )
+)
+_LIBRARY = str(Path(threading.__file__).parent) + "/"
+_is_user: dict[str, bool] = {}
+_made_users: set[str] = set()
+_lines: dict[tuple[str, int], str] = {}
+
+
+def user_line(depth: int = 1) -> str:
+    """``file:line`` of the innermost frame that is neither torch's nor distkit's machinery."""
+    frame = sys._getframe(depth)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        known = _is_user.get(file)
+        if known is None:
+            known = _is_user[file] = is_users(file)
+        if known:
+            key = file, frame.f_lineno
+            line = _lines.get(key)
+            if line is None:
+                line = _lines[key] = f"{file}:{frame.f_lineno}"
+            return line
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def make_users(filename: str) -> None:
+    """Take a source file for the user's, wherever it is: a script or function of it is run."""
+    if filename not in _made_users and not filename.startswith(MACHINERY):
+        _made_users.add(filename)
+        _is_user.pop(filename, None)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is the user's, or a page to read: no library, no machinery."""
+    if filename.startswith((*MACHINERY, "<frozen", "<string>", "<eval_with_key>")):
+        return False
+    if "/torchinductor_" in filename:  # what torch.compile has written
+        return False
+    if filename.startswith(PACKAGE) or filename in _made_users:
+        return True
+    return "-packages/" not in filename and not filename.startswith(_LIBRARY)
+
+
+def busy_threads() -> list[threading.Thread]:
+    """The threads, besides the main one, that run a function of the user's, or will."""
+    frames = sys._current_frames()
+
+    def is_busy(thread: threading.Thread) -> bool:
+        begun = getattr(thread, "function", None) or getattr(thread, "_target", None)
+        code = getattr(begun, "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            return True
+        frame = frames.get(thread.ident or 0)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame is not None
+
+    return [t for t in threading.enumerate() if t is not threading.main_thread() and is_busy(t)]
+
+
+def waits_for_a_thread(frame: FrameType) -> bool:
+    """Whether this is the innermost frame of a thread in join(), wait(), get() or result().
+
+    One with a time limit goes on by itself.
+    """
+    if frame.f_code.co_filename != threading.__file__:
+        return False
+    limit = frame.f_locals.get("timeout")
+    return limit is None or limit < 0
+
+
+class Flusher:
+    """A thread that hands on what the recorder collected, every ``period`` seconds.
+
+    Args:
+        emit: called with ``"rows"`` and (their number, the rows pickled), then with ``"waits"``
+            and what :meth:`Recorder.blocked` said, unless that was None; it must not raise.
+        period: seconds between two looks at first; it doubles up to :data:`SLOWEST`.
+    """
+
+    def __init__(
+        self, recorder: Recorder, emit: Callable[[str, Any], None], *, period: float = 0.05
+    ) -> None:
+        self._recorder, self._emit, self._period = recorder, emit, period
+        self._over, self._flushing = False, threading.Lock()
+        self._bell = threading.Semaphore(0)
+        recorder.hurry = self._bell.release
+        self._thread = threading.Thread(target=self._work, name="distkit-flusher", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._over:
+            try:
+                # all ranks at the same moments: one update of a live view, one pause of a step
+                self._bell.acquire(timeout=self._period - time.monotonic() % self._period)
+                self.flush()
+            except Exception:  # the program has broken what this needs: next time, or at its end
+                continue
+            self._period = min(2 * self._period, SLOWEST)
+
+    def flush(self) -> None:
+        """Send what has been collected, now."""
+        with self._flushing:
+            blocked = self._recorder.blocked()  # what happened before is among the rows
+            rows = self._recorder.drain()
+            try:
+                packed = pickle.dumps(rows, protocol=5)
+            except Exception:
+                self._recorder.put_back(rows)
+                raise
+            if rows:
+                self._emit("rows", (len(rows), packed))
+            if blocked is not None:
+                self._emit("waits", blocked)
+
+    def close(self) -> None:
+        """Send what is left, and end the thread."""
+        self._over = True
+        self._bell.release()
+        self._thread.join()
+        self.flush()
+
+
+def _nothing() -> None:
+    pass

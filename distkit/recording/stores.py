@@ -1,0 +1,140 @@
+"""Recording what a program does with a store: the keys that it sets, and those it waits for.
+
+``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key, for
+minutes, in C++, where no interrupt reaches them. So a wait whose key is not there yet looks for it
+again and again, as torch's own FileStore does.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from distkit.events import WORLD, Op
+from distkit.recording import recorder as _recorder
+from distkit.recording.pending import Pending
+from distkit.recording.recorder import MACHINERY, Recorder, user_line
+
+#: The methods of a store that wait for a key, and those after which somebody need not wait.
+_WAITS = ("get", "wait", "multi_get", "barrier")
+_SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
+
+#: How often to look whether a key has come, at first and at last [s].
+_SOON, _LATER = 0.0005, 0.01
+
+#: A program that sets a time limit up to this handles it: it is not released before.
+PATIENT = timedelta(seconds=60)
+
+#: Takes a call through the gates, as the tap does.
+HandOver = Callable[[Recorder, Pending, list[Any], float], None]
+
+
+class Stores:
+    """The hooks of ``dist.Store``."""
+
+    def __init__(self, hand_over: HandOver) -> None:
+        self._hand_over = hand_over
+        self._stock: dict[str, Any] = {}
+        self._inside = threading.local()  # of a call that is noted
+
+    def install(self) -> None:
+        """Note what programs do with stores."""
+        names = [name for name in (*_WAITS, *_SETS) if hasattr(dist.Store, name)]
+        self._stock = {name: getattr(dist.Store, name) for name in names}
+        for name, method in self._stock.items():
+            setattr(dist.Store, name, self._noting(name, method))
+
+    def remove(self) -> None:
+        """Restore stock torch."""
+        for name, method in self._stock.items():
+            setattr(dist.Store, name, method)
+        self._stock.clear()
+
+    def _noting(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def noting(store: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder, caller = _recorder.current(), sys._getframe(1).f_code.co_filename
+            if recorder is None or self._is_internal(recorder, caller):
+                return method(store, *args, **kwargs)
+            self._inside.call = True
+            try:
+                return self._call(recorder, name, method, store, args, kwargs)
+            finally:
+                self._inside.call = False
+
+        return noting
+
+    def _is_internal(self, recorder: Recorder, caller: str) -> bool:
+        """Whether this is a part of something else: of making a group, or of another store."""
+        within = getattr(self._inside, "call", False) or threading.get_ident() in recorder.waits
+        return within or caller == c10d.__file__ or caller.startswith(MACHINERY)
+
+    def _call(
+        self,
+        recorder: Recorder,
+        name: str,
+        method: Callable[..., Any],
+        store: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        given = (*args, *kwargs.values())
+        keys = given[:1] if given and isinstance(given[0], str) else tuple(given[0])
+        label = f"{name} {', '.join(keys)}"
+        if name == "barrier":
+            label += f", {given[1]}"
+        waits = name in _WAITS
+        fields = (None, WORLD, 0, (), "", None, user_line(3), label, None)
+        op = Op.STORE_WAIT if waits else Op.STORE_SET
+        pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
+        self._hand_over(recorder, pending, [], time.monotonic())
+        try:
+            if waits:
+                self._wait(recorder, pending, store, keys, _limit(store, given), name)
+            result = method(store, *args, **kwargs)
+        except BaseException:
+            pending.fail()
+            raise
+        finally:
+            recorder.wait_ends()
+        pending.complete()
+        return result
+
+    def _wait(
+        self,
+        recorder: Recorder,
+        pending: Pending,
+        store: Any,
+        keys: tuple[str, ...],
+        limit: timedelta,
+        name: str,
+    ) -> None:
+        """Wait until the keys are there, or the time is over."""
+        limited = limit <= PATIENT
+        if name == "barrier" or limited:  # torch's own wait follows
+            recorder.wait_begins(pending, limited=limited)
+            return
+        if store.check(list(keys)):
+            return
+        recorder.wait_begins(pending)
+        end, pause = time.monotonic() + limit.total_seconds(), _SOON
+        while not store.check(list(keys)):
+            if time.monotonic() > end:
+                self._stock["wait"](store, list(keys), timedelta(milliseconds=1))  # it raises
+            time.sleep(pause)
+            pause = min(2 * pause, _LATER)
+
+
+def _limit(store: Any, given: tuple[Any, ...]) -> timedelta:
+    """How long a wait may take: as the call says, or else the store."""
+    said = next((value for value in given if isinstance(value, timedelta)), None)
+    limit: timedelta = store.timeout if said is None else said
+    return limit

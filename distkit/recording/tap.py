@@ -1,0 +1,531 @@
+"""The tap: records every torch.distributed call by hooking torch's dispatcher.
+
+Every communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2,
+DTensor, functional and compiled collectives) passes through the operators of the ``c10d`` library.
+The tap puts a Python function in front of each, at the dispatch key ``BackendSelect``: below
+autograd, inference mode, tensor subclasses and modes, above every backend. It notes the call and
+forwards it to the real backend. Computation is not touched and pays nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from distkit.events import P2P, WORLD, Op, State
+from distkit.recording import recorder as _recorder
+from distkit.recording.groups import Groups
+from distkit.recording.open_buffers import OpenBuffers
+from distkit.recording.operators import (
+    CALLS,
+    Call,
+    described,
+    is_async,
+    is_functional,
+    of_objects,
+    reduction,
+    storage_of,
+    tensors,
+)
+from distkit.recording.pending import Pending
+from distkit.recording.recorder import Recorder, user_line
+from distkit.recording.remote import Remote
+from distkit.recording.stores import Stores
+from distkit.recording.unwaited import Unwaited
+from distkit.recording.witness import Witness
+
+#: A program that sets a time limit up to this [ms] handles it: it is not released before.
+PATIENT = 60_000
+
+#: Where the hooks sit: no key that any operator of c10d uses itself.
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+
+#: Tensors without data, by which torch finds out shapes: nothing is communicated.
+_META = torch._C.DispatchKey.Meta
+
+# torch's own: the tap's looks at a Work are not the program's
+_is_completed, _get_future = dist.Work.is_completed, dist.Work.get_future
+
+
+class Tap:
+    """Puts the recording hooks in place, and takes them away again.
+
+    While installed, calls are recorded into :func:`distkit.recording.recorder.current`; when
+    that is None they are only forwarded.
+    """
+
+    def __init__(self) -> None:
+        #: Called before a communication goes to the backend; may wait, or raise.
+        self.before: list[Callable[[Op, int], None]] = []
+        #: Called with a group whose collectives several threads of this rank call.
+        self.on_threads: Callable[[str], None] = _nobody
+        #: The groups that this rank communicates in.
+        self.groups = Groups()
+        #: Looks at each collective before it goes to the backend.
+        self.witness: Witness | None = None
+        #: A call has failed: gloo may have closed connections, the group is not what it was.
+        self.broken = False
+        #: How many collectives were called on each group, by the group's name.
+        self.collectives: Counter[str] = Counter()
+        #: The threads that have communicated.
+        self.threads: set[int] = set()
+        #: Asynchronous collectives that nobody has waited for.
+        self.unwaited = Unwaited()
+        self._earlier: weakref.WeakKeyDictionary[Any, Op] = weakref.WeakKeyDictionary()
+        self._stores, self._remote = Stores(self._hand_over), Remote()
+        self._library: Any = None
+        self._functional: Any = None
+        self._wait: Any = None
+        self._new_group: Any = None
+        self._warn: Any = None
+        self._pending: dict[int, tuple[Any, Pending]] = {}
+        self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
+        self._limited: set[str] = set()  # groups that the program gave a short time limit
+        self._buffers = OpenBuffers()
+        self._backward = -1  # the backward pass that the latest call belongs to
+        self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
+
+    def install(self) -> None:
+        """Hook every c10d operator that this torch has; a second time it does nothing."""
+        if self._library is not None:
+            return
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name, call in CALLS.items():
+            operator = getattr(torch.ops.c10d, name, None)
+            if operator is None:
+                continue
+            self._library.impl(
+                name, self._hook(operator.default, call), "BackendSelect", with_keyset=True
+            )
+        self._functional = self._hook_wait_tensor()
+        self._wait, self._new_group = dist.Work.wait, c10d._new_group_with_tag
+        self._warn = c10d._warn_not_in_group
+        c10d._warn_not_in_group = self._noting_strangers(self._warn)
+        dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
+        c10d._new_group_with_tag = self._making_groups(c10d._new_group_with_tag)
+        self.unwaited.install()
+        self._stores.install()
+        self._remote.install()
+
+    def remove(self) -> None:
+        """Restore stock torch."""
+        if self._library is not None:
+            self._library._destroy()
+            self._functional._destroy()
+            self.unwaited.remove()
+            self._stores.remove()
+            self._remote.remove()
+            dist.Work.wait = self._wait  # type: ignore[method-assign]
+            c10d._new_group_with_tag, c10d._warn_not_in_group = self._new_group, self._warn
+            self._library = None
+        self.forget()
+
+    def settle(self) -> None:
+        """Note completions whose notice is still on its way, when a run ends."""
+        for work, pending in list(self._pending.values()):
+            if pending.op not in P2P and (_is_completed(work) or _has_result(work)):
+                self._settle(work, pending)
+
+    @property
+    def open(self) -> list[tuple[Any, Op]]:
+        """The requests under way that nobody has waited for: their groups are in use still."""
+        return [(work, pending.op) for work, pending in list(self._pending.values())]
+
+    def forget(self) -> None:
+        """Let go of operations that nobody waited for."""
+        self.broken = False
+        self.collectives.clear()
+        self.threads.clear()
+        self._threads.clear()
+        self.unwaited.clear()
+        self._earlier.update({work: pending.op for work, pending in list(self._pending.values())})
+        self._pending.clear()
+        self.groups.clear()
+        self._limited.clear()
+        self._buffers.clear()
+        self._backward, self._alone = -1, None
+
+    # -- one call ---------------------------------------------------------------
+
+    def _hook(self, operator: Any, call: Call) -> Callable[..., Any]:
+        redispatch = operator._handle.redispatch_boxed
+
+        def hook(keys: Any, *args: Any) -> Any:
+            recorder = _recorder.current()
+            if recorder is None or keys.has(_META):
+                return redispatch(keys - _KEY, *args)
+            recorder.wait_ends()  # under dk.use_algorithm this is a call within a call
+            called, pending = time.monotonic(), self._noted(recorder, call, args)
+            if pending is None:
+                return redispatch(keys - _KEY, *args)
+            _check_peer(call, args, pending)
+            self._hand_over(recorder, pending, _read_by(call, args, pending), called)
+            if call.blocks:
+                limit = None if call.limit is None else args[call.limit]
+                recorder.wait_begins(pending, limited=_is_limit(limit))
+            try:
+                result = redispatch(keys - _KEY, *args)
+            except BaseException:
+                pending.fail()
+                self.broken = True
+                raise
+            finally:
+                recorder.wait_ends()
+            try:
+                self._follow(recorder, call, args, pending, result)
+            except Exception as error:
+                recorder.miss(f"the end of {call.op}: {type(error).__name__}: {error}")
+            return result
+
+        return hook
+
+    def _noted(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending | None:
+        """What the user's line has called; None if that cannot be told.
+
+        A program goes on as without us when we fail to read its call, and the trace says so.
+        """
+        try:
+            with torch._C.DisableTorchFunction():  # a subclass does not hear of our looks
+                return self._read(recorder, call, args, sys._getframe(2))
+        except Exception as error:
+            recorder.miss(f"{call.op}: {type(error).__name__}: {error}")
+            return None
+
+    def _read(
+        self, recorder: Recorder, call: Call, args: tuple[Any, ...], caller: FrameType
+    ) -> Pending:
+        self.threads.add(threading.get_ident())
+        outputs = tensors(args, call.outputs)
+        touched = tensors(args, call.inputs) or outputs
+        group = self.groups.known(args[call.group], recorder.rank)
+        if call.op not in P2P:
+            self.collectives[group.name] += 1
+            self._note_thread(group.name)
+        peer = None if call.peer is None else group.rank(args[call.peer])
+        tag = None if call.tag is None else args[call.tag]
+        shape, dtype, nbytes = described(touched)
+        look = bool(touched) and recorder.can_look()
+        seq = recorder.next_seq()
+        match = None
+        if not group.judged:
+            recorder.miss("calls on process groups made by hand: shown, and not compared")
+            match = f"{group.name}: {recorder.rank}.{seq}"
+        fields = (
+            peer,
+            group.name,
+            nbytes,
+            shape,
+            dtype,
+            tag,
+            user_line(3),
+            _label(call, caller),
+            match,
+        )
+        return Pending(recorder, seq, call.op, fields, outputs, look)
+
+    def _note_thread(self, group: str) -> None:
+        """Tell of a group whose collectives several threads of this rank call: no order holds."""
+        if torch._C._current_graph_task_id() >= 0:  # autograd has threads of its own
+            return
+        thread = threading.get_ident()
+        if self._threads.setdefault(group, thread) not in (thread, 0):
+            self._threads[group] = 0  # once is enough
+            self.on_threads(group)
+
+    def _hand_over(
+        self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], called: float
+    ) -> None:
+        """Note the call, pass the gates, and note that it goes to the backend."""
+        seq, op, fields = pending.seq, pending.op, pending.fields
+        values = recorder.look(*read) if read and pending.look else None
+        recorder.put(seq, op, State.SCHEDULED, called, fields, values if recorder.stepped else None)
+        for pass_by in self.before:
+            pass_by(op, fields[2])
+        recorder.put(seq, op, State.STARTED, time.monotonic(), fields, values)
+        if self.witness is not None:
+            try:
+                self.witness.look(pending, limited=fields[1] in self._limited)
+            except Exception as error:
+                recorder.miss(f"a look at {op}: {type(error).__name__}: {error}")
+
+    def _follow(
+        self, recorder: Recorder, call: Call, args: tuple[Any, ...], pending: Pending, result: Any
+    ) -> None:
+        """Arrange that the completion is noted."""
+        script = result[-1] if isinstance(result, (tuple, list)) else result
+        if not isinstance(script, torch.ScriptObject):
+            pending.complete()  # monitored_barrier has no Work: it has finished
+            return
+        work = dist.Work.unbox(script)
+        is_cuda = bool(pending.outputs) and pending.outputs[0].is_cuda
+        caller = sys._getframe(2)
+        python = caller.f_code.co_filename == c10d.__file__
+        if python and caller.f_code.co_name == "irecv" and pending.outputs:
+            self._buffers.add(pending)
+        background = call.op not in P2P and (is_async(call, args) or not python)
+        if is_cuda and not background:
+            pending.complete()  # stream-ordered, nobody waits: reading the values does
+            return
+        self._pending[id(work)] = work, pending
+        if python and background:
+            self.unwaited.add(work, pending, caller)
+        functional = is_functional(caller)
+        if background:
+            self._in_background(recorder, work, pending, waited=functional)
+        if not (python or functional) and torch._C._current_graph_task_id() < 0:
+            recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
+
+    def _in_background(self, recorder: Recorder, work: Any, pending: Pending, waited: bool) -> None:
+        """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
+
+        The work's future tells, on a thread of the backend; the thread needs Python's lock for
+        that, while the main thread wants it back. A small model's only bucket is noted more
+        cheaply, right after the reducer has waited; a second bucket brings the futures in. Nor does
+        it concern what is ``waited`` for one by one.
+        """
+        backward = torch._C._current_graph_task_id()
+        if backward >= 0 and backward != self._backward and not waited:
+            self._backward, self._alone = backward, (work, pending)
+            self._after_backward(recorder, 2)  # the reducer's callback comes between the two
+            return
+        if self._alone is not None:
+            self._by_future(*self._alone)
+            self._alone = None
+        self._by_future(work, pending)
+
+    def _after_backward(self, recorder: Recorder, turns: int) -> None:
+        if turns:
+            if turns == 1:  # next, the reducer waits for all that this backward has sent
+                recorder.wait_begins(*(p for _, p in self._pending.values() if not p.done))
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
+            return
+        recorder.wait_ends()
+        if self._alone is not None:
+            work, pending = self._alone
+            self._alone = None
+            if _is_completed(work):
+                self._settle(work, pending)
+            else:
+                self._by_future(work, pending)
+
+    def _by_future(self, work: Any, pending: Pending) -> None:
+        with suppress(RuntimeError):  # gloo's reduce_scatter has none: waiting for it tells
+            future = _get_future(work)
+            future.add_done_callback(lambda done: self._settle(work, pending, done))
+
+    def _settle(self, work: Any, pending: Pending, future: Any = None) -> None:
+        """Note how a work has ended."""
+        try:
+            if future is None:
+                with suppress(RuntimeError):
+                    future = _get_future(work)
+            if future is not None:
+                future.value()
+        except Exception:
+            pending.fail()
+        else:
+            pending.complete()
+        self._pending.pop(id(work), None)
+
+    def _waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Work.wait that notes the completion before the user's code goes on."""
+
+        def waiting(work: Any, *args: Any, **kwargs: Any) -> Any:
+            self.unwaited.forget(work)
+            found = self._pending.pop(id(work), None)
+            if found is None:
+                return self._wait_late(partial(wait, work, *args, **kwargs), work)
+            limit = next(iter((*args, *kwargs.values())), None)
+            return self._wait_for([found], _is_limit(limit), partial(wait, work, *args, **kwargs))
+
+        return waiting
+
+    def _wait_late(self, wait: Callable[[], Any], work: Any) -> Any:
+        """Wait for what is over, or was begun in an earlier run, whose end has closed it."""
+        try:
+            return wait()
+        except RuntimeError:
+            op = self._earlier.get(work)
+            if op is None:
+                raise
+            called = f"i{op}" if op in P2P else f"{op}(async_op=True)"
+            raise RuntimeError(
+                f"wait() came too late: the {called} belongs to an earlier cell or run, whose end "
+                f"closed what was still open. Call {called} and wait() in the same cell."
+            ) from None
+
+    def _wait_for(
+        self, open_now: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
+    ) -> Any:
+        """Wait for operations, and note that and their ends."""
+        pendings = [pending for _, pending in open_now]
+        recorder = pendings[0].recorder
+        limited = limited or any(p.fields[1] in self._limited for p in pendings)
+        recorder.wait_begins(*pendings, limited=limited)
+        try:
+            result = wait()
+        except BaseException:
+            for pending in pendings:
+                pending.fail()
+            self.broken = True
+            raise
+        finally:
+            recorder.wait_ends()
+            for pending in pendings:
+                self._buffers.remove(pending)
+        for work, pending in open_now:
+            pending.complete(self._source(work, pending))
+        return result
+
+    def _source(self, work: Any, pending: Pending) -> int | None:
+        """Who sent what a receive from anybody got."""
+        peer, group = pending.sender
+        if pending.op is not Op.RECV or peer is not None:
+            return None
+        return self.groups.rank(group, work._source_rank())
+
+    def _hook_wait_tensor(self) -> Any:
+        """Functional collectives are waited for by one of their tensors, in C++."""
+        operator = torch.ops._c10d_functional.wait_tensor.default
+        redispatch = operator._handle.redispatch_boxed
+
+        def hook(keys: Any, tensor: torch.Tensor) -> Any:
+            found = self._open_for(tensor) if _recorder.current() is not None else []
+            wait = partial(redispatch, keys - _KEY, tensor)
+            return self._wait_for(found, False, wait) if found else wait()
+
+        library = torch.library.Library("_c10d_functional", "IMPL")
+        library.impl("wait_tensor", hook, "BackendSelect", with_keyset=True)
+        return library
+
+    def _open_for(self, tensor: torch.Tensor) -> list[tuple[Any, Pending]]:
+        """Take the open operations that fill this tensor's memory."""
+        if not self._pending or tensor.is_meta:
+            return []
+        storage = storage_of(tensor)
+        found = [
+            key
+            for key, (_, pending) in list(self._pending.items())
+            if any(storage_of(t) == storage for t in pending.outputs)
+        ]
+        taken = (self._pending.pop(key, None) for key in found)
+        return [pair for pair in taken if pair is not None]
+
+    def _making_groups(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """new_group, noted: every rank of the world has to call it, or those that do wait."""
+
+        def making(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+            recorder = _recorder.current()
+            if recorder is None or kwargs.get("use_local_synchronization"):
+                return make(ranks, *args, **kwargs)
+            label = "all" if ranks is None else ",".join(map(str, ranks))
+            fields = (None, WORLD, 0, (), "", None, user_line(2), label, None)
+            pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
+            self._hand_over(recorder, pending, [], time.monotonic())
+            limit = kwargs.get("timeout", args[0] if args else None)
+            recorder.wait_begins(pending, limited=_is_limit(limit))
+            try:
+                made = make(ranks, *args, **kwargs)
+            except BaseException:
+                pending.fail()
+                raise
+            finally:
+                recorder.wait_ends()
+            pending.complete()
+            if _is_limit(limit) and isinstance(made, dist.ProcessGroup):
+                self._limited.add(made.group_name)
+            return made
+
+        return making
+
+    def _noting_strangers(self, warn: Callable[[str], None]) -> Any:
+        """Torch's warning that the rank does not belong to the group, noted as a failed call."""
+
+        def noting(name: str) -> None:
+            recorder = _recorder.current()
+            fitting = [call.op for call in CALLS.values() if str(call.op) in name]
+            if recorder is not None and fitting:
+                op = max(fitting, key=len)  # "all_reduce_coalesced" has "reduce" in it, too
+                fields = (None, "", 0, (), "", None, user_line(2), "not a member", None)
+                Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                warn(name)
+            file, _, line = user_line(2).rpartition(":")
+            for warning in said:  # torch would name the line in this file
+                warnings.warn_explicit(warning.message, warning.category, file, int(line or 0))
+
+        return noting
+
+
+def _nobody(group: str) -> None:
+    """Nobody wants to know."""
+
+
+def _has_result(work: Any) -> bool:
+    """Whether a work's future is done, which it is a moment before the work."""
+    try:
+        return bool(_get_future(work).done())
+    except RuntimeError:  # gloo's reduce_scatter has none
+        return False
+
+
+def _is_limit(given: timedelta | int | None) -> bool:
+    """Whether this time limit is one that the program means to reach; int in milliseconds."""
+    if isinstance(given, timedelta):
+        given = given // timedelta(milliseconds=1)
+    return given is not None and 0 < given <= PATIENT
+
+
+def _label(call: Call, caller: FrameType) -> str:
+    """A reduction, or what a call is a part of."""
+    label = reduction(caller) if call.reduces else of_objects(caller)
+    if torch._C._current_graph_task_id() >= 0 and not is_functional(caller):
+        return label or "gradients"
+    return label
+
+
+def _read_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
+    """The tensors that this rank's call reads; what it only writes may hold anything before."""
+    if call.op is Op.BROADCAST and pending.fields[0] != pending.recorder.rank:
+        return []
+    return tensors(args, call.inputs)
+
+
+def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
+    """Refuse a message to or from a rank that does not exist: gloo would wait for it for ever."""
+    peer, match = pending.fields[0], pending.fields[-1]
+    if call.op in P2P and call.peer is not None and peer is None and match is None:
+        last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
+        raise ValueError(
+            f"{call.op}: there is no rank {args[call.peer]}; the group has ranks 0 to {last}."
+        )
+
+
+def _same_call(frame: FrameType) -> Callable[[], bool]:
+    """Tells later whether a thread is still in the C++ function that this line has called."""
+    ident, at = threading.get_ident(), frame.f_lasti
+
+    def still() -> bool:
+        return sys._current_frames().get(ident) is frame and frame.f_lasti == at
+
+    return still
+
+
+#: The tap of this process.
+tap = Tap()

@@ -1,0 +1,167 @@
+"""Trouble on demand: stragglers, slow links, lost and killed ranks, on real ranks, without root.
+
+What it does happens on the ranks, in the tap's hook before a communication goes to the backend,
+and before each call of a KVStore.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from numbers import Integral
+
+from distkit.diagnosis.findings import ordinal
+from distkit.events import Op
+
+_current: list[Trouble] = []
+
+
+class Dropped(BaseException):
+    """Takes a rank out of its function, as if it had returned."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What shall go wrong; see :func:`trouble`."""
+
+    delay: Mapping[int, float] = field(default_factory=dict)
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    drop: Mapping[int, int] = field(default_factory=dict)
+    kill: Mapping[int, int] = field(default_factory=dict)
+
+    def check(self, ranks: int, servers: int = 0) -> None:
+        """Raise ValueError when it names a rank that is not there."""
+        named = {*self.delay, *self.drop, *self.kill}
+        if unknown := named - set(range(ranks)):
+            raise ValueError(
+                f"dk.trouble names rank {min(unknown)}, and there are ranks 0 to {ranks - 1}."
+                f"{f' {_SERVERS}' if servers else ''}"
+            )
+
+    def on(self, rank: int) -> OnRank:
+        """What happens on one rank before each communication."""
+        return OnRank(self, rank)
+
+
+class OnRank:
+    """The trouble of one rank in one run; called before each communication of ``nbytes``."""
+
+    def __init__(self, trouble: Trouble, rank: int) -> None:
+        self._trouble, self._rank, self._done = trouble, rank, 0
+        self._dropped = False
+
+    def __call__(self, op: Op, nbytes: int) -> None:
+        """The rank is about to communicate."""
+        made, rank = self._trouble, self._rank
+        if self._done == made.kill.get(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._done == made.drop.get(rank):
+            self._dropped = True
+            raise Dropped("dk.trouble dropped it, as asked")
+        self._done += 1
+        charged = 0.0 if op is Op.RECV else made.latency + nbytes / made.bandwidth
+        pause = made.delay.get(rank, 0.0) + charged
+        if pause:
+            time.sleep(pause)
+
+    def missed(self) -> list[str]:
+        """What has not happened when the function is over, and why."""
+        if self._dropped:
+            return []
+        planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
+        return [
+            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} made "
+            f"{self._done or 'no'} communication{'s' * (self._done != 1)}, and the trouble comes "
+            f"when it begins its {ordinal(n + 1)}. Give a smaller number, or let it do more."
+            for name, at in planned.items()
+            if (n := at.get(self._rank)) is not None and self._done <= n
+        ]
+
+
+@contextmanager
+def trouble(
+    *,
+    delay: Mapping[int, float] | None = None,
+    latency: float = 0.0,
+    bandwidth: float | None = None,
+    drop_rank: int | Mapping[int, int] | None = None,
+    kill: Mapping[int, int] | None = None,
+) -> Iterator[None]:
+    """Make trouble for every run that starts inside the ``with`` block.
+
+    The cost of a link is charged to who sends, and to every member of a collective: the rank is
+    busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
+
+    Each call of a KVStore that servers have to answer (``init``, ``push``, ``pull``, ``barrier``,
+    ``set_optimizer``; a ``pushpull`` is two) is one communication of its worker, of the bytes of
+    all its keys.
+
+    Args:
+        delay: ``{rank: seconds}`` that the rank wastes before each communication: a straggler.
+        latency: seconds added to each message and each collective.
+        bandwidth: bytes per second of a link, no limit when None.
+        drop_rank: a rank that leaves the function before its first communication without a
+            word, or ``{rank: n}`` for after its n-th.
+        kill: ``{rank: n}``: the rank's process is killed after its n-th communication.
+
+    Raises:
+        ValueError: a number is negative, or not one.
+
+    Example:
+        >>> with trouble(delay={2: 0.2}):
+        ...     pass                                 # cluster.run(train)
+    """
+    drop = {} if drop_rank is None else drop_rank
+    for name, given in (("delay", delay), ("kill", kill)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(f"dk.trouble({name}={given!r}): say for which rank: {{2: {given!r}}}.")
+    made = Trouble(
+        dict(delay or {}),
+        latency,
+        math.inf if bandwidth is None else bandwidth,
+        dict(drop) if isinstance(drop, Mapping) else {drop: 0},
+        dict(kill or {}),
+    )
+    _check(made)
+    _current.append(made)
+    try:
+        yield
+    finally:
+        _current.remove(made)
+
+
+def current() -> Trouble | None:
+    """The trouble that runs which start now shall have."""
+    return _current[-1] if _current else None
+
+
+#: How those end that have no rank.
+_SERVERS = (
+    "Servers and the scheduler are no ranks: to have one end, kill its process while a run goes "
+    "on, with os.kill(pid, signal.SIGKILL); cluster.status() shows its pid."
+)
+
+
+def _check(made: Trouble) -> None:
+    for name, given in (("delay", made.delay), ("drop_rank", made.drop), ("kill", made.kill)):
+        if wrong := [key for key in given if not isinstance(key, Integral)]:
+            raise ValueError(
+                f"dk.trouble({name}=…) got {wrong[0]!r}. Name a rank, or a worker where there are "
+                f"servers, by its number: {{1: {given[wrong[0]]!r}}}. {_SERVERS}"
+            )
+    steps = [*made.drop.values(), *made.kill.values()]
+    if any(not isinstance(n, int) or n < 0 for n in steps):
+        raise ValueError(
+            f"dk.trouble counts communications: {{rank: 3}} is after its third, not {steps}."
+        )
+    seconds = [made.latency, *made.delay.values()]
+    if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in seconds):
+        raise ValueError(f"dk.trouble: seconds must be numbers ≥ 0, not {seconds}.")
+    if not (isinstance(made.bandwidth, (int, float)) and made.bandwidth > 0):
+        raise ValueError(f"dk.trouble: bandwidth is in bytes per second, not {made.bandwidth}.")

@@ -1,0 +1,181 @@
+"""Saved traces: gzipped JSON lines, so that opening a file runs nothing.
+
+The first line is a header with the format's version and the number of events, each further
+line an object with a column of :class:`distkit.trace.columns.Table`: ``rank``, ``seq``, ``look``
+and ``time`` have an element per event, ``looks`` what they look like, ``match`` and ``summary``
+what some of them have besides. In version 1 a line was an event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distkit.errors import TraceFileError
+from distkit.events import Event, Op, State, Summary, Trace
+from distkit.trace import fields as tracefields
+from distkit.trace.columns import Look, Table
+
+#: Format of saved traces. A reader refuses a larger version than its own.
+FORMAT, VERSION = "distkit-trace", 2
+
+
+def save(trace: Trace, path: Path) -> Path:
+    """Write a trace."""
+    head = {"format": FORMAT, "version": VERSION, "events": len(trace), "meta": trace.meta}
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as f:
+        for line in (head, *_columns(trace.table)):
+            f.write(json.dumps(line) + "\n")
+    return path
+
+
+def load(path: Path) -> Trace:
+    """Read a saved trace.
+
+    Raises:
+        TraceFileError: not a trace, corrupt, truncated, or of a newer version.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as f:
+            head = _head(f.readline(), path)
+            lines = map(json.loads, f)
+            trace = (
+                Trace(map(_event, lines), head["meta"])
+                if head["version"] == 1
+                else Trace.of(_table(lines), head["meta"])
+            )
+    except (EOFError, zlib.error) as e:
+        raise TraceFileError(
+            f"{path}: the file breaks off in the middle, or is damaged. "
+            "Copy it again, or save the trace once more with trace.save(path)."
+        ) from e
+    except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
+        raise
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as e:
+        raise TraceFileError(
+            f"{path}: this is not a readable distkit trace ({e}). "
+            "Open a file written by trace.save(path)."
+        ) from e
+    if len(trace) != head["events"]:
+        raise TraceFileError(
+            f"{path}: {len(trace)} of {head['events']} events are there. "
+            "Copy the file again, or save the trace once more with trace.save(path)."
+        )
+    return trace
+
+
+def _head(line: str, path: Path) -> dict[str, Any]:
+    """Check the first line of a trace file."""
+    head = json.loads(line)
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise ValueError("it does not begin with a trace's header")
+    tracefields.whole(head.get("version"), "version", least=1)
+    if head["version"] > VERSION:
+        raise TraceFileError(
+            f"{path}: the trace has format {head['version']}, this distkit reads up to {VERSION}. "
+            "Update distkit: pip install --upgrade distkit."
+        )
+    tracefields.whole(head.get("events"), "events")
+    tracefields.meta(head.get("meta"), "meta")
+    return head
+
+
+# -- columns ----------------------------------------------------------------------
+
+
+def _columns(table: Table) -> Iterator[dict[str, Any]]:
+    yield {"looks": table.looks}
+    yield {"match": [*table.match.items()]}
+    yield {"summary": [[i, *_plain(s)] for i, s in table.summary.items()]}
+    for name in ("rank", "seq", "look", "time"):
+        yield {name: getattr(table, name).tolist()}
+
+
+def _table(lines: Iterable[dict[str, Any]]) -> Table:
+    parts = {name: values for line in lines for name, values in line.items()}
+    kinds = {"rank": "i", "seq": "i", "look": "i", "time": "f"}
+    columns = [_array(parts.get(name, []), kind, name) for name, kind in kinds.items()]
+    n = min(map(len, columns))  # if that is too few, the header tells
+    rank, seq, look, time = (column[:n] for column in columns)
+    tracefields.ranks(rank)
+    looks = [_look(*values) for values in parts["looks"]]
+    match = dict(parts["match"])
+    summary = {i: _summary(*values) for i, *values in parts["summary"]}
+    if n and not 0 <= look.min() <= look.max() < len(looks):
+        raise ValueError("field look: an event refers to an entry of looks that is not there")
+    if (np.diff(time) < 0).any():
+        raise ValueError("field time: the events are not in order")
+    of = {*match, *summary}
+    if not {*map(type, of)} <= {int} or not all(0 <= i < n for i in of):
+        raise ValueError("field match or summary: it belongs to an event that is not there")
+    tracefields.matches(match.values())
+    return Table(rank, seq, look, time, looks, match, summary)
+
+
+def _array(values: Any, kind: str, field: str) -> Any:
+    """Whole numbers ("i") or others ("f") as an array."""
+    try:
+        found = np.array(values or np.zeros(0, kind))
+    except (ValueError, OverflowError):  # some of them are lists
+        raise tracefields.wrong(field, "a list of numbers", values) from None
+    if found.dtype.kind not in (kind, "i") or found.ndim != 1:
+        raise tracefields.wrong(field, "a list of numbers", values)
+    tracefields.numbers(found, field)
+    return found.astype(np.int64 if kind == "i" else np.float64)
+
+
+def _look(*fields: Any) -> Look:
+    if len(fields) != len(Look._fields):
+        raise tracefields.wrong("looks", f"{len(Look._fields)} facts", fields)
+    tracefields.look(*fields)
+    op, state, peer, group, nbytes, shape, *rest = fields
+    return Look(Op(op), State(state), peer, group, nbytes, tuple(shape), *rest)
+
+
+def _summary(*fields: Any) -> Summary:
+    if len(fields) != len(dataclasses.fields(Summary)):
+        raise tracefields.wrong("summary", "values, norm, min, max, size, sampled", fields)
+    values, norm, low, high, size, sampled = fields
+    tracefields.summary(values, size, sampled)
+    return Summary(tuple(map(float, values)), float(norm), float(low), float(high), size, sampled)
+
+
+def _plain(s: Summary) -> list[Any]:
+    """NaN and infinity as strings, which float() reads back: JSON has no word for them."""
+
+    def plain(x: float) -> float | str:
+        return x if math.isfinite(x) else str(x)
+
+    return [[*map(plain, s.values)], plain(s.norm), plain(s.min), plain(s.max), s.size, s.sampled]
+
+
+# -- version 1 --------------------------------------------------------------------
+
+
+def _event(row: list[Any]) -> Event:
+    rank, seq, op, state, time, peer, group, nbytes, shape, dtype, tag, where, label, match, s = row
+    tracefields.rank(rank, "rank")
+    tracefields.whole(seq, "seq", least=-tracefields.LARGEST)
+    tracefields.number(time, "time")
+    look = _look(op, state, peer, group, nbytes, shape, dtype, tag, where, label)
+    if match is not None:
+        tracefields.text(match, "match")
+    values = None if s is None else _summary(*s)
+    return Event(*(rank, seq, *look[:2], time, *look[2:], match, values))

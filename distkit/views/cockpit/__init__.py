@@ -1,0 +1,1 @@
+"""A run gone through step by step."""

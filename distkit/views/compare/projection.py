@@ -1,0 +1,186 @@
+"""Several traces side by side as plain data: what each adds up to, and how they differ.
+
+``project`` makes it of whole traces. A :class:`Side` is one trace of the comparison, and grows
+with its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from distkit.events import Event, Trace
+from distkit.views.compare.figures import WORKER, figures, training
+from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.units import count, human_seconds
+from distkit.views.timeline.bars import Bars
+from distkit.views.timeline.columns import Columns
+
+#: The figures of a run that goes on are renewed each time it has grown by this part.
+GROWN = 0.1
+MAX_NOTICES = 6
+
+#: Key, name and unit of each figure, and what it means. Units: s, B, n (a number), % (a part).
+ROWS = [
+    ("seconds", "total time", "s", "from the first event to the last"),
+    ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
+    ("message_bytes", "bytes in messages", "B", "of all messages together"),
+    (
+        "collectives",
+        "collectives",
+        "n",
+        "collectives of the backend; their own messages are not seen",
+    ),
+    ("collective_bytes", "bytes in collectives", "B", "the tensor of each collective, once"),
+    ("most_sent", "most bytes sent by a rank", "B", "in messages, by the rank that sent most"),
+    (
+        "rounds",
+        "rounds",
+        "n",
+        "exchanges that had to come one after another, when a rank sends "
+        "one message and receives one at a time; a collective is one",
+    ),
+    ("critical", "critical path", "n", "communications in the chain that made the run so long"),
+    ("busy", "in communication", "%", "part of the time, mean of the ranks"),
+    (
+        "waiting",
+        "waiting",
+        "%",
+        "part of the time spent waiting for the last to arrive, mean of the ranks",
+    ),
+    ("steps", "steps of training", "n", "of the watched loop"),
+    ("step_seconds", "time per step", "s", "of the watched loop, mean"),
+    ("loss", "loss at the end", "x", "mean of the ranks"),
+]
+#: Of whom parts of the time are means where there is a parameter server.
+OF_WORKERS = "workers, without servers and scheduler"
+
+
+def project(traces: Mapping[str, Trace], *, clock: str = "start", baseline: int = 0) -> Json:
+    """The comparison of whole traces, without bars and arrows.
+
+    Args:
+        traces: by name.
+        clock: "start" aligns their beginnings, "duration" their beginnings and ends.
+        baseline: the number of the trace to which the others are compared.
+    """
+    told = [Side(name, trace).told for name, trace in traces.items()]
+    return {**summary(told), "clock": clock, "baseline": baseline}
+
+
+class Side:
+    """One trace of a comparison.
+
+    Args:
+        name: what it is called.
+        trace: so far.
+        live: whether its run goes on.
+    """
+
+    def __init__(self, name: str, trace: Trace, live: bool = False) -> None:
+        self.name, self.live = name, live
+        self._meta, self._events = trace.meta, list[Event]()  # a run hands over all it has
+        self._bars = Bars(trace, live, thin=True)
+        self._settle(trace)
+
+    def _settle(self, trace: Trace) -> None:
+        """Look at the whole trace so far."""
+        self.columns, self._seen = self._bars.columns or Columns(trace), len(trace)
+        self.told = about(self.name, trace, self.columns, live=self.live)
+
+    def take(self, events: list[Event]) -> Json | None:
+        """Take in events of the run; what changed in the picture, None for nothing."""
+        patch = self._bars.take(events)
+        self._events += events
+        return patch if patch["bars"] else None
+
+    def renew(self) -> bool:
+        """Renew the figures if the run has grown enough; whether it has."""
+        if len(self._events) < (1 + GROWN) * self._seen + 1:
+            return False
+        self._settle(Trace(self._events, self._meta))
+        return True
+
+    def end(self, trace: Trace) -> Json:
+        """The run is over: take in its whole trace, return what changed."""
+        self.live = False
+        patch = self._bars.end(trace)
+        self._settle(trace)
+        return patch
+
+    @property
+    def picture(self) -> Json:
+        """Bars and arrows, as the painter of the timeline takes them."""
+        return self._bars.picture()
+
+
+def about(name: str, trace: Trace, columns: Columns, *, live: bool = False) -> Json:
+    """What there is to know of one trace."""
+    frame, loop = columns.frame, training(trace)
+    simulated = bool(trace.meta.get("simulated"))
+    found = figures(columns)
+    if loop is not None:
+        found |= {"steps": loop["steps"], "step_seconds": loop["seconds"], "loss": loop["last"]}
+    return {
+        "name": clean(name),
+        "live": live,
+        "simulated": simulated,
+        "empty": not len(trace),
+        "facts": [*dict.fromkeys([*frame["facts"], *(["simulated"] if simulated else [])])],
+        "figures": found,
+        "loss": loop,
+        "notices": [] if live else frame["notices"],
+    }
+
+
+def summary(runs: Sequence[Json]) -> Json:
+    """All that is said of several traces together."""
+    return {
+        "title": _and([run["name"] for run in runs]),
+        "facts": _facts(runs),
+        "live": any(run["live"] for run in runs),
+        "runs": list(runs),
+        "rows": list(_rows(runs)),
+        "notices": list(_notices(runs))[:MAX_NOTICES],
+    }
+
+
+def _facts(runs: Sequence[Json]) -> list[str]:
+    """Who was how fast, in words, when all have ended."""
+    if len(runs) > 4 or any(run["live"] or run["empty"] for run in runs):
+        return []
+    return [f"{run['name']} took {human_seconds(run['figures']['seconds'])}" for run in runs]
+
+
+def _rows(runs: Sequence[Json]) -> Iterator[Json]:
+    workers = any(r["role"] == WORKER for run in runs for r in run["figures"]["ranks"])
+    for key, label, unit, hint in ROWS:
+        if workers and unit == "%":
+            label, hint = f"workers {label}", hint.replace("ranks", OF_WORKERS)
+        values = [run["figures"].get(key) for run in runs]
+        if any(v not in (0, None) for v in values) or key in ("seconds", "messages"):
+            yield {"key": key, "label": label, "unit": unit, "hint": hint, "values": values}
+
+
+def _notices(runs: Sequence[Json]) -> Iterator[str]:
+    for run in runs:
+        if run["empty"] and not run["live"]:
+            yield f"{run['name']}: nothing was recorded"
+        if run["loss"] and run["loss"]["nan"] is not None:
+            yield f"{run['name']}: the loss is no finite number at step {run['loss']['nan']}"
+    sizes = {run["name"]: len(run["figures"]["ranks"]) for run in runs if not run["empty"]}
+    if len(set(sizes.values())) > 1:
+        told = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())
+        yield f"the world sizes differ: {'; '.join(told)}"
+    said = [
+        run["name"]
+        for run in runs
+        if not run["figures"]["messages"] and run["figures"]["collectives"]
+    ]
+    if said and any(run["figures"]["messages"] for run in runs):
+        yield f"{_and(said)}: messages inside the backend's collectives are not seen"
+    for run in runs:
+        yield from (f"{run['name']}: {notice}" for notice in run["notices"])
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

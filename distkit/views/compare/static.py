@@ -1,0 +1,315 @@
+"""Several traces as a static picture, overlaid on one clock, and their differences as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from distkit.views.compare.figures import waits
+from distkit.views.scene import svg, values_svg
+from distkit.views.scene.frame import Json
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, WARNING_LIGHT, rank_color
+from distkit.views.scene.units import human_bytes, human_seconds, round_step, time_unit
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.operations import Floats
+
+WIDTH, MAX_BYTES = 960, 60_000
+#: At most so many ranks are drawn; of each a strip per trace, in pixels.
+MAX_RANKS, ROW, LEFT, RIGHT = 16, 13, 190, WIDTH - 30
+
+
+def to_svg(picture: Json, columns: Sequence[Columns]) -> str:
+    """The comparison as an SVG document of at most 60 kB.
+
+    Args:
+        picture: what :func:`~distkit.views.compare.projection.project` makes.
+        columns: of each trace, for its bars.
+    """
+    for ranks, pixel in ((MAX_RANKS, 1), (MAX_RANKS, 2), (8, 2), (8, 4), (4, 8)):
+        drawn = _document(picture, columns, ranks, pixel)
+        if len(drawn.encode()) <= MAX_BYTES:
+            break
+    return drawn
+
+
+def _fitting(facts: Sequence[str], title: str) -> str:
+    """The facts beside the title, if there is room."""
+    words = " · ".join(facts)
+    return words if text_width(title, 18) + text_width(words, 13) < WIDTH - 80 else ""
+
+
+def color(n: int) -> str:
+    """The colour of the n-th trace."""
+    return TRACES_LIGHT[n % len(TRACES_LIGHT)]
+
+
+def _document(picture: Json, columns: Sequence[Columns], ranks: int, pixel: int) -> str:
+    title = picture["title"]
+    parts = [svg.heading(24, 32, title, _fitting(picture["facts"], title))]
+    y = 58.0
+    for notice in picture["notices"]:
+        parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))
+        y += 20
+    drawn, y = _lanes(picture, columns, ranks, pixel, y)
+    parts.append(drawn)
+    curves = [(n, run["loss"]["points"]) for n, run in enumerate(picture["runs"]) if run["loss"]]
+    if curves:
+        parts += [
+            *_chart("loss over time", curves, 24, y, 1),
+            *_chart("loss over steps", curves, 500, y, 0),
+        ]
+        y += 166
+    drawn, y = _table(picture, y + 6)
+    return svg.document(WIDTH, y + 8, title, "".join([*parts, drawn]))
+
+
+# -- who was doing what ----------------------------------------------------------------
+
+
+def _lanes(
+    picture: Json, columns: Sequence[Columns], most: int, pixel: int, y: float
+) -> tuple[str, float]:
+    """A lane per rank with a strip per trace, and where the picture goes on."""
+    names = {r["rank"]: r["name"] for run in picture["runs"] for r in run["figures"]["ranks"]}
+    ranks = sorted(names)[:most]
+    if not ranks:
+        return svg.text(24, y + 4, "nothing was recorded", GRAY), y + 24
+    frames = [c.frame for c in columns]
+    spans = [max(1e-9, (f["end"] or 0.0) - (f["start"] or 0.0)) for f in frames]
+    longest = max(spans)
+    widths = [(RIGHT - LEFT) * (s / longest if picture["clock"] == "start" else 1.0) for s in spans]
+    tall = len(columns) * (ROW + 2) + 6
+    parts = [*_axis(longest if picture["clock"] == "start" else None, y, y + len(ranks) * tall)]
+    waited = [waits(c) for c in columns]
+    for lane, rank in enumerate(ranks):
+        parts += _name(names[rank], lane, y + len(columns) * (ROW + 2) / 2)
+        for n, c in enumerate(columns):
+            top = y + n * (ROW + 2)
+            if len(ranks) * len(columns) <= 24:
+                name = picture["runs"][n]["name"]
+                short = name if len(name) < 14 else f"{name[:12]}…"
+                parts.append(
+                    svg.text(
+                        LEFT - 12, top + ROW - 3, short, GRAY, 'text-anchor="end" font-size="10"'
+                    )
+                )
+            parts.append(svg.rect(LEFT - 7, top, 3, ROW, f'fill="{color(n)}"', "", 1))
+            parts.append(svg.rect(LEFT, top, widths[n], ROW, 'fill="#f2f4f6"', "", 2))
+            parts += _strip(c, rank, waited[n], widths[n], top, rank_color(lane), pixel)
+        y += tall
+    if len(names) > len(ranks):
+        parts.append(
+            svg.text(
+                24, y + 34, f"the first {len(ranks)} of {len(names):,} ranks are drawn here", GRAY
+            )
+        )
+        y += 18
+    return "".join(parts), y + 38
+
+
+def _name(name: str, lane: int, middle: float) -> Iterator[str]:
+    yield f'<circle cx="29" cy="{middle - 1:.1f}" r="5" fill="{rank_color(lane)}"/>'
+    yield svg.text(42, middle + 3.5, name, INK, 'font-size="13" font-weight="700"')
+
+
+def _axis(seconds: float | None, top: float, bottom: float) -> Iterator[str]:
+    """Seconds since the start, or parts of each trace's duration."""
+    last = 1.0 if seconds is None else seconds
+    step = round_step(last, 8)
+    scale, unit = (100.0, "%") if seconds is None else time_unit(last * 0.999)
+    digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
+    for n in range(math.floor(last / step + 1e-9) + 1):
+        x = LEFT + n * step / last * (RIGHT - LEFT)
+        yield svg.line(x, top - 4, x, bottom, "#e1e6ea", 1)
+        label = "0" if n == 0 else f"{n * step * scale:.{digits}f} {unit}"
+        yield svg.text(x, bottom + 15, label, GRAY, 'text-anchor="middle"')
+
+
+def _strip(
+    c: Columns, rank: int, waited: Floats, width: float, top: float, ink: str, pixel: int
+) -> Iterator[str]:
+    """What a rank did over the whole run: communication, and paler where it waited."""
+    cells = max(1, int(width / pixel))
+    work, talk, wait = _covers(c, rank, waited, cells)
+    pale, faint = svg.tint(ink, 0.32), svg.tint(ink, 0.6)
+    waiting = wait > talk
+    shown = [
+        (work * (talk + wait < 0.02) >= 0.3, "#c3cad1", 4.0),
+        (waiting & (wait >= 0.02), pale, float(ROW)),
+        (~waiting & (talk < 0.5) & (talk >= 0.02), faint, float(ROW)),
+        (~waiting & (talk >= 0.5), ink, float(ROW)),
+    ]
+    for mask, stroke, tall in shown:
+        if path := _runs(mask, pixel, top + ROW / 2):
+            yield f'<path d="{path}" stroke="{stroke}" stroke-width="{tall:g}"/>'
+
+
+def _runs(mask: np.ndarray[tuple[int], np.dtype[np.bool_]], pixel: int, y: float) -> str:
+    """The cells that are set, as horizontal lines."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
+    return "".join(
+        f"M{LEFT + a * pixel} {y:g}h{(b - a) * pixel}"
+        for a, b in zip(edges[::2], edges[1::2], strict=True)
+    )
+
+
+def _covers(c: Columns, rank: int, waited: Floats, cells: int) -> tuple[Floats, Floats, Floats]:
+    """Of each cell of the run's time: the parts in computation, communication and waiting."""
+    ops, frame = c.ops, c.frame
+    mine = np.flatnonzero((ops.rank == rank) & ~ops.scheduled)
+    start, seconds = ops.start[mine], (frame["end"] or 0.0) - (frame["start"] or 0.0)
+    if not len(mine) or seconds <= 0:
+        return np.zeros(cells), np.zeros(cells), np.zeros(cells)
+    edges = frame["start"] + seconds * np.arange(cells + 1) / cells
+    end = np.where(ops.ended[mine], ops.end[mine], frame["end"])
+    until, mark = start + waited[mine], ops.mark[mine]
+    found = [
+        _covered(a, b, edges)
+        for a, b in (
+            (start[mark], end[mark]),
+            (until[~mark], end[~mark]),
+            (start[~mark], until[~mark]),
+        )
+    ]
+    return found[0], found[1], found[2]
+
+
+def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
+    """How much of each cell is covered by intervals, from 0 to 1 and above where they overlap."""
+
+    def before(points: Floats) -> Floats:
+        """The integral of how many of the points lie before each edge."""
+        points = np.sort(points)
+        n = np.searchsorted(points, edges)
+        found: Floats = n * edges - np.append(0.0, np.cumsum(points))[n]
+        return found
+
+    parts: Floats = np.diff(before(starts) - before(ends)) / (edges[1] - edges[0])
+    return parts
+
+
+# -- losses ------------------------------------------------------------------------------
+
+
+def _chart(
+    name: str, curves: list[tuple[int, list[list[float]]]], left: float, top: float, by: int
+) -> Iterator[str]:
+    """Losses in a box of 430 by 150 pixels, over steps (``by`` 0) or seconds (1)."""
+    known = [(p[by], p[2]) for _, points in curves for p in points if p[2] is not None]
+    low, high = min(0.0, *(y for _, y in known)), max(0.0, *(y for _, y in known))
+    last = max(max(x for x, _ in known), 1e-9)
+    wide, tall, base = 380 / last, 100 / ((high - low) or 1.0), top + 128.0
+    end = human_seconds(last) if by else f"step {last:.0f}"
+    yield svg.text(left, top + 14, name, INK, 'font-weight="700"')
+    yield svg.text(left + 36, top + 34, f"{high:.3g}", GRAY, 'text-anchor="end" font-size="10.5"')
+    yield svg.text(left + 422, base + 15, end, GRAY, 'text-anchor="end" font-size="10.5"')
+    yield svg.line(left + 42, base + low * tall, left + 422, base + low * tall, "#dde3e9", 1)
+    for n, points in curves:
+        places = " ".join(
+            f"{left + 42 + p[by] * wide:.0f},{base - (p[2] - low) * tall:.0f}"
+            for p in points[:: max(1, len(points) // 100)]
+            if p[2] is not None
+        )
+        dash = f' stroke-dasharray="{DASHES[n % 4]}"' if n % 4 else ""
+        yield (
+            f'<polyline fill="none" stroke="{color(n)}" stroke-width="1.8"{dash} '
+            f'points="{places}"/>'
+        )
+
+
+#: With its colour each trace's curve has a dash; js/comparecharts.js has the same.
+DASHES = ("", "7 3", "2 2.5", "9 3 2 3")
+
+
+# -- differences -------------------------------------------------------------------------
+
+
+def _table(picture: Json, y: float) -> tuple[str, float]:
+    """A row per figure: value, multiple of the baseline and a bar for each trace."""
+    runs, base = picture["runs"], picture["baseline"]
+    room = (WIDTH - 48 - 172) / len(runs)
+    parts = [svg.line(24, y - 8, WIDTH - 24, y - 8, "#e9ecef", 1)]
+    for n, run in enumerate(runs):
+        x = 196 + n * room
+        facts = " · ".join(run["facts"]) if len(runs) < 4 else ""
+        parts.append(svg.rect(x, y + 1, 10, 10, f'fill="{color(n)}"', "", 2))
+        fits = text_width(run["name"] + facts, 14) < room - 60
+        parts.append(svg.heading(x + 16, y + 10, run["name"], facts if fits else "", 12))
+    y += 34
+    for row in picture["rows"]:
+        parts.append(svg.text(24, y, row["label"], GRAY))
+        most = max((abs(v) for v in row["values"] if _finite(v)), default=0) or 1
+        for n, value in enumerate(row["values"]):
+            x = 196 + n * room
+            words = "" if n == base else ratio(value, row["values"][base])
+            parts.append(svg.text(x, y, figure(value, row["unit"]), INK))
+            parts.append(svg.text(x + room - 22, y, words, GRAY, 'text-anchor="end"'))
+            length = (room - 22) * abs(value) / most if _finite(value) else 0
+            parts.append(svg.rect(x, y + 5, room - 22, 3, 'fill="#eef1f3"', "", 1.5))
+            parts.append(svg.rect(x, y + 5, max(length, 0.1), 3, f'fill="{color(n)}"', "", 1.5))
+        y += 27
+    return "".join(parts), y - 10
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def figure(value: float | str | None, unit: str) -> str:
+    """A value in words.
+
+    >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
+    ('250 ms', '4 KiB', '25 %', '–')
+    """
+    if value is None or isinstance(value, str) or unit == "x":
+        return values_svg.figure(value)
+    match unit:
+        case "s":
+            return human_seconds(value)
+        case "B":
+            return human_bytes(value)
+        case "%":
+            return f"{100 * value:.0f} %"
+        case _:
+            return f"{value:,}"
+
+
+def ratio(value: float | str | None, base: float | str | None) -> str:
+    """A value as a multiple of the baseline's.
+
+    >>> ratio(3, 2), ratio(2, 2), ratio(0, 2), ratio(2, 0), ratio(2, 2**20), ratio(2048, 1)
+    ('1.5×', '=', '0×', '', '<0.001×', '2,048×')
+    """
+    if value is None or base is None or isinstance(value, str) or isinstance(base, str):
+        return ""
+    if value == base:
+        return "="
+    if not base:
+        return ""
+    times = value / base
+    if 0 < abs(times) < 0.001:
+        return "<0.001×"
+    return f"{times:,.0f}×" if abs(times) >= 100 else f"{times:.2g}×"
+
+
+def to_table(picture: Json) -> str:
+    """A table to read in a terminal: a line per figure, a column per trace."""
+    runs, base = picture["runs"], picture["baseline"]
+    head = [""]
+    for n, run in enumerate(runs):
+        head += [run["name"]] if n == base else [run["name"], ""]
+    lines = [head]
+    for row in picture["rows"]:
+        cells = [row["label"]]
+        for n, value in enumerate(row["values"]):
+            words = [] if n == base else [ratio(value, row["values"][base])]
+            cells += [figure(value, row["unit"]), *words]
+        lines.append(cells)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    told = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
+    state = "still running" if picture["live"] else ", ".join(picture["facts"])
+    parts = [f"Compare: {state or picture['title']}", *(f"  {line}".rstrip() for line in told)]
+    return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])

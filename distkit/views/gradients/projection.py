@@ -1,0 +1,270 @@
+"""Gradients of a watched training loop as plain data: before and after the all-reduce, drift, loss.
+
+The cosine of two ranks' gradients is taken from the values that their summaries show: exact up
+to 64 elements, an estimate beyond. The agreement of all ranks is exact, from the norms of the
+gradients and of their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from distkit.events import Summary, Trace
+from distkit.views.gradients.curves import curves
+from distkit.views.gradients.steps import ByRank, Step, Training, read
+from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.summaries import (
+    average,
+    cosine,
+    distance,
+    headline,
+    key,
+    largest,
+    name,
+    number,
+    plain,
+    rounded,
+)
+from distkit.views.scene.units import count
+
+#: At most so many ranks and layers are drawn, and so many values of all steps.
+MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
+
+#: Sums of the same numbers in another order differ by about this much of the largest.
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What became of a layer's gradients in one step.
+
+    ``kind`` is "sum", "mean", "own" (nothing was averaged), "other", or "" while it is open;
+    ``off`` the largest difference of the ranks' mean to the average [the gradient's unit].
+    """
+
+    kind: str
+    same: bool
+    off: float = math.nan
+    most: float = 0.0
+
+    def scale(self, ranks: int) -> int:
+        """What divides it into an average."""
+        return ranks if self.kind == "sum" else 1
+
+
+def project(trace: Trace, *, live: bool = False) -> Json:
+    """The gradients of a trace."""
+    training = read(trace)
+    ranks, layers = trace.ranks[:MAX_RANKS], list(training.layers)[:MAX_LAYERS]
+    looked = [n for n, step in sorted(training.steps.items()) if step.before or step.after]
+    kept = _thinned(looked, len(ranks), len(layers))
+    head = headline(trace)
+    if training.steps:
+        head["facts"].append(count(len(training.steps), "step"))
+    weights = next(iter(training.weights.get(0, {}).values()), None)
+    if weights:
+        head["facts"].append(count(weights[1].size, "weight"))
+    return {
+        **head,
+        "live": live,
+        "ranks": [{"rank": r, "lane": i, "name": name(trace, r)} for i, r in enumerate(ranks)],
+        "layers": [
+            {"name": clean(layer), "shape": list(training.layers[layer])} for layer in layers
+        ],
+        "steps": [_step(n, training.steps[n], layers, trace.ranks) for n in kept],
+        "curves": curves(training, layers, ranks),
+        "verdicts": _verdicts(trace, training, looked),
+        "notices": _notices(trace, training),
+        "total": len(training.steps),
+    }
+
+
+def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
+    """The steps whose values are shown: every second, fourth …, and the last."""
+    each = max(1, layers * (64 * (ranks + 2) + ranks * (ranks - 1) // 2))
+    stride = 1
+    while len(looked) > stride * max(2, MAX_VALUES // each):
+        stride *= 2  # what is shown of a run that goes on mostly stays
+    kept = looked[::stride]
+    return kept if kept[-1:] == looked[-1:] else [*kept, looked[-1]]
+
+
+def _notices(trace: Trace, training: Training) -> list[str]:
+    found = []
+    if len(trace.ranks) > MAX_RANKS:
+        found.append(
+            f"the first {MAX_RANKS} of {len(trace.ranks):,} ranks are drawn; "
+            "all of them are compared"
+        )
+    if len(training.layers) > MAX_LAYERS:
+        found.append(f"the first {MAX_LAYERS} of {len(training.layers):,} layers are drawn")
+    return found
+
+
+# -- one step --------------------------------------------------------------------------
+
+
+def _step(n: int, step: Step, layers: list[str], ranks: list[int]) -> Json:
+    return {"n": n + 1, "layers": [_layer(step, layer, ranks) for layer in layers]}
+
+
+def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
+    before, after = step.before.get(layer, {}), step.after.get(layer, {})
+    alone = next(iter(step.alone.get(layer, {}).values()), None)
+    found = reduced(before, after, len(ranks))
+    shown = [before.get(r) for r in ranks[:MAX_RANKS]]
+    scaled = {r: _divided(s, found.scale(len(ranks))) for r, s in after.items()}
+    one = found.same or not scaled
+    afters = [scaled.get(r) for r in ([*scaled][:1] if one else ranks[:MAX_RANKS])]
+    values = [v for s in (*shown, *afters, alone) if s for v in s.values]
+    apart = [distance(s, alone) for s in afters if s and alone]
+    return {
+        "before": [plain(s) if s else None for s in shown],
+        "after": [plain(s) if s else None for s in afters],
+        "alone": plain(alone) if alone else None,
+        "apart": rounded(max(apart, default=math.nan)),
+        "kind": found.kind,
+        "same": found.same,
+        "most": rounded(largest(values)),
+        "cosines": [
+            None if a is None or b is None else _short(cosine(a, b))
+            for a, b in combinations(shown, 2)
+        ],
+        "agreement": _short(agreement(before, after, found)),
+    }
+
+
+def _divided(s: Summary, by: int) -> Summary:
+    if by == 1:
+        return s
+    return replace(
+        s, values=tuple(v / by for v in s.values), norm=s.norm / by, min=s.min / by, max=s.max / by
+    )
+
+
+def _short(x: float) -> float | None:
+    return round(x, 3) if math.isfinite(x) else None
+
+
+def reduced(before: ByRank, after: ByRank, ranks: int) -> Reduced:
+    """What the optimizer saw, compared with what the ranks had computed."""
+    if not after or len(before) < ranks or len(after) < ranks:
+        return Reduced("", len({key(s) for s in after.values()}) == 1)
+    same = len({key(s) for s in after.values()}) == 1
+    if ranks == 1:
+        return Reduced("own", True, 0.0)
+    if all(key(before[r]) == key(after[r]) for r in after) and not same:
+        return Reduced("own", same)
+    mean = average(list(before.values()))
+    result = average(list(after.values()))
+    for kind, scale in (("mean", 1), ("sum", ranks)):
+        most = largest([*mean, *(v / scale for v in result)])
+        off = largest(m - v / scale for m, v in zip(mean, result, strict=False))
+        if same and off <= ROUNDING * most:
+            return Reduced(kind, same, off, most)
+    return Reduced("other", same)
+
+
+def agreement(before: ByRank, after: ByRank, found: Reduced) -> float:
+    """The mean cosine of all pairs of ranks, weighted by their norms; from the norms alone."""
+    if found.kind not in ("sum", "mean") or len(before) < 2:
+        return math.nan
+    norms = [s.norm for s in before.values()]
+    total = next(iter(after.values())).norm * (1 if found.kind == "sum" else len(norms))
+    squares = sum(x * x for x in norms)
+    pairs = sum(norms) ** 2 - squares
+    return max(-1.0, min(1.0, (total**2 - squares) / pairs)) if pairs > 0 else math.nan
+
+
+# -- the whole loop, in sentences ----------------------------------------------------------
+
+
+def _verdicts(trace: Trace, training: Training, looked: Iterable[int]) -> list[Json]:
+    """What to know at a glance: the mark, "same" or "different", and a sentence."""
+    ranks = len(trace.ranks)
+    cells = [(n, layer, training.steps[n]) for n in looked for layer in training.layers]
+    found = [
+        (n, layer, reduced(s.before.get(layer, {}), s.after.get(layer, {}), ranks))
+        for n, layer, s in cells
+    ]
+    done = [(n, layer, r) for n, layer, r in found if r.kind]
+    verdicts = [_after(done, ranks)] if done and ranks > 1 else []
+    verdicts += _against_one(training, done, ranks)
+    return verdicts + _drift(trace, training)
+
+
+def _say(same: bool, text: str) -> Json:
+    return {"word": "same" if same else "different", "expected": True, "text": text}
+
+
+def _after(done: list[tuple[int, str, Reduced]], ranks: int) -> Json:
+    kinds = {r.kind for _, _, r in done}
+    if kinds == {"own"}:
+        return _say(False, "every rank keeps its own gradient: nothing was averaged")
+    wrong = [(n, layer) for n, layer, r in done if not r.same]
+    if wrong:
+        n, layer = wrong[0]
+        return _say(False, f"the ranks' gradients still differ after step {n + 1}, {layer}")
+    what = f": the {kinds.pop()} of all {ranks}" if len(kinds) == 1 and "other" not in kinds else ""
+    return _say(True, f"after the all-reduce every rank has the same gradient{what}")
+
+
+def _against_one(
+    training: Training, done: list[tuple[int, str, Reduced]], ranks: int
+) -> list[Json]:
+    off = most = 0.0
+    seen = False
+    for n, layer, found in done:
+        alone = next(iter(training.steps[n].alone.get(layer, {}).values()), None)
+        if alone is None:
+            continue
+        seen, most = True, max(most, largest(alone.values))
+        for s in training.steps[n].after[layer].values():
+            off = max(off, distance(_divided(s, found.scale(ranks)), alone))
+    if not seen:
+        return []
+    if off <= ROUNDING * most:
+        return [
+            _say(
+                True,
+                f"one process computes the same, to {off:.0e}"
+                if off
+                else "one process computes exactly the same",
+            )
+        ]
+    return [_say(False, f"one process computes another gradient: up to {number(off)} apart")]
+
+
+def _drift(trace: Trace, training: Training) -> list[Json]:
+    complete = {n: w for n, w in sorted(training.weights.items()) if len(w) > 1}
+    if not complete:
+        return []
+    apart = [n for n, w in complete.items() if len({crc for crc, _ in w.values()}) > 1]
+    if not apart:
+        every = len(complete) > len(training.steps)  # and before the first
+        when = "at every step" if every else f"each of the {len(complete)} times they were compared"
+        part = any(s.sampled for w in complete.values() for _, s in w.values())
+        which = (
+            "the compared part of the replicas' weights is"
+            if part
+            else ("the replicas' weights are")
+        )
+        return [_say(True, f"{which} equal to the bit {when}")]
+    weights = complete[max(complete)]
+    first = min(weights)
+    base = weights[first][1].values
+    if any(len(s.values) != len(base) for _, s in weights.values()):
+        return [_say(False, "the replicas' weights have different shapes")]
+    far = {r: math.dist(s.values, base) for r, (_, s) in weights.items()}
+    rank = max(far, key=lambda r: (far[r], -r))
+    since = f"after step {apart[0]}" if apart[0] else "from the start"
+    return [
+        _say(
+            False,
+            f"the replicas' weights differ {since}: {name(trace, rank)} is now "
+            f"{far[rank]:.2g} from {name(trace, first)}",
+        )
+    ]

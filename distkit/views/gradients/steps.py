@@ -1,0 +1,107 @@
+"""Reads the marks of a watched training loop, see :mod:`distkit.recording.gradients`. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distkit.events import Event, Op, Span, Summary, Trace
+from distkit.trace.columns import Look
+
+GRADIENT, ALONE, WEIGHTS, STEP = "gradient ", "alone ", "weights ", "step"
+
+#: A layer's values by rank.
+ByRank = dict[int, Summary]
+
+
+def is_note(event: Event | Look, valued: bool) -> bool:
+    """Whether this is a note of ``watch_gradients``, drawn by its own view and by no other.
+
+    Args:
+        event: an event, or what it looks like.
+        valued: whether it has a summary; a mark of the program's own has none.
+    """
+    noted = event.label == STEP or event.label.startswith((GRADIENT, ALONE, WEIGHTS))
+    return noted and event.op is Op.MARK and (valued or bool(event.dtype))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank said at the end of a step; NaN for what it did not say."""
+
+    loss: float
+    lr: float
+    samples: float
+    time: float
+
+
+@dataclass
+class Step:
+    """One step of all ranks, as far as its values were looked at."""
+
+    before: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
+    after: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
+    alone: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
+    told: dict[int, Told] = field(default_factory=dict)
+
+
+@dataclass
+class Training:
+    """A training loop: its steps from 0, its layers, the weights after 0, 1, 2 … steps."""
+
+    steps: dict[int, Step] = field(default_factory=lambda: defaultdict(Step))
+    layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name to shape
+    weights: dict[int, dict[int, tuple[str, Summary]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+
+    def feed(self, rank: int, spans: Iterator[Span]) -> None:
+        """Take in one rank's marks, in order."""
+        n = 0
+        for s in spans:
+            if s.label == STEP and s.after:
+                loss, lr, samples = (*s.after.values, *[float("nan")] * 3)[:3]
+                self.steps[n].told[rank] = Told(loss, lr, samples, s.end or s.start)
+                n += 1
+            elif s.label.startswith(WEIGHTS) and s.after:
+                self.weights[n][rank] = s.label[len(WEIGHTS) :], s.after
+            elif s.label.startswith(GRADIENT):
+                self._gradient(self.steps[n], rank, s)
+            elif s.label.startswith(ALONE) and s.after:
+                self.steps[n].alone[s.label[len(ALONE) :]][rank] = s.after
+
+    def _gradient(self, step: Step, rank: int, s: Span) -> None:
+        name = s.label[len(GRADIENT) :]
+        self.layers.setdefault(name, s.shape)
+        if s.before:
+            step.before[name][rank] = s.before
+        if s.after:
+            step.after[name][rank] = s.after
+
+
+def read(trace: Trace) -> Training:
+    """The training loop of a trace; without steps if nobody watched one."""
+    lanes: dict[int, list[Span]] = defaultdict(list)
+    for s in trace.spans:
+        if s.op is Op.MARK and (s.before or s.after):
+            lanes[s.rank].append(s)
+    training = Training()
+    for rank in sorted(lanes):
+        training.feed(rank, iter(sorted(lanes[rank], key=lambda s: s.seq)))
+    training.layers = _in_order(training.layers, lanes)
+    return training
+
+
+def _in_order(
+    layers: dict[str, tuple[int, ...]], lanes: dict[int, list[Span]]
+) -> dict[str, tuple[int, ...]]:
+    """The model's own order, in which a step's gradients are completed; they begin backwards."""
+    done = sorted(
+        (s.end, s.label[len(GRADIENT) :])
+        for lane in lanes.values()
+        for s in lane
+        if s.end is not None and s.label.startswith(GRADIENT)
+    )
+    names = dict.fromkeys([*(name for _, name in done), *reversed(layers)])
+    return {name: layers[name] for name in names}

@@ -1,0 +1,1 @@
+"""What all pictures share: SVG, text tables, colours, units, places."""

@@ -1,0 +1,159 @@
+"""What stands around bars and arrows: lanes, sums and notices, the same for every projection."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distkit.events import COMPUTATION, Op, State
+from distkit.views.scene.units import count
+
+#: At most so many lanes are drawn; a notice names the rest.
+MAX_LANES = 256
+
+_ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+#: A JSON object: numbers, strings, booleans, lists, objects and None, and finite numbers only.
+Json = dict[str, Any]
+
+#: An operation that has not ended: its rank, what it is, and how far it got.
+Open = tuple[int, Op, State]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Everything that was said, whether drawn or not; sizes in bytes."""
+
+    operations: int = 0
+    drawn: int = 0
+    messages: int = 0
+    message_bytes: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What a lane's operations add up to: rows of bars, and seconds in communication."""
+
+    rows: int = 0
+    marks: int = 0
+    busy: float = 0.0
+
+
+def frame(
+    meta: Mapping[str, Any],
+    sums: Sums,
+    lane: Callable[[int], Lane],
+    ranks: Iterable[int],
+    times: tuple[float | None, float | None],
+    opened: Iterable[Open],
+    live: bool,
+) -> Json:
+    """All but bars and arrows: lanes, the sums under the picture, notices.
+
+    Args:
+        meta: the trace's ``meta``.
+        sums: of the whole trace.
+        lane: of one rank.
+        ranks: those seen in events.
+        times: when the picture starts and ends [s], None when nothing was recorded.
+        opened: the operations that have not ended.
+        live: whether the run goes on, so that an open operation is no news yet.
+    """
+    everybody = _ranks(meta, ranks)
+    start, end = times
+    seconds = end - start if start is not None and end is not None else 0.0
+    lanes = [_lane(meta, r, lane(r), seconds) for r in everybody if r < MAX_LANES]
+    return {
+        "title": clean(str(meta.get("name", ""))),
+        "facts": facts(meta, len(everybody)),
+        "lanes": lanes,
+        "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
+        "start": start,
+        "end": end,
+        "live": live,
+        "operations": sums.operations,
+        "messages": sums.messages,
+        "message_bytes": sums.message_bytes,
+        "collectives": sums.collectives,
+        "collective_bytes": sums.collective_bytes,
+        "notices": ([] if live else _unfinished(opened, meta)) + _left_out(meta, sums, everybody),
+    }
+
+
+def _ranks(meta: Mapping[str, Any], seen: Iterable[int]) -> list[int]:
+    named = (int(r) for r in meta.get("ranks", {}))
+    return sorted({*range(int(meta.get("world_size", 0))), *named, *seen})
+
+
+def _about(meta: Mapping[str, Any], rank: int) -> tuple[Mapping[str, Any], str]:
+    """What is known of a rank, and its name."""
+    ranks = meta.get("ranks", {})
+    about = ranks.get(str(rank), ranks.get(rank, {}))
+    return about, clean(str(about.get("name") or f"rank {rank}"))
+
+
+def _lane(meta: Mapping[str, Any], rank: int, lane: Lane, seconds: float) -> Json:
+    about, name = _about(meta, rank)
+    detail = [f"rank {rank}"] if name != f"rank {rank}" else []
+    detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
+    return {
+        "rank": rank,
+        "name": name,
+        "role": str(about.get("role") or ""),
+        "detail": " · ".join(detail),
+        "rows": lane.rows,
+        "marks": lane.marks,
+        "busy": round(lane.busy / seconds, 4) if seconds > 0 else 0.0,
+    }
+
+
+def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
+    """How many ranks, and the backend and device; the same word once."""
+    known = [count(ranks, "rank")] if ranks else []
+    return [*known, *dict.fromkeys(str(meta[k]) for k in ("backend", "device") if meta.get(k))]
+
+
+def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str]:
+    """What the reader must know before trusting the picture."""
+    dropped, hidden = int(sum(meta.get("dropped", {}).values())), sums.operations - sums.drawn
+    found, more = [], sum(r >= MAX_LANES for r in ranks)
+    if dropped:
+        found.append(
+            f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
+            "so operations may be missing here"
+        )
+    if more:
+        found.append(
+            f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the sums count them all"
+        )
+    elif hidden:
+        found.append(
+            f"the first {sums.drawn:,} of {sums.operations:,} operations are "
+            "drawn; the sums count them all"
+        )
+    return found
+
+
+def _unfinished(opened: Iterable[Open], meta: Mapping[str, Any]) -> list[str]:
+    """One line per operation that never ended, by name of what it waits in."""
+    stuck: dict[str, list[str]] = defaultdict(list)
+    for rank, op, state in sorted(opened, key=lambda one: one[0]):
+        if op not in COMPUTATION:
+            verb = "paused before" if state is State.SCHEDULED else "still in"
+            stuck[f"{verb} {op}"].append(_about(meta, rank)[1])
+    return [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - 16:,} more" if len(names) > 16 else ""
+    return ", ".join(names[:16]) + more
+
+
+def clean(text: str) -> str:
+    """A text without characters that neither XML nor UTF-8 can hold."""
+    return _ODD.sub("\ufffd", text)

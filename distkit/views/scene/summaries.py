@@ -1,0 +1,111 @@
+"""What pictures say about summaries: the same or not, by how much, in how many rows. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distkit.events import Summary, Trace
+from distkit.views.scene.frame import Json, clean, facts
+
+#: A tensor of up to so many values is drawn in one row, a longer one in rows of so many.
+ONE_ROW, ROW = 16, 8
+
+
+def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
+    """A summary as plain data, with the number of columns in which its values are drawn."""
+    return {
+        "values": [number(v) for v in s.values],
+        "norm": number(s.norm),
+        "min": number(s.min),
+        "max": number(s.max),
+        "size": s.size,
+        "sampled": s.sampled,
+        "columns": columns(s, shape),
+    }
+
+
+def number(x: float) -> float | str:
+    """Four significant digits; NaN and infinity as words, for which JSON has no number."""
+    return float(f"{x:.4g}") if math.isfinite(x) else str(x)
+
+
+def columns(s: Summary, shape: Sequence[int] = ()) -> int:
+    """The tensor's own columns where all of it is there, one row if it is short, else rows of 8.
+
+    >>> columns(Summary((1.0,) * 12, 1, 0, 1, 12), (3, 4))
+    4
+    """
+    n = len(s.values)
+    if len(shape) == 2 and n == s.size == math.prod(shape):
+        return shape[1]
+    return n if n <= ONE_ROW else ROW
+
+
+def key(s: Summary) -> tuple[str, ...]:
+    """Equal for equal summaries, NaN or not."""
+    return tuple(map(repr, (*s.values, s.norm, s.min, s.max, s.size)))
+
+
+def unequal(a: Summary, b: Summary) -> list[int]:
+    """The positions at which the values of two summaries differ; a NaN equals a NaN.
+
+    >>> unequal(Summary((1.0, 2.0), 1, 1, 2, 2), Summary((1.0, 3.0), 1, 1, 3, 2))
+    [1]
+    """
+    pairs = enumerate(zip(a.values, b.values, strict=False))
+    return [i for i, (x, y) in pairs if x != y and not (math.isnan(x) and math.isnan(y))]
+
+
+def distance(a: Summary, b: Summary) -> float:
+    """The largest difference of two values at the same place, NaN where there is none to take."""
+    pairs = zip(a.values, b.values, strict=False)
+    found = [abs(x - y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+    return max(found, default=math.nan)
+
+
+def cosine(a: Summary, b: Summary) -> float:
+    """The cosine of the angle between two tensors, from the values that the summaries show.
+
+    It is exact up to 64 elements and an estimate, to about an eighth, beyond.
+
+    >>> round(cosine(Summary((1.0, 0.0), 1, 0, 1, 2), Summary((1.0, 1.0), 1, 1, 1, 2)), 3)
+    0.707
+    """
+    dot = sum(x * y for x, y in zip(a.values, b.values, strict=False))
+    lengths = math.hypot(*a.values) * math.hypot(*b.values)
+    return dot / lengths if 0 < lengths < math.inf else math.nan
+
+
+def average(summaries: Sequence[Summary]) -> list[float]:
+    """The mean of the values at each place."""
+    return [
+        math.fsum(column) / len(summaries) if all(map(math.isfinite, column)) else math.nan
+        for column in zip(*(s.values for s in summaries), strict=False)
+    ]
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest magnitude among finite values, 0 if there are none."""
+    return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+
+
+def name(trace: Trace, rank: int) -> str:
+    """What a rank is called."""
+    ranks = trace.meta.get("ranks", {})
+    about: dict[str, Any] = ranks.get(str(rank), ranks.get(rank, {}))
+    return clean(str(about.get("name") or f"rank {rank}"))
+
+
+def headline(trace: Trace) -> Json:
+    """The title of a run, and what there is to know of it."""
+    return {
+        "title": clean(str(trace.meta.get("name", ""))),
+        "facts": facts(trace.meta, len(trace.ranks)),
+    }
+
+
+def rounded(x: float) -> float | None:
+    """Four significant digits, None for what is not finite."""
+    return float(f"{x:.4g}") if math.isfinite(x) else None

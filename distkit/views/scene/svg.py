@@ -1,0 +1,88 @@
+"""Pieces of an SVG picture as text, shared by the static painters."""
+
+from __future__ import annotations
+
+import math
+import re
+from html import escape
+
+from distkit.views.scene.theme import DEEP, GRAY, INK, channels, darkened
+
+FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
+
+
+def document(width: float, height: float, title: str, body: str) -> str:
+    """A picture on a light card of its own, legible on dark pages too."""
+    size = (
+        f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        'style="max-width:100%;height:auto"'
+    )
+    card = (
+        f'<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="12" '
+        'fill="#fff" stroke="#dde3e9"/>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} font-family="{FONT}" '
+        f'font-size="12"><title>{escape(title)}</title>{card}{body}</svg>'
+    )
+
+
+def rect(x: float, y: float, w: float, h: float, fill: str, stroke: str, rx: float = 3) -> str:
+    """A rectangle; with a stroke that lies inside the box, as on a canvas."""
+    if stroke:
+        x, y, w, h = x + 0.7, y + 0.7, max(w - 1.4, 0.8), h - 1.4
+    radius = min(rx, w / 2, h / 2)
+    shape = f'x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{radius:.1f}"'
+    return f"<rect {shape} {fill}{' ' + stroke if stroke else ''}/>"
+
+
+def text(x: float, y: float, words: str, color: str, more: str = "") -> str:
+    """One line of text, never markup."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" {more}>{escape(words)}</text>'
+
+
+def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str:
+    """A title, and facts in grey behind it, however wide the font makes it."""
+    head = f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
+    more = f'<tspan dx="14" fill="{GRAY}">{escape(facts)}</tspan>' if facts else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}">{head}{more}</text>'
+
+
+def line(
+    x1: float, y1: float, x2: float, y2: float, color: str, width: float, more: str = ""
+) -> str:
+    """A straight line."""
+    place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {place} stroke="{color}" stroke-width="{width}"{more}/>'
+
+
+def arrow_head(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
+    """The head of an arrow that ends in x2, y2."""
+    length = math.hypot(x2 - x1, y2 - y1) or 1.0
+    ux, uy = (x2 - x1) / length, (y2 - y1) / length
+    size = min(9.0, length)
+    bx, by, half = x2 - ux * size, y2 - uy * size, 0.42 * size
+    points = ((x2, y2), (bx - uy * half, by + ux * half), (bx + uy * half, by - ux * half))
+    place = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polygon points="{place}" fill="{color}" stroke="#fff" stroke-width=".8"/>'
+
+
+_COLOR = re.compile(r'\b((?:fill|stroke)=")(#(?:[0-9a-fA-F]{3}){1,2})(?=")')
+
+
+def dark(picture: str) -> str:
+    """The same picture on dark paper."""
+    return _COLOR.sub(lambda found: found[1] + darkened(found[2]), picture)
+
+
+def tint(color: str, strength: float) -> str:
+    """A colour on white paper, opaque."""
+    mixed = (round(255 + strength * (c - 255)) for c in channels(color))
+    return f"#{''.join(f'{c:02x}' for c in mixed)}"
+
+
+def readable(color: str) -> str:
+    """Ink or white, whichever reads better on a colour."""
+    red, green, blue = channels(color)
+    return DEEP if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"

@@ -1,0 +1,128 @@
+"""The picture as a table: one row per message and per collective, in the order they began."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import astuple, dataclass
+
+from distkit.views.scene.units import count, human_bytes, human_seconds
+from distkit.views.timeline.projection import Json
+
+COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message or one collective, in words.
+
+    ``took`` is the time of all of it: of a message from its sending to its end at the receiver,
+    of a collective from the first rank's start to the last one's end. A bar is one rank's part.
+    """
+
+    time: str
+    what: str
+    who: str
+    tensor: str
+    size: str
+    took: str
+    line: str
+
+
+def rows(picture: Json) -> list[Row]:
+    """One row per message and per collective."""
+    bars = {bar["id"]: bar for bar in picture["bars"]}
+    names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
+    ties = defaultdict(list)
+    for bar in bars.values():
+        if "tie" in bar:
+            ties[bar["tie"]].append(bar)
+    zero = picture["start"] or 0.0
+    found = [_message(a, bars, names, zero) for a in picture["arrows"]]
+    found += [_collective(members, names, zero) for members in ties.values()]
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+
+
+def headline(picture: Json) -> str:
+    """The run in one line."""
+    facts = list(picture["facts"])
+    if picture["messages"]:
+        size = human_bytes(picture["message_bytes"])
+        facts.append(f"{count(picture['messages'], 'message')} ({size})")
+    if picture["collectives"]:
+        facts.append(count(picture["collectives"], "collective"))
+    if picture["start"] is not None:
+        facts.append(human_seconds(picture["end"] - picture["start"]))
+    return f"{picture['title'] or 'Timeline'}: {', '.join(facts) or 'nothing was recorded'}"
+
+
+def table(picture: Json, limit: int = 20) -> str:
+    """A table to read in a terminal: the headline, the first rows, the notices."""
+    all_rows = rows(picture)
+    shown = [COLUMNS, *(astuple(row) for row in all_rows[:limit])]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(COLUMNS))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in shown]
+    parts = [headline(picture), *((f"  {line}".rstrip() for line in lines) if all_rows else ())]
+    more = picture.get("entries", len(all_rows)) - limit
+    if more > 0:
+        parts.append(f"  … and {more:,} more")
+    return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
+
+
+def _message(
+    arrow: Json, bars: dict[str, Json], names: dict[int, str], zero: float
+) -> tuple[float, Row]:
+    bar = bars.get(arrow.get("send", "")) or bars[arrow["recv"]]
+    sent, received = arrow["sent"], arrow["received"]
+    took = "not received" if sent is not None else "never sent"
+    if sent is not None and received is not None:
+        took = human_seconds(received - sent)
+    begin = bar["start"] if sent is None else sent
+    who = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
+    what = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
+    return begin, Row(
+        human_seconds(begin - zero),
+        what,
+        who,
+        _tensor(bar),
+        _size(arrow),
+        took,
+        bar.get("where", ""),
+    )
+
+
+def _collective(members: list[Json], names: dict[int, str], zero: float) -> tuple[float, Row]:
+    begin = min(bar["start"] for bar in members)
+    ends = [bar["end"] for bar in members]
+    took = "not finished"
+    if all(end is not None for end in ends):
+        failed = any(bar["state"] == "failed" for bar in members)
+        took = "failed" if failed else human_seconds(max(ends) - begin)
+    first = members[0]
+    ranks = sorted(bar["rank"] for bar in members)
+    who = (
+        ", ".join(_name(names, r) for r in ranks)
+        if len(ranks) < 4
+        else (f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")
+    )
+    what = " / ".join(sorted({bar["op"] for bar in members}))
+    return begin, Row(
+        human_seconds(begin - zero),
+        what,
+        who,
+        _tensor(first),
+        _size(first),
+        took,
+        first.get("where", ""),
+    )
+
+
+def _name(names: dict[int, str], rank: int) -> str:
+    return names.get(rank, f"rank {rank}")
+
+
+def _tensor(bar: Json) -> str:
+    return f"{bar['dtype']}{bar.get('shape', [])}" if "dtype" in bar else ""
+
+
+def _size(item: Json) -> str:
+    return human_bytes(item["nbytes"]) if item["nbytes"] else ""

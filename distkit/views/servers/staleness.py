@@ -1,0 +1,86 @@
+"""How stale the gradients of a run were: a histogram, its bins and places for both painters. Pure.
+
+The staleness of a gradient is the number of updates between its worker's pull and the moment when
+it is applied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from distkit.views.scene.frame import Json
+from distkit.views.scene.geometry import text_width
+
+#: At most so many bins; the room for all of them, the width of one and the highest bar, in pixels.
+MAX_BINS, ROOM, WIDEST, HIGH = 12, 460.0, 58.0, 50
+AXIS = "staleness: updates between a worker's pull and the applying of its gradient"
+#: The size of the letters, how much wider than ours a page's font may be, and what is left free.
+LETTERS, WIDER, FREE = 10.5, 1.14, 4.0
+
+
+def histogram(late: Iterable[int]) -> Json:
+    """Bins of equal width from 0 on, of one value each as long as there are few.
+
+    ``width`` is in updates; ``labels`` has the values of each bin and ``totals`` its gradients at
+    the end of the run; ``pitch`` is the distance of two bars and ``room`` all of the width in
+    pixels, ``high`` the height of the highest bar; ``axis`` is the axis' title.
+
+    Args:
+        late: the staleness of each gradient.
+
+    >>> histogram([0, 0, 1, 3])["labels"], histogram([0, 25, 427])["labels"][:2]
+    (['0', '1', '2', '3'], ['0–49', '50–99'])
+    >>> histogram([0, 25, 427])["totals"]
+    [2, 0, 0, 0, 0, 0, 0, 0, 1]
+    """
+    found = Counter(late)
+    most = max([2, *found])  # an axis of three values at least
+    return next(d for width in _widths(most) if _fits(d := _binned(found, most, width)))
+
+
+def bin_of(staleness: Json, late: int | None) -> int | None:
+    """The number of the bin; None of a gradient that has not been applied."""
+    return None if late is None else late // int(staleness["width"])
+
+
+def said(staleness: Json, counts: Iterable[int]) -> str:
+    """The bins that are not empty, in words.
+
+    >>> said(histogram([0, 0, 1]), [2, 1, 0])
+    '0: 2, 1: 1'
+    """
+    pairs = zip(staleness["labels"], counts, strict=True)
+    return ", ".join(f"{label}: {n:,}" for label, n in pairs if n)
+
+
+def _widths(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20 … from the first on that makes few bins."""
+    widths = (k * 10**power for power in itertools.count() for k in (1, 2, 5))
+    return (width for width in widths if most // width < MAX_BINS)
+
+
+def _binned(found: Counter[int], most: int, width: int) -> Json:
+    firsts = range(0, most + 1, width)
+    totals = [0] * len(firsts)
+    for late, n in found.items():
+        totals[late // width] += n
+    labels = [f"{a:,}" if width == 1 else f"{a:,}–{a + width - 1:,}" for a in firsts]
+    pitch = round(min(WIDEST, ROOM / len(firsts)), 1)
+    return {
+        "width": width,
+        "labels": labels,
+        "totals": totals,
+        "pitch": pitch,
+        "room": ROOM,
+        "high": HIGH,
+        "axis": AXIS,
+    }
+
+
+def _fits(drawn: Json) -> bool:
+    """Whether no label and no count reaches into the next bin; a single bin has no next one."""
+    words = [*drawn["labels"], *(f"{n:,}" for n in drawn["totals"])]
+    widest = max(text_width(word, LETTERS) for word in words)
+    return WIDER * widest + FREE <= drawn["pitch"] or len(drawn["labels"]) == 1

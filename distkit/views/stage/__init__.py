@@ -1,0 +1,1 @@
+"""The stage: messages on their way between ranks."""

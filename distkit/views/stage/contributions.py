@@ -1,0 +1,332 @@
+"""Whose contributions each rank's tensor holds, as far as a trace can tell. Pure.
+
+Three things tell: the meaning of a collective; a run whose messages equal the schedule of the
+ring all-reduce, round by round; and values. A tensor with the values of one that came in is that
+one passed on, and one with the sum of two known ones holds both. What is computed otherwise may
+hold whatever its rank has heard of: then the content has a *maybe*.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from distkit.events import COLLECTIVES, P2P, REQUESTS, Op, Span, Summary, Trace
+from distkit.views.stage.rings import Ring, find_rings
+
+Key = tuple[int, int]
+Values = tuple[float, ...]
+
+#: Contributions are followed among so many ranks, and a rank remembers so many tensors.
+MAX_RANKS, MEMORY = 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk of a tensor, or all of it: the ranks whose contributions it holds, its values.
+
+    ``sure`` are in it; ``maybe`` can be: the trace does not tell. Both empty: nothing is known.
+    """
+
+    sure: frozenset[int] = frozenset()
+    maybe: frozenset[int] = frozenset()
+    values: Values = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From ``time`` on, a rank's tensor is cut into these pieces; or piece ``at`` is pieces[0]."""
+
+    time: float
+    rank: int
+    pieces: tuple[Piece, ...]
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What a message carries: a piece, and which one of how many where that is known."""
+
+    piece: Piece
+    at: int | None = None
+    of: int = 1
+    round: int | None = None
+    reduce: bool | None = None
+
+
+@dataclass(slots=True)
+class Contributions:
+    """What :func:`follow` found: changes in time order, and the cargo of each send."""
+
+    changes: list[Change] = field(default_factory=list)
+    cargo: dict[Key, Cargo] = field(default_factory=dict)
+    rings: list[Ring] = field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of who contributed."""
+        return any(p.sure or p.maybe for c in self.changes for p in c.pieces)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether some contents can only be bounded."""
+        return any(p.maybe for c in self.changes for p in c.pieces)
+
+
+def follow(trace: Trace) -> Contributions:
+    """Follow the contributions of every rank through a run.
+
+    >>> found = follow(Trace())
+    >>> found.changes, found.known
+    ([], False)
+    """
+    if len(trace.ranks) > MAX_RANKS:
+        return Contributions()
+    found = Contributions(rings=find_rings(trace))
+    done: set[Key] = set()
+    for ring in found.rings:
+        _play_ring(ring, found)
+        done |= {s.send for t in ring.rounds for s in t} | {s.recv for t in ring.rounds for s in t}
+    _Follower(trace, found).run(done)
+    found.changes.sort(key=lambda c: c.time)
+    return found
+
+
+# -- the ring all-reduce -----------------------------------------------------------------
+
+
+def _play_ring(ring: Ring, found: Contributions) -> None:
+    """Do what the schedule says, with the values that were recorded."""
+    n = len(ring.members)
+    have = {
+        rank: [Piece(frozenset({rank}), values=ring.own(i, c)) for c in range(n)]
+        for i, rank in enumerate(ring.members)
+    }
+    for rank, pieces in have.items():
+        found.changes.append(Change(ring.begin, rank, tuple(pieces)))
+    for number, transfers in enumerate(ring.rounds):
+        moving = [(t, have[t.src][t.chunk]) for t in transfers]
+        for i, (t, piece) in enumerate(moving):
+            found.cargo[t.send] = Cargo(piece, t.chunk, n, number, t.reduce)
+            new, old = piece, have[t.dst][t.chunk]
+            if t.reduce:
+                new = _added(old, piece, ring.passed_on(number, i))
+            have[t.dst][t.chunk] = new
+            found.changes.append(Change(t.received, t.dst, (new,), t.chunk))
+
+
+def _added(own: Piece, came: Piece, result: Values | None) -> Piece:
+    """The sum of two pieces; when it has the values of what came, its own part is in doubt."""
+    if result is not None and result == came.values:
+        doubt = own.sure | own.maybe | came.maybe
+        return Piece(came.sure, doubt - came.sure, result)
+    return Piece(own.sure | came.sure, own.maybe | came.maybe, result or ())
+
+
+# -- everything else ------------------------------------------------------------------------
+
+
+class _Follower:
+    """Goes through the operations in the order of time, and remembers what each rank knows."""
+
+    def __init__(self, trace: Trace, found: Contributions) -> None:
+        self.trace, self.found = trace, found
+        self.known: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
+        self.heard: dict[int, dict[int, frozenset[int]]] = defaultdict(dict)
+        self.sent: dict[str, Piece] = {}
+        self.came: dict[int, int] = {}  # the change that showed a rank's latest receive
+
+    def run(self, done: set[Key]) -> None:
+        ties: dict[str, list[Span]] = defaultdict(list)
+        for s in self.trace.spans:
+            if s.op in COLLECTIVES and (match := self.trace.matches.get((s.rank, s.seq))):
+                ties[match].append(s)
+        acts = [*self._messages(done), *((m, None, t) for t in ties.values() if (m := _met(t)))]
+        for time, span, members in sorted(acts, key=lambda act: act[0]):
+            if members:
+                self._collective(members)
+            elif span is not None:
+                self._point_to_point(span, time)
+
+    def _messages(self, done: set[Key]) -> Iterator[tuple[float, Span | None, list[Span]]]:
+        for s in self.trace.spans:
+            if s.op in P2P | REQUESTS and (s.rank, s.seq) not in done:
+                time = s.start if s.op is not Op.RECV else s.end
+                if time is not None:
+                    yield time, s, []
+
+    # -- messages
+
+    def _point_to_point(self, s: Span, time: float) -> None:
+        match = self.trace.matches.get((s.rank, s.seq))
+        if s.op in REQUESTS or s.match is not None:
+            summary = s.after if s.op is Op.PULL else s.before or s.after
+            if summary:  # who is in a server's tensor is not told: only the values
+                self._show(s.end or time, s.rank, Piece(values=summary.values))
+        elif s.op is Op.SEND:
+            piece = self._payload(s)
+            self.found.cargo[s.rank, s.seq] = Cargo(piece)
+            if match:
+                self.sent[match] = piece
+            self._show(time, s.rank, piece)
+        elif match in self.sent:
+            piece = self.sent[match]
+            heard = self.heard[s.rank]
+            heard[s.nbytes] = heard.get(s.nbytes, frozenset()) | piece.sure | piece.maybe
+            self._learn(s.rank, s.nbytes, piece)
+            self.came[s.rank] = len(self.found.changes)
+            self._show(time, s.rank, piece)
+
+    def _payload(self, s: Span) -> Piece:
+        """What a rank sends: something known, the sum of two such, its own, or who knows what."""
+        values = s.before.values if s.before else ()
+        old = self._recall(s.rank, s.nbytes, values) or self._sum(s.rank, s.nbytes, values)
+        if old and (at := self.came.pop(s.rank, None)) is not None:  # added as soon as it came
+            if old.sure > self.found.changes[at].pieces[0].sure:
+                came = self.found.changes[at]
+                self.found.changes[at] = Change(came.time, s.rank, (replace(old, values=values),))
+        heard = self.heard[s.rank].values()  # of any size: it may be a part of what came
+        if old:
+            piece = Piece(old.sure, old.maybe, values)
+        elif not heard:
+            piece = Piece(frozenset({s.rank}), values=values)
+        else:
+            piece = Piece(frozenset(), frozenset({s.rank}).union(*heard), values)
+        self._learn(s.rank, s.nbytes, piece)
+        return piece
+
+    def _recall(self, rank: int, size: int, values: Values) -> Piece | None:
+        """The latest tensor of that size with these values; zeros are no evidence."""
+        if not any(values):
+            return None
+        same = (p for n, p in reversed(self.known[rank]) if n == size and p.values == values)
+        return next(same, None)
+
+    def _sum(self, rank: int, size: int, values: Values) -> Piece | None:
+        """Two tensors of that size that add up to these values."""
+        known = [p for n, p in self.known[rank] if n == size and any(p.values)]
+        if not any(values):
+            return None
+        for i, a in enumerate(known):
+            for b in known[:i]:
+                if not a.sure <= b.sure and not b.sure <= a.sure and _adds_up(a, b, values):
+                    return Piece(a.sure | b.sure, (a.maybe | b.maybe) - a.sure - b.sure)
+        return None
+
+    def _learn(self, rank: int, size: int, piece: Piece) -> None:
+        self.known[rank] = [*self.known[rank], (size, piece)][-MEMORY:]
+
+    def _show(self, time: float, rank: int, *pieces: Piece) -> None:
+        self.found.changes.append(Change(time, rank, pieces))
+
+    # -- collectives
+
+    def _collective(self, members: list[Span]) -> None:
+        """By its meaning; a tensor goes on from before if it has that one's values."""
+        if members[0].op in (Op.BARRIER, Op.NEW_GROUP) or len({s.op for s in members}) > 1:
+            return
+        members = sorted(members, key=lambda s: s.rank)
+        own = {s.rank: self._brought(s) for s in members}
+        for s, (before, after) in zip(members, _MEANING[members[0].op](members, own), strict=True):
+            self._show(s.start, s.rank, *before)
+            if s.end is not None:
+                self._show(s.end, s.rank, *after)
+                if len(after) == 1:
+                    self._learn(s.rank, s.nbytes, after[0])
+
+    def _brought(self, s: Span) -> Piece:
+        values = s.before.values if s.before else ()
+        old = self._recall(s.rank, s.nbytes, values)
+        sure, maybe = (old.sure, old.maybe) if old else (frozenset({s.rank}), frozenset())
+        return Piece(sure, maybe, values)
+
+
+def _met(members: list[Span]) -> float:
+    """When the last member came."""
+    return max(s.start for s in members)
+
+
+def _adds_up(a: Piece, b: Piece, values: Values) -> bool:
+    if not len(a.values) == len(b.values) == len(values):
+        return False
+    return all(
+        abs(x + y - v) <= 1e-5 * (abs(x) + abs(y))
+        for x, y, v in zip(a.values, b.values, values, strict=True)
+    )
+
+
+#: Of each member: its pieces before and after.
+Outcome = list[tuple[tuple[Piece, ...], tuple[Piece, ...]]]
+Brought = Mapping[int, Piece]
+
+
+def _of(summary: Summary | None) -> Values:
+    return summary.values if summary else ()
+
+
+def _union(pieces: Iterable[Piece], values: Values = ()) -> Piece:
+    parts = list(pieces)
+    sure = frozenset().union(*(p.sure for p in parts))
+    return Piece(sure, frozenset().union(*(p.maybe for p in parts)) - sure, values)
+
+
+def _all_reduce(members: list[Span], own: Brought) -> Outcome:
+    return [((own[s.rank],), (_union(own.values(), _of(s.after)),)) for s in members]
+
+
+def _reduce(members: list[Span], own: Brought) -> Outcome:
+    return [
+        ((own[s.rank],), (_union(own.values(), _of(s.after)) if s.rank == s.peer else own[s.rank],))
+        for s in members
+    ]
+
+
+def _broadcast(members: list[Span], own: Brought) -> Outcome:
+    root = own.get(members[0].peer if members[0].peer is not None else -1, Piece())
+    return [((own[s.rank],), (Piece(root.sure, root.maybe, _of(s.after)),)) for s in members]
+
+
+def _all_gather(members: list[Span], own: Brought) -> Outcome:
+    full = tuple(own[s.rank] for s in members)
+    alone = [tuple(own[t.rank] if t is s else Piece() for t in members) for s in members]
+    gathers = members[0].op is Op.ALL_GATHER
+    return [
+        (before, full if gathers or s.rank == s.peer else before)
+        for before, s in zip(alone, members, strict=True)
+    ]
+
+
+def _reduce_scatter(members: list[Span], own: Brought) -> Outcome:
+    mine = [tuple(Piece(own[s.rank].sure, own[s.rank].maybe) for _ in members) for s in members]
+    whole = [_union(own.values(), _of(s.after)) for s in members]
+    return [(before, (*before[:i], whole[i], *before[i + 1 :])) for i, before in enumerate(mine)]
+
+
+def _all_to_all(members: list[Span], own: Brought) -> Outcome:
+    every = [Piece(own[s.rank].sure, own[s.rank].maybe) for s in members]
+    return [((every[i],) * len(members), tuple(every)) for i in range(len(members))]
+
+
+def _scatter(members: list[Span], own: Brought) -> Outcome:
+    root = own.get(members[0].peer if members[0].peer is not None else -1, Piece())
+    part, n = Piece(root.sure, root.maybe), len(members)
+    return [
+        (
+            (part,) * n if s.rank == s.peer else (Piece(),) * n,
+            tuple(part if t is s or s.rank == s.peer else Piece() for t in members),
+        )
+        for s in members
+    ]
+
+
+_MEANING = {
+    Op.ALL_REDUCE: _all_reduce,
+    Op.REDUCE: _reduce,
+    Op.BROADCAST: _broadcast,
+    Op.ALL_GATHER: _all_gather,
+    Op.GATHER: _all_gather,
+    Op.REDUCE_SCATTER: _reduce_scatter,
+    Op.ALL_TO_ALL: _all_to_all,
+    Op.SCATTER: _scatter,
+}

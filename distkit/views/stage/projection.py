@@ -1,0 +1,403 @@
+"""The stage as plain data: places, links, what happens beat by beat, and what the ranks hold.
+
+A *beat* is a message, or a collective, whose members send to a hub in the middle and get its
+outcome from there. Both painters draw this.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State, Trace
+from distkit.views.scene.frame import facts
+from distkit.views.scene.units import count, human_bytes
+from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
+from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
+from distkit.views.timeline.projection import Json, clean
+
+#: At most so many beats and links are drawn, of so many ranks; a notice names the rest.
+MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
+#: So many values of a chunk are drawn, and so many changes of what ranks hold.
+MAX_VALUES, MAX_CHANGES = 16, 20_000
+#: Measured time; or rounds, in which all messages of a round fly together.
+CLOCKS = ("time", "rounds")
+#: So much of a round a message takes.
+FLIGHT = 0.85
+
+
+def project(
+    trace: Trace,
+    layout: str | None = None,
+    live: bool = False,
+    clock: str = "time",
+    most: int = MAX_BEATS,
+) -> Json:
+    """The stage of a run.
+
+    Args:
+        trace: the run.
+        layout: one of ``KINDS``; None: what fits who talks to whom.
+        live: whether the run goes on.
+        clock: what time is at first: one of ``CLOCKS``.
+        most: at most so many beats are drawn; a notice names the rest.
+
+    Raises:
+        ValueError: there is no such layout or clock.
+
+    >>> project(Trace())["beats"]
+    []
+    """
+    if layout is not None and layout not in KINDS:
+        raise ValueError(f"there is no layout {layout!r}. Choose one of {', '.join(KINDS)}.")
+    if clock not in CLOCKS:
+        raise ValueError(f"there is no clock {clock!r}. Choose one of {', '.join(CLOCKS)}.")
+    sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
+    about = {int(r): a for r, a in trace.meta.get("ranks", {}).items()}
+    roles = {r: str(a.get("role") or "") for r, a in about.items()}
+    hosts = {r: str(a.get("host") or "") for r, a in about.items()}
+    ranks = trace.ranks[:MAX_PLACES]
+    kind = layout or pattern(ranks, sent, roles, hosts)
+    found = follow(trace)
+    beats, more = _beats(trace, found, most)
+    return {
+        "title": clean(str(trace.meta.get("name", ""))),
+        "facts": _facts(trace, kind, sent),
+        "notices": [] if live else _notices(trace, beats, more),
+        "said": _said(trace, found),
+        "live": live,
+        "kind": kind,
+        "start": trace.start,
+        "end": trace[-1].time if len(trace) else 0.0,
+        "nodes": _nodes(ranks, about, kind, sent, roles, hosts),
+        "links": _links(ranks, sent),
+        "beats": beats,
+        "changes": _changes(found, beats, more),
+        "clock": clock,
+        "known": found.known,
+        "doubtful": found.doubtful,
+    }
+
+
+def _facts(trace: Trace, kind: str, sent: Sequence[Pair]) -> list[str]:
+    words = {"roles": "workers and servers", "hosts": "by host"}
+    known = facts(trace.meta, len(trace.ranks))
+    return known + ([words.get(kind, kind)] if sent or kind == "hosts" else [])
+
+
+def _nodes(
+    ranks: list[int],
+    about: dict[int, Json],
+    kind: str,
+    sent: Sequence[Pair],
+    roles: dict[int, str],
+    hosts: dict[int, str],
+) -> list[Json]:
+    places = arrange(kind, ranks, sent, roles, hosts)
+    return [
+        {
+            "rank": rank,
+            "name": clean(str(about.get(rank, {}).get("name") or f"rank {rank}")),
+            "role": roles.get(rank, ""),
+            "x": places[rank].x,
+            "y": places[rank].y,
+            "out": places[rank].out,
+        }
+        for rank in ranks
+    ]
+
+
+def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
+    """Each pair of ranks that speak to each other, and how many messages each way."""
+    there, here = Counter(sent), set(ranks)
+    pairs = {(min(p), max(p)) for p in there if p[0] != p[1] and here.issuperset(p)}
+    return [[a, b, there[a, b], there[b, a]] for a, b in sorted(pairs)][:MAX_LINKS]
+
+
+# -- beats ------------------------------------------------------------------------------
+
+
+def _beats(trace: Trace, found: Contributions, most: int) -> tuple[list[Json], int]:
+    """The beats in the order of their ends, and how many are left out."""
+    spans = {(s.rank, s.seq): s for s in trace.spans}
+    beats = [*_messages(trace, spans, found), *_collectives(trace)]
+    beats.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
+    _number(beats)
+    return beats[:most], max(0, len(beats) - most)
+
+
+def _messages(trace: Trace, spans: dict[tuple[int, int], Span], found: Contributions) -> list[Json]:
+    beats = []
+    for m in trace.messages:
+        one = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
+        begin = m.sent if m.sent is not None else one.start if one else None
+        if begin is None:
+            continue
+        end = m.received if m.sent is not None else None
+        beats.append(
+            {
+                "op": str(m.op),
+                "src": m.src,
+                "dst": m.dst,
+                "begin": begin,
+                "end": None if end is None else max(end, begin),
+                "sent": m.sent is not None,
+                "nbytes": m.nbytes,
+                "label": clean(m.label),
+                "where": clean((one.where if one else "").rpartition("/")[2]),
+                **_cargo(found.cargo.get(m.send or (-1, -1)), one),
+            }
+        )
+    return beats
+
+
+def _cargo(cargo: Cargo | None, span: Span | None) -> Json:
+    summary = span and (span.before or span.after)
+    if cargo is None:
+        return {"piece": _piece(Piece(values=summary.values))} if summary else {}
+    words = {"at": cargo.at, "of": cargo.of, "reduce": cargo.reduce}
+    known = {k: v for k, v in words.items() if v is not None}
+    return {"piece": _piece(cargo.piece), **(known if cargo.at is not None else {})}
+
+
+def _collectives(trace: Trace) -> list[Json]:
+    ties: dict[str, list[Span]] = defaultdict(list)
+    for s in trace.spans:
+        if s.op in COLLECTIVES and s.state is not State.SCHEDULED:
+            ties[trace.matches.get((s.rank, s.seq), "")].append(s)
+    return [_collective(sorted(members, key=lambda s: s.rank)) for members in ties.values()]
+
+
+def _collective(members: list[Span]) -> Json:
+    """The members go to the hub, meet there when the last has come, and go back."""
+    starts, ends = [s.start for s in members], [s.end for s in members]
+    done = [end for end in ends if end is not None]
+    whole = len(done) == len(members)
+    last = max(starts)
+    meet = (last + min(done)) / 2 if done and min(done) > last else last
+    one = members[0]
+    return {
+        "op": " / ".join(sorted({str(s.op) for s in members})),
+        "members": [s.rank for s in members],
+        "starts": starts,
+        "ends": ends,
+        "meet": meet,
+        "begin": min(starts),
+        "end": max(done) if whole else None,
+        "sent": True,
+        "root": one.peer if one.op in _ROOTED else None,
+        "gives": str(one.op) not in _GATHERING,
+        "nbytes": max(s.nbytes for s in members),
+        "label": clean(one.label),
+        "where": clean(one.where.rpartition("/")[2]),
+    }
+
+
+_ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
+_GATHERING = ("reduce", "gather")
+
+
+def _number(beats: list[Json]) -> None:
+    """Number the beats by rounds: each comes after what its sender said and heard before."""
+    heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    spoke: dict[int, int] = {}
+    for beat in sorted(beats, key=lambda b: float(b["begin"])):
+        senders = beat.get("members") or [beat["src"]]
+        before = [n for r in senders for end, n in heard[r] if end <= beat["begin"]]
+        before += [spoke[r] for r in senders if r in spoke]
+        beat["round"] = 1 + max(before, default=-1)
+        spoke.update(dict.fromkeys(senders, beat["round"]))
+        if beat["end"] is not None:
+            for r in beat.get("members") or [beat["dst"]]:
+                heard[r] = [*heard[r][-3:], (beat["end"], beat["round"])]
+
+
+# -- what ranks hold ----------------------------------------------------------------------
+
+
+def _changes(found: Contributions, beats: list[Json], more: int) -> list[Json]:
+    """Each change with its time, and its step: the same on the clock of rounds.
+
+    Not those after the last beat where there are more.
+    """
+    steps = _Steps(beats)
+    last = beats[-1]["end"] if more and beats else None
+    until = math.inf if last is None else last
+    return [
+        {
+            "time": c.time,
+            "step": steps.at(c.rank, c.time),
+            "rank": c.rank,
+            "pieces": [_piece(p) for p in c.pieces],
+            **({} if c.at is None else {"at": c.at}),
+        }
+        for c in found.changes[:MAX_CHANGES]
+        if c.time <= until
+    ]
+
+
+class _Steps:
+    """Where measured times lie on the clock of rounds, for each rank."""
+
+    def __init__(self, beats: list[Json]) -> None:
+        self.known: dict[tuple[int, float | None], float] = {}
+        self.begins: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for beat in beats:
+            ranks = beat.get("members") or [beat["src"]]
+            begins = beat.get("starts") or [beat["begin"]]
+            ends = zip(
+                beat.get("members") or [beat["dst"]], beat.get("ends") or [beat["end"]], strict=True
+            )
+            self.known.update({end: beat["round"] + FLIGHT for end in ends})
+            for rank, begin in zip(ranks, begins, strict=True):
+                self.known.setdefault((rank, begin), float(beat["round"]))
+                self.begins[rank].append((begin, beat["round"]))
+        for all_ in self.begins.values():
+            all_.sort()
+
+    def at(self, rank: int, time: float) -> float:
+        """The step of a change: a beat's begin or end, or the rank's next begin."""
+        if (step := self.known.get((rank, time))) is not None:
+            return step
+        mine = self.begins[rank]
+        i = bisect_left(mine, (time, -1))
+        return float(mine[i][1]) if i < len(mine) else mine[-1][1] + 1.0 if mine else 0.0
+
+
+def _piece(piece: Piece) -> Json:
+    values = [_number_of(v) for v in _some(piece.values)]
+    return {
+        "sure": sorted(piece.sure),
+        **({"maybe": sorted(piece.maybe)} if piece.maybe else {}),
+        **({"values": values} if values else {}),
+    }
+
+
+def _some(values: Sequence[float]) -> list[float]:
+    """Some of the values, at equal distances."""
+    n = len(values)
+    return (
+        list(values)
+        if n <= MAX_VALUES
+        else [values[i * n // MAX_VALUES] for i in range(MAX_VALUES)]
+    )
+
+
+def _number_of(x: float) -> float | str:
+    """Three significant digits; NaN and infinity as words."""
+    return float(f"{x:.3g}") if math.isfinite(x) else str(x)
+
+
+# -- words -----------------------------------------------------------------------------
+
+
+def _said(trace: Trace, found: Contributions) -> str:
+    """How much is known of the contributions, in a sentence."""
+    if len(trace.ranks) > MAX_RANKS:
+        return f"Contributions are followed among at most {MAX_RANKS} ranks."
+    if found.rings:
+        told = (
+            "The messages equal the schedule of a ring all-reduce, round by round: so it is "
+            "known which chunk each one carries, and whether it is added."
+        )
+    elif found.known:
+        told = "Who contributed follows from the meaning of collectives and from equal values."
+    elif any(s.op in REQUESTS for s in trace.spans):
+        return (
+            "What a server does with what it receives is not part of the trace: only values "
+            "are shown."
+        )
+    elif found.changes:
+        return "The trace does not tell who contributed to what: only values are shown."
+    else:
+        return ""
+    told = (
+        "Each strip is a rank's tensor, cut into chunks; a layer of a chunk has the colour of "
+        "the rank whose contribution it is. "
+    ) + told
+    doubt = (
+        " Pale: at most these ranks, of whom it has heard; the trace does not hold what "
+        "was computed."
+    )
+    return told + (doubt if found.doubtful else "")
+
+
+def _notices(trace: Trace, beats: list[Json], more: int) -> list[str]:
+    lost = [b for b in beats if b["end"] is None and "src" in b]
+    stuck = [b for b in beats if b["end"] is None and "members" in b]
+    never = sum(not b["sent"] for b in lost)
+    dropped = trace.dropped
+    found = [
+        (f"{count(len(lost) - never, 'message')} not received", len(lost) > never),
+        (f"{count(never, 'receive')} without a message", never),
+        (f"{count(len(stuck), 'collective')} not finished", stuck),
+        (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
+        (
+            f"the first {len(beats):,} of {len(beats) + more:,} messages and collectives are drawn",
+            more,
+        ),
+        (
+            f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
+            len(trace.ranks) > MAX_PLACES,
+        ),
+    ]
+    return [words for words, shown in found if shown]
+
+
+def held_at(picture: Json, time: float, clock: str = "time") -> dict[int, list[Json]]:
+    """The pieces of every rank's tensor at a time, measured or in rounds."""
+    strips: dict[int, list[Json]] = {}
+    by = "time" if clock == "time" else "step"
+    for change in sorted(picture["changes"], key=lambda c: float(c[by])):
+        if change[by] > time:
+            break
+        at, rank = change.get("at"), change["rank"]
+        if at is None:
+            strips[rank] = list(change["pieces"])
+        elif at < len(strips.get(rank, ())):
+            strips[rank][at] = change["pieces"][0]
+    return strips
+
+
+def sentence(beat: Json, names: dict[int, str]) -> str:
+    """A beat in words."""
+
+    def name(rank: int) -> str:
+        return names.get(rank, f"rank {rank}")
+
+    size = f", {human_bytes(beat['nbytes'])}" if beat["nbytes"] else ""
+    if "members" in beat:
+        who = [name(rank) for rank in beat["members"]]
+        told = ", ".join(who) if len(who) < 5 else f"{who[0]} … {who[-1]} ({len(who)})"
+        return f"{beat['op']}: {told}{size}"
+    chunk = f", chunk {beat['at']}" if "at" in beat else ""
+    does = "" if "reduce" not in beat else ", added" if beat["reduce"] else ", replaces"
+    op = "" if beat["op"] == "send" else f"{beat['op']} "
+    return f"{op}{name(beat['src'])} → {name(beat['dst'])}{chunk}{does}{size}"
+
+
+def moments(picture: Json, most: int = 6) -> list[tuple[float, list[Json]]]:
+    """Up to ``most`` times that tell the story, each with the beats that lead to it.
+
+    The start, and the ends of the rounds; of many rounds some at equal distances.
+    """
+    rounds: dict[int, list[Json]] = defaultdict(list)
+    for beat in picture["beats"]:
+        rounds[beat["round"]].append(beat)
+    numbers = sorted(rounds)
+    ends = (max(b["end"] or b["begin"] for b in rounds[n]) for n in numbers)
+    steps = [(time, rounds[n]) for n, time in zip(numbers, accumulate(ends, max), strict=True)]
+    if len(steps) < most:
+        return [(_opening(picture), []), *steps]
+    apart = (len(steps) - 1) / max(most - 1, 1)
+    return [steps[round(len(steps) - 1 - i * apart)] for i in reversed(range(most))]
+
+
+def _opening(picture: Json) -> float:
+    """Just before the first thing ends: then it shows what the ranks brought along."""
+    first = min((b["end"] for b in picture["beats"] if b["end"] is not None), default=math.inf)
+    times = (c["time"] for c in picture["changes"] if c["time"] < first)
+    return float(max(times, default=picture["start"]))

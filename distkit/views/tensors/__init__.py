@@ -1,0 +1,1 @@
+"""Tensors before and after each operation."""

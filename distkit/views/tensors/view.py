@@ -1,0 +1,59 @@
+"""Tensors before and after each operation, rank beside rank.
+
+The projection is in tensor_projection.py, the browser's painter in js/, the static one in
+tensor_static.py.
+"""
+
+from __future__ import annotations
+
+from distkit.events import Trace
+from distkit.views.scene.frame import Json
+from distkit.views.tensors.projection import project
+from distkit.views.tensors.static import to_svg, to_table
+from distkit.views.widget.assets import css, esm
+from distkit.views.widget.view import WholeView
+
+
+class Tensors(WholeView):
+    """Shows the values of each message and collective, before and after, on every rank.
+
+    A slider goes from operation to operation. Each rank has a heat map, a histogram and the
+    numbers; a line says whether the ranks hold the same, who differs, and by how much. Of a
+    tensor with more than 64 elements it shows 64, at equal strides.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+
+    >>> from distkit.events import Event, Op, State, Summary
+    >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
+    >>> said = dict(nbytes=8, shape=(2,), dtype="float32")
+    >>> Tensors(Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
+    ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
+    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
+    Tensors: 2 ranks, 1 operation
+      1. rank 0 → rank 1  float32 [2]
+         rank 1 received what rank 0 sent
+         rank 0: 1 to 1, norm 1.41
+         rank 1: 1 to 1, norm 1.41
+    """
+
+    _esm = esm("tensors")
+    _css = css("tensors")
+
+    def _project(self, trace: Trace) -> Json:
+        return project(trace, live=self._live)
+
+    def _changes(self, before: Json, now: Json) -> Json:
+        """Only the operations that are new or changed travel."""
+        known = {op["id"]: op for op in before["ops"]}
+        changed = [op for op in now["ops"] if known.get(op["id"]) != op]
+        return {**now, "ops": changed}
+
+    def _svg(self) -> str:
+        return to_svg(self._data)
+
+    def __repr__(self) -> str:
+        return to_table(self._data)

@@ -1,0 +1,240 @@
+"""The space-time diagram of a whole trace, in columns: a million events in about a second.
+
+The same picture as that of projection.py, which a test holds: but an operation is a number
+here, and what is known of it an element of some arrays. Operations are numbered lane by lane
+and row by row in the order of their starts, so that the painter finds by bisection those in
+sight. What many operations have in common, their look, is told once.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+
+from distkit.events import Op, Summary, Trace
+from distkit.trace.columns import Table
+from distkit.views.gradients.steps import is_note
+from distkit.views.scene.frame import MAX_LANES, Json, Lane, Sums, clean, frame
+from distkit.views.timeline.coverage import coverage
+from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
+from distkit.views.timeline.pairing import Pairs
+from distkit.views.timeline.projection import MAX_VALUES, compact, look_of, plain_values, rounded
+
+#: The values of an operation's tensor before and after it.
+Values = tuple[Summary | None, Summary | None]
+
+
+class Columns:
+    """The picture of a whole trace.
+
+    Args:
+        trace: of any length.
+        most: draw only so many operations, those that began first; a notice says so.
+
+    >>> from distkit.events import Event, State
+    >>> c = Columns(Trace([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
+    >>> [bar["op"] for bar in c.picture()["bars"]]
+    ['send']
+    """
+
+    def __init__(self, trace: Trace, most: int | None = None) -> None:
+        self.meta, self._table = trace.meta, _drawn(trace.table)
+        self.ops = Operations(self._table)
+        self.pairs = Pairs(self.ops)
+        self._drawn: Bools = self.ops.rank < MAX_LANES
+        if most is not None and self._drawn.sum() > most:
+            drawn = np.flatnonzero(self._drawn)
+            self._drawn[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
+
+    # -- as plain objects ---------------------------------------------------------
+
+    def picture(self, most: int | None = None) -> Json:
+        """Bars and arrows as objects: all, or about the ``most`` first ones, and their partners."""
+        ops, pairs = self.ops, self.pairs
+        chosen = self._drawn.copy()
+        arrows = self._touching(chosen)
+        if most is not None and chosen.sum() > most:
+            drawn = np.flatnonzero(chosen)
+            chosen[:] = False
+            chosen[drawn[np.argsort(ops.start[drawn], kind="stable")[:most]]] = True
+            tied = np.append(
+                np.bincount(pairs.tie[chosen & (pairs.tie >= 0)], minlength=len(pairs.ties)) > 0,
+                False,
+            )
+            arrows = self._touching(chosen)
+            chosen |= tied[pairs.tie]
+            for end in (pairs.send[arrows], pairs.recv[arrows]):
+                chosen[end[end >= 0]] = True
+            chosen &= self._drawn
+        return {
+            "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
+            "arrows": [self._arrow(i) for i in arrows.tolist()],
+            **self.frame,
+            **({} if most is None else {"entries": len(pairs.send) + len(pairs.ties)}),
+            **(
+                {}
+                if chosen.sum() == self._drawn.sum()
+                else {"coverage": coverage(self.frame, self._talk)}
+            ),
+        }
+
+    def _touching(self, chosen: Bools) -> Ints:
+        """The arrows that begin or end at one of these operations."""
+        known, pairs = np.append(chosen, False), self.pairs  # -1 is the last, and never chosen
+        found: Ints = np.flatnonzero(known[pairs.send] | known[pairs.recv])
+        return found
+
+    def _bar(self, i: int) -> Json:
+        ops, tie = self.ops, int(self.pairs.tie[i])
+        values = self._valued.get(i)
+        return compact(
+            id=self._name(i),
+            rank=int(ops.rank[i]),
+            row=int(ops.row[i]),
+            start=rounded(ops.start[i]),
+            end=rounded(ops.end[i]),
+            **look_of(*ops.looks[ops.look[i]]),
+            tie=self.pairs.ties[tie] if tie >= 0 else None,
+            values=[plain_values(s) for s in values] if values else None,
+        )
+
+    def _arrow(self, i: int) -> Json:
+        pairs, (src, dst) = self.pairs, self.pairs.ends_of(i)
+        look = self.ops.looks[self.ops.look[pairs.about[i]]]
+        send, recv = (self._name(int(end[i])) for end in (pairs.send, pairs.recv))
+        return compact(
+            id=pairs.name(i),
+            src=src,
+            dst=dst,
+            nbytes=int(pairs.nbytes[i]),
+            op=str(Op.SEND if pairs.p2p[i] else look.op),
+            tag=look.tag,
+            label=clean(look.label),
+            sent=rounded(pairs.sent[i]),
+            received=rounded(pairs.received[i]),
+            send=send,
+            recv=recv,
+        )
+
+    def _name(self, i: int) -> str | None:
+        return f"{self.ops.rank[i]}.{self.ops.seq[i]}" if i >= 0 else None
+
+    @cached_property
+    def looks(self) -> list[Json]:
+        """What each look is called and how it is drawn."""
+        return [look_of(*look) for look in self.ops.looks]
+
+    @cached_property
+    def _valued(self) -> dict[int, Values]:
+        return self.values()
+
+    def values(self, most: int | None = None) -> dict[int, Values]:
+        """The tensors' values before and after the first operations."""
+        ops, summary = self.ops, self._table.summary.get
+        first = np.argsort(ops.begin)[: MAX_VALUES if most is None else most]
+        found = {}
+        for i in first.tolist():
+            before = summary(int(ops.begun[i])) or summary(int(ops.begin[i]))
+            found[i] = (before, summary(int(ops.last[i])) if ops.ended[i] else None)
+        return found
+
+    # -- in columns ---------------------------------------------------------------
+
+    def tracks(self) -> tuple[Ints, list[list[int]]]:
+        """The operations lane by lane and row by row, and each ``[rank, mark, row, count]``."""
+        ops = self.ops
+        drawn = np.flatnonzero(self._drawn)
+        keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), ops.row[drawn]])
+        order = np.lexsort((ops.start[drawn], *keys[::-1]))
+        heads = np.flatnonzero((np.diff(keys[:, order], axis=1, prepend=-1) != 0).any(axis=0))
+        counts = np.diff(np.append(heads, len(order)))
+        tracks = [
+            [*key, n]
+            for key, n in zip(keys[:, order[heads]].T.tolist(), counts.tolist(), strict=True)
+        ]
+        return drawn[order], tracks
+
+    def drawn_arrows(self) -> Ints:
+        """The arrows of which an end is drawn, in the order of their beginnings."""
+        arrows, pairs = self._touching(self._drawn), self.pairs
+        begins = np.where(np.isnan(pairs.sent), pairs.received, pairs.sent)[arrows]
+        found: Ints = arrows[np.argsort(begins, kind="stable")]
+        return found
+
+    # -- around -------------------------------------------------------------------
+
+    @cached_property
+    def frame(self) -> Json:
+        """All but bars and arrows: lanes, the sums under the picture, notices."""
+        ops, pairs = self.ops, self.pairs
+        sent = ~np.isnan(pairs.sent)
+        said = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
+        sizes = np.full(len(pairs.ties), -1)
+        members = np.bincount(pairs.tie[said], minlength=len(pairs.ties)) > 0
+        everybody = np.flatnonzero(pairs.tie >= 0)
+        np.maximum.at(sizes, pairs.tie[everybody], ops.nbytes[everybody])
+        sums = Sums(
+            len(ops),
+            int(self._drawn.sum()),
+            int(sent.sum()),
+            int(pairs.nbytes[sent].sum()),
+            int(members.sum()),
+            int(sizes[members].sum()),
+        )
+        opened = np.flatnonzero(~ops.ended).tolist()
+        stuck = [(int(ops.rank[i]), *ops.looks[ops.look[i]][:2]) for i in opened]
+        times = rounded(ops.span[0] if ops.span else None), rounded(self._until)
+        seen = np.unique(ops.rank).tolist()
+        return frame(self.meta, sums, self._lane, seen, times, stuck, False)
+
+    @property
+    def _until(self) -> float:
+        """Where the picture ends: operations still open last until the trace was taken."""
+        last = self.ops.span[1] if self.ops.span else -math.inf
+        return last if self.ops.ended.all() else max(last, float(self.meta.get("until", 0)))
+
+    def _talk(self, rank: int) -> tuple[Floats, Floats]:
+        """When a rank's communication began and ended, or the picture did."""
+        ops = self.ops
+        mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
+        talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
+        ends = np.where(ops.ended[mine], ops.end[mine], self._until)
+        return ops.start[mine][talk], ends[talk]
+
+    def _lane(self, rank: int) -> Lane:
+        ops = self.ops
+        mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
+        mark, row = ops.mark[mine], ops.row[mine]
+        return Lane(
+            int(row[~mark].max(initial=-1)) + 1,
+            int(row[mark].max(initial=-1)) + 1,
+            length(*self._talk(rank)),
+        )
+
+
+def _drawn(table: Table) -> Table:
+    """The events without the notes of ``watch_gradients``."""
+    valued = np.zeros(len(table), bool)
+    valued[[*table.summary]] = True
+    with_values, without = (
+        table.each(is_note(look, told) for look in table.looks).astype(bool)
+        for told in (True, False)
+    )
+    notes = np.where(valued, with_values, without)
+    return table.part(~notes) if notes.any() else table
+
+
+def length(starts: Floats, ends: Floats) -> float:
+    """The length of the union of intervals.
+
+    >>> length(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0]))
+    4.0
+    """
+    if not len(starts):
+        return 0.0
+    order = np.argsort(starts)
+    reach = np.maximum.accumulate(ends[order])
+    begins = np.maximum(starts[order], np.append(-np.inf, reach[:-1]))
+    return float(np.maximum(reach - begins, 0).sum())

@@ -1,0 +1,335 @@
+"""The static painter: the picture as SVG, for places where no widget lives.
+
+GitHub, nbconvert, a printed page. It brings its own light card, so that it is legible on
+dark pages too, and no style sheet, script or id, so that several fit on one page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
+
+from distkit.views.scene import svg
+from distkit.views.scene.geometry import Geometry, text_width
+from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
+from distkit.views.scene.units import count, human_bytes, human_seconds, round_step, time_unit
+from distkit.views.timeline.coverage import of_bars
+from distkit.views.timeline.projection import Json
+
+#: At most so many operations on so many ranks, and so many bytes; a line says what is left out.
+MAX_BARS, MAX_LANES, MAX_BYTES = 200, 48, 60_000
+#: On so many ranks at most a long run is drawn twice: as a whole, and its first operations.
+MAX_BOTH = 16
+WIDTH = 960
+
+
+def to_svg(picture: Json) -> str:
+    """The picture of a run as an SVG document of at most 60 kB.
+
+    >>> from distkit.events import Trace
+    >>> from distkit.views.timeline.projection import project
+    >>> to_svg(project(Trace())).startswith("<svg ")
+    True
+    """
+    limit = MAX_BARS
+    drawn = _document(picture, limit)
+    while len(drawn.encode()) > MAX_BYTES and limit > 10:
+        limit = limit * 3 // 4
+        drawn = _document(picture, limit)
+    return drawn
+
+
+def _document(picture: Json, limit: int) -> str:
+    """All of a short run; of a long one how busy the ranks were, and its first operations."""
+    part = _part(picture, limit)
+    name = picture["title"] or "Timeline"
+    busy = {} if part["cut"] == picture["end"] else picture.get("coverage") or of_bars(picture)
+    if not busy:
+        painter = _Painter(part)
+        return svg.document(WIDTH, painter.height, name, painter.body())
+    *notices, cut = part["notices"]
+    if len(part["lanes"]) > MAX_BOTH:
+        told = f"{count(picture['operations'], 'operation')}: too many to be drawn one by one"
+        whole = _Overview({**part, "notices": [*notices, told]}, busy)
+        return svg.document(WIDTH, whole.height + 44, name, whole.body() + "".join(whole._foot()))
+    whole = _Overview({**part, "notices": notices}, busy)
+    first = _Painter({**part, "title": cut, "facts": [], "notices": []})
+    body = f'{whole.body()}<g transform="translate(0 {whole.height:.0f})">{first.body()}</g>'
+    return svg.document(WIDTH, whole.height + first.height, name, body)
+
+
+def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
+    """The picture without its card, to stand in another one; and its height.
+
+    Args:
+        picture: a projection's snapshot.
+        until: what is later lies under a veil [s].
+    """
+    painter = _Painter(_part(picture, MAX_BARS // 2), until)
+    return painter.body(), painter.height
+
+
+def _part(picture: Json, limit: int) -> Json:
+    """The first operations on the first ranks, with a notice of what that leaves out."""
+    lanes = picture["lanes"][:MAX_LANES]
+    ranks = {lane["rank"] for lane in lanes}
+    bars = sorted((b for b in picture["bars"] if b["rank"] in ranks), key=lambda b: b["start"])
+    more, notices, end = bars[limit:], list(picture["notices"]), picture["end"]
+    if len(picture["lanes"]) > MAX_LANES:
+        notices.append(f"only the first {MAX_LANES} ranks are drawn here")
+    if more:
+        end = more[0]["start"]
+        cut = human_seconds(end - picture["start"])
+        notices.append(f"the first {cut}: {limit} of {count(picture['operations'], 'operation')}")
+    return {**picture, "lanes": lanes, "bars": bars[:limit], "notices": notices, "cut": end}
+
+
+class _Painter:
+    room = SIZES["height"]  # for the lanes, if they need no more
+
+    def __init__(self, picture: Json, until: float | None = None) -> None:
+        self.picture, self.view, self.until = picture, _view(picture), until
+        self.notices = picture["notices"]
+        self.bars = {bar["id"]: bar for bar in picture["bars"]}
+        self.at = Geometry(picture, self.view, WIDTH, 62 + 22 * len(self.notices), self.room)
+        self.colors = {rank: rank_color(i) for i, rank in enumerate(self.at.lanes)}
+
+        self.height = self.at.bottom + 74
+
+    def body(self) -> str:
+        parts = [*self._head(), *self._lanes()]
+        if not self.bars:
+            parts.append(svg.text(24, self.at.bottom - 8, "nothing was recorded", GRAY))
+        else:
+            parts += self._axis()
+            shafts, heads = self._arrows()
+            marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
+            parts += [*map(self._bar, marks), *self._ribbons(), *shafts]
+            parts += [self._bar(b) for b in self.bars.values() if b["kind"] != "mark"] + heads
+        return "".join([*parts, *self._veil(), *self._foot()])
+
+    # -- around -------------------------------------------------------------------
+
+    def _head(self) -> Iterator[str]:
+        title = self.picture["title"] or "Timeline"
+        yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
+        x = WIDTH - 24.0
+        for kind, word in reversed(_LEGEND):
+            if any(bar["kind"] == kind for bar in self.bars.values()):
+                x -= text_width(word, 12)
+                yield svg.text(x, 32, word, GRAY)
+                yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, GRAY))
+                x -= 48
+        for i, notice in enumerate(self.notices):
+            yield svg.text(24, 56 + 22 * i, f"! {notice}", WARNING_LIGHT)
+
+    def _lanes(self) -> Iterator[str]:
+        for (rank, lane), height in zip(self.at.lanes.items(), self.at.heights, strict=True):
+            top = self.at.tops[rank]
+            middle = top + height / 2
+            width = self.at.right - self.at.left + 8
+            yield svg.rect(self.at.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
+            yield f'<circle cx="29" cy="{middle:.1f}" r="5" fill="{self.colors[rank]}"/>'
+            up = 4 if lane["detail"] else 0
+            yield svg.text(
+                42, middle + 4.5 - up * 1.5, lane["name"], INK, 'font-size="13" font-weight="700"'
+            )
+            if up:
+                yield svg.text(42, middle + 14, lane["detail"], GRAY)
+
+    def _axis(self) -> Iterator[str]:
+        at, zero = self.at, self.picture["start"] or 0.0
+        top = min(at.tops.values()) - 6
+        first, last = self.view[0] - zero, self.view[1] - zero
+        step = round_step(last - first, 8)
+        scale, unit = time_unit(last * 0.999)
+        digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
+        for n in range(math.ceil(first / step - 1e-9), math.floor(last / step) + 1):
+            x = at.x(zero + n * step)
+            yield svg.line(x, top, x, at.bottom, "#e9ecef", 1)
+            label = "0" if n == 0 else f"{n * step * scale:.{digits}f} {unit}"
+            yield svg.text(x, at.bottom + 18, label, GRAY, 'text-anchor="middle"')
+        yield svg.line(at.left - 4, at.bottom, at.right + 4, at.bottom, "#aab2ba", 1)
+
+    def _foot(self) -> Iterator[str]:
+        p, y = self.picture, self.at.bottom + 50
+        parts = []
+        if p["messages"] or not p["collectives"]:
+            parts.append(f"{count(p['messages'], 'message')}, {human_bytes(p['message_bytes'])}")
+        if p["collectives"]:
+            size = human_bytes(p["collective_bytes"])
+            parts.append(f"{count(p['collectives'], 'collective')}, {size}")
+        parts.append(human_seconds((p["end"] or 0) - (p["start"] or 0)))
+        told = "   ·   ".join(parts)
+        yield svg.text(24, y, told, INK, 'font-weight="700" xml:space="preserve"')
+        busy = [f"{lane['name']} {lane['busy']:.0%}" for lane in p["lanes"]]
+        x, rest = 60 + text_width(told, 12.5), f"in communication: {', '.join(busy)}"
+        if busy and x + text_width(rest, 12) < WIDTH - 20:
+            yield svg.text(x, y, rest, GRAY)
+
+    def _veil(self) -> Iterator[str]:
+        """Over what is later than the moment shown."""
+        at, first = self.at, min(self.at.tops.values(), default=0) - 6
+        if self.until is None or self.until >= self.view[1]:
+            return
+        x, height = at.x(self.until), at.bottom - first
+        yield svg.rect(x, first, at.right + 5 - x, height, 'fill="#fff" fill-opacity=".8"', "", 0)
+        yield svg.line(x, first, x, at.bottom, INK, 1.2)
+
+    # -- the picture ----------------------------------------------------------------
+
+    def _bar(self, bar: Json) -> str:
+        x, y, width, height = self.at.box(bar)
+        color = WARNING_LIGHT if bar["state"] == "failed" else self.colors[bar["rank"]]
+        fill, stroke = _fill(_look(bar), color)
+        radius = height / 2 if bar["kind"] == "request" else 3
+        box = svg.rect(x, y, width, height, fill, stroke, radius)
+        words = (t for t in _words(bar, self.at.lanes) if t and text_width(t, 11.5) < width - 8)
+        label = next(words, "") if height >= 11 else ""
+        if not label:
+            return box
+        ink, size = _ink(bar, color), 'font-size="11.5"'
+        return box + svg.text(x + 5, y + height / 2 + 4, label, ink, size)
+
+    def _ribbons(self) -> Iterator[str]:
+        ties: dict[str, list[Json]] = defaultdict(list)
+        for bar in self.bars.values():
+            if "tie" in bar and _look(bar) != "paused":
+                ties[bar["tie"]].append(bar)
+        for members in ties.values():
+            members.sort(key=lambda bar: self.at.tops[bar["rank"]])
+            mixed = len({bar["op"] for bar in members}) > 1
+            for above, below in pairwise(members):
+                yield self._ribbon(above, below, WARNING_LIGHT if mixed else INK)
+
+    def _ribbon(self, above: Json, below: Json, color: str) -> str:
+        x1, y1, w1, h1 = self.at.box(above)
+        x2, y2, w2, _ = self.at.box(below)
+        top, middle = y1 + h1, (y1 + h1 + y2) / 2
+        path = (
+            f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
+            f"h{w2:.1f}C{x2 + w2:.1f} {middle:.1f} {x1 + w1:.1f} {middle:.1f} "
+            f"{x1 + w1:.1f} {top:.1f}z"
+        )
+        paint = f'fill="{color}" fill-opacity=".08" stroke="{color}" stroke-opacity=".2"'
+        return f'<path d="{path}" {paint}/>'
+
+    def _arrows(self) -> tuple[list[str], list[str]]:
+        """The shafts, which run behind the bars, and the heads, which lie on them."""
+        shafts, heads = [], []
+        for arrow in self.picture["arrows"]:
+            if arrow.get("send") not in self.bars and arrow.get("recv") not in self.bars:
+                continue
+            path = self.at.path(arrow, self.bars)
+            whole = arrow["sent"] is not None and arrow["received"] is not None
+            color = self.colors.get(arrow["src"], GRAY) if whole else WARNING_LIGHT
+            shafts.append(svg.line(*path, color, 1.6, "" if whole else ' stroke-dasharray="4"'))
+            x, y = path[2:] if arrow["sent"] is not None else path[:2]
+            dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#fff" stroke="{color}"/>'
+            heads.append(svg.arrow_head(*path, color) if whole else dot)
+        return shafts, heads
+
+
+class _Overview(_Painter):
+    """A long run as a whole: how much of each moment every rank spent in communication."""
+
+    room = 0
+
+    def __init__(self, picture: Json, coverage: Mapping[int, Iterable[float]]) -> None:
+        self.coverage = {rank: list(shares) for rank, shares in coverage.items()}
+        lanes = [{**lane, "rows": 1, "marks": 0} for lane in picture["lanes"]]
+        super().__init__({**picture, "lanes": lanes, "bars": [], "cut": picture["end"]})
+        self.height = self.at.bottom + 30
+
+    def body(self) -> str:
+        told = svg.text(
+            WIDTH - 24, 32, "how busy each rank was with communication", GRAY, 'text-anchor="end"'
+        )
+        return "".join(
+            [*self._head(), told, *self._lanes(), *self._axis(), *map(self._area, self.at.lanes)]
+        )
+
+    def _area(self, rank: int) -> str:
+        """Steps from the bottom of the lane, as high as the rank was busy."""
+        at, shares = self.at, self.coverage[rank]
+        top, height = at.tops[rank], at.heights[list(at.lanes).index(rank)]
+        left, right = at.x(self.picture["start"]), at.x(self.picture["end"])
+        width, base = (right - left) / len(shares), round(top + height)
+        tops = groupby(round(share * (height - 2)) for share in shares)
+        steps = "".join(f"V{base - tall}h{len([*same]) * width:.2f}" for tall, same in tops)
+        return f'<path d="M{left:.1f} {base}{steps}V{base}z" fill="{self.colors[rank]}"/>'
+
+
+_LEGEND = (
+    ("send", "send"),
+    ("recv", "receive"),
+    ("collective", "collective"),
+    ("request", "request"),
+    ("mark", "computation"),
+)
+
+
+def _view(picture: Json) -> tuple[float, float]:
+    """The first and the last time to draw, with a margin; a wider one for what is still open."""
+    start, end = picture["start"] or 0.0, picture["cut"] or 0.0
+    span = max(end - start, 1e-6)
+    stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
+    return start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
+
+
+def _words(bar: Json, lanes: dict[int, Json]) -> list[str]:
+    """What may stand in a bar, the longest first."""
+    op, peer = bar["op"], lanes.get(bar.get("peer", -1), {}).get("name", "")
+    if bar["kind"] == "mark":
+        return [bar.get("label", ""), "!" if op == "touch" else ""]
+    if bar["state"] == "failed":
+        return [f"✕ {op} failed", "✕"]
+    if bar["state"] == "scheduled":
+        return [f"paused before {op}", "paused", op]
+    if bar["end"] is None:
+        return [f"still in {op} from {peer}" if peer and op == "recv" else "", f"still in {op}", op]
+    if bar["kind"] == "send":
+        return [f"send to {peer}", "send"]
+    if bar["kind"] == "recv":
+        return [f"recv from {peer}", "recv"]
+    size = human_bytes(bar["nbytes"]) if bar["nbytes"] else ""
+    detail = f"{op} {bar.get('label', '')}".rstrip()
+    return [f"{detail} {size}".rstrip(), detail, op]
+
+
+def _look(bar: Json) -> str:
+    """What decides how a bar is filled: its state, or what it is."""
+    if bar["op"] == "touch":
+        return "touch"
+    if bar["kind"] == "mark":
+        return "mark"
+    if bar["end"] is None:
+        return "paused" if bar["state"] == "scheduled" else "open"
+    return "failed" if bar["state"] == "failed" else str(bar["kind"])
+
+
+def _fill(look: str, color: str) -> tuple[str, str]:
+    """How a bar is filled and outlined."""
+    if look == "mark":
+        return f'fill="{INK}" fill-opacity=".09"', ""
+    if look == "touch":
+        return f'fill="{WARNING_LIGHT}"', ""
+    if look in ("send", "collective"):
+        return f'fill="{color}"', ""
+    tint = svg.tint(color, {"request": 0.42, "open": 0.2, "paused": 0.06}.get(look, 0.16))
+    dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""
+    return f'fill="{tint}"', f'stroke="{color}" stroke-width="1.4"{dash}'
+
+
+def _ink(bar: Json, color: str) -> str:
+    if bar["kind"] == "mark":
+        return "#fff" if bar["op"] == "touch" else GRAY
+    if bar["state"] == "scheduled":
+        return GRAY
+    if bar["end"] is None:
+        return WARNING_LIGHT
+    if bar["kind"] not in ("send", "collective") or bar["state"] == "failed":
+        return INK
+    return svg.readable(color)

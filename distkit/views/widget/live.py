@@ -1,0 +1,177 @@
+"""What a view needs to know of a run that goes on or is stepped through; how updates stay few."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from distkit.diagnosis.rank_state import Standing
+from distkit.events import Event, Trace
+
+#: Seconds between two updates of a live view, and in which the ranks' events come together.
+PERIOD, GATHER = 0.06, 0.025
+
+
+@runtime_checkable
+class Live(Protocol):
+    """A run that may still be going on, such as :class:`distkit.Run`."""
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trace is complete."""
+
+    def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
+        """Call back with events as they arrive, from any thread, and with [] at the end.
+
+        Returns:
+            A function that ends the subscription.
+        """
+
+
+class Moment(Protocol):
+    """Where a stepped run stood after one of its steps."""
+
+    @property
+    def events(self) -> int:
+        """So many of the trace's events had happened."""
+
+    @property
+    def time(self) -> float:
+        """The time of the last of them [s]."""
+
+    @property
+    def choice(self) -> Sequence[int]:
+        """The ranks that were let go to get here; none for the first moment."""
+
+    @property
+    def standings(self) -> Sequence[Standing]:
+        """Where each rank was."""
+
+
+class Remark(Protocol):
+    """What a diagnosis found, such as :class:`distkit.Finding`."""
+
+    @property
+    def kind(self) -> str:
+        """A word for what it is, such as "cycle"; "raised" and "died" for what ended the run."""
+
+    @property
+    def message(self) -> str:
+        """What happened, and where."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+
+    @property
+    def hang(self) -> bool:
+        """Whether somebody can never go on."""
+
+    @property
+    def lines(self) -> Mapping[int, str]:
+        """The line of each rank involved."""
+
+
+class Steppable(Live, Protocol):
+    """A run that goes on step by step, such as what ``cluster.step(fn)`` returns.
+
+    Its methods raise a :class:`~distkit.DistkitError` when they make no sense, and may be
+    called from any thread; all but ``pause``, ``back`` and ``seek`` may take a while.
+    """
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Who takes part."""
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """The moments so far, the first before anything happened."""
+
+    @property
+    def position(self) -> int:
+        """The moment shown; the last one is now."""
+
+    @property
+    def playing(self) -> bool:
+        """Whether it goes on by itself."""
+
+    @property
+    def findings(self) -> Sequence[Remark]:
+        """What is wrong, if anything, the most important first."""
+
+    @property
+    def error(self) -> str:
+        """How the run failed, in words; "" if it did not."""
+
+    def next(self, rank: int | None = None, /) -> object:
+        """Let the next communication go: of every rank, or of one."""
+
+    def back(self) -> object:
+        """Look at the moment before."""
+
+    def seek(self, position: int, /) -> object:
+        """Look at a moment."""
+
+    def play(self, speed: float, /) -> object:
+        """Step again and again, ``speed`` times a second; returns when that ends."""
+
+    def pause(self) -> object:
+        """Stop playing."""
+
+    def finish(self) -> object:
+        """Let everything go."""
+
+    def watch(self, callback: Callable[[], None], /) -> Callable[[], None]:
+        """Call back whenever any of the above changed, from any thread.
+
+        Returns:
+            A function that ends this.
+        """
+
+
+class Throttle:
+    """Gathers events and hands them on in batches, at most one per ``period``.
+
+    Args:
+        act: called with a batch, never twice at once; from whichever thread.
+        period: seconds between two batches.
+    """
+
+    def __init__(self, act: Callable[[list[Event]], None], *, period: float = PERIOD) -> None:
+        self._act, self._period = act, period
+        self._lock, self._acting = threading.Lock(), threading.Lock()
+        self._waiting: list[Event] = []
+        self._timer: threading.Timer | None = None
+        self._last = -period
+
+    def add(self, events: list[Event]) -> None:
+        """Take in events; they are handed on a little later."""
+        with self._lock:
+            self._waiting += events
+            if self._timer is not None or not self._waiting:
+                return
+            delay = max(GATHER, self._last + self._period - time.monotonic())
+            self._timer = threading.Timer(delay, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def flush(self) -> None:
+        """Hand on what is waiting, now."""
+        with self._acting:
+            with self._lock:
+                events, self._waiting = self._waiting, []
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer, self._last = None, time.monotonic()
+            if events:
+                self._act(events)

@@ -1,0 +1,212 @@
+"""What all pictures of a trace have in common: the widget, live updates, the static picture, files.
+
+A view has a pure projection (a trace in, plain data out), a painter in js/ and a static painter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from distkit.events import Event, Trace
+from distkit.views.timeline.projection import Json
+from distkit.views.widget.assets import dressed
+from distkit.views.widget.live import PERIOD, Live, Throttle
+from distkit.views.widget.save import save
+from distkit.views.widget.snapshot import Still
+
+#: Takes in events; returns what changed in the picture, None for nothing.
+Take = Callable[[list[Event]], Json | None]
+
+
+def _snapshot(_: object, view: View) -> Json:
+    return view._snapshot()
+
+
+class View(anywidget.AnyWidget):
+    """A picture of a trace; a subclass says of what.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+    """
+
+    #: Seconds between two updates while a run goes on.
+    period = PERIOD
+    _unsubscribes: tuple[Callable[[], None], ...] = ()
+    #: Made when the browser asks, so that a page opened late gets everything so far.
+    picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
+
+    def __init__(self, source: Trace | Live) -> None:
+        trace, live = trace_of(source, type(self).__name__)
+        self._begin(trace, live is not None)
+        self._open()
+        if live is not None:
+            self._follow(live, self._take, self._end)
+
+    def _open(self) -> None:
+        """Become a widget; what there is to draw is known by now."""
+        self._lock = threading.RLock()
+        self._patches = 0
+        self._still = Still(self._draw)
+        super().__init__()
+
+    def _draw(self) -> tuple[str, str]:
+        """The static picture and the table; not while events come in from another thread."""
+        with self._lock:
+            return self._svg(), repr(self)
+
+    # -- what each view defines -----------------------------------------------------
+
+    def _begin(self, trace: Trace, live: bool) -> None:
+        """Take in the trace so far."""
+        raise NotImplementedError
+
+    def _take(self, events: list[Event]) -> Json | None:
+        """Take in events; return what changed in the picture, None for nothing."""
+        raise NotImplementedError
+
+    def _end(self, trace: Trace) -> Json:
+        """The run is over: take in its whole trace, return what changed."""
+        raise NotImplementedError
+
+    def _picture(self) -> Json:
+        """The whole picture as plain data."""
+        raise NotImplementedError
+
+    def _svg(self) -> str:
+        """The static picture."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        raise NotImplementedError
+
+    # -- live -----------------------------------------------------------------------
+
+    def _follow(self, run: Live, take: Take, end: Callable[[Trace], Json]) -> None:
+        """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
+        throttle = Throttle(lambda events: self._feed(events, take), period=self.period)
+        ended = threading.Event()
+
+        def receive(events: list[Event]) -> None:
+            if events:
+                throttle.add(events)
+            elif run.finished and not ended.is_set():
+                ended.set()
+                throttle.flush()
+                with self._lock:
+                    self._publish(end(run.trace))
+                self._still.renew()
+
+        self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
+        if run.finished:
+            receive([])
+
+    def _feed(self, events: list[Event], take: Take | None = None) -> None:
+        with self._lock:
+            patch = (take or self._take)(events)
+            if patch is not None:
+                self._publish(patch)
+
+    def _publish(self, patch: Json, **more: Json) -> None:
+        """Put a patch on the model under a number of its own, so that no reader misses one."""
+        state = {f"patch{self._patches}": patch, **more}
+        self._patches += 1
+        self._send({"method": "update", "state": state, "buffer_paths": []})
+
+    def _snapshot(self) -> Json:
+        with self._lock:
+            return {**dressed(self._picture()), "next": self._patches}
+
+    def close(self) -> None:
+        """Stop following the run, and take the widget off the page."""
+        unsubscribes, self._unsubscribes = self._unsubscribes, ()
+        for unsubscribe in unsubscribes:
+            unsubscribe()
+        super().close()
+
+    # -- elsewhere --------------------------------------------------------------------
+
+    def _ipython_display_(self) -> None:
+        """The widget, and the picture that stays in the notebook."""
+        data, metadata = super()._repr_mimebundle_() or ({}, {})
+        self._still.show(data, metadata)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The widget, and for places without widgets a picture and a table."""
+        widget = super()._repr_mimebundle_(**kwargs)
+        if widget is None:
+            return None
+        data, metadata = widget if isinstance(widget, tuple) else (widget, {})
+        picture, table = self._draw()
+        return {**data, "image/svg+xml": picture, "text/plain": table}, metadata
+
+    def save(self, path: str | Path, *, dark: bool = False, width: int | None = None) -> Path:
+        """Write the static picture, for slides and papers.
+
+        Args:
+            path: ends in ``.svg``, ``.png`` or ``.pdf``; the last two need typst.
+            dark: on dark paper.
+            width: of the picture in pixels, in a PDF in points; None: 960, in a PNG twice that.
+
+        Raises:
+            ValueError: the path ends in anything else, or the width is not positive.
+            DistkitError: typst is not installed.
+        """
+        return save(self._svg(), Path(path), dark=dark, width=width)
+
+
+class WholeView(View):
+    """A view whose picture is made anew from the whole trace, at most twice a second."""
+
+    period = 0.5
+    _data: Json
+
+    def _project(self, trace: Trace) -> Json:
+        """The pure projection; ``self._live`` tells whether the run goes on."""
+        raise NotImplementedError
+
+    def _changes(self, before: Json, now: Json) -> Json:
+        """What has to travel to the browser, where not the whole picture does."""
+        return now
+
+    def _begin(self, trace: Trace, live: bool) -> None:
+        self._live = live
+        self._meta, self._events = trace.meta, list(trace.events) if not live else []
+        self._data = self._project(trace)
+
+    def _take(self, events: list[Event]) -> Json | None:
+        self._events += events
+        return self._renew(Trace(self._events, self._meta))
+
+    def _end(self, trace: Trace) -> Json:
+        self._live = False
+        return self._renew(trace)
+
+    def _renew(self, trace: Trace) -> Json:
+        before, self._data = self._data, self._project(trace)
+        return self._changes(before, self._data)
+
+    def _picture(self) -> Json:
+        return self._data
+
+
+def trace_of(source: Trace | Live, view: str) -> tuple[Trace, Live | None]:
+    """The trace so far, and the run if it is still going on."""
+    if isinstance(source, Trace):
+        return source, None
+    trace = getattr(source, "trace", None)
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"{view} draws a distkit.Trace, or a run that has one, not {type(source).__name__}. "
+            f"Use {view}(run.trace), or {view}(Trace.load(path))."
+        )
+    live = isinstance(source, Live) and not source.finished
+    return trace, source if live else None
