@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from distkit.diagnosis.findings import Kind
 from distkit.errors import CommunicationWarning, DeadlockError
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 
 #: A group: its global ranks, () for the world.
 Members = tuple[int, ...]

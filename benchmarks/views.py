@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks import lab, live
 from benchmarks.figure import Figure, figure
 from benchmarks.step import notebook
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 
 RANKS = 8
 SIZES = (100_000, 1_000_000)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         StoppedError,
         TraceFileError,
     )
-    from distkit.events import Event, Message, Op, Span, State, Summary, Trace
+    from distkit.events import Event, Message, Op, Span, State, Summary
     from distkit.exercises import check, hint, solution
     from distkit.experiments import Experiment
     from distkit.recording.gradients import watch_gradients
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from distkit.recording.recorder import mark
     from distkit.recording.trouble import trouble
     from distkit.simulation import Link, Network, calibrate, cost, simulate
+    from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, Stage, Tensors, Timeline
 
 __version__ = "0.1.0"
@@ -67,7 +68,8 @@ _HOMES = {
     "distkit.cluster.runs.run": ["Run"],
     "distkit.cluster.runs.stepper": ["Stepper"],
     # what they said to each other
-    "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary", "Trace"],
+    "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary"],
+    "distkit.trace.trace": ["Trace"],
     "distkit.diagnosis.findings": ["Finding"],
     "distkit.recording.recorder": ["mark"],
     "distkit.recording.gradients": ["watch_gradients"],

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.errors import DistkitError
-from distkit.events import COLLECTIVES, P2P, REQUESTS, State, Trace
+from distkit.events import COLLECTIVES, P2P, REQUESTS, State
 from distkit.recording.recorder import mark
+from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

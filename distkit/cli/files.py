@@ -13,7 +13,7 @@ from distkit.errors import DistkitError
 
 if TYPE_CHECKING:
     from distkit.diagnosis.findings import Finding
-    from distkit.events import Trace
+    from distkit.trace.trace import Trace
 
 
 def replay_page(traces: dict[str, Trace], file: Path) -> None:

@@ -17,7 +17,7 @@ from distkit.cli.files import check_folder, print_findings, replay_page, summary
 from distkit.errors import DistkitError, TraceFileError
 
 if TYPE_CHECKING:
-    from distkit.events import Trace
+    from distkit.trace.trace import Trace
 
 
 def add_replay(commands: Any) -> None:
@@ -51,7 +51,7 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _load(file: Path) -> Trace:
-    from distkit.events import Trace
+    from distkit.trace.trace import Trace
 
     try:
         return Trace.load(file)

@@ -10,7 +10,7 @@ from distkit.cli.files import check_folder, replay_page, summary, write
 from distkit.errors import RunError
 
 if TYPE_CHECKING:
-    from distkit.events import Trace
+    from distkit.trace.trace import Trace
 
 
 def add_trace(commands: Any) -> None:

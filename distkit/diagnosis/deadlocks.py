@@ -19,13 +19,12 @@ from distkit.diagnosis.findings import (
     clauses,
     lines,
     listed,
-    ordinal,
     times,
     verb,
 )
 from distkit.diagnosis.mismatches import NEW_GROUP
 from distkit.events import COLLECTIVES, P2P, Op, Span
-from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, named, seen
+from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, named, ordinal, seen
 from distkit.trace.keys import similar
 
 #: A finding, and the stuck ranks that it is about.

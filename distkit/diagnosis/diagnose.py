@@ -17,13 +17,14 @@ from distkit.diagnosis.divergence import in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
 from distkit.diagnosis.lint import remarks
-from distkit.events import Span, Trace
+from distkit.events import Span
 from distkit.trace.calls import named
+from distkit.trace.log import EventLog
 
 __all__ = ["Finding", "Kind", "diagnose"]
 
 
-def diagnose(trace: Trace) -> list[Finding]:
+def diagnose(trace: EventLog) -> list[Finding]:
     """What is wrong in a trace, complete or not: the most important first.
 
     Args:
@@ -33,7 +34,7 @@ def diagnose(trace: Trace) -> list[Finding]:
 
     >>> from distkit.events import Event, Op, State
     >>> states = State.STARTED, State.BLOCKED
-    >>> trace = Trace([Event(r, 0, Op.RECV, s, 0.1 * i, peer=1 - r, where=f"a.py:{4 + r}")
+    >>> trace = EventLog([Event(r, 0, Op.RECV, s, 0.1 * i, peer=1 - r, where=f"a.py:{4 + r}")
     ...                for r in (0, 1) for i, s in enumerate(states)])
     >>> print(diagnose(trace)[0])
     rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:5: each waits for

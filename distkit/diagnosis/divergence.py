@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, ordinal, times, verb
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, times, verb
 from distkit.diagnosis.program import Place
 from distkit.events import Op, Span
-from distkit.trace.calls import at, named
+from distkit.trace.calls import at, named, ordinal
 
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]

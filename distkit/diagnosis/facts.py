@@ -10,9 +10,10 @@ from functools import cached_property
 
 from distkit.diagnosis.program import Program
 from distkit.diagnosis.rank_state import Board, Doing, Standing
-from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State, Trace
+from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call, named
+from distkit.trace.log import EventLog
 
 #: How trouble that was made on purpose begins in what is said of a rank's end.
 ASKED = "dk.trouble"
@@ -39,7 +40,7 @@ class Evidence:
     What a release did to the ranks is undone: they stand where they stood before.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: EventLog) -> None:
         self.trace = trace
         self.ranks = trace.ranks
         begun = [s for s in trace.spans if s.state is not State.SCHEDULED]

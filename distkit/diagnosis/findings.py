@@ -127,16 +127,6 @@ def lines(*spans: Span) -> dict[int, str]:
     return {s.rank: s.where for s in sorted(spans, key=lambda s: s.rank) if s.where}
 
 
-def ordinal(n: int) -> str:
-    """A number in a row.
-
-    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22)]
-    ['1st', '2nd', '3rd', '4th', '11th', '22nd']
-    """
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th") if n // 10 % 10 != 1 else "th"
-    return f"{n}{ending}"
-
-
 def times(n: int) -> str:
     """How often: "once", "3 times"."""
     return "once" if n == 1 else f"{n} times"

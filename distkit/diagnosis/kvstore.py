@@ -13,12 +13,11 @@ from distkit.diagnosis.findings import (
     clauses,
     lines,
     listed,
-    ordinal,
     times,
     verb,
 )
 from distkit.events import Op, Span, State
-from distkit.trace.calls import at, keys, named
+from distkit.trace.calls import at, keys, named, ordinal
 
 #: What is looked at first: whoever misses a gradient often waits for it at a barrier.
 _ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)

@@ -28,14 +28,13 @@ from distkit.diagnosis.findings import (
     Kind,
     clauses,
     lines,
-    ordinal,
     tensor,
     times,
     verb,
     with_tensor,
 )
 from distkit.events import Op, Span
-from distkit.trace.calls import at, call, difference, named, share
+from distkit.trace.calls import at, call, difference, named, ordinal, share
 
 #: A finding, and the operations that its mistake concerns.
 Mismatch = tuple[Finding, list[Span]]

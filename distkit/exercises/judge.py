@@ -14,10 +14,11 @@ from distkit.algorithms.rounds import traffic
 from distkit.cluster.notebook import place
 from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import DeadlockError, RankError, RunError
-from distkit.events import COLLECTIVES, Op, State, Trace
+from distkit.events import COLLECTIVES, Op, State
 from distkit.exercises.collectives import Call, Collective
 from distkit.exercises.task import Answer, name_of
 from distkit.exercises.verdict import Point, Verdict
+from distkit.trace.trace import Trace
 
 #: What a rank holds after a call, and the tensor that the call returned, if it did.
 Outcome = tuple[list[float], list[float] | None]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from distkit.errors import RunInterrupted, RunStopped
-from distkit.events import Op, Trace
+from distkit.events import Op
 from distkit.experiments import chart, results
 from distkit.experiments.bar import Bar, sheet
 from distkit.experiments.controls import STRAGGLER
 from distkit.experiments.results import Record
+from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Timeline
 from distkit.views.gradients.steps import GRADIENT
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from distkit.diagnosis.findings import ordinal
 from distkit.events import Op
+from distkit.trace.calls import ordinal
 
 _current: list[Trouble] = []
 

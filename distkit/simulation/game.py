@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
 from distkit.simulation.network import Link
 from distkit.simulation.stragglers import Delay
+from distkit.trace.trace import Trace
 
 Floats = NDArray[np.float64]
 

@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.schedules import Round, chunk_sizes
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
 from distkit.simulation.network import Network, a_network
 from distkit.simulation.stragglers import Stragglers
+from distkit.trace.trace import Trace
 
 Ints = NDArray[np.int_]
 Floats = NDArray[np.float64]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Op, Trace
+from distkit.events import Op
 from distkit.simulation.network import Network, a_network
 from distkit.simulation.simulator import Player, Schedule, Writer, plan
 from distkit.simulation.stragglers import Delay, Stragglers
+from distkit.trace.trace import Trace
 
 Floats = NDArray[np.float64]
 

@@ -126,8 +126,8 @@ _STOOD = {
 def seen(it: Event | Span) -> str:
     """What is known of where a rank was that ended without a word: no line is to blame for it.
 
-    >>> from distkit.events import Trace
-    >>> trace = Trace([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, label="w", where="In[5]:9")])
+    >>> from distkit.trace.log import EventLog
+    >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, label="w", where="In[5]:9")])
     >>> seen(trace.spans[0])
     "last seen after push('w') at In[5]:9"
     """
@@ -149,6 +149,16 @@ STOPPED = (
     "computes, however long, gives signs. If it may be stopped for so long, give dk.Cluster a "
     "longer heartbeat_timeout."
 )
+
+
+def ordinal(n: int) -> str:
+    """A number in a row.
+
+    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd']
+    """
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th") if n // 10 % 10 != 1 else "th"
+    return f"{n}{ending}"
 
 
 def silence(seconds: float) -> str:

@@ -1,11 +1,11 @@
-"""A trace in Chrome's Trace Event Format: opens in https://ui.perfetto.dev and chrome://tracing.
+"""A trace in Chrome's EventLog Event Format: opens in https://ui.perfetto.dev and chrome://tracing.
 
 A process per rank; threads for communication and for marked computation, several where
 operations overlap without nesting, which the format cannot hold in one. A complete slice
 ("X") per operation, a begin ("B") without an end per unfinished one, and flow arrows
 ("s", "t", "f") from each send to its receive and through the members of each collective.
 
-Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
+Source: the EventLog Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
 flow_tracker.cc), which binds a flow event to the innermost slice around its time, and takes
 those of one id, category and name for one arrow.
 """
@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from distkit.events import COLLECTIVES, Message, Op, Span, State, Summary, Trace
+from distkit.events import COLLECTIVES, Message, Op, Span, State, Summary
+from distkit.trace.log import EventLog
 
 Json = dict[str, Any]
 #: An operation: its rank and its number there.
@@ -32,7 +33,7 @@ _THREADS, _COMMUNICATION = 1000, 500
 _ARRIVAL = 1.0
 
 
-def to_chrome(trace: Trace, path: str | Path) -> Path:
+def to_chrome(trace: EventLog, path: str | Path) -> Path:
     """Write a trace as Chrome trace JSON, gzipped if the name ends in ``.gz``.
 
     Args:
@@ -43,7 +44,7 @@ def to_chrome(trace: Trace, path: str | Path) -> Path:
         The path.
 
     >>> import tempfile
-    >>> path = to_chrome(Trace(), Path(tempfile.mkdtemp()) / "run.json")
+    >>> path = to_chrome(EventLog(), Path(tempfile.mkdtemp()) / "run.json")
     >>> json.loads(path.read_text())["traceEvents"]
     []
     """
@@ -56,7 +57,7 @@ def to_chrome(trace: Trace, path: str | Path) -> Path:
     return path
 
 
-def chrome(trace: Trace) -> Json:
+def chrome(trace: EventLog) -> Json:
     """The trace as the JSON object of the format."""
     threads = {**_threads(trace, marks=True), **_threads(trace, marks=False)}
     slices = {(s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans}
@@ -73,7 +74,7 @@ def chrome(trace: Trace) -> Json:
 # -- processes and threads ------------------------------------------------------
 
 
-def _threads(trace: Trace, *, marks: bool) -> dict[Key, int]:
+def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
     """A thread for every operation, so that those of one thread nest or do not overlap."""
     found: dict[Key, int] = {}
     busy: dict[int, list[list[float]]] = defaultdict(list)  # per thread: the ends of open slices
@@ -101,7 +102,7 @@ def _end(span: Span) -> float:
     return math.inf if span.end is None else span.end
 
 
-def _names(trace: Trace, threads: dict[Key, int]) -> Iterator[Json]:
+def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
     for rank in trace.ranks:
         about = trace.meta.get("ranks", {})
         name = about.get(str(rank), about.get(rank, {})).get("name") or f"rank {rank}"
@@ -128,7 +129,7 @@ def _place(rank: int, thread: int) -> Json:
 # -- slices ---------------------------------------------------------------------
 
 
-def _slice(span: Span, trace: Trace, thread: int) -> Json:
+def _slice(span: Span, trace: EventLog, thread: int) -> Json:
     start = _ns(span.start, trace)
     name = span.label or "computation" if span.op is Op.MARK else str(span.op)
     event = {"name": name, "cat": _category(span), **_place(span.rank, thread), "ts": start / 1e3}
@@ -137,7 +138,7 @@ def _slice(span: Span, trace: Trace, thread: int) -> Json:
     return {**event, "ph": "X", "dur": (_ns(span.end, trace) - start) / 1e3, "args": _args(span)}
 
 
-def _ns(time: float, trace: Trace) -> int:
+def _ns(time: float, trace: EventLog) -> int:
     return round((time - trace.start) * 1e9)
 
 
@@ -180,7 +181,7 @@ def _finite(x: float) -> float | str:
 # -- arrows ---------------------------------------------------------------------
 
 
-def _delivered(trace: Trace, slices: dict[Key, Json]) -> Iterator[tuple[Message, Json, Json]]:
+def _delivered(trace: EventLog, slices: dict[Key, Json]) -> Iterator[tuple[Message, Json, Json]]:
     """Each message that arrived, with the slices at its two ends.
 
     Not where it came before it was sent: clocks of two hosts differ, and an arrow that ends
@@ -198,7 +199,7 @@ def _arrival(recv: Json) -> float:
     return float(round(recv["ts"] + recv["dur"] - min(recv["dur"], _ARRIVAL), 3))
 
 
-def _arrivals(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
+def _arrivals(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
     """The last moment of each receive, as a slice of its own within it.
 
     Perfetto lets an arrow run from the slice that starts first to the other one, and a
@@ -218,7 +219,7 @@ def _arrivals(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
         }
 
 
-def _flows(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
+def _flows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
     number = 0
     for m, send, recv in _delivered(trace, slices):
         number += 1
@@ -232,7 +233,7 @@ def _flows(trace: Trace, slices: dict[Key, Json]) -> Iterator[Json]:
             yield _flow(ph, number, chain[0]["name"], event, event["ts"])
 
 
-def _collectives(trace: Trace) -> Iterable[list[Key]]:
+def _collectives(trace: EventLog) -> Iterable[list[Key]]:
     """The members of each collective that has more than one."""
     tied: dict[str, list[Key]] = defaultdict(list)
     for s in trace.spans:

@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 
 from distkit.errors import TraceFileError
-from distkit.events import Event, Op, State, Summary, Trace
+from distkit.events import Event, Op, State, Summary
 from distkit.trace import fields as tracefields
 from distkit.trace.columns import Look, Table
+from distkit.trace.log import EventLog, Log
 
 #: Format of saved traces. A reader refuses a larger version than its own.
 FORMAT, VERSION = "distkit-trace", 2
 
 
-def save(trace: Trace, path: Path) -> Path:
+def save(trace: EventLog, path: Path) -> Path:
     """Write a trace."""
     head = {"format": FORMAT, "version": VERSION, "events": len(trace), "meta": trace.meta}
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as f:
@@ -37,8 +38,12 @@ def save(trace: Trace, path: Path) -> Path:
     return path
 
 
-def load(path: Path) -> Trace:
+def load(path: Path, kind: type[Log]) -> Log:
     """Read a saved trace.
+
+    Args:
+        path: of the file.
+        kind: what to make of its events.
 
     Raises:
         TraceFileError: not a trace, corrupt, truncated, or of a newer version.
@@ -49,9 +54,9 @@ def load(path: Path) -> Trace:
             head = _head(f.readline(), path)
             lines = map(json.loads, f)
             trace = (
-                Trace(map(_event, lines), head["meta"])
+                kind(map(_event, lines), head["meta"])
                 if head["version"] == 1
-                else Trace.of(_table(lines), head["meta"])
+                else kind.of(_table(lines), head["meta"])
             )
     except (EOFError, zlib.error) as e:
         raise TraceFileError(

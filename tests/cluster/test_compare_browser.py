@@ -12,7 +12,7 @@ from sheets import Sheet
 
 import distkit as dk
 from benchmarks.views import long_trace
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 from distkit.views.compare.figures import figures
 from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns

@@ -11,7 +11,7 @@ from sheets import Sheet
 from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 from distkit.views.gradients.projection import project
 
 

@@ -12,7 +12,8 @@ from sheets import Sheet
 
 import distkit as dk
 from distkit import kvstore
-from distkit.events import Op, Trace
+from distkit.events import Op
+from distkit.trace.trace import Trace
 from distkit.views.scene.theme import theme
 from distkit.views.servers.projection import project
 from distkit.views.servers.story import read

@@ -11,7 +11,8 @@ import traces
 from traces import MS, Script, ring, summary
 
 import distkit as dk
-from distkit.events import Op, Trace
+from distkit.events import Op
+from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.widget import assets
 from distkit.views.widget.assets import css, esm

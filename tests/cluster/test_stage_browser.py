@@ -10,7 +10,8 @@ import torch.distributed as dist
 from traces import hang, odd_values, parameter_server
 
 import distkit as dk
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 from distkit.views.scene.theme import theme
 from distkit.views.stage.projection import project
 from distkit.views.widget.assets import css, esm

@@ -11,7 +11,7 @@ import traces
 from sheets import Sheet
 
 import distkit as dk
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 from distkit.views.tensors.projection import project
 
 

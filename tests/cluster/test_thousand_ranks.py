@@ -7,7 +7,8 @@ import pytest
 from sheets import Sheet
 
 import distkit as dk
-from distkit.events import Event, Op, State, Summary, Trace
+from distkit.events import Event, Op, State, Summary
+from distkit.trace.trace import Trace
 
 N = 1000
 

@@ -10,7 +10,8 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from distkit.events import COLLECTIVES, WORLD, Event, Op, State, Trace
+from distkit.events import COLLECTIVES, WORLD, Event, Op, State
+from distkit.trace.trace import Trace
 
 
 @dataclass

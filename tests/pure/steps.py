@@ -10,7 +10,8 @@ from traces import MS, summary
 
 from distkit.diagnosis.rank_state import Board, Doing, Standing
 from distkit.errors import RunError
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 
 Call = dict[str, Any]
 

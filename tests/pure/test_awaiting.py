@@ -13,12 +13,13 @@ from test_views_servers import Shop, shop
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
 from distkit.diagnosis.rank_state import Board, Doing
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Register, ended
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, _terms
 from distkit.trace.awaiting import Awaiting
 from distkit.trace.calls import call, silence
+from distkit.trace.trace import Trace
 
 RULES = st.one_of(
     st.builds(Synchronous, backup=st.integers(0, 2)),

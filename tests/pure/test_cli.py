@@ -23,7 +23,8 @@ from distkit.cluster.runs.run import Run
 from distkit.demos import Demo
 from distkit.diagnosis.findings import Finding, Kind
 from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, RankError, RunError
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 
 TRACE = Trace(
     [

@@ -13,7 +13,8 @@ from simulated import Simulation, Step, line
 
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 
 
 def send(dst, n, **fields):

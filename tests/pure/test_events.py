@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.events import COLLECTIVES, Event, Op, State, Summary, Trace
+from distkit.events import COLLECTIVES, Event, Op, State, Summary
+from distkit.trace.trace import Trace
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
 summaries = st.builds(

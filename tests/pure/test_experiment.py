@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
 from distkit.experiments import chart, results
 from distkit.experiments.activity import Activity, words
 from distkit.experiments.controls import make
@@ -23,6 +23,7 @@ from distkit.experiments.settings import Settings
 from distkit.recording import recorder
 from distkit.recording.progress import MARKS, Meter, noted, progress
 from distkit.recording.recorder import Recorder, to_event
+from distkit.trace.trace import Trace
 
 
 def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:

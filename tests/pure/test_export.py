@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, sync_sgd
 
-from distkit.events import Op, State, Trace
+from distkit.events import Op, State
 from distkit.trace.chrome import chrome, to_chrome
+from distkit.trace.trace import Trace
 
 TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(800), "empty": Trace}
 EPSILON = 1e-6  # a thousandth of a nanosecond

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import abuses
 from distkit.cluster.runs import report
 from distkit.cluster.runs.failure import DEEPEST, LONGEST, describe, printable
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 
 
 class Released(BaseException):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
-from distkit.events import Op, State, Trace
+from distkit.events import Op, State
 from distkit.kvstore.client.requests import LETTER, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.consistency import Asynchronous
@@ -25,6 +25,7 @@ from distkit.kvstore.protocol.placement import place
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.recording import recorder
+from distkit.trace.trace import Trace
 
 
 class Servers:

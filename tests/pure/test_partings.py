@@ -11,8 +11,9 @@ from simulated import Simulation, Step, line
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
 from distkit.diagnosis.program import Program
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
 from distkit.recording.rollcall import SLOTS, RollCall
+from distkit.trace.trace import Trace
 
 LOOP = """\
 for batch in batches:

@@ -11,7 +11,8 @@ import pytest
 from traces import ring
 
 from distkit.cli import main
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 
 #: Runs the command line where importing any of these fails, and BROWSER notes what it shall open.
 BARE = """if True:

@@ -12,10 +12,10 @@ import pytest
 import distkit as dk
 from distkit.cluster.runs import report
 from distkit.cluster.runs.failure import describe
-from distkit.events import Trace
 from distkit.kvstore.protocol.consistency import Terms
 from distkit.recording import trouble
 from distkit.trace.calls import SILENT, silence
+from distkit.trace.trace import Trace
 
 WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
 

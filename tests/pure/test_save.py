@@ -15,7 +15,7 @@ from PIL import Image
 from traces import big, hang, odd_values, ring
 
 from distkit.errors import DistkitError
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Tensors, Timeline
 from distkit.views.scene import svg
 from distkit.views.scene.theme import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import distkit as dk
 from distkit.algorithms.catalogue import ALL_REDUCES
 from distkit.algorithms.rounds import Round, traffic
-from distkit.events import Op, Trace
+from distkit.events import Op
 from distkit.simulation import (
     Link,
     Network,
@@ -32,6 +32,7 @@ from distkit.simulation import (
 from distkit.simulation.network import shared
 from distkit.simulation.simulator import matchings
 from distkit.simulation.training import ORDERS, steps
+from distkit.trace.trace import Trace
 from distkit.views import Stage, Timeline
 
 NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))

@@ -13,7 +13,8 @@ from traces import MS, Script, summary
 
 import distkit as dk
 from benchmarks.views import long_trace
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 from distkit.views.compare.figures import (
     critical_path,
     figures,

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from test_views_tensors import events
 from traces import Script, summary
 
-from distkit.events import Op, Summary, Trace
+from distkit.events import Op, Summary
 from distkit.recording import recorder
 from distkit.recording.gradients import looked_at, sketch, watch_gradients
 from distkit.recording.recorder import Recorder, to_event
+from distkit.trace.trace import Trace
 from distkit.views import Gradients
 from distkit.views.gradients.projection import agreement, project, reduced
 from distkit.views.gradients.static import to_svg

@@ -6,7 +6,7 @@ import threading
 import pytest
 from traces import hang, ring
 
-from distkit.events import Trace
+from distkit.trace.trace import Trace
 from distkit.views import Timeline
 from distkit.views.timeline import projection
 from distkit.views.widget.live import Live, Throttle

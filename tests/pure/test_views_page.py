@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, summary
 
 from benchmarks.views import long_trace
-from distkit.events import Op, Trace
+from distkit.events import Op
+from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.widget import assets, page_views
 from distkit.views.widget import page as page_module
@@ -143,7 +144,7 @@ def test_modules_and_styles_are_there_once(tmp_path):
     wanted = {word for source in sources.values() for word in re.findall(r'from "([^"]+)"', source)}
     assert wanted <= set(sources)
     for name in ("timeline", "stage", "tensors", "gradients", "page"):
-        js = Path(assets.__file__).parent / "js" / f"{name}.js"
+        js = Path(assets.__file__).parents[1] / "js" / f"{name}.js"
         assert sources[f"distkit/{name}.js"].replace('"distkit/', '"./') == js.read_text()
     assert text.count("var d3=") == text.count(".dkv-heat {") == 1
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ping_pong, ring
 
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 from distkit.views import Timeline
 from distkit.views.scene.text import rows, table
 from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme

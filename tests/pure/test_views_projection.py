@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ring, sync_sgd
 
-from distkit.events import COLLECTIVES, Event, Op, State, Summary, Trace
+from distkit.events import COLLECTIVES, Event, Op, State, Summary
+from distkit.trace.trace import Trace
 from distkit.views.timeline import columns, projection
 from distkit.views.timeline.lanes import Busy
 from distkit.views.timeline.packing import packed

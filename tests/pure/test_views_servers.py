@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import MS, Script
 
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
+from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.servers import projection
 from distkit.views.servers.projection import project

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_server, ring, summary
 
 from distkit.algorithms import schedules
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 from distkit.views.stage.contributions import follow
 from distkit.views.stage.layout import KINDS, arrange, pattern, root_of
 from distkit.views.stage.packing import folded

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import MS, Script, summary
 
-from distkit.events import Event, Op, State, Summary, Trace
+from distkit.events import Event, Op, State, Summary
+from distkit.trace.trace import Trace
 from distkit.views import Tensors
 from distkit.views.scene.summaries import columns, cosine, plain
 from distkit.views.tensors.projection import MAX_RANKS, project

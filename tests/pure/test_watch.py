@@ -9,7 +9,8 @@ import pytest
 from distkit.cluster.runs import watchdog
 from distkit.cluster.runs.watchdog import Watch
 from distkit.diagnosis.findings import Kind
-from distkit.events import Event, Op, State, Trace
+from distkit.events import Event, Op, State
+from distkit.trace.trace import Trace
 
 
 def waits_for_each_other(ranks: int) -> Trace:

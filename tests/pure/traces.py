@@ -6,7 +6,8 @@ import math
 import random
 from collections import defaultdict
 
-from distkit.events import Event, Op, State, Summary, Trace
+from distkit.events import Event, Op, State, Summary
+from distkit.trace.trace import Trace
 
 US, MS = 1e-6, 1e-3
 

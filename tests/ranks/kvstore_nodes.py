@@ -19,9 +19,9 @@ import torch
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
-from distkit.events import Trace
 from distkit.kvstore import KVStore, Node
 from distkit.recording import recorder
+from distkit.trace.trace import Trace
 
 WAIT = 20.0  # seconds until a test gives up
 START = get_context("forkserver")  # forks from one single-threaded process that has torch

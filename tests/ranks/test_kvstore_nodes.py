@@ -19,9 +19,10 @@ from kvstore_nodes import WAIT, Nodes, forks, interrupt, started, wait_until
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
-from distkit.events import Op, State, Trace
+from distkit.events import Op, State
 from distkit.kvstore import KVStore, Node
 from distkit.recording import recorder
+from distkit.trace.trace import Trace
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,9 +29,10 @@ from distkit.errors import (
     RunStopped,
     is_generated,
 )
-from distkit.events import State, Trace
+from distkit.events import State
 from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
 from distkit.trace.calls import SILENT, STOPPED, last_call, seen, silence
+from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
     from distkit.cluster.runs.run import Run

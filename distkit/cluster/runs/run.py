@@ -23,9 +23,10 @@ from distkit.cluster.runs.replacements import Lives, failed, note
 from distkit.cluster.runs.watchdog import Watch
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DistkitError, RunError, RunStopped
-from distkit.events import Event, Op, Trace
+from distkit.events import Event, Op
 from distkit.recording import blackbox
 from distkit.recording.recorder import to_event
+from distkit.trace.trace import Trace
 
 #: When one rank fails, the others get this long to fail or finish by themselves [s] …
 GRACE = 0.3

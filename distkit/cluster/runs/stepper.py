@@ -16,7 +16,8 @@ from distkit.cluster.runs.run import GRACE, LET_GO, Run
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.rank_state import Doing, Standing
 from distkit.errors import StepError
-from distkit.events import Event, Op, Trace
+from distkit.events import Event, Op
+from distkit.trace.trace import Trace
 
 
 class Stepper:

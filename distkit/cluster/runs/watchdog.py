@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 from distkit.diagnosis.diagnose import Finding, diagnose
 from distkit.diagnosis.facts import Evidence
-from distkit.events import Trace
+from distkit.trace.log import EventLog
 
 #: While some ranks still compute, the others' waits are looked at after this long [s]; twice as
 #: long each time that nothing was wrong.
@@ -53,7 +53,7 @@ class Watch:
             return self._at_once(waiting)
         return time.monotonic() - self._since > max(PATIENCE, self._patience)
 
-    def judge(self, trace: Trace, running: Collection[int]) -> list[Finding]:
+    def judge(self, trace: EventLog, running: Collection[int]) -> list[Finding]:
         """The deadlocks that are certain."""
         found = [f for f in diagnose(trace) if f.hang and not self._moves(trace, running)]
         if not found:
@@ -61,7 +61,7 @@ class Watch:
             self._patience *= 2
         return [f for f in found if self._at_once({*f.waiting, *f.culprits} & set(running))]
 
-    def _moves(self, trace: Trace, running: Collection[int]) -> bool:
+    def _moves(self, trace: EventLog, running: Collection[int]) -> bool:
         """Whether one of several threads of a rank waits for something that is on its way."""
         some = {
             (r, seq)

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from distkit.diagnosis.rank_state import Doing, Standing
-from distkit.events import COMPUTATION, Event, Op, State, Trace
+from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at
+from distkit.trace.log import EventLog
 from distkit.views.timeline.projection import Json, clean, compact
 from distkit.views.widget.live import Moment, Remark, Steppable
 
@@ -102,7 +103,7 @@ class Stepping:
         return {**self._told, "sources": dict(self._told["sources"]), "moments": moments}
 
 
-def _now(run: Steppable, trace: Trace) -> Json:
+def _now(run: Steppable, trace: EventLog) -> Json:
     """All but the moments and the sources."""
     return {
         "name": clean(run.name),
@@ -114,7 +115,7 @@ def _now(run: Steppable, trace: Trace) -> Json:
     }
 
 
-def _ends(trace: Trace) -> dict[int, str]:
+def _ends(trace: EventLog) -> dict[int, str]:
     """The lines at which ranks have failed."""
     return {
         int(rank): where

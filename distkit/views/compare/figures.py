@@ -12,7 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from distkit.events import Op, Trace
+from distkit.events import Op
+from distkit.trace.log import EventLog
 from distkit.views.gradients.curves import thin
 from distkit.views.gradients.steps import STEP, read
 from distkit.views.scene.frame import Json
@@ -221,14 +222,14 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 # -- training --------------------------------------------------------------------------
 
 
-def training(trace: Trace) -> Json | None:
+def training(trace: EventLog) -> Json | None:
     """The loss of a watched loop: ``[step, seconds since the start, mean loss of the ranks]``.
 
     None where no loss was told. ``last`` is the last one, ``nan`` the first step at which it is
     no finite number (None: never), ``seconds`` the time per step.
     """
     marks = [e for e in trace.events if e.op is Op.MARK and e.label == STEP]
-    steps = sorted(read(Trace(marks)).steps.items())
+    steps = sorted(read(EventLog(marks)).steps.items())
     told = [(n + 1, list(step.told.values())) for n, step in steps]
     points = [
         (n, _average([t.time for t in by]) - trace.start, _average([t.loss for t in by]))

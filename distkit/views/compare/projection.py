@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from distkit.events import Event, Trace
+from distkit.events import Event
+from distkit.trace.log import EventLog
 from distkit.views.compare.figures import WORKER, figures, training
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.units import count, human_seconds
@@ -55,7 +56,7 @@ ROWS = [
 OF_WORKERS = "workers, without servers and scheduler"
 
 
-def project(traces: Mapping[str, Trace], *, clock: str = "start", baseline: int = 0) -> Json:
+def project(traces: Mapping[str, EventLog], *, clock: str = "start", baseline: int = 0) -> Json:
     """The comparison of whole traces, without bars and arrows.
 
     Args:
@@ -76,13 +77,13 @@ class Side:
         live: whether its run goes on.
     """
 
-    def __init__(self, name: str, trace: Trace, live: bool = False) -> None:
+    def __init__(self, name: str, trace: EventLog, live: bool = False) -> None:
         self.name, self.live = name, live
         self._meta, self._events = trace.meta, list[Event]()  # a run hands over all it has
         self._bars = Bars(trace, live, thin=True)
         self._settle(trace)
 
-    def _settle(self, trace: Trace) -> None:
+    def _settle(self, trace: EventLog) -> None:
         """Look at the whole trace so far."""
         self.columns, self._seen = self._bars.columns or Columns(trace), len(trace)
         self.told = about(self.name, trace, self.columns, live=self.live)
@@ -97,10 +98,10 @@ class Side:
         """Renew the figures if the run has grown enough; whether it has."""
         if len(self._events) < (1 + GROWN) * self._seen + 1:
             return False
-        self._settle(Trace(self._events, self._meta))
+        self._settle(EventLog(self._events, self._meta))
         return True
 
-    def end(self, trace: Trace) -> Json:
+    def end(self, trace: EventLog) -> Json:
         """The run is over: take in its whole trace, return what changed."""
         self.live = False
         patch = self._bars.end(trace)
@@ -113,7 +114,7 @@ class Side:
         return self._bars.picture()
 
 
-def about(name: str, trace: Trace, columns: Columns, *, live: bool = False) -> Json:
+def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -> Json:
     """What there is to know of one trace."""
     frame, loop = columns.frame, training(trace)
     simulated = bool(trace.meta.get("simulated"))

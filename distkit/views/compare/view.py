@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from distkit.events import Event, Trace
+from distkit.events import Event
+from distkit.trace.log import EventLog
 from distkit.views.compare.projection import Side, summary
 from distkit.views.compare.static import to_svg, to_table
 from distkit.views.scene.frame import Json
@@ -45,7 +46,7 @@ class Compare(View):
 
     >>> from distkit.events import Op, State
     >>> def run(seconds):
-    ...     return Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
+    ...     return EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...                   Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, nbytes=4),
     ...                   Event(1, 0, Op.RECV, State.COMPLETED, seconds, peer=0, nbytes=4),
     ...                   Event(0, 0, Op.SEND, State.COMPLETED, seconds, peer=1, nbytes=4)])
@@ -66,7 +67,7 @@ class Compare(View):
 
     def __init__(
         self,
-        *traces: Trace | Live | Mapping[str, Trace | Live],
+        *traces: EventLog | Live | Mapping[str, EventLog | Live],
         clock: str = "start",
         baseline: str | None = None,
     ) -> None:
@@ -91,7 +92,7 @@ class Compare(View):
         told = self._told() if side.renew() else None
         return {"run": n, "picture": patch, "told": told} if patch or told else None
 
-    def _finish(self, n: int, trace: Trace) -> Json:
+    def _finish(self, n: int, trace: EventLog) -> Json:
         return {"run": n, "picture": self._sides[n].end(trace), "told": self._told()}
 
     def _told(self) -> Json:
@@ -109,8 +110,8 @@ class Compare(View):
 
 
 def _named(
-    traces: tuple[Trace | Live | Mapping[str, Trace | Live], ...],
-) -> dict[str, Trace | Live]:
+    traces: tuple[EventLog | Live | Mapping[str, EventLog | Live], ...],
+) -> dict[str, EventLog | Live]:
     """Each trace by the name it has, or gets."""
     if len(traces) == 1 and isinstance(traces[0], (list, tuple)):
         raise TypeError(
@@ -129,9 +130,9 @@ def _named(
     return named
 
 
-def _by_program(traces: tuple[Any, ...]) -> dict[str, Trace | Live]:
+def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     """Named by their programs; those of one name are numbered."""
-    found: list[tuple[str, Trace | Live]] = []
+    found: list[tuple[str, EventLog | Live]] = []
     for source in traces:
         trace, _ = trace_of(source, "Compare")
         found.append((str(trace.meta.get("name") or "trace"), source))

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from distkit.events import Summary, Trace
+from distkit.events import Summary
+from distkit.trace.log import EventLog
 from distkit.views.gradients.curves import curves
 from distkit.views.gradients.steps import ByRank, Step, Training, read
 from distkit.views.scene.frame import Json, clean
@@ -55,7 +56,7 @@ class Reduced:
         return ranks if self.kind == "sum" else 1
 
 
-def project(trace: Trace, *, live: bool = False) -> Json:
+def project(trace: EventLog, *, live: bool = False) -> Json:
     """The gradients of a trace."""
     training = read(trace)
     ranks, layers = trace.ranks[:MAX_RANKS], list(training.layers)[:MAX_LAYERS]
@@ -92,7 +93,7 @@ def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
     return kept if kept[-1:] == looked[-1:] else [*kept, looked[-1]]
 
 
-def _notices(trace: Trace, training: Training) -> list[str]:
+def _notices(trace: EventLog, training: Training) -> list[str]:
     found = []
     if len(trace.ranks) > MAX_RANKS:
         found.append(
@@ -182,7 +183,7 @@ def agreement(before: ByRank, after: ByRank, found: Reduced) -> float:
 # -- the whole loop, in sentences ----------------------------------------------------------
 
 
-def _verdicts(trace: Trace, training: Training, looked: Iterable[int]) -> list[Json]:
+def _verdicts(trace: EventLog, training: Training, looked: Iterable[int]) -> list[Json]:
     """What to know at a glance: the mark, "same" or "different", and a sentence."""
     ranks = len(trace.ranks)
     cells = [(n, layer, training.steps[n]) for n in looked for layer in training.layers]
@@ -238,7 +239,7 @@ def _against_one(
     return [_say(False, f"one process computes another gradient: up to {number(off)} apart")]
 
 
-def _drift(trace: Trace, training: Training) -> list[Json]:
+def _drift(trace: EventLog, training: Training) -> list[Json]:
     complete = {n: w for n, w in sorted(training.weights.items()) if len(w) > 1}
     if not complete:
         return []

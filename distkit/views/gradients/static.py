@@ -20,8 +20,8 @@ def to_svg(picture: Json) -> str:
     """A training loop as an SVG document of at most 60 kB.
 
     >>> from distkit.views.gradients.projection import project
-    >>> from distkit.events import Trace
-    >>> to_svg(project(Trace())).startswith("<svg ")
+    >>> from distkit.trace.log import EventLog
+    >>> to_svg(project(EventLog())).startswith("<svg ")
     True
     """
     for layers in (MAX_LAYERS, 4, 2, 1):

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from distkit.events import Event, Op, Span, Summary, Trace
+from distkit.events import Event, Op, Span, Summary
 from distkit.trace.columns import Look
+from distkit.trace.log import EventLog
 
 GRADIENT, ALONE, WEIGHTS, STEP = "gradient ", "alone ", "weights ", "step"
 
@@ -80,7 +81,7 @@ class Training:
             step.after[name][rank] = s.after
 
 
-def read(trace: Trace) -> Training:
+def read(trace: EventLog) -> Training:
     """The training loop of a trace; without steps if nobody watched one."""
     lanes: dict[int, list[Span]] = defaultdict(list)
     for s in trace.spans:

@@ -6,7 +6,7 @@ gradient_static.py.
 
 from __future__ import annotations
 
-from distkit.events import Trace
+from distkit.trace.log import EventLog
 from distkit.views.gradients.projection import project
 from distkit.views.gradients.static import to_svg, to_table
 from distkit.views.scene.frame import Json
@@ -28,7 +28,7 @@ class Gradients(WholeView):
     Raises:
         TypeError: ``source`` has no trace.
 
-    >>> Gradients(Trace())
+    >>> Gradients(EventLog())
     Gradients: nothing was watched
       ! put the loop into: with dk.watch_gradients(model) as watch, and call watch.step()
     """
@@ -36,7 +36,7 @@ class Gradients(WholeView):
     _esm = esm("gradients")
     _css = css("gradients")
 
-    def _project(self, trace: Trace) -> Json:
+    def _project(self, trace: EventLog) -> Json:
         return project(trace, live=self._live)
 
     def _changes(self, before: Json, now: Json) -> Json:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from distkit.events import Summary, Trace
+from distkit.events import Summary
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, facts
 
 #: A tensor of up to so many values is drawn in one row, a longer one in rows of so many.
@@ -91,14 +92,14 @@ def largest(values: Iterable[float]) -> float:
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
 
 
-def name(trace: Trace, rank: int) -> str:
+def name(trace: EventLog, rank: int) -> str:
     """What a rank is called."""
     ranks = trace.meta.get("ranks", {})
     about: dict[str, Any] = ranks.get(str(rank), ranks.get(rank, {}))
     return clean(str(about.get("name") or f"rank {rank}"))
 
 
-def headline(trace: Trace) -> Json:
+def headline(trace: EventLog) -> Json:
     """The title of a run, and what there is to know of it."""
     return {
         "title": clean(str(trace.meta.get("name", ""))),

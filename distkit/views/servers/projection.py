@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from distkit.events import Op, Trace
+from distkit.events import Op
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.units import count
 from distkit.views.servers import layout
@@ -25,14 +26,14 @@ from distkit.views.servers.waits import Status, Wait, find, statuses
 MAX_BEATS, BLOCK = 6_000, 1_000
 
 
-def project(trace: Trace, live: bool = False) -> Json:
+def project(trace: EventLog, live: bool = False) -> Json:
     """The parameter server of a run.
 
     Args:
         trace: the run; or several, one after the other.
         live: whether the run goes on.
 
-    >>> project(Trace())["beats"]
+    >>> project(EventLog())["beats"]
     []
     """
     story = read(trace)
@@ -82,7 +83,7 @@ def project(trace: Trace, live: bool = False) -> Json:
     }
 
 
-def _names(trace: Trace, story: Story) -> dict[int, str]:
+def _names(trace: EventLog, story: Story) -> dict[int, str]:
     about = {int(rank): a for rank, a in trace.meta.get("ranks", {}).items()}
     return {
         rank: clean(str(about.get(rank, {}).get("name") or f"rank {rank}"))
@@ -304,7 +305,7 @@ def _fullest(steps: list[tuple[float, int]], end: float) -> float:
 # -- words ------------------------------------------------------------------------------
 
 
-def _facts(trace: Trace, story: Story) -> list[str]:
+def _facts(trace: EventLog, story: Story) -> list[str]:
     modes = dict.fromkeys(r.key for r in story.requests if r.op is Op.REGISTER and r.key)
     roles = [(len(story.of(role)), role) for role in ("worker", "server")]
     return [
@@ -341,7 +342,7 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
 
 
 def _notices(
-    trace: Trace,
+    trace: EventLog,
     story: Story,
     waits: list[Wait],
     order: list[Beat],

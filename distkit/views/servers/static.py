@@ -25,9 +25,9 @@ NOTHING = "nobody asked a parameter server in this trace"
 def to_svg(picture: Json) -> str:
     """The moment at which the view opens, as an SVG document of at most 60 kB.
 
-    >>> from distkit.events import Trace
+    >>> from distkit.trace.log import EventLog
     >>> from distkit.views.servers.projection import project
-    >>> to_svg(project(Trace())).startswith("<svg ")
+    >>> to_svg(project(EventLog())).startswith("<svg ")
     True
     """
     for pixel in (1.0, 2.0, 4.0, 16.0):

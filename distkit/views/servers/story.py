@@ -13,7 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from distkit.events import REQUESTS, Op, Span, State, Trace
+from distkit.events import REQUESTS, Op, Span, State
+from distkit.trace.log import EventLog
 
 _MATCH = re.compile(r"kv:(\d+):\d+:\d+")
 _UPDATE = re.compile(r"update (.*) → v(\d+)(?: ← (\d+.*))?", re.DOTALL)
@@ -124,7 +125,7 @@ class Story:
         return sorted(rank for rank, mine in self.roles.items() if mine == role)
 
 
-def read(trace: Trace) -> Story:
+def read(trace: EventLog) -> Story:
     """The story of a trace."""
     requests = list(_requests(trace.spans))
     roles = _roles(trace, requests)
@@ -215,7 +216,7 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
     )
 
 
-def _part(requests: list[Request], trace: Trace) -> None:
+def _part(requests: list[Request], trace: EventLog) -> None:
     """Mark those whose nodes have ended: whatever the server did, nobody heard the answer."""
     ended = {
         int(rank)
@@ -229,7 +230,7 @@ def _part(requests: list[Request], trace: Trace) -> None:
             r.alone = cut or (r.failed is None and r.node in ended)
 
 
-def _roles(trace: Trace, requests: list[Request]) -> dict[int, str]:
+def _roles(trace: EventLog, requests: list[Request]) -> dict[int, str]:
     """Who is what: as the run says, else as they behave."""
     behave: dict[int, str] = {}
     for r in requests:

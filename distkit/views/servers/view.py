@@ -6,7 +6,7 @@ server_projection.py, the browser's painter in js/, the static one in server_sta
 
 from __future__ import annotations
 
-from distkit.events import Trace
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.servers.projection import project
 from distkit.views.servers.static import to_svg, to_table
@@ -34,7 +34,7 @@ class Servers(WholeView):
     >>> from distkit.events import Event, Op, State
     >>> roles = {r: {"name": n, "role": n} for r, n in enumerate(("worker", "server"))}
     >>> asked = dict(peer=1, label="w", match="kv:0:0:0", nbytes=8, dtype="float32")
-    >>> Servers(Trace([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
+    >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **asked | {"peer": 0}),
     ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, label="update w → v1 ← 0"),
     ...                Event(1, 1, Op.MARK, State.COMPLETED, 0.2, label="update w → v1 ← 0")],
@@ -47,7 +47,7 @@ class Servers(WholeView):
     _esm = esm("servers")
     _css = css("servers")
 
-    def _project(self, trace: Trace) -> Json:
+    def _project(self, trace: EventLog) -> Json:
         return project(trace, live=self._live)
 
     def _changes(self, before: Json, now: Json) -> Json:

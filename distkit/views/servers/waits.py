@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from distkit.events import Op, Span, Trace
+from distkit.events import Op, Span
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import clean
 from distkit.views.servers.story import Gradient, Place, Request, Story
 
@@ -218,7 +219,7 @@ class _Doing:
 
 
 def statuses(
-    trace: Trace, story: Story, waits: Iterable[Wait], names: dict[int, str], nodes: set[int]
+    trace: EventLog, story: Story, waits: Iterable[Wait], names: dict[int, str], nodes: set[int]
 ) -> list[Status]:
     """What these nodes are doing, each time that it changes."""
     steps: dict[int, list[tuple[float, int, str, object]]] = defaultdict(list)
@@ -265,7 +266,7 @@ def _follow(
             yield status
 
 
-def _ends(trace: Trace) -> Iterator[Status]:
+def _ends(trace: EventLog) -> Iterator[Status]:
     """Nodes that have ended, after the last that was heard of them."""
     last = {e.rank: e.time for e in trace.events}
     for rank, about in trace.meta.get("ends", {}).items():

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from distkit.events import COLLECTIVES, P2P, REQUESTS, Op, Span, Summary, Trace
+from distkit.events import COLLECTIVES, P2P, REQUESTS, Op, Span, Summary
+from distkit.trace.log import EventLog
 from distkit.views.stage.rings import Ring, find_rings
 
 Key = tuple[int, int]
@@ -74,10 +75,10 @@ class Contributions:
         return any(p.maybe for c in self.changes for p in c.pieces)
 
 
-def follow(trace: Trace) -> Contributions:
+def follow(trace: EventLog) -> Contributions:
     """Follow the contributions of every rank through a run.
 
-    >>> found = follow(Trace())
+    >>> found = follow(EventLog())
     >>> found.changes, found.known
     ([], False)
     """
@@ -130,7 +131,7 @@ def _added(own: Piece, came: Piece, result: Values | None) -> Piece:
 class _Follower:
     """Goes through the operations in the order of time, and remembers what each rank knows."""
 
-    def __init__(self, trace: Trace, found: Contributions) -> None:
+    def __init__(self, trace: EventLog, found: Contributions) -> None:
         self.trace, self.found = trace, found
         self.known: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
         self.heard: dict[int, dict[int, frozenset[int]]] = defaultdict(dict)

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State, Trace
+from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import facts
 from distkit.views.scene.units import count, human_bytes
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
@@ -30,7 +31,7 @@ FLIGHT = 0.85
 
 
 def project(
-    trace: Trace,
+    trace: EventLog,
     layout: str | None = None,
     live: bool = False,
     clock: str = "time",
@@ -48,7 +49,7 @@ def project(
     Raises:
         ValueError: there is no such layout or clock.
 
-    >>> project(Trace())["beats"]
+    >>> project(EventLog())["beats"]
     []
     """
     if layout is not None and layout not in KINDS:
@@ -82,7 +83,7 @@ def project(
     }
 
 
-def _facts(trace: Trace, kind: str, sent: Sequence[Pair]) -> list[str]:
+def _facts(trace: EventLog, kind: str, sent: Sequence[Pair]) -> list[str]:
     words = {"roles": "workers and servers", "hosts": "by host"}
     known = facts(trace.meta, len(trace.ranks))
     return known + ([words.get(kind, kind)] if sent or kind == "hosts" else [])
@@ -120,7 +121,7 @@ def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
 # -- beats ------------------------------------------------------------------------------
 
 
-def _beats(trace: Trace, found: Contributions, most: int) -> tuple[list[Json], int]:
+def _beats(trace: EventLog, found: Contributions, most: int) -> tuple[list[Json], int]:
     """The beats in the order of their ends, and how many are left out."""
     spans = {(s.rank, s.seq): s for s in trace.spans}
     beats = [*_messages(trace, spans, found), *_collectives(trace)]
@@ -129,7 +130,9 @@ def _beats(trace: Trace, found: Contributions, most: int) -> tuple[list[Json], i
     return beats[:most], max(0, len(beats) - most)
 
 
-def _messages(trace: Trace, spans: dict[tuple[int, int], Span], found: Contributions) -> list[Json]:
+def _messages(
+    trace: EventLog, spans: dict[tuple[int, int], Span], found: Contributions
+) -> list[Json]:
     beats = []
     for m in trace.messages:
         one = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
@@ -163,7 +166,7 @@ def _cargo(cargo: Cargo | None, span: Span | None) -> Json:
     return {"piece": _piece(cargo.piece), **(known if cargo.at is not None else {})}
 
 
-def _collectives(trace: Trace) -> list[Json]:
+def _collectives(trace: EventLog) -> list[Json]:
     ties: dict[str, list[Span]] = defaultdict(list)
     for s in trace.spans:
         if s.op in COLLECTIVES and s.state is not State.SCHEDULED:
@@ -294,7 +297,7 @@ def _number_of(x: float) -> float | str:
 # -- words -----------------------------------------------------------------------------
 
 
-def _said(trace: Trace, found: Contributions) -> str:
+def _said(trace: EventLog, found: Contributions) -> str:
     """How much is known of the contributions, in a sentence."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are followed among at most {MAX_RANKS} ranks."
@@ -325,7 +328,7 @@ def _said(trace: Trace, found: Contributions) -> str:
     return told + (doubt if found.doubtful else "")
 
 
-def _notices(trace: Trace, beats: list[Json], more: int) -> list[str]:
+def _notices(trace: EventLog, beats: list[Json], more: int) -> list[str]:
     lost = [b for b in beats if b["end"] is None and "src" in b]
     stuck = [b for b in beats if b["end"] is None and "members" in b]
     never = sum(not b["sent"] for b in lost)

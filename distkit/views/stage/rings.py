@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from distkit.algorithms import schedules
-from distkit.events import Message, Span, Trace
+from distkit.events import Message, Span
+from distkit.trace.log import EventLog
 
 Key = tuple[int, int]
 Values = tuple[float, ...]
@@ -57,7 +58,7 @@ class Ring:
         return self.rounds[number + 1][(i + 1) % len(self.members)].values or None
 
 
-def find_rings(trace: Trace) -> list[Ring]:
+def find_rings(trace: EventLog) -> list[Ring]:
     """Every ring all-reduce of a run, among the members of each group.
 
     The messages of a group are one or more of them when each member sends to its right
@@ -66,7 +67,7 @@ def find_rings(trace: Trace) -> list[Ring]:
     each message has the values of the one before it, as far as values are recorded. Fewer
     than three members cannot be told from two ranks that merely exchange tensors.
 
-    >>> find_rings(Trace())
+    >>> find_rings(EventLog())
     []
     """
     groups = {"world": list(trace.ranks), **trace.meta.get("groups", {})}

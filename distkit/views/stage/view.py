@@ -6,7 +6,7 @@ storyboard.py; contributions.py follows who contributed to what.
 
 from __future__ import annotations
 
-from distkit.events import Trace
+from distkit.trace.log import EventLog
 from distkit.views.scene.units import count, human_seconds
 from distkit.views.stage.packing import folded
 from distkit.views.stage.projection import project, sentence
@@ -41,7 +41,7 @@ class Stage(WholeView):
         ValueError: there is no such layout or clock.
 
     >>> from distkit.events import Event, Op, State
-    >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
+    >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Stage(t)
     Stage: 2 ranks · ring, 1 round
@@ -53,12 +53,12 @@ class Stage(WholeView):
     _css = css("stage")
 
     def __init__(
-        self, source: Trace | Live, *, layout: str | None = None, clock: str = "time"
+        self, source: EventLog | Live, *, layout: str | None = None, clock: str = "time"
     ) -> None:
         self._layout, self._clock = layout, clock
         super().__init__(source)
 
-    def _project(self, trace: Trace) -> Json:
+    def _project(self, trace: EventLog) -> Json:
         return project(trace, self._layout, live=self._live, clock=self._clock)
 
     def _changes(self, before: Json, now: Json) -> Json:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from distkit.events import COMPUTATION, P2P, Op, Span, Summary, Trace
+from distkit.events import COMPUTATION, P2P, Op, Span, Summary
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.summaries import (
     distance,
@@ -26,7 +27,7 @@ MAX_RANKS, MAX_VALUES = 16, 120_000
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 
-def project(trace: Trace, *, live: bool = False, room: int = MAX_VALUES) -> Json:
+def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> Json:
     """The tensors of a trace: one entry per message and collective whose values were noted.
 
     Args:
@@ -51,7 +52,7 @@ def project(trace: Trace, *, live: bool = False, room: int = MAX_VALUES) -> Json
     }
 
 
-def operations(trace: Trace) -> list[list[Span]]:
+def operations(trace: EventLog) -> list[list[Span]]:
     """The spans of each message and collective with a tensor, in the order in which they began."""
     found: dict[object, list[Span]] = defaultdict(list)
     for span in trace.spans:
@@ -79,7 +80,7 @@ def _notices(groups: Sequence[object], seen: Sequence[list[Span]], shown: int) -
         yield f"the first {MAX_RANKS} ranks are drawn; all of them are compared"
 
 
-def _operation(trace: Trace, n: int, group: list[Span]) -> Json:
+def _operation(trace: EventLog, n: int, group: list[Span]) -> Json:
     first = group[0]
     before = _verdict(trace, [(s.rank, s.before) for s in group if s.op is not Op.RECV], "")
     held = [(s.rank, s.before if s.op is Op.SEND else s.after) for s in group]
@@ -105,7 +106,7 @@ def _operation(trace: Trace, n: int, group: list[Span]) -> Json:
     }
 
 
-def _title(trace: Trace, group: list[Span]) -> str:
+def _title(trace: EventLog, group: list[Span]) -> str:
     first = group[0]
     label = f" {clean(first.label)}" if first.label else ""
     if first.op in P2P and first.peer is not None:
@@ -114,7 +115,7 @@ def _title(trace: Trace, group: list[Span]) -> str:
     return f"{first.op}{label}"
 
 
-def _rank(trace: Trace, s: Span, off: list[int]) -> Json:
+def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
     after = None if s.op is Op.SEND else s.after
     both = s.before is not None and after is not None and s.before.size == after.size
     changed = unequal(s.before, after) if both and s.before and after else []
@@ -132,7 +133,7 @@ def _rank(trace: Trace, s: Span, off: list[int]) -> Json:
     }
 
 
-def _role(trace: Trace, s: Span) -> str:
+def _role(trace: EventLog, s: Span) -> str:
     if s.peer is None:
         return ""
     if s.op in P2P:
@@ -143,7 +144,7 @@ def _role(trace: Trace, s: Span) -> str:
 # -- equality across ranks -----------------------------------------------------------
 
 
-def _verdict(trace: Trace, held: list[tuple[int, Summary | None]], what: str) -> Json:
+def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str) -> Json:
     """Whether the ranks hold the same: a word, a sentence, the ranks that differ.
 
     Args:
@@ -174,7 +175,7 @@ def _verdict(trace: Trace, held: list[tuple[int, Summary | None]], what: str) ->
     }
 
 
-def _same(trace: Trace, known: list[tuple[int, Summary]], what: str) -> str:
+def _same(trace: EventLog, known: list[tuple[int, Summary]], what: str) -> str:
     if what == "message":
         return f"{name(trace, known[1][0])} received what {name(trace, known[0][0])} sent"
     s = known[0][1]
@@ -182,7 +183,7 @@ def _same(trace: Trace, known: list[tuple[int, Summary]], what: str) -> str:
     return f"the same on all {len(known)} ranks{part}"
 
 
-def _different(trace: Trace, what: str, kinds: int, differ: list[int], by: float | None) -> str:
+def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: float | None) -> str:
     amount = f", by up to {by:g}" if by else ""
     if what == "message":
         return f"what arrived differs from what was sent{amount}"

@@ -6,7 +6,7 @@ tensor_static.py.
 
 from __future__ import annotations
 
-from distkit.events import Trace
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.tensors.projection import project
 from distkit.views.tensors.static import to_svg, to_table
@@ -30,7 +30,7 @@ class Tensors(WholeView):
     >>> from distkit.events import Event, Op, State, Summary
     >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
     >>> said = dict(nbytes=8, shape=(2,), dtype="float32")
-    >>> Tensors(Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
+    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
     ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
     Tensors: 2 ranks, 1 operation
@@ -43,7 +43,7 @@ class Tensors(WholeView):
     _esm = esm("tensors")
     _css = css("tensors")
 
-    def _project(self, trace: Trace) -> Json:
+    def _project(self, trace: EventLog) -> Json:
         return project(trace, live=self._live)
 
     def _changes(self, before: Json, now: Json) -> Json:

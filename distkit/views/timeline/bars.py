@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distkit.events import Event, Trace
+from distkit.events import Event
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.packing import lettered, packed
@@ -23,12 +24,12 @@ class Bars:
         thin: tell fewer values.
 
     >>> from distkit.events import Op, State
-    >>> bars = Bars(Trace([], {}), live=True)
+    >>> bars = Bars(EventLog([], {}), live=True)
     >>> len(bars.take([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4)])["bars"])
     1
     """
 
-    def __init__(self, trace: Trace, live: bool, *, thin: bool = False) -> None:
+    def __init__(self, trace: EventLog, live: bool, *, thin: bool = False) -> None:
         self._thin = thin
         self._projection = Projection(trace.meta, live=live)
         #: Of the whole trace, once that was looked at.
@@ -40,7 +41,7 @@ class Bars:
         """Take in events of the run; what they change in the picture."""
         return self._projection.feed(events)
 
-    def end(self, trace: Trace) -> Json:
+    def end(self, trace: EventLog) -> Json:
         """The run is over: take in its whole trace; what that changes."""
         projection = self._projection
         projection.meta, projection.live = dict(trace.meta), False

@@ -13,8 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from distkit.events import Op, Summary, Trace
+from distkit.events import Op, Summary
 from distkit.trace.columns import Table
+from distkit.trace.log import EventLog
 from distkit.views.gradients.steps import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, Lane, Sums, clean, frame
 from distkit.views.timeline.coverage import coverage
@@ -34,12 +35,12 @@ class Columns:
         most: draw only so many operations, those that began first; a notice says so.
 
     >>> from distkit.events import Event, State
-    >>> c = Columns(Trace([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
+    >>> c = Columns(EventLog([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
     >>> [bar["op"] for bar in c.picture()["bars"]]
     ['send']
     """
 
-    def __init__(self, trace: Trace, most: int | None = None) -> None:
+    def __init__(self, trace: EventLog, most: int | None = None) -> None:
         self.meta, self._table = trace.meta, _drawn(trace.table)
         self.ops = Operations(self._table)
         self.pairs = Pairs(self.ops)

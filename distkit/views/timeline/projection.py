@@ -23,8 +23,8 @@ from distkit.events import (
     Span,
     State,
     Summary,
-    Trace,
 )
+from distkit.trace.log import EventLog
 from distkit.trace.operations import span_of
 from distkit.views.gradients.steps import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, Lane, Sums, clean, frame
@@ -41,7 +41,7 @@ MAX_VALUES = 2_000
 TOUCHED = "buffer used before wait()"
 
 
-def project(trace: Trace) -> Json:
+def project(trace: EventLog) -> Json:
     """The picture of a whole trace."""
     from distkit.views.timeline.columns import Columns
 
@@ -139,8 +139,8 @@ class Projection:
         self._start, self._end = min(self._start, event.time), max(self._end, event.time)
         return key
 
-    def _trace(self, keys: Iterable[Key]) -> Trace:
-        return Trace(e for key in keys for e in self._parts[key].values())
+    def _trace(self, keys: Iterable[Key]) -> EventLog:
+        return EventLog(e for key in keys for e in self._parts[key].values())
 
     def _account(self, key: Key, span: Span) -> None:
         """Keep the books of open operations and of time spent in communication."""

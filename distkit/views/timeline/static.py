@@ -28,9 +28,9 @@ WIDTH = 960
 def to_svg(picture: Json) -> str:
     """The picture of a run as an SVG document of at most 60 kB.
 
-    >>> from distkit.events import Trace
+    >>> from distkit.trace.log import EventLog
     >>> from distkit.views.timeline.projection import project
-    >>> to_svg(project(Trace())).startswith("<svg ")
+    >>> to_svg(project(EventLog())).startswith("<svg ")
     True
     """
     limit = MAX_BARS

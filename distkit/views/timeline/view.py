@@ -5,7 +5,8 @@ The projection is in projection.py, the browser's painter in js/, the static one
 
 from __future__ import annotations
 
-from distkit.events import Event, Trace
+from distkit.events import Event
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.text import table
 from distkit.views.timeline.bars import Bars
@@ -28,7 +29,7 @@ class Timeline(View):
         TypeError: ``source`` has no trace.
 
     >>> from distkit.events import Op, State
-    >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
+    >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Timeline(t)
     Timeline: 2 ranks, 1 message (4 B), 100 ms
@@ -40,14 +41,14 @@ class Timeline(View):
     _esm = esm("timeline")
     _css = css("timeline")
 
-    def _begin(self, trace: Trace, live: bool) -> None:
+    def _begin(self, trace: EventLog, live: bool) -> None:
         self._bars = Bars(trace, live)
 
     def _take(self, events: list[Event]) -> Json | None:
         patch = self._bars.take(events)
         return patch if patch["bars"] else None
 
-    def _end(self, trace: Trace) -> Json:
+    def _end(self, trace: EventLog) -> Json:
         return self._bars.end(trace)
 
     def _picture(self) -> Json:

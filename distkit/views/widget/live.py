@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from distkit.diagnosis.rank_state import Standing
-from distkit.events import Event, Trace
+from distkit.events import Event
+from distkit.trace.log import EventLog
 
 #: Seconds between two updates of a live view, and in which the ranks' events come together.
 PERIOD, GATHER = 0.06, 0.025
@@ -19,7 +20,7 @@ class Live(Protocol):
     """A run that may still be going on, such as :class:`distkit.Run`."""
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> EventLog:
         """What was recorded so far."""
 
     @property

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from distkit.events import Trace
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.text import COLUMNS, headline, rows
 from distkit.views.timeline.columns import Columns
@@ -27,7 +27,7 @@ MAX_ROWS = 100
 _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
 
-def to_html(trace: Trace | Mapping[str, Trace], path: str | Path) -> Path:
+def to_html(trace: EventLog | Mapping[str, EventLog], path: str | Path) -> Path:
     """Write one trace, or several by name as tabs, as a page that opens from the disk.
 
     Args:
@@ -38,17 +38,17 @@ def to_html(trace: Trace | Mapping[str, Trace], path: str | Path) -> Path:
         The path.
 
     >>> import tempfile
-    >>> page = to_html(Trace(), Path(tempfile.mkdtemp()) / "run.html")
+    >>> page = to_html(EventLog(), Path(tempfile.mkdtemp()) / "run.html")
     >>> "<script" in page.read_text(encoding="utf-8")
     True
     """
-    traces = {"": trace} if isinstance(trace, Trace) else dict(trace)
+    traces = {"": trace} if isinstance(trace, EventLog) else dict(trace)
     path = Path(path)
     path.write_text(_page(traces), encoding="utf-8")
     return path
 
 
-def _page(traces: dict[str, Trace]) -> str:
+def _page(traces: dict[str, EventLog]) -> str:
     runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
     shown = dict.fromkeys(view.name for run in runs for view in run.views)
     titles = [run.name or run.table["title"] for run in runs]
@@ -75,7 +75,7 @@ def _page(traces: dict[str, Trace]) -> str:
 class _Run:
     """One trace of a page: its views, each drawn, and its tables."""
 
-    def __init__(self, number: int, name: str, trace: Trace) -> None:
+    def __init__(self, number: int, name: str, trace: EventLog) -> None:
         self.number, self.name, self.trace = number, name, trace
         self.views = fitting(trace)
         self.drawn = [view.draw(trace) for view in self.views]
@@ -162,7 +162,7 @@ def _selected(truth: bool) -> str:
     return f'aria-selected="{str(truth).lower()}" tabindex="{-1 + truth}"'
 
 
-def _about(trace: Trace, picture: Json) -> str:
+def _about(trace: EventLog, picture: Json) -> str:
     """The ranks of the run, and where they ran."""
     ranks = {int(r): about for r, about in trace.meta.get("ranks", {}).items()}
     keys = [k for k in ("role", "host", "pid", "device") if any(a.get(k) for a in ranks.values())]

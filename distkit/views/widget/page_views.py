@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from distkit.events import COMPUTATION, REQUESTS, Op, Trace
+from distkit.events import COMPUTATION, REQUESTS, Op
+from distkit.trace.log import EventLog
 from distkit.views.gradients import static as gradient_static
 from distkit.views.gradients.projection import project as gradients
 from distkit.views.gradients.steps import GRADIENT, STEP
@@ -38,36 +39,36 @@ class PageView:
 
     name: str
     about: str
-    fits: Callable[[Trace], bool]
-    draw: Callable[[Trace], tuple[Json, str]]
+    fits: Callable[[EventLog], bool]
+    draw: Callable[[EventLog], tuple[Json, str]]
 
 
 def _drawn(
-    project: Callable[[Trace], Json], static: Callable[[Json], str]
-) -> Callable[[Trace], tuple[Json, str]]:
-    def draw(trace: Trace) -> tuple[Json, str]:
+    project: Callable[[EventLog], Json], static: Callable[[Json], str]
+) -> Callable[[EventLog], tuple[Json, str]]:
+    def draw(trace: EventLog) -> tuple[Json, str]:
         picture = project(trace)
         return picture, static(picture)
 
     return draw
 
 
-def _timeline(trace: Trace) -> tuple[Json, str]:
+def _timeline(trace: EventLog) -> tuple[Json, str]:
     columns = Columns(trace, MAX_OPERATIONS)
     return packed(columns, thin=True), to_svg(columns.picture(3 * MAX_BARS))
 
 
-def _speaks(trace: Trace) -> bool:
+def _speaks(trace: EventLog) -> bool:
     """Whether a rank said anything to another."""
     return any(e.op not in COMPUTATION for e in trace.events)
 
 
-def _has_values(trace: Trace) -> bool:
+def _has_values(trace: EventLog) -> bool:
     """Whether the values of a message or a collective were looked at."""
     return any(e.summary is not None and e.op not in COMPUTATION for e in trace.events)
 
 
-def _is_watched(trace: Trace) -> bool:
+def _is_watched(trace: EventLog) -> bool:
     """Whether somebody watched gradients."""
     return any(
         e.op is Op.MARK
@@ -77,7 +78,7 @@ def _is_watched(trace: Trace) -> bool:
     )
 
 
-def _asks(trace: Trace) -> bool:
+def _asks(trace: EventLog) -> bool:
     """Whether somebody asked a parameter server."""
     return any(e.op in REQUESTS for e in trace.events)
 
@@ -112,12 +113,12 @@ VIEWS = (
 )
 
 
-def fitting(trace: Trace) -> list[PageView]:
+def fitting(trace: EventLog) -> list[PageView]:
     """The views that a trace has something for, and that a page has room for."""
     return [v for v in VIEWS[: 1 if len(trace) > MAX_EVENTS else None] if v.fits(trace)]
 
 
-def left_out(trace: Trace) -> str:
+def left_out(trace: EventLog) -> str:
     """What a page of a long run lacks, and where it is to be seen; "" if nothing."""
     if len(trace) <= MAX_EVENTS:
         return ""

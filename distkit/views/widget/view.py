@@ -13,7 +13,8 @@ from typing import Any
 import anywidget
 import traitlets
 
-from distkit.events import Event, Trace
+from distkit.events import Event
+from distkit.trace.log import EventLog
 from distkit.views.timeline.projection import Json
 from distkit.views.widget.assets import dressed
 from distkit.views.widget.live import PERIOD, Live, Throttle
@@ -44,7 +45,7 @@ class View(anywidget.AnyWidget):
     #: Made when the browser asks, so that a page opened late gets everything so far.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
-    def __init__(self, source: Trace | Live) -> None:
+    def __init__(self, source: EventLog | Live) -> None:
         trace, live = trace_of(source, type(self).__name__)
         self._begin(trace, live is not None)
         self._open()
@@ -65,7 +66,7 @@ class View(anywidget.AnyWidget):
 
     # -- what each view defines -----------------------------------------------------
 
-    def _begin(self, trace: Trace, live: bool) -> None:
+    def _begin(self, trace: EventLog, live: bool) -> None:
         """Take in the trace so far."""
         raise NotImplementedError
 
@@ -73,7 +74,7 @@ class View(anywidget.AnyWidget):
         """Take in events; return what changed in the picture, None for nothing."""
         raise NotImplementedError
 
-    def _end(self, trace: Trace) -> Json:
+    def _end(self, trace: EventLog) -> Json:
         """The run is over: take in its whole trace, return what changed."""
         raise NotImplementedError
 
@@ -90,7 +91,7 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(self, run: Live, take: Take, end: Callable[[Trace], Json]) -> None:
+    def _follow(self, run: Live, take: Take, end: Callable[[EventLog], Json]) -> None:
         """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
         throttle = Throttle(lambda events: self._feed(events, take), period=self.period)
         ended = threading.Event()
@@ -169,7 +170,7 @@ class WholeView(View):
     period = 0.5
     _data: Json
 
-    def _project(self, trace: Trace) -> Json:
+    def _project(self, trace: EventLog) -> Json:
         """The pure projection; ``self._live`` tells whether the run goes on."""
         raise NotImplementedError
 
@@ -177,20 +178,20 @@ class WholeView(View):
         """What has to travel to the browser, where not the whole picture does."""
         return now
 
-    def _begin(self, trace: Trace, live: bool) -> None:
+    def _begin(self, trace: EventLog, live: bool) -> None:
         self._live = live
         self._meta, self._events = trace.meta, list(trace.events) if not live else []
         self._data = self._project(trace)
 
     def _take(self, events: list[Event]) -> Json | None:
         self._events += events
-        return self._renew(Trace(self._events, self._meta))
+        return self._renew(EventLog(self._events, self._meta))
 
-    def _end(self, trace: Trace) -> Json:
+    def _end(self, trace: EventLog) -> Json:
         self._live = False
         return self._renew(trace)
 
-    def _renew(self, trace: Trace) -> Json:
+    def _renew(self, trace: EventLog) -> Json:
         before, self._data = self._data, self._project(trace)
         return self._changes(before, self._data)
 
@@ -198,12 +199,12 @@ class WholeView(View):
         return self._data
 
 
-def trace_of(source: Trace | Live, view: str) -> tuple[Trace, Live | None]:
+def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]:
     """The trace so far, and the run if it is still going on."""
-    if isinstance(source, Trace):
+    if isinstance(source, EventLog):
         return source, None
     trace = getattr(source, "trace", None)
-    if not isinstance(trace, Trace):
+    if not isinstance(trace, EventLog):
         raise TypeError(
             f"{view} draws a distkit.Trace, or a run that has one, not {type(source).__name__}. "
             f"Use {view}(run.trace), or {view}(Trace.load(path))."

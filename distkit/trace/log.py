@@ -1,0 +1,165 @@
+"""The events of a run in the order of time, and what they add up to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distkit.events import Event, Message, Span
+from distkit.trace import operations
+from distkit.trace.columns import Table
+
+if TYPE_CHECKING:
+    import pandas
+
+Log = TypeVar("Log", bound="EventLog")
+
+
+@dataclass(frozen=True)
+class EventLog(Sequence[Event]):
+    """An immutable sequence of events, with the operations and messages that they make up.
+
+    What needs only this takes an ``EventLog``; a :class:`~distkit.Trace` is one that can also
+    explain, save and draw itself. See there for the arguments.
+    """
+
+    events: Sequence[Event] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, events: Iterable[Event] = (), meta: dict[str, Any] | None = None) -> None:
+        ordered = sorted(events, key=lambda e: (e.time, e.rank, e.seq))
+        object.__setattr__(self, "events", tuple(ordered))
+        object.__setattr__(self, "meta", dict(meta or {}))
+
+    @classmethod
+    def of(cls: type[Log], table: Table, meta: dict[str, Any] | None = None) -> Log:
+        """A trace whose events are made when somebody looks at them.
+
+        Args:
+            table: the events in columns, in the order of time.
+            meta: as above.
+        """
+        trace = cls((), meta)
+        trace.__dict__.update(events=table, table=table)
+        return trace
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.events[index]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __repr__(self) -> str:
+        lost = f", {self.dropped} dropped" if self.dropped else ""
+        return (
+            f"<{type(self).__name__}: {len(self)} events on {len(self.ranks)} ranks, "
+            f"{len(self.messages)} messages, {self.seconds:.3g} s{lost}>"
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # -- queries ------------------------------------------------------------
+
+    @property
+    def dropped(self) -> int:
+        """How many events the bounded buffers had to drop."""
+        return int(sum(self.meta.get("dropped", {}).values()))
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks of the run, sorted: those announced, and those seen in events."""
+        known = range(int(self.meta.get("world_size", 0)))
+        named = (int(r) for r in self.meta.get("ranks", {}))
+        return sorted({*known, *named, *(e.rank for e in self.events)})
+
+    @property
+    def start(self) -> float:
+        """Time of the first event [s]."""
+        return self.events[0].time if self.events else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first event to the last."""
+        return self.events[-1].time - self.start if self.events else 0.0
+
+    @cached_property
+    def table(self) -> Table:
+        """The events in columns: an array per fact."""
+        return Table.of(self.events)
+
+    @cached_property
+    def by_rank(self) -> dict[int, list[Event]]:
+        """The events of each rank, in time order."""
+        lanes: dict[int, list[Event]] = {r: [] for r in self.ranks}
+        for e in self.events:
+            lanes[e.rank].append(e)
+        return lanes
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """One entry per operation, in the order of their starts."""
+        return operations.spans(self.events)
+
+    @cached_property
+    def matches(self) -> dict[tuple[int, int], str]:
+        """``(rank, seq)`` of each operation to the id of what it belongs to.
+
+        The two ends of a message share an id, as do the members of one
+        collective. Point-to-point calls match first in, first out, per sender, receiver,
+        group and tag; the n-th collective of a rank on a group belongs with the n-th of
+        every other member.
+        """
+        return operations.matches(self.spans)
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """One entry per point-to-point transfer, in the order of sending."""
+        return operations.messages(self.spans, self.matches)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One row per event; see :class:`Event` for the columns. Needs pandas."""
+        import pandas as pd
+
+        columns = [
+            "rank",
+            "seq",
+            "op",
+            "state",
+            "time",
+            "peer",
+            "group",
+            "nbytes",
+            "shape",
+            "dtype",
+            "tag",
+            "where",
+            "label",
+            "match",
+        ]
+        rows = [
+            (
+                e.rank,
+                e.seq,
+                str(e.op),
+                str(e.state),
+                e.time - self.start,
+                e.peer,
+                e.group,
+                e.nbytes,
+                e.shape,
+                e.dtype,
+                e.tag,
+                e.where,
+                e.label,
+                e.match or self.matches.get((e.rank, e.seq)),
+            )
+            for e in self.events
+        ]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.astype({"peer": "Int64", "tag": "Int64"})
