@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.published.workloads import inception_v3
 from distkit.algorithms import schedules
 from distkit.algorithms.catalogue import ALL_REDUCES
 from distkit.simulation import Link, Network, Workload, cost, finish_times, parameter_server, place
 from distkit.simulation.fitting import fit, regimes
-from distkit.simulation.published.workloads import inception_v3
 from distkit.simulation.training import steps
 
 LINKS = st.builds(

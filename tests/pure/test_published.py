@@ -8,8 +8,8 @@ from itertools import chain, pairwise
 import pytest
 
 from benchmarks import published as bench
-from distkit.simulation.published import collectives, rows, serving, tables, training
-from distkit.simulation.published.rows import Row
+from benchmarks.published import collectives, rows, serving, tables, training
+from benchmarks.published.rows import Row
 
 ALL = {"collectives": collectives.rows(), "training": training.rows(), "serving": serving.rows()}
 

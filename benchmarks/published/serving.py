@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import NormalDist
 
+from benchmarks.published import tables
+from benchmarks.published.rows import Row
+from benchmarks.published.workloads import inception_v3
 from distkit.simulation import cost
 from distkit.simulation.network import Link
-from distkit.simulation.published import tables
-from distkit.simulation.published.rows import Row
-from distkit.simulation.published.workloads import inception_v3
 from distkit.simulation.serving import place
 
 BATCH = 64

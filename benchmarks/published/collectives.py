@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from benchmarks.published import tables
+from benchmarks.published.rows import Row, solve
+from benchmarks.published.tables import GB, KB, MB
 from distkit.simulation import cost
 from distkit.simulation.network import Link
-from distkit.simulation.published import tables
-from distkit.simulation.published.rows import Row, solve
-from distkit.simulation.published.tables import GB, KB, MB
 
 #: What a regime's line is made of: 1 and K, and √K where chunks are pipelined: with the best
 #: number of chunks, (√(latency) + √(K·beta))² has such a term.

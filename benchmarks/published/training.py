@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from benchmarks.published import tables
+from benchmarks.published.rows import Row, solve
 from distkit.simulation import cost
 from distkit.simulation.network import Link
-from distkit.simulation.published import tables
-from distkit.simulation.published.rows import Row, solve
 
 Term = Callable[[int], float]
 

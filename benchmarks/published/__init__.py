@@ -1,4 +1,8 @@
-"""Published scaling tables beside what the cost model says of them. Nothing is measured here."""
+"""Published scaling tables beside what the cost model says of them. Nothing is measured here.
+
+tables.py holds the numbers with their sources; the other modules predict them, one kind of table
+each. Some rows of a table fix the few constants of its machine; they are marked and never scored.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.figure import Figure
-from distkit.simulation.published import collectives, rows, serving, tables, training
-from distkit.simulation.published.rows import Row
+from benchmarks.published import collectives, rows, serving, tables, training
+from benchmarks.published.rows import Row
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
