@@ -21,6 +21,7 @@ from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Op, State
 from distkit.kvstore import KVStore, Node
+from distkit.kvstore.protocol import placement
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
@@ -299,7 +300,7 @@ def one_step(kv: KVStore) -> None:
 
 def test_every_request_is_two_messages(nodes: Nodes) -> None:
     _, trace = nodes.trace("dist_sync", one_step)
-    home = 3 + kvstore.placement.home("w", 2)
+    home = 3 + placement.home("w", 2)
     found = {(m.src, m.dst, m.op, m.label, m.nbytes) for m in trace.messages}
     for worker in range(3):
         assert {

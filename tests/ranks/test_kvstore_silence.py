@@ -15,6 +15,7 @@ from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
+from distkit.kvstore.protocol import placement
 from distkit.kvstore.protocol.messages import Leave, Missed, Register
 from distkit.kvstore.transport.sockets import BROKEN
 
@@ -130,7 +131,7 @@ def adds_while_a_server_hangs(kv: KVStore) -> float:
 def test_a_server_that_hangs_is_replaced_and_refused_when_it_comes_back(
     crew: Nodes, mode: str
 ) -> None:
-    home = 2 + kvstore.placement.home("w", 2)
+    home = 2 + placement.home("w", 2)
     flags = begin(crew, mode, adds_while_a_server_hangs, replication=2)
     wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGSTOP)
@@ -144,7 +145,7 @@ def test_a_server_that_hangs_is_replaced_and_refused_when_it_comes_back(
 
 
 def test_without_copies_a_server_that_hangs_is_told(crew: Nodes) -> None:
-    home = 2 + kvstore.placement.home("w", 2)
+    home = 2 + placement.home("w", 2)
     flags = begin(crew, "dist_async", adds_while_a_server_hangs)
     wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGSTOP)
