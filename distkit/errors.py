@@ -23,11 +23,15 @@ Each message is a sentence or two: *what* happened, *where*, and the *remedy*.
 
 from __future__ import annotations
 
+import textwrap
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
+
+#: In a notebook, errors are at most this wide [columns].
+WIDTH = 100
 
 
 class _Brief(BaseException):
@@ -43,8 +47,18 @@ class _Brief(BaseException):
             and "-packages" not in f.filename
             and not is_generated(f.filename, f.name)
         ]
-        head = f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"
+        name = type(self).__name__
+        head = "\n".join(map(_wrap, f"{name}: {self}".splitlines()))
+        head = f"\x1b[31m{name}\x1b[0m{head[len(name) :]}"
         return [f"----> {theirs[-1].lineno} {theirs[-1].line}\n", head] if theirs else [head]
+
+
+def _wrap(line: str) -> str:
+    """Break a line at spaces, since JupyterLab breaks long ones within words; code stays whole."""
+    if line.startswith(" "):
+        return line
+    wrapped = textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapped)
 
 
 def is_generated(file: str, function: str) -> bool:

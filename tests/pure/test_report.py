@@ -57,10 +57,19 @@ def test_a_notebook_shows_the_readers_line() -> None:
     assert re.match(r'----> \d+ Terms\("dist_sync", 100, on_crash="replce"\)', where)
 
 
+def test_a_notebook_breaks_long_messages_at_spaces() -> None:
+    said = " ".join(["eleven-char"] * 30)
+    (shown,) = dk.DistkitError(f"{said}\n    code = {'x' * 200}")._render_traceback_()
+    *message, code = shown.splitlines()
+    assert " ".join(message).partition("\x1b[0m: ")[2] == said
+    assert all(len(line) <= 100 + len("\x1b[31m\x1b[0m") for line in message)
+    assert code == f"    code = {'x' * 200}"
+
+
 def test_a_program_without_a_file_has_lines_all_the_same() -> None:
     """As with ``python -c``."""
     frames = [("<string>", 3, "<module>", None), ("<string>", 2, "train", None)]
-    error = {"type": "E", "text": "", "frames": frames, "cause": None, "released": False}
+    error = {"type": "E", "text": "", "frames": frames, "cause": None, "released": False, "time": 0}
     assert told({"rank": 0, "error": error}).line == "<string>:2"
 
 
