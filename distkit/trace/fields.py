@@ -159,6 +159,7 @@ meta = record(
         "dropped": by_name(whole, name=_place),
         "without_values": by_name(whole, name=_place),
         "unwaited": _by_rank(items(whole)),
+        "unseen": _by_rank(by_name(whole)),
         "ends": _by_rank(_END),
         "replaced": items(_REPLACED),
         "sources": by_name(text),

@@ -21,6 +21,12 @@ FEW = settings(max_examples=50, deadline=None)
 TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(400), "empty": Trace}
 
 
+def test_what_was_not_recorded_is_said() -> None:
+    unseen = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
+    trace = Trace([], {"world_size": 2, "unseen": unseen})
+    assert "calls of rpc: not recorded (3 times)" in project(trace)["notices"]
+
+
 def keyed(picture):
     """A picture with its bars and arrows by id: their order carries no meaning."""
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,9 @@ from distkit.views.scene.units import count
 
 #: At most so many lanes are drawn; a notice names the rest.
 MAX_LANES = 256
+
+#: A notice for each of at most so many kinds of what was not recorded.
+MOST_UNSEEN = 3
 
 _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -127,6 +130,8 @@ def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str
             f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
             "so operations may be missing here"
         )
+    unseen = sum(map(Counter, meta.get("unseen", {}).values()), Counter[str]())
+    found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MOST_UNSEEN)]
     if more:
         found.append(
             f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the sums count them all"
