@@ -123,6 +123,12 @@ def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     for what, value in _suspects(fn, args, kwargs):
         if not _travels(value):
+            if type(value).__module__ == "IPython.core.autocall":
+                key = what.partition("'")[2].rstrip("'")
+                return (
+                    f"{name}() calls {key}(), which in a notebook stops the kernel. A rank has no "
+                    "kernel to stop: it ends when its function ends. Use `return` instead."
+                )
             return (
                 f"{name}() cannot travel to the ranks: {what} is a "
                 f"{type(value).__module__}.{type(value).__qualname__}, which cannot be pickled. "

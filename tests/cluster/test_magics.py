@@ -21,6 +21,9 @@ CELLS = {
     "results": "_.results",
     "some": "%%ranks 0,2\ny = x + 1\nprint('only', rank)",
     "others": "%%ranks 1 - 2\nrank",
+    "exits": "def leave():\n    exit()\n\ncluster.run(leave)",
+    "unwaited": "%%ranks\n\nt = torch.ones(1)\nw = dist.all_reduce(t, async_op=True)",
+    "an assigned sum": "%%ranks\nt = torch.ones(1)\ntotal = dist.all_reduce(t)\ntotal",
     "span": "%%ranks 1-2\nrank, x",
     "words": "%%ranks 0 2\nrank",
     "missing": "%%ranks 1\ny",
@@ -116,6 +119,19 @@ def test_a_mistake_in_the_notebook_is_explained_by_a_line(cells: dict[str, Cell]
     assert "ZeroDivisionError: division by zero" in cells["own mistake"].error
 
 
+def test_exit_is_not_for_ranks(cells: dict[str, Cell]) -> None:
+    said = " ".join(cells["exits"].error.split())
+    assert "leave() calls exit()" in said and "Use `return` instead." in said
+
+
+def test_a_warning_names_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
+    said = cells["unwaited"].usage
+    assert said.startswith(f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2")
+    assert f"never waited for all_reduce(async_op=True) at {cells['unwaited'].line(4)}" in said
+    said = cells["an assigned sum"].usage
+    assert "total is None: all_reduce returns None and leaves its result in t. Use t." in said
+
+
 def test_only_some_ranks(cells: dict[str, Cell]) -> None:
     assert cells["some"].printed == ["[rank 0] only 0", "[rank 2] only 2"]
     assert cells["span"].printed == ["[rank 1] (1, 10)", "[rank 2] (2, 20)"]
@@ -148,13 +164,14 @@ def test_an_error_shows_no_machinery(cells: dict[str, Cell]) -> None:
 
 
 def test_a_hang_is_explained(cells: dict[str, Cell]) -> None:
+    said = " ".join(cells["hangs"].error.split())
     waits = [
         f"rank {r} waits in recv(src={(r + 1) % 3}) at {cells['hangs'].line(2)}" for r in range(3)
     ]
-    assert f"DeadlockError: cell cannot go on: {', '.join(waits)}: each waits for the next" in (
-        cells["hangs"].error
-    )
-    assert "but ranks 1 and 2 have finished without calling it" in cells["alone"].error
+    assert f"DeadlockError: cell cannot go on: {', '.join(waits)}: each waits for the next" in said
+    assert all(len(line) <= 100 for line in cells["hangs"].error.splitlines())
+    alone = " ".join(cells["alone"].error.split())
+    assert "but ranks 1 and 2 have finished without calling it" in alone
 
 
 def test_a_name_of_the_notebook_is_explained(cells: dict[str, Cell]) -> None:

@@ -60,7 +60,10 @@ def test_a_deep_recursion_keeps_its_ends() -> None:
     failure = describe(caught(deeper), released=False)
     assert failure["type"] == "RecursionError"
     assert failure["frames"][0][2] == "caught" and failure["frames"][-1][2] == "deeper"
-    assert any(file == "" and what.endswith(" more") for file, _, what, _ in failure["frames"])
+    assert any(file == "" and "more frames" in what for file, _, what, _ in failure["frames"])
+    outcome = {"rank": 1, "error": failure, "intact": True}
+    said = str(report.verdict("train", [outcome], [1], Trace([], {"world_size": 2})))
+    assert len(said) < 1500
 
 
 def release_in(where: str) -> BaseException:
@@ -120,6 +123,13 @@ def test_an_error_comes_before_what_came_of_it() -> None:
     after = verdict(raised(1), died(0))
     assert after.startswith("rank 1 raised ValueError: bad batch at ")
     assert "After that, the process of rank 0 ended (exit status 3)" in after
+
+
+def test_the_first_to_raise_is_named_and_of_those_together_the_lowest() -> None:
+    first, second = raised(1), raised(0)
+    assert verdict(first, second).startswith("rank 0 raised")
+    second["error"]["time"] = first["error"]["time"] + 2 * report.TOGETHER
+    assert verdict(second, first).startswith("rank 1 raised")
 
 
 def test_a_death_comes_before_the_errors_that_it_caused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,30 @@ def use_what_all_reduce_returns() -> None:
     print(y + 1)
 
 
+def return_what_all_reduce_returns() -> object:
+    x = torch.ones(1)
+    if dist.get_world_size() > 1:
+        y = dist.all_reduce(x)
+    return y
+
+
+def return_the_call() -> object:
+    x = torch.ones(1)
+    return dist.all_reduce(x)
+
+
+def return_nothing() -> None:
+    y = dist.all_reduce(torch.ones(1))
+    print(y)
+
+
+def return_another_none() -> object:
+    x = torch.ones(1)
+    y = dist.all_reduce(x)
+    y = None
+    return y
+
+
 def use_another_none() -> None:
     dist.all_reduce(torch.ones(1))
     y = None
@@ -50,11 +75,46 @@ def use_another_none() -> None:
 
 
 def test_a_collective_that_returns_nothing_is_named() -> None:
-    with pytest.raises(dk.RankError, match="y is None: all_reduce returns nothing"):
+    with pytest.raises(dk.RankError, match="y is None: all_reduce returns None and leaves"):
         dk.run_ranks(use_what_all_reduce_returns, 2)
     with pytest.raises(dk.RankError) as caught:
         dk.run_ranks(use_another_none, 2)
-    assert "returns nothing" not in str(caught.value)
+    assert "returns None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("program", [return_what_all_reduce_returns, return_the_call])
+def test_a_function_that_returns_what_a_collective_returns(program: object) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="returned None: .* its result in x. Use x"):
+        dk.run_ranks(program, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("program", [return_nothing, return_another_none])
+def test_a_function_may_return_none(program: object) -> None:
+    dk.run_ranks(program, 2)  # type: ignore[arg-type]
+
+
+def takes_nothing() -> None:
+    raise AssertionError("it cannot be called")
+
+
+def test_a_call_with_wrong_arguments_names_the_definition() -> None:
+    with pytest.raises(dk.RankError, match="takes 0 positional arguments") as caught:
+        dk.run_ranks(takes_nothing, 2, 1)
+    assert f"test_beginners.py:{takes_nothing.__code__.co_firstlineno}" in str(caught.value)
+    assert "cluster.run(takes_nothing, x) calls takes_nothing(x)" in str(caught.value)
+
+
+def test_a_script_that_lacks_an_argument_says_how_to_give_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\n"
+        "p.parse_args()\n"
+    )
+    with pytest.raises(dk.RankError) as caught:
+        dk.run_ranks(script, 2)
+    said = str(caught.value)
+    assert "usage: train.py [-h] --lr LR" in said and "required: --lr" in said
+    assert "cluster.run('train.py', '--lr', '0.1')" in said and "Return instead" not in said
 
 
 def test_outside_a_notebook_a_figure_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:

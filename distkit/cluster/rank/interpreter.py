@@ -7,6 +7,7 @@ cell before ended. What else a run changes is put back by :mod:`distkit.cluster.
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import importlib
 import re
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -146,6 +147,12 @@ STARTS_ITS_OWN = (
 )
 
 
+_ARGUMENTS = (
+    "Give a script its arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
+    "A function takes them as parameters: cluster.run(train, lr=0.1)."
+)
+
+
 def explain_launchers(rank: int) -> None:
     """Say at once what comes of ``torch.multiprocessing.spawn`` on a rank, which may hang."""
     spawning = sys.modules["torch.multiprocessing.spawn"]
@@ -160,8 +167,26 @@ def explain_launchers(rank: int) -> None:
         module.start_processes = start_processes  # type: ignore[attr-defined]
 
 
+def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
+    """The frame of the function that a rank could not call: where it is defined."""
+    for frame, _ in [*traceback.walk_tb(slot(error, "__traceback__"))][-1:]:
+        code = getattr(frame.f_locals.get("fn"), "__code__", None)
+        if frame.f_code.co_name == "_call" and code is not None:
+            return [(code.co_filename, code.co_firstlineno, code.co_name, None)]
+    return []
+
+
 def hint(error: BaseException) -> str:
-    """What to add to an error that comes from processes that the program has started."""
+    """What to add to an error: of a wrong call, of a parser, of processes that were started."""
+    if issubclass(type(error), TypeError):
+        calls = [f"cluster.run({f}, x) calls {f}(x) on every rank." for *_, f, _ in called(error)]
+        return "".join(f"\n{said}" for said in calls)
+    if issubclass(type(error), SystemExit):
+        for frame, _ in [*traceback.walk_tb(slot(error, "__traceback__"))][-1:]:
+            if frame.f_code is argparse.ArgumentParser.exit.__code__:
+                with suppress(Exception):  # a parser of the user's
+                    usage = frame.f_locals["self"].format_usage()
+                    return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS}"
     if issubclass(type(error), subprocess.CalledProcessError):
         found = _COMMANDS.search(str(vars(error).get("cmd"))) is not None
     else:

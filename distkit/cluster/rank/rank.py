@@ -236,6 +236,7 @@ class Rank:
             emit("failing", outline(error, released=released))  # to say more may not end well
             outcome["error"] = describe(error, released=released)
             outcome["error"]["text"] += interpreter.hint(error)
+            outcome["error"]["frames"] = outcome["error"]["frames"] or interpreter.called(error)
             emit("failing", outcome["error"])  # nor may the end of its variables
         broken = self._pulled or outcome.pop("broken", False)
         outcome["intact"] = not broken and self.group.intact()

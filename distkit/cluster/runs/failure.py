@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +20,9 @@ from distkit.shadowing import explain
 
 #: A longer text is cut [characters]; of a longer traceback the ends are told [frames].
 LONGEST, DEEPEST = 20_000, 60
+
+#: As ``DEEPEST``, for a recursion without end: its frames repeat themselves.
+RECURSION = 6
 
 #: How many causes, notes and members of a group are told.
 MOST = 10
@@ -44,6 +48,7 @@ def outline(error: BaseException, *, released: bool) -> Failure:
     """
     return {
         "type": _name(error),
+        "time": time.monotonic(),
         "text": "",
         "frames": _frames(error),
         "cause": None,
@@ -159,13 +164,14 @@ def _is_leaving(first: BaseException, then: BaseException) -> bool:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str, str | None]]:
-    """File, line, function and source of each frame; without a file: so many were left out."""
+    """File, line, function and source of each frame; without a file: what was left out."""
     walked = list(_walk(slot(error, "__traceback__")))
-    half = DEEPEST // 2
-    left_out = len(walked) - DEEPEST
-    if left_out > 0:
-        return [*_read(walked[:half]), ("", 0, f"{left_out} more", None), *_read(walked[-half:])]
-    return _read(walked)
+    most = RECURSION if issubclass(type(error), RecursionError) else DEEPEST
+    left_out = len(walked) - most
+    if left_out <= 0:
+        return _read(walked)
+    said = f"{left_out} more frames"
+    return [*_read(walked[: most // 2]), ("", 0, said, None), *_read(walked[-most // 2 :])]
 
 
 def _walk(at: TracebackType | None) -> Iterator[tuple[Any, int]]:

@@ -43,6 +43,9 @@ _NO_GROUP = "process group has not been initialized"
 #: The first line of an error shows at most so much of what was raised [characters].
 HEADLINE = 2000
 
+#: Exceptions this close in time are told in the order of ranks [s]: a busy machine shifts them.
+TOGETHER = 0.1
+
 Outcome = dict[str, Any]
 Frame = tuple[str, int, str, "str | None"]
 
@@ -199,9 +202,11 @@ def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> None:
-    """Warn at the reader's line."""
+    """Warn at the reader's line: not at one of distkit, nor of IPython, which runs a magic."""
     frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame.f_back is not None and (
+        (file := frame.f_code.co_filename).startswith(PACKAGE) or not is_users(file)
+    ):
         frame = frame.f_back
     for text in texts:
         file, _, line = place(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
@@ -222,11 +227,23 @@ def verdict(name: str, outcomes: list[Outcome], order: list[int], trace: Trace) 
     if dead and not (causes and _came_first(causes[0], dead[0], ended)):
         return _death(name, dead, trace)
     if causes:
-        return _exception(name, causes[0], [o["rank"] for o in causes[1:]], others, trace)
+        first = _first(causes)
+        also = [o["rank"] for o in causes if o is not first]
+        return _exception(name, first, also, others, trace)
     if others:
         ranks = listing([o["rank"] for o in others])
         return RunError(f"{name} was released on ranks {ranks} before it finished.")
     return None
+
+
+def _first(raised: list[Outcome]) -> Outcome:
+    """The first to raise; among those that raised together, whose order is chance, the lowest rank.
+
+    A KVStoreError may come of another's exception.
+    """
+    began = min(o["error"]["time"] for o in raised)
+    together = [o for o in raised if o["error"]["time"] - began < TOGETHER]
+    return min(together, key=lambda o: (o["error"]["type"] == "KVStoreError", o["rank"]))
 
 
 def _came_first(raised: Outcome, death: Outcome, ended: list[Outcome]) -> bool:
@@ -293,7 +310,8 @@ def _exception(
     line = _users_line(error["frames"])
     parts = [f"rank {rank} raised {_headline(error)}{_at(line)}"]
     if error["type"] == "SystemExit":
-        parts = [f"rank {rank} called sys.exit({error['text']}){_at(line)}. Return instead."]
+        code, _, more = error["text"].partition("\n")
+        parts = [f"rank {rank} called sys.exit({code}){_at(line)}. {more or 'Return instead.'}"]
     if (error["type"], error["text"]) == ("KeyboardInterrupt", SIGINT):
         parts = [
             f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
@@ -322,7 +340,8 @@ def _exception(
 _ASSIGNED = re.compile(r"^\s*(\w+)\s*=(?!=)\s*(.*)")
 _IN_PLACE = re.compile(
     r"(?:[\w.]+\.)?(all_reduce|broadcast|reduce|all_gather|all_gather_into_tensor|gather|scatter|"
-    r"reduce_scatter|reduce_scatter_tensor|all_to_all|all_to_all_single|send)\((?!.*async_op)"
+    r"reduce_scatter|reduce_scatter_tensor|all_to_all|all_to_all_single|send)"
+    r"\(([\w.\[\]]+)(?!.*async_op)"
 )
 
 
@@ -332,8 +351,32 @@ def _of_nothing(error: dict[str, Any]) -> list[str]:
     if where is None or "NoneType" not in error["text"]:
         return []
     file, number, *_ = where
-    unknown = set(re.findall(r"\w+", linecache.getline(file, number)))
-    for before in reversed(linecache.getlines(file)[: number - 1]):
+    return _why_none(linecache.getlines(file)[:number])
+
+
+def of_returned(name: str, outcomes: Iterable[Outcome], trace: Trace) -> list[str]:
+    """Why a function, or a cell, returned None everywhere: it is what a collective returned."""
+    if any(o.get("of") != "NoneType" for o in outcomes):
+        return []
+    for text in trace.meta["sources"].values():
+        body = re.search(
+            rf"^( *)def {re.escape(name)}\(.*\n((\1[ )].*\n|\s*\n)*)", f"{text}\n", re.M
+        )
+        source = body[2] if body is not None else text if text.startswith("%%ranks") else ""
+        lines = source.rstrip().splitlines()
+        last = re.match(r"\s*return +(.+)" if body is not None else r"(\w+)$", (lines or [""])[-1])
+        if last is None:
+            continue
+        direct = _IN_PLACE.match(last[1])
+        if said := [_in_place(*direct.groups())] if direct else _why_none(lines):
+            return [f"{name} returned None: {said[0]}"]
+    return []
+
+
+def _why_none(lines: list[str]) -> list[str]:
+    """Why what the last of these lines uses is None: it is what a collective returned."""
+    unknown = set(re.findall(r"\w+", lines[-1])) if lines else set()
+    for before in reversed(lines[:-1]):
         if before.lstrip().startswith(("def ", "async def ", "class ")):
             break
         assigned = _ASSIGNED.match(before)
@@ -341,11 +384,16 @@ def _of_nothing(error: dict[str, Any]) -> list[str]:
             continue
         unknown.remove(assigned[1])
         if found := _IN_PLACE.match(assigned[2]):
-            return [
-                f"{assigned[1]} is None: {found[1]} returns nothing, it writes into the tensor "
-                "that it is given. Use that tensor."
-            ]
+            return [f"{assigned[1]} is None: {_in_place(*found.groups())}"]
     return []
+
+
+def _in_place(collective: str, tensor: str) -> str:
+    """Where the result of a collective is, which returns None."""
+    if collective == "send":
+        return "send returns None when the transfer is over. isend returns a request to wait for."
+    tensor = "gather_list" if collective == "gather" else tensor
+    return f"{collective} returns None and leaves its result in {tensor}. Use {tensor}."
 
 
 def _headline(error: dict[str, Any]) -> str:
@@ -390,7 +438,7 @@ def _shown(frames: list[Frame]) -> list[Frame]:
 def _frame(file: str, number: int, function: str, text: str | None) -> str:
     """One frame of a remote traceback; cells' sources are known only here."""
     if not file:
-        return f"  … {function} …\n"
+        return f"  [{function}]\n"
     source = linecache.getline(file, number).strip() or (text or "")
     label, _, line = place(f"{file}:{number}").rpartition(":")
     shown = f'  File "{label}", line {line}, in {function}\n'

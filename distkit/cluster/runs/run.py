@@ -198,6 +198,7 @@ class Run:
             report.warn(report.of_copies(self.name, self._outcomes.values()))
             report.warn([text for o in self._outcomes.values() for text in o.get("missed", ())])
             if self._arrived <= LOOKED_AT or self.died:
+                report.warn(report.of_returned(self.name, self._outcomes.values(), self.trace))
                 report.warn(report.of_findings(self.findings))
         return self
 
