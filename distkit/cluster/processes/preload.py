@@ -1,6 +1,6 @@
-"""What the zygote imports before it forks: ranks share these modules, in memory and in time.
+"""What the zygote does before it forks: ranks share these modules and hooks, in memory and in time.
 
-Importing this module is the whole of it. No import here may start a thread or open a socket.
+Importing this module is the whole of it. Nothing here may start a thread or open a socket.
 """
 
 from __future__ import annotations
@@ -26,5 +26,11 @@ import tornado.platform.asyncio  # noqa: E402
 
 import distkit.cluster.processes.roles  # noqa: E402
 import distkit.cluster.rank.rank  # noqa: E402, F401
+from distkit.cluster.rank import interpreter  # noqa: E402
+from distkit.recording import tap, witness  # noqa: E402
+
+tap.tap.install()
+witness.look_after_backward()
+interpreter.known_modules()
 
 __all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "torch", "tornado"]

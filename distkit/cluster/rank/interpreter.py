@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -30,10 +31,9 @@ _SHELL = "IPython.core.interactiveshell"
 
 
 class Modules:
-    """The user's modules on a rank; ``known`` are all that were there before any run."""
+    """The user's modules on a rank."""
 
     def __init__(self) -> None:
-        self._libraries = {name.partition(".")[0] for name in sys.modules}
         self._aside: dict[str, ModuleType] = {}
 
     @contextmanager
@@ -56,19 +56,27 @@ class Modules:
         self._aside = _STAY
 
     def _take_out(self) -> dict[str, ModuleType]:
-        mine = {n: m for n, m in list(sys.modules.items()) if self._is_users(n, m)}
-        for name in mine:
-            del sys.modules[name]
-        return mine
+        known = known_modules()
+        if len(sys.modules) == len(known):  # to look at names copies the pages that they are on
+            return {}
+        new = [name for name in list(sys.modules) if name not in known]
+        return {name: sys.modules.pop(name) for name in new if _is_users(name, sys.modules[name])}
 
-    def _is_users(self, name: str, module: ModuleType) -> bool:
-        """Source of the user's: extension modules cannot be loaded twice."""
-        file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in self._libraries or name == "__main__":
-            return False
-        if file is None:  # a folder without __init__.py
-            return any(is_users(p) for p in getattr(module, "__path__", ()))
-        return file.endswith((".py", ".pyc")) and is_users(file)
+
+@cache
+def known_modules() -> frozenset[str]:
+    """The modules that are there before any run, and stay: :class:`Settings` puts them back."""
+    return frozenset(sys.modules)
+
+
+def _is_users(name: str, module: ModuleType) -> bool:
+    """Source of the user's: extension modules cannot be loaded twice."""
+    file = getattr(module, "__file__", None)
+    if name.partition(".")[0] in known_modules() or name == "__main__":
+        return False
+    if file is None:  # a folder without __init__.py
+        return any(is_users(p) for p in getattr(module, "__path__", ()))
+    return file.endswith((".py", ".pyc")) and is_users(file)
 
 
 _STAY: dict[str, ModuleType] = {}

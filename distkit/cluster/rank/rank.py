@@ -42,7 +42,7 @@ from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.rollcall import RollCall
 from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped
-from distkit.recording.witness import Witness, look_after_backward
+from distkit.recording.witness import Witness
 
 #: The notebook's backend for matplotlib, and the one that takes its place on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
@@ -100,9 +100,9 @@ class Rank:
         if spec.device != "cpu" and spec.backend == "gloo":
             from distkit.cluster.rank import gpu_staging
 
+            tap.remove()  # a receive is over when its copy has come back
             gpu_staging.install()
-        tap.install()
-        look_after_backward()
+            tap.install()
         self.group.adopt_user_calls()
         self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
         builtins.input = _no_keyboard

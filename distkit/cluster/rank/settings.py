@@ -343,28 +343,20 @@ def _gone(before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _functions() -> list[tuple[Any, dict[str, Any]]]:
-    """The functions and classes of what we stand on, with their holders."""
+    """What we stand on, and what is in it."""
     holders = [*(sys.modules[name] for name in _STOOD_ON if name in sys.modules), dist.Work]
-    return [
-        (
-            holder,
-            {
-                name: value
-                for name, value in vars(holder).items()
-                if issubclass(type(value), _FUNCTIONS)
-            },
-        )
-        for holder in holders
-    ]
+    return [(holder, dict(vars(holder))) for holder in holders]
 
 
 def _replaced(before: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, str, Any]]:
-    """Those in whose place something of the user's is; what a library puts there stays."""
+    """The functions in whose place something of the user's is; what a library puts there stays."""
     return [
         (holder, name, value)
         for holder, values in before
         for name, value in values.items()
-        if (now := vars(holder).get(name)) is not value and not _is_of_library(now)
+        if (now := vars(holder).get(name)) is not value
+        and issubclass(type(value), _FUNCTIONS)
+        and not _is_of_library(now)
     ]
 
 
