@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distkit.events import Event, Message, Span
 from distkit.trace import operations
-from distkit.trace.columns import Table
 
 if TYPE_CHECKING:
     import pandas
+
+    from distkit.trace.columns import Table
 
 Log = TypeVar("Log", bound="EventLog")
 
@@ -91,6 +92,8 @@ class EventLog(Sequence[Event]):
     @cached_property
     def table(self) -> Table:
         """The events in columns: an array per fact."""
+        from distkit.trace.columns import Table  # numpy would delay the start of a cluster
+
         return Table.of(self.events)
 
     @cached_property

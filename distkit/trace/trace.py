@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distkit.trace import chrome, file
 from distkit.trace.log import EventLog
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ class Trace(EventLog):
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as gzipped JSON lines: no pickle, so opening one runs nothing."""
+        from distkit.trace import file
+
         return file.save(self, Path(path))
 
     @classmethod
@@ -57,10 +58,14 @@ class Trace(EventLog):
             TraceFileError: not a trace, corrupt, truncated, or of a newer version.
             FileNotFoundError: there is no such file.
         """
+        from distkit.trace import file
+
         return file.load(Path(path), cls)
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""
+        from distkit.trace import chrome
+
         return chrome.to_chrome(self, path)
 
     def to_html(self, path: str | Path) -> Path:

@@ -6,6 +6,7 @@ import ast
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -70,7 +71,8 @@ OWN = {
 
 def environments(printed: str) -> list[dict[str, str]]:
     found = [
-        ast.literal_eval(line[line.index("{") :]) for line in printed.splitlines() if "{" in line
+        ast.literal_eval(said)
+        for said in re.findall("{.*?}", printed)  # ranks share lines
     ]
     return sorted(found, key=lambda environment: environment["RANK"])
 

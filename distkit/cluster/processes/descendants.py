@@ -7,7 +7,6 @@ rank ends, and to the reaper when the zygote does. Elsewhere there are only proc
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -34,6 +33,8 @@ def adopt_orphans() -> None:
 
 def _control(option: int, value: int) -> None:
     if sys.platform == "linux":
+        import ctypes  # of no use to the kernel, which imports this, too
+
         ctypes.CDLL(None).prctl(option, value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import threading
@@ -218,6 +217,8 @@ class Run:
 
     def __await__(self) -> Generator[Any, None, Run]:
         """Wait, as :meth:`wait` does, while other coroutines go on."""
+        import asyncio  # whoever awaits has it
+
         yield from asyncio.to_thread(self._done.wait).__await__()
         return self.wait()
 
