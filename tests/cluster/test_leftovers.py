@@ -193,7 +193,7 @@ def test_a_killed_script_and_zygote_leave_nothing(
     script.write_text("""
 import os, sys, time
 import distkit as dk
-from distkit.cluster import forkserver
+from distkit.cluster.processes import forkserver
 def program(flag):
     import subprocess, time
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
