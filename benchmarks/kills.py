@@ -56,7 +56,7 @@ KERNEL = """
 import tempfile
 os.environ["TMPDIR"] = tempfile.tempdir = {temporary!r}
 import distkit
-from distkit.cluster import forkserver
+from distkit.cluster.processes import forkserver
 from distkit.cluster.processes.descendants import children
 import psutil
 
