@@ -70,6 +70,8 @@ class Witness:
     ) -> None:
         self._note, self._rollcall, self._hold = note, rollcall, hold
         self._told: list[str] = []
+        left = [model for model in _wrapped if _without_gradient(model)]
+        _wrapped.difference_update(left)  # by an earlier run, in the middle of a backward pass
         global _looking
         _looking = self.look_at_gradients
 
