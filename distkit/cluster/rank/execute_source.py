@@ -23,7 +23,7 @@ def cell(source: str, file: str, ranks: list[int]) -> Any:
     here = Rank.here
     if here.spec.rank not in ranks:
         raise Dropped("the cell was not run on it")
-    here.group.keeps = True  # as all that a cell makes
+    here.group.keep()  # as all that a cell makes
     here.modules.go_on()
     tree = ast.parse(source, file)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

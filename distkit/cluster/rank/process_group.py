@@ -79,6 +79,17 @@ class Group:
             self._store.set(f"distkit/joined/{self.spec.rank}", "")
             self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
 
+    def begin_keys(self, of: str) -> None:
+        """Have the default store hold what was set under this name: nothing of another run's."""
+        world, groups = dist.group.WORLD, c10d._world.pg_map
+        if world in groups and self._store is not None:
+            groups[world] = groups[world][0], dist.PrefixStore(of, self._store)
+
+    def keep(self) -> None:
+        """Leave what this run makes, groups and keys, to those after it that say so, too."""
+        self.keeps = True
+        self.begin_keys("kept")
+
     def stay_out(self) -> None:
         """Be in no group: this rank has a dead one's place in the middle of a run."""
         self.generation = -1

@@ -211,6 +211,7 @@ class Rank:
                 self.group.stay_out()
             else:
                 self.group.join(options["generation"])
+                self.group.begin_keys(f"run {run}")
             with (
                 interpreter.not_interactive(),
                 self.modules.fresh(),

@@ -69,6 +69,8 @@ class PatientStore(dist.Store):
         """How many values there are."""
         return self._file.num_keys()
 
+    deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
+
     def set_timeout(self, timeout: timedelta) -> None:
         """How long to wait for a value at most."""
         self._timeout = timeout
