@@ -95,10 +95,12 @@ def _source_words(recv: Span) -> str:
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     said = clauses(spans, "wait in", {s.rank: facts.call(s) for s in spans})
+    alike = len({tuple(facts.members(s.group)) for s in spans}) == 1
     return Finding(
         Kind.WRONG_GROUP,
-        f"{said}: they use different groups, and do not meet.",
-        "Pass the same group on both sides.",
+        f"{said}: they use different groups{' of the same ranks' * alike}, and do not meet.",
+        "Pass the same group on both sides."
+        + " Each new_group makes another one: use them in the same order on every rank." * alike,
         tuple(sorted({s.rank for s in spans})),
         lines=lines(*spans),
     )
@@ -420,7 +422,17 @@ def search(how: str) -> str:
         return "That is what you asked for."
     if SILENT in how:
         return STOPPED
-    return "Look for what ended it: os._exit, a crash in native code, or too little memory."
+    return next((told for words, told in _ENDS.items() if words in how), _ENDS[""])
+
+
+#: How a process ended, and what to do about that.
+_ENDS = {
+    "SIGKILL": "It was killed from outside, by the system if there was too little memory: use "
+    "smaller batches, or fewer ranks.",
+    "SIGSEGV": "It crashed in native code: look at what it called last, and with which arguments.",
+    "exit status": "Look for a call of os._exit, also in a library: raise an exception instead.",
+    "": "Look for what ended it: os._exit, a crash in native code, or too little memory.",
+}
 
 
 #: DDP's words for two ranks that wrap different models.
@@ -428,6 +440,7 @@ _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) h
 
 #: What torch's own errors want to say.
 _KNOWN = {
+    "StopIteration": "Its iterator had no more items: give every rank the same number of batches.",
     "is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
     "group is passed as group_src or group_dst.",
     "DDP expects same model across all ranks": "Build the same model on every rank, with the same "
@@ -452,7 +465,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
     """Ranks that raised or died in the same way."""
     last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
     places = {r: where for r in ranks} if where else lines(*last) if how == "raised" else {}
-    said = (text.splitlines() or ["an exception"])[0][:200]
+    said = (text.splitlines() or ["an exception"])[0][:200].removesuffix(": ")
     culprits = tuple(ranks)
     if how == "raised":
         kind, remedy = Kind.RAISED, "Repair this first: whoever waits does so because of it."

@@ -133,23 +133,25 @@ ALL_OR_NONE = (
     "Every rank of the group has to make the same calls: move this one out of the condition "
     "{condition}, or let no rank make it."
 )
-BATCHES = "Give every rank the same number of batches (DistributedSampler and drop_last=True do)"
+BATCHES = "DistributedSampler and drop_last=True deal batches out so"
 LOOK = "look for a break, return or continue that only some ranks reach"
 NO_SYNC = ", and the same number of backward passes outside of no_sync()"
 
 
 def uneven(facts: Evidence, where: str, gradients: bool = False) -> str:
     """What to do where a line is reached more often on some ranks than on others."""
-    exits = facts.program.exits(where)
-    batches = BATCHES + NO_SYNC * (gradients and any("no_sync" in e.words for e in exits))
-    if not exits:
-        condition = facts.program.condition(where)
-        also = f", and look at {condition}" if condition is not None else f", and {LOOK}"
-        return f"{batches}{also}."
-    return (
-        f"{batches}, and let all ranks take the same way at {_either(exits)}: reduce what decides "
-        "there with all_reduce first."
-    )
+    exits, loops = facts.program.exits(where), facts.program.loops(where)
+    what = f"iterations of {_either(loops)}" if loops else "batches"
+    also = NO_SYNC * (gradients and any("no_sync" in e.words for e in exits))
+    even = f"Give every rank the same number of {what}{also} ({BATCHES})"
+    if exits:
+        return (
+            f"Let all ranks take the same way at {_either(exits)}: what decides there has to be "
+            f"the same everywhere, all_reduce it first. {even}."
+        )
+    condition = facts.program.condition(where)
+    look = f"look at {condition}" if condition is not None else LOOK
+    return f"{even}." if loops and condition is None else f"{even}, and {look}."
 
 
 def _either(exits: Iterable[Place]) -> str:

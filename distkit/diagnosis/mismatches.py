@@ -202,9 +202,11 @@ def _tensor(column: Column) -> Finding:
 
 def _same_tensor(column: Column) -> str:
     """The remedy for tensors that differ; those of a loop differ for reasons of their own."""
-    remedy = "Give every rank a tensor of the same shape and dtype: pad it, or cut it"
     spans = column.values()
-    if len({s.where for s in spans}) == len({s.dtype for s in spans}) == 1:
+    if len({s.dtype for s in spans}) > 1:
+        return "Give every rank a tensor of the same dtype: x.to(torch.float32) converts it."
+    remedy = "Give every rank a tensor of the same shape: pad it, or cut it"
+    if len({s.where for s in spans}) == 1:
         remedy += "; usual causes: a smaller last batch (use drop_last=True), or calls in a "
         remedy += "different order"
     return f"{remedy}."

@@ -91,6 +91,11 @@ class Program:
                 return _place(_split(where)[0], node, part)
         return None
 
+    def loops(self, where: str) -> list[Place]:
+        """The loops around a line, the innermost first."""
+        around = reversed(self._chain(where))
+        return [_place(_split(where)[0], node) for node, _ in around if isinstance(node, _LOOPS)]
+
     def exits(self, where: str) -> list[Place]:
         """What may keep a rank from coming to a line as often as others do.
 
