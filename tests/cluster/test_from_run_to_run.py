@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
 
@@ -115,6 +116,34 @@ def test_a_functions_helpers_are_imported_anew_and_a_cells_stay(
     assert cluster.run(value).results == [11, 11]
     assert cluster.execute("import common_name; common_name.count").results == [100, 100]
     cluster.execute("sys.path.pop(0)")
+
+
+def leave_a_layer_out() -> None:
+    net = DistributedDataParallel(torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(2)))
+    net.module.forward = lambda x: net.module[0](x)  # type: ignore[assignment,index]
+    net(torch.ones(1, 1)).sum().backward()
+    sys.modules["torch"].left_by_a_test = net  # type: ignore[attr-defined]
+
+
+def test_a_model_of_yesterday_is_not_blamed_today(cluster: dk.Cluster) -> None:
+    def another() -> None:
+        torch.ones(1, requires_grad=True).sum().backward()
+
+    assert cluster.run(leave_a_layer_out).trace.meta["unreduced"].keys() == {"0", "1"}
+    assert cluster.run(another).trace.meta["unreduced"] == {}
+
+
+def count() -> int:
+    return dist.distributed_c10d._get_default_store().add("n", 1)
+
+
+def test_a_runs_store_is_empty_and_that_of_cells_stays(cluster: dk.Cluster) -> None:
+    cell = "dist.distributed_c10d._get_default_store().add('n', 1)"
+    cluster.execute("import torch.distributed as dist")
+    assert sorted(cluster.execute(cell).results) == [1, 2]
+    for _ in range(2):
+        assert sorted(cluster.run(count).results) == [1, 2]
+    assert sorted(cluster.execute(cell).results) == [3, 4]
 
 
 def test_a_script_leaves_nothing_behind(cluster: dk.Cluster, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import distkit as dk
 from distkit.diagnosis.rank_state import Doing
@@ -219,6 +221,64 @@ def test_ddp_can_be_stepped_through(usable: dk.Cluster) -> None:
     assert Op.ALL_REDUCE in ops
     labels = {s.label for m in stepper.moments for s in m.standings}
     assert "gradients" in labels
+
+
+def functional() -> float:
+    x = torch.ones(3) * (dist.get_rank() + 1)
+    total = all_reduce(x, "sum", dist.group.WORLD)
+    with torch.inference_mode():
+        y = torch.ones(3)
+        dist.all_reduce(y)
+        return float((all_reduce(y, "max", dist.group.WORLD) + total)[0])
+
+
+def test_functional_collectives_are_steps_under_inference_mode_as_well(usable: dk.Cluster) -> None:
+    with usable.step(functional).next(rank=0) as stepper:
+        assert doing(stepper) == ["blocked", "paused", "paused"]
+        assert stepper.moment.standings[0].reason == "ranks 1 and 2 have not called it"
+        seen = []
+        while not stepper.finished:
+            stepper.next()
+            seen.append([call for call in calls(stepper) if call])
+        assert seen == [["all_reduce()"] * 3, ["all_reduce(max)"] * 3, []]
+        assert stepper.finish().results == [9.0] * 3
+
+
+def sharded() -> float:
+    mesh = dist.init_device_mesh("cpu", (3,))
+    whole = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]).full_tensor()
+    return float(torch.compile(lambda x: x.sum() * 2, backend="eager")(whole))
+
+
+def test_what_dtensor_communicates_is_steps(usable: dk.Cluster) -> None:
+    with usable.step(sharded) as stepper:
+        seen = [stepper.moment.standings[0].op]
+        while not stepper.finished:
+            seen.append(stepper.next().moment.standings[0].op)
+        assert seen[:2] == [Op.SCATTER, Op.ALL_GATHER]
+        assert stepper.finish().results == [30.0] * 3
+
+
+def rendezvous() -> str:
+    """Ranks 1 and 2 wait for what rank 0 sets."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("ready", "go")
+    elif dist.get_rank() == 1:
+        return store.get("ready").decode()
+    else:
+        store.wait(["ready"])
+    return ""
+
+
+def test_waiting_at_a_store_is_a_step(usable: dk.Cluster) -> None:
+    with usable.step(rendezvous) as stepper:
+        assert calls(stepper) == ["store.set('ready')", "store.get('ready')", "store.wait('ready')"]
+        stepper.next(rank=1).next(rank=2)
+        assert doing(stepper) == ["paused", "blocked", "blocked"]
+        assert stepper.moment.standings[1].reason == "nobody has set 'ready'"
+        assert stepper.next(rank=0).finished
+        assert stepper.finish().results == ["", "go", ""]
 
 
 def late_trouble() -> None:

@@ -53,6 +53,9 @@ def test_torch_uses_it_through_a_prefix(store: PatientStore, file: str) -> None:
     assert two.get("a") == b"one"
     assert one.add("n", 1) == 1 and two.add("n", 1) == 2
     assert two.check(["a"]) and not store.check(["a"])
+    before = one.num_keys()
+    assert one.delete_key("a") and not two.check(["a"])
+    assert two.num_keys() == before - 1
 
 
 def test_a_wait_has_its_end(store: PatientStore) -> None:
