@@ -851,6 +851,7 @@ def changes_the_interpreter() -> None:
 @returns()
 def turns_warnings_into_errors() -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=UserWarning)
     warnings.showwarning = lambda *_, **__: raise_it()
 
 

@@ -22,11 +22,6 @@ import torch
 import torch.distributed as dist
 
 
-def _for_all_warnings() -> list[str]:
-    """What is done with any warning: libraries add filters for their own when first imported."""
-    return [action for action, *about in warnings.filters if about == [None, Warning, None, 0]]
-
-
 def settings() -> dict[str, Any]:
     """By name, and the sum over all ranks of an all-reduce to show that they still can talk."""
     x = torch.ones(3, device="cpu")
@@ -76,7 +71,7 @@ def _of_python() -> dict[str, Any]:
         "digits": sys.get_int_max_str_digits(),
         "collector": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
         "tracing": (sys.gettrace(), sys.getprofile()),
-        "warnings": _for_all_warnings(),
+        "warnings": [*map(str, warnings.filters)],
         "showing warnings": warnings.showwarning.__module__,
         "faults": faulthandler.is_enabled(),
         "hooks": [
