@@ -25,6 +25,7 @@ ALL = {
     "kvstore_cases": 1,
     "simulate": 5,
     "published": 1,
+    "house": 1,
     "abuse": 1,
     "bugs": 1,
     "programs": 1,
