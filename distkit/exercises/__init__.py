@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from distkit.exercises.source import Source, source
-from distkit.exercises.task import Task
-from distkit.exercises.tasks import TASKS
-from distkit.exercises.verdict import Verdict
+from distkit.exercises import collectives, serving
+from distkit.exercises.task import Source, Task, Verdict, source
 
 __all__ = ["check", "hint", "solution"]
+
+#: Every exercise by name.
+TASKS = {task.name: task for task in (*collectives.TASKS, *serving.TASKS)}
 
 
 class _Desk:

@@ -3,56 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor, arange, cat, stack, zeros
 
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
-from distkit.exercises.task import Answer, Task
-from distkit.exercises.verdict import Verdict
-
-#: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
-Call = Callable[[Callable[..., object], int, int, int], Tensor]
-
-#: What a rank should hold: ``f(rank, n, length)``.
-Right = Callable[[int, int, int], Tensor]
-
-
-@dataclass(frozen=True)
-class Collective(Task):
-    """An algorithm to write with messages, judged on real ranks.
-
-    Args:
-        algorithm: the one to beat: its schedule is the measure.
-        call: how the function is called.
-        right: what a rank should hold then.
-        parts: whether the tensor is one of n parts of what the algorithm counts as a whole.
-    """
-
-    algorithm: Algorithm
-    call: Call
-    right: Right
-    parts: bool = False
-
-    @property
-    def result(self) -> str:
-        """What the function comes to, in a word."""
-        return "sum" if "sum" in self.goal else "result"
-
-    def trial(self, mine: Answer) -> Verdict:
-        """Run it on ranks."""
-        from distkit.exercises.judge import judge
-
-        return judge(self, mine)
-
-    def __str__(self) -> str:
-        best = self.algorithm
-        return (
-            f"Write  def {self.signature}:\n    {self.goal}, with send and recv.\n"
-            f"{best.title}: {best.summary}. On 4 ranks it takes {best.rounds(4)} rounds, "
-            f"and a rank sends at most {best.messages(4)} messages.\n"
-            f"Then: dk.check.{self.name}(your_function)"
-        )
+from distkit.exercises.judge import Call, OnRanks, Right
+from distkit.exercises.task import Task
 
 
 def numbers(rank: int, length: int) -> Tensor:
@@ -93,23 +49,27 @@ def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> T
     return output
 
 
-def _of(
-    algorithm: Algorithm,
-    name: str,
+def _task(
+    best: Algorithm,
     signature: str,
     goal: str,
     call: Call,
     right: Right,
     *hints: str,
     parts: bool = False,
-) -> Collective:
-    return Collective(name, signature, goal, algorithm.page, hints, algorithm, call, right, parts)
+) -> Task:
+    name, _, parameters = signature.rstrip(")").partition("(")
+    told = (
+        f"Use send and recv, or isend and irecv. {best.title}: {best.summary}.\nOn 4 ranks it "
+        f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
+    )
+    trial = OnRanks(best, call, right, parameters.split(", ")[0], parts)
+    return Task(name, signature, goal, told, best.page, hints, trial)
 
 
-def _all_reduce(name: str, *hints: str) -> Collective:
-    return _of(
+def _all_reduce(name: str, *hints: str) -> Task:
+    return _task(
         ALL_REDUCES[name],
-        f"{name}_all_reduce",
         f"{name}_all_reduce(x)",
         "sum the tensor x over all ranks, in place and on every rank",
         in_place,
@@ -120,9 +80,8 @@ def _all_reduce(name: str, *hints: str) -> Collective:
 
 #: The exercises.
 TASKS: list[Task] = [
-    _of(
+    _task(
         COLLECTIVES["broadcast"],
-        "broadcast",
         "broadcast(x, src)",
         "give every rank the tensor x of rank src",
         from_root,
@@ -160,9 +119,8 @@ TASKS: list[Task] = [
         "Then the same way back, exchanging what is complete: the part doubles in every round.",
         "Remember [lo, hi) of your part in each round, to come back the same way.",
     ),
-    _of(
+    _task(
         COLLECTIVES["all_gather"],
-        "all_gather",
         "all_gather(outputs, x)",
         "put the x of every rank r into outputs[r]",
         gathering,
@@ -171,9 +129,8 @@ TASKS: list[Task] = [
         "In round s pass on to the right what came in the round before: that of rank r-s.",
         parts=True,
     ),
-    _of(
+    _task(
         COLLECTIVES["reduce_scatter"],
-        "reduce_scatter",
         "reduce_scatter(output, inputs)",
         "put the sum over all ranks of inputs[r] into the output of rank r",
         scattering,

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor, cat, equal, tensor
 
+from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.cluster.notebook import place
 from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import DeadlockError, RankError, RunError
-from distkit.events import COLLECTIVES, Op, State
-from distkit.exercises.collectives import Call, Collective
-from distkit.exercises.task import Answer, name_of
-from distkit.exercises.verdict import Point, Verdict
+from distkit.events import COLLECTIVES
+from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, name_of
 from distkit.trace.trace import Trace
+from distkit.views.compare.figures import rounds, sent_bytes
+from distkit.views.timeline.columns import Columns
+
+#: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
+Call = Callable[[Callable[..., object], int, int, int], Tensor]
+
+#: What a rank should hold: ``f(rank, n, length)``.
+Right = Callable[[int, int, int], Tensor]
 
 #: What a rank holds after a call, and the tensor that the call returned, if it did.
 Outcome = tuple[list[float], list[float] | None]
@@ -34,39 +41,89 @@ N, LENGTH = 4, 1024
 _FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
 
 
-def judge(task: Collective, mine: Answer) -> Verdict:
-    """Run an answer and say how good it is.
+@dataclass(frozen=True)
+class OnRanks:
+    """Tries a collective on real ranks: is it right, and how far from the best?
 
     Args:
-        task: the exercise.
-        mine: the answer; every rank calls it as ``task.signature`` says.
+        algorithm: the one to beat: its schedule is the measure.
+        call: how the function is called.
+        right: what a rank should hold then.
+        into: the parameter that has to hold it.
+        parts: whether the tensor is one of n parts of what the algorithm counts as a whole.
     """
-    for n in WORLDS:
-        try:
-            run = run_ranks(_named(mine), n, task.call, mine, LENGTHS)
-        except RunError as error:
-            if isinstance(error, RankError) and "NotImplementedError" in str(error):
-                return task.not_attempted()
-            return task.not_yet(f"on {_ranks(n)}:\n{_said(error, mine)}")
-        theirs = sorted({str(s.op) for s in run.trace.spans if s.op in COLLECTIVES})
-        if theirs:
-            calls = ", ".join(f"dist.{op}" for op in theirs)
-            return task.not_yet(f"it calls {calls}: write it with send and recv, isend and irecv")
-        if wrong := _wrong(task, n, run.results):
-            attempted = n == 1 or _touched(task, n, run.results, run.trace)
-            return task.not_yet(wrong) if attempted else task.not_attempted()
-    trace = run_ranks(_named(mine), N, task.call, mine, (LENGTH,)).trace
-    points = (
-        Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks"),
-        *_compared(task, trace),
-    )
-    solved = all(p.good for p in points)
-    return Verdict(
-        task.name,
-        "solved" if solved else "right, but not the best",
-        points,
-        "" if solved else task.help,
-    )
+
+    algorithm: Algorithm
+    call: Call
+    right: Right
+    into: str
+    parts: bool = False
+
+    def __call__(self, mine: Answer) -> Iterator[Point]:
+        """Run an answer; every rank calls it."""
+        for n in WORLDS:
+            try:
+                run = run_ranks(_named(mine), n, self.call, mine, LENGTHS)
+            except RunError as error:
+                if isinstance(error, RankError) and "NotImplementedError" in str(error):
+                    raise NotAttempted from None
+                raise Mistake(f"on {_ranks(n)}:\n{_said(error, mine)}") from error
+            if theirs := sorted({str(s.op) for s in run.trace.spans if s.op in COLLECTIVES}):
+                calls = ", ".join(f"dist.{op}" for op in theirs)
+                raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
+            if wrong := self._wrong(n, run.results):
+                attempted = n == 1 or self._touched(n, run.results, run.trace)
+                raise Mistake(wrong) if attempted else NotAttempted
+        yield Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
+        yield from self._compared(run_ranks(_named(mine), N, self.call, mine, (LENGTH,)).trace)
+
+    def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
+        """The first difference from what a rank should hold, in words; "" if there is none."""
+        for rank, outcomes in enumerate(results):
+            for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
+                right = self.right(rank, n, length)
+                if equal(tensor(got), right):
+                    continue
+                if returned is not None and equal(tensor(returned), right):
+                    return (
+                        f"it returns the right result, but {self.into} has to hold it: "
+                        f"write into {self.into}, in place"
+                    )
+                return (
+                    f"on {_ranks(n)}, with {_count(length, 'element')}, rank {rank} ends with\n"
+                    f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
+                )
+        return ""
+
+    def _touched(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
+        """Whether the answer does anything at all."""
+
+        def nothing(*_: object) -> None:
+            pass
+
+        before = [
+            [self.call(nothing, rank, n, length).tolist() for length in LENGTHS]
+            for rank in range(n)
+        ]
+        held = [[got for got, _ in outcomes] for outcomes in results]
+        return held != before or bool(trace.messages)
+
+    def _compared(self, trace: Trace) -> Iterator[Point]:
+        """Messages, bytes and rounds beside the algorithm's."""
+        best, columns = self.algorithm, Columns(trace)
+        size = 4 * LENGTH * (N if self.parts else 1)
+        optimum = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
+        for what, mine, theirs in zip(
+            ("messages", "bytes"), sent_bytes(columns), optimum, strict=True
+        ):
+            most = int(mine.max(initial=0))
+            yield _point(f"{what} sent by the busiest rank", most, int(theirs.max()), best.title)
+        yield _point("rounds", rounds(columns), best.rounds(N), best.title)
+
+
+def _point(what: str, got: int, optimum: int, title: str) -> Point:
+    good = got <= optimum
+    return Point(good, f"{got:,} {what}" + ("" if good else f"; {title} needs {optimum:,}"))
 
 
 def _named(mine: Answer) -> Callable[..., list[Outcome]]:
@@ -113,26 +170,6 @@ def _said(error: RunError, mine: Answer) -> str:
     return str(error).replace(error.traceback, frames)
 
 
-def _wrong(task: Collective, n: int, results: list[list[Outcome]]) -> str:
-    """The first difference from what a rank should hold, in words; "" if there is none."""
-    for rank, outcomes in enumerate(results):
-        for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
-            right = task.right(rank, n, length)
-            if equal(tensor(got), right):
-                continue
-            if returned is not None and equal(tensor(returned), right):
-                into = task.parameters[0]
-                return (
-                    f"it returns the {task.result}, but {into} has to hold it: "
-                    f"write into {into}, in place"
-                )
-            return (
-                f"on {_ranks(n)}, with {_count(length, 'element')}, rank {rank} ends with\n"
-                f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
-            )
-    return ""
-
-
 def _count(n: int, thing: str) -> str:
     return f"{n} {thing}" + "s" * (n != 1)
 
@@ -143,69 +180,3 @@ def _ranks(n: int) -> str:
 
 def _few(numbers: list[float]) -> str:
     return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"
-
-
-def _touched(task: Collective, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
-    """Whether the answer does anything at all."""
-
-    def nothing(*_: object) -> None:
-        pass
-
-    before = [
-        [task.call(nothing, rank, n, length).tolist() for length in LENGTHS] for rank in range(n)
-    ]
-    held = [[got for got, _ in outcomes] for outcomes in results]
-    return held != before or bool(trace.messages)
-
-
-# -- against the best ------------------------------------------------------------------
-
-
-def _compared(task: Collective, trace: Trace) -> Iterator[Point]:
-    """Messages, bytes and rounds beside the algorithm's."""
-    best = task.algorithm
-    messages, sent = traffic(
-        best.schedule(N), N, 4 * LENGTH * (N if task.parts else 1), best.chunks(N), itemsize=4
-    )
-    counts, volume = Counter[int](), Counter[int]()
-    for m in trace.messages:
-        counts[m.src] += 1
-        volume[m.src] += m.nbytes
-    yield _point(
-        "messages sent by the busiest rank",
-        max(counts.values(), default=0),
-        int(messages.max()),
-        best.title,
-    )
-    yield _point(
-        "bytes sent by the busiest rank",
-        max(volume.values(), default=0),
-        int(sent.max()),
-        best.title,
-    )
-    yield _point("rounds", rounds(trace), best.rounds(N), best.title)
-
-
-def _point(what: str, got: int, optimum: int, title: str) -> Point:
-    good = got <= optimum
-    return Point(good, f"{got:,} {what}" + ("" if good else f"; {title} needs {optimum:,}"))
-
-
-def rounds(trace: Trace) -> int:
-    """How many rounds a run's messages take, if a rank sends one and receives one per round.
-
-    A message leaves when its sender has received what it received before, and has sent what it
-    sent before; it arrives one round later, or after what arrives at the same rank before.
-    """
-    knows: dict[int, int] = defaultdict(int)  # the round by which a rank has what it received
-    out, into = defaultdict[int, int](int), defaultdict[int, int](int)
-    left: dict[str, int] = {}
-    for e in trace:
-        match = trace.matches.get((e.rank, e.seq), "")
-        if e.op is Op.SEND and e.state is State.STARTED:
-            left[match] = max(knows[e.rank], out[e.rank])
-            out[e.rank] = left[match] + 1
-        elif e.op is Op.RECV and e.state is State.COMPLETED and match in left:
-            into[e.rank] = max(left[match], into[e.rank]) + 1
-            knows[e.rank] = max(knows[e.rank], into[e.rank])
-    return max(into.values(), default=0)

@@ -9,18 +9,14 @@ import heapq
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from distkit.exercises.task import Answer, name_of
+from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, attempt
 from distkit.kvstore.protocol.consistency import Asynchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
-
-if TYPE_CHECKING:
-    from distkit.exercises.serving import Serving
-    from distkit.exercises.verdict import Verdict
 
 #: Seconds of a step and of a pause that a bound is tried with.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
@@ -43,26 +39,18 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
                 yield worker, dict(enumerate(clocks)), bound
 
 
-def judge_waits(task: Serving, mine: Answer) -> Verdict:
+def judge_waits(mine: Answer) -> Iterator[Point]:
     """Compare the rule with the library's, in every small state."""
     count = 0
     for worker, clocks, bound in states():
         right = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
-        try:
-            said = mine(worker, dict(clocks), bound)
-        except NotImplementedError:
-            return task.not_attempted()
-        except Exception as error:
-            return task.not_yet(
-                f"with {_state(worker, clocks, bound)} {name_of(mine)} raised "
-                f"{type(error).__name__}: {error}"
-            )
+        said = attempt(mine, _state(worker, clocks, bound), worker, dict(clocks), bound)
         if said is None and not count:
-            return task.not_attempted()
+            raise NotAttempted
         if not isinstance(said, COLLECTIONS) or set(said) != right:
-            return task.not_yet(_differs(said, right, worker, clocks, bound))
+            raise Mistake(_differs(said, right, worker, clocks, bound))
         count += 1
-    return task.solved(f"as the real rule in {count:,} states")
+    yield Point(True, f"as the real rule in {count:,} states")
 
 
 def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
@@ -88,38 +76,31 @@ def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int],
 # -- which bound -----------------------------------------------------------------------
 
 
-def judge_bound(task: Serving, mine: Answer) -> Verdict:
+def judge_bound(mine: Answer) -> Iterator[Point]:
     """Train on the real server with the bound, and with the next smaller one."""
-    good = list[str]()
     for step, pause in PAIRS:
         case = f"steps of {1e3 * step:g} ms, a pause of {1e3 * pause:g} ms"
-        try:
-            bound = mine(step, pause)
-        except NotImplementedError:
-            return task.not_attempted()
-        except Exception as error:
-            return task.not_yet(f"{case}: {name_of(mine)} raised {type(error).__name__}: {error}")
-        if bound is None and not good:
-            return task.not_attempted()
+        bound = attempt(mine, case, step, pause)
+        if bound is None and (step, pause) == PAIRS[0]:
+            raise NotAttempted
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-            return task.not_yet(
+            raise Mistake(
                 f"{case}: it returns {bound!r}: a bound is a whole number of "
                 "gradients, 0 or more. math.ceil makes one"
             )
         waited, ahead = trained(bound, step, pause)
         if waited:
-            return task.not_yet(
+            raise Mistake(
                 f"{case}: with your bound of {bound} the others wait "
                 f"{1e3 * waited:.3g} ms. It has to be larger"
             )
         if bound > ahead:
-            return task.not_yet(
+            raise Mistake(
                 f"{case}: with your bound of {bound} nobody waits, but nobody is "
                 f"ever more than {ahead} ahead: {ahead} would do. A larger bound "
                 "allows staler gradients"
             )
-        good.append(f"{case}: {bound}")
-    return task.solved(*good)
+        yield Point(True, f"{case}: {bound}")
 
 
 def trained(bound: int, step: float, pause: float) -> tuple[float, int]:

@@ -6,24 +6,19 @@ gradient has been applied.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distkit.exercises.pages import Server
-from distkit.exercises.task import Answer, name_of
+from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, raised
 from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
-
-if TYPE_CHECKING:
-    from distkit.exercises.serving import Serving
-    from distkit.exercises.verdict import Verdict
 
 #: Rounds in a game, and random games of each kind.
 ROUNDS, GAMES = 3, 60
@@ -135,18 +130,18 @@ def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
         yield step
 
 
-def judge(task: Serving, mine: Answer) -> Verdict:
+def judge(mine: Answer) -> Iterator[Point]:
     """Play games of every kind, until one goes wrong."""
     if _idle(mine):
-        return task.not_attempted()
-    rng, good = Random(0), list[str]()
+        raise NotAttempted
+    rng = Random(0)
     for words, sync, again in KINDS:
         for n in range(GAMES):
             workers = 2 + n % 3
             if wrong := play(mine, sync, workers, list(game(sync, again, workers, rng))):
-                return task.not_yet(wrong, tuple(good))
-        good.append(words)
-    return task.solved(*good, f"as the real server in {GAMES * len(KINDS)} random orders")
+                raise Mistake(wrong)
+        yield Point(True, words)
+    yield Point(True, f"as the real server in {GAMES * len(KINDS)} random orders")
 
 
 def _idle(mine: Answer) -> bool:
@@ -174,7 +169,7 @@ def play(mine: Answer, sync: bool, workers: int, steps: list[Step]) -> str:
             said = mine(server, step.worker, step.number, real.gradient(step.worker, step.number))
             wrong = _wrong(server, steps[: i + 1], said, waiting)
         except Exception as error:
-            wrong = _raised(error, mine)
+            wrong = raised(error, mine)
         if wrong:
             return _told(server, steps[: i + 1], wrong)
     return ""
@@ -189,14 +184,6 @@ def _told(server: Server, steps: list[Step], wrong: str) -> str:
     more = ", the last messages" if len(steps) > TOLD else ""
     story = [f"  {step}" for step in steps[-TOLD:]]
     return "\n".join([f"{mode} with {server.workers} workers{more}:", *story, wrong])
-
-
-def _raised(error: Exception, mine: Answer) -> str:
-    lines = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == name_of(mine)
-    ]
-    where = f" in  {lines[-1].line}" if lines and lines[-1].line else ""
-    return f"{name_of(mine)} raised {type(error).__name__}: {error}{where}"
 
 
 def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> str:

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from distkit.exercises import pages
-from distkit.exercises.task import Answer, Task
-from distkit.exercises.verdict import Verdict
-
-
-@dataclass(frozen=True)
-class Serving(Task):
-    """Something to write that is tried beside the real server, without processes.
-
-    Args:
-        told: what its writer has to know.
-        trying: where its trial is.
-    """
-
-    told: str
-
-    def trial(self, mine: Answer) -> Verdict:
-        """Try it as its name says."""
-        from distkit.exercises import pauses, pushes
-
-        trials = {
-            "push_handler": pushes.judge,
-            "waits_for": pauses.judge_waits,
-            "staleness_bound": pauses.judge_bound,
-        }
-        return trials[self.name](self, mine)
-
-    def __str__(self) -> str:
-        return (
-            f"Write  def {self.signature}:\n    {self.goal}.\n{self.told}\n"
-            f"Then: dk.check.{self.name}(your_function)"
-        )
-
+from distkit.exercises import pages, pauses, pushes
+from distkit.exercises.task import Task
 
 #: The exercises.
 TASKS: list[Task] = [
-    Serving(
+    Task(
         "push_handler",
         "push_handler(server, worker, number, gradient)",
         "handle a push, and return the list of workers whose waiting pulls are answered now",
+        "server.sync: True under dist_sync, False under dist_async. server.workers: how many.\n"
+        "server.update(total): one step with a sum.\n"
+        "server.waiting: a list of the workers whose pulls wait. It fills as they pull; you take\n"
+        "off those whom you answer.\n"
+        "server.inbox, a dict, and server.seen, a set: empty at first, and yours.\n"
+        "A push may come again: its (worker, number) tells.",
         pages.push_handler,
         (
             "len(server.inbox) tells how many workers have pushed in this round. Under dist_sync, "
@@ -56,36 +29,33 @@ TASKS: list[Task] = [
             "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
             "server.seen: the echo of a push may come rounds later.",
         ),
-        "server.sync: True under dist_sync, False under dist_async. server.workers: how many.\n"
-        "server.update(total): one step with a sum.\n"
-        "server.waiting: a list of the workers whose pulls wait. It fills as they pull; you take\n"
-        "off those whom you answer.\n"
-        "server.inbox, a dict, and server.seen, a set: empty at first, and yours.\n"
-        "A push may come again: its (worker, number) tells.",
+        pushes.judge,
     ),
-    Serving(
+    Task(
         "waits_for",
         "waits_for(worker, clocks, bound)",
         "return the set of workers that a pull of this worker waits for",
+        "clocks[w] counts the gradients that worker w has pushed so far. Nobody may be more than "
+        "bound gradients ahead of anybody.",
         pages.waits_for,
         (
             "A worker's clock counts its gradients. Compare clocks[worker] with every other clock.",
             "It waits for those who are more than bound gradients behind it: exactly bound is "
             "still allowed.",
         ),
-        "clocks[w] counts the gradients that worker w has pushed so far. Nobody may be more than "
-        "bound gradients ahead of anybody.",
+        pauses.judge_waits,
     ),
-    Serving(
+    Task(
         "staleness_bound",
         "staleness_bound(step, pause)",
         "return the smallest bound with which nobody waits while one worker pauses once",
+        "Every worker needs step seconds for a gradient; one of them stands still for pause "
+        "seconds, once.",
         pages.staleness_bound,
         (
             "How many gradients do the others push while one of them pauses?",
             "A bound is a whole number of gradients, and part of a step counts: math.ceil.",
         ),
-        "Every worker needs step seconds for a gradient; one of them stands still for pause "
-        "seconds, once.",
+        pauses.judge_bound,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import distkit as dk
-from distkit.exercises.tasks import TASKS
+from distkit.exercises import TASKS
 
 
 def answer(name: str) -> Any:

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.exercises import serving
+from distkit.exercises import TASKS, serving
 from distkit.exercises.pages import Server
 from distkit.exercises.pauses import STEPS, trained
-from distkit.exercises.tasks import TASKS
 
 NAMES = [task.name for task in serving.TASKS]
 

@@ -53,7 +53,7 @@ LAYERS = {
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
-    "exercises": WAIST + "algorithms kvstore cluster",
+    "exercises": WAIST + "algorithms kvstore cluster views",
     "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top
 }
 TOP = {"__init__", "__main__", "cli", "demos", "hangs", "ipython", "magics"}  # may import all

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from answers import answer, check_is_no_attempt, empty, stub
 
 import distkit as dk
+from distkit.exercises import TASKS
 from distkit.exercises.collectives import TASKS as COLLECTIVES
-from distkit.exercises.tasks import TASKS
 
 NAMES = [task.name for task in COLLECTIVES]
 
@@ -159,8 +159,12 @@ def returned_list(outputs: list[torch.Tensor], x: torch.Tensor) -> list[torch.Te
 @pytest.mark.parametrize(
     ("name", "wrong", "says"),
     [
-        ("ring_all_reduce", returned, "it returns the sum, but x has to hold it: write into x"),
-        ("all_gather", returned_list, "it returns the result, but outputs has to hold it"),
+        (
+            "ring_all_reduce",
+            returned,
+            "it returns the right result, but x has to hold it: write into x",
+        ),
+        ("all_gather", returned_list, "it returns the right result, but outputs has to hold it"),
     ],
 )
 def test_a_result_that_is_returned_is_told_from_a_wrong_one(
