@@ -11,11 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from distkit.cli.checkout import add_bench, add_lab
 from distkit.cli.demo import add_demo
 from distkit.cli.hang import add_hang
-from distkit.cli.others import add_bench, add_lab
-from distkit.cli.replay import add_replay
-from distkit.cli.trace import add_trace
+from distkit.cli.traces import add_replay, add_trace
 from distkit.errors import DistkitError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -40,22 +40,6 @@ def write(file: Path, how: Callable[[], object]) -> None:
         how()
     except OSError as error:
         raise DistkitError(f"{file} cannot be written ({error.strerror}).") from error
-
-
-def summary(trace: Trace) -> str:
-    """What is in a trace, in one line."""
-    from distkit.events import COLLECTIVES
-
-    shared = {trace.matches[s.rank, s.seq] for s in trace.spans if s.op in COLLECTIVES}
-    lost = f", {trace.dropped} events dropped" if trace.dropped else ""
-    return (
-        f"{_count(trace.ranks, 'rank')}, {trace.seconds:.2f} s: "
-        f"{_count(trace.messages, 'message')}, {_count(shared, 'collective')}{lost}"
-    )
-
-
-def _count(things: Sized, word: str) -> str:
-    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
 
 
 def print_findings(findings: Iterable[Finding]) -> None:

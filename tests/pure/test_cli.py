@@ -17,7 +17,7 @@ import benchmarks
 from benchmarks.figure import Figure, Report, figure
 from distkit import cli, hangs
 from distkit.cli import demo, files
-from distkit.cli.others import JUPYTERLAB
+from distkit.cli.checkout import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
 from distkit.cluster.runs.run import Run
 from distkit.demos import Demo
@@ -305,7 +305,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "notebooks").mkdir()
     for name in ("00_welcome.ipynb", "01_messages.ipynb"):
         (tmp_path / "notebooks" / name).write_text("first")
-    monkeypatch.setattr("distkit.cli.others.CHECKOUT", tmp_path)
+    monkeypatch.setattr("distkit.cli.checkout.CHECKOUT", tmp_path)
     return tmp_path
 
 

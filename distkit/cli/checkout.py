@@ -1,19 +1,23 @@
-"""``distkit lab`` and ``distkit bench``."""
+"""``distkit lab`` and ``distkit bench``: what the checkout has beside the package."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cli.copies import copies
 from distkit.errors import DistkitError
 
 #: The checkout that distkit runs from has the notebooks and the benchmarks beside the package.
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: The copies' folder in the checkout, which git ignores, and what it knows of their originals.
+FOLDER, RECORD = "my-notebooks", ".originals.json"
 
 
 def add_lab(commands: Any) -> None:
@@ -70,6 +74,31 @@ def _welcome() -> Path:
         "the notebooks are not installed with distkit: get them with its source, "
         "and name a notebook or a folder: distkit lab FOLDER"
     )
+
+
+def copies(checkout: Path) -> tuple[Path, list[str]]:
+    """Bring the copies up to date; their folder, and those that are older than their originals.
+
+    A copy that its reader has changed, if only by running it, is never touched.
+    """
+    folder = checkout / FOLDER
+    folder.mkdir(exist_ok=True)
+    record = folder / RECORD
+    known: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
+    older = []
+    for original in sorted((checkout / "notebooks").glob("*.ipynb")):
+        copy, now = folder / original.name, _digest(original)
+        if not copy.exists() or _digest(copy) == known.get(copy.name):
+            shutil.copyfile(original, copy)
+            known[copy.name] = now
+        elif known.get(copy.name) != now:
+            older.append(copy.name)
+    record.write_text(json.dumps(known, indent=1))
+    return folder, older
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> None:
