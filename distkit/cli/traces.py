@@ -1,7 +1,6 @@
 """``distkit trace`` records a script of your own; ``distkit replay`` shows a saved trace.
 
-``replay`` opens a page in the browser and prints what is wrong in the run. It needs neither torch nor
-Jupyter.
+``replay`` opens a page in the browser and prints what is wrong in the run, without torch or Jupyter.
 """
 
 from __future__ import annotations
