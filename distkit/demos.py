@@ -20,6 +20,7 @@ from distkit.errors import DistkitError
 from distkit.events import COLLECTIVES, P2P, REQUESTS, State
 from distkit.recording.recorder import mark
 from distkit.trace.trace import Trace
+from distkit.views.scene.units import count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -385,7 +386,7 @@ def _brief(trace: Trace) -> str:
     said = f"{len(trace.messages)} messages, {sizes:,} bytes" if trace.messages else ""
     members = [s for s in trace.spans if s.op in COLLECTIVES]
     calls = len({trace.matches[s.rank, s.seq] for s in members})
-    called = f"{calls} collective{'s' * (calls != 1)}" if calls else ""
+    called = count(calls, "collective") if calls else ""
     return ", ".join(filter(None, [said, called, f"{trace.seconds * 1e3:.1f} ms"]))
 
 

@@ -1,6 +1,6 @@
 """``distkit trace`` records a script of your own; ``distkit replay`` shows a saved trace.
 
-``replay`` opens a page in the browser and prints what is wrong in the run, without torch or Jupyter.
+``replay`` opens a page in the browser and prints what is wrong in the run. It needs no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gzip
 import tempfile
 import webbrowser
 import zlib
-from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,14 +136,11 @@ def _beginning(file: Path, size: int = 1 << 16) -> bytes:
 def summary(trace: Trace) -> str:
     """What is in a trace, in one line."""
     from distkit.events import COLLECTIVES
+    from distkit.views.scene.units import count
 
     shared = {trace.matches[s.rank, s.seq] for s in trace.spans if s.op in COLLECTIVES}
     lost = f", {trace.dropped} events dropped" if trace.dropped else ""
     return (
-        f"{_count(trace.ranks, 'rank')}, {trace.seconds:.2f} s: "
-        f"{_count(trace.messages, 'message')}, {_count(shared, 'collective')}{lost}"
+        f"{count(len(trace.ranks), 'rank')}, {trace.seconds:.2f} s: "
+        f"{count(len(trace.messages), 'message')}, {count(len(shared), 'collective')}{lost}"
     )
-
-
-def _count(things: Sized, word: str) -> str:
-    return f"{len(things)} {word}{'s' * (len(things) != 1)}"

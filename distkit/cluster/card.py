@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import in_notebook
-from distkit.views.scene.units import count
+from distkit.views.scene.units import aligned, count
 
 if TYPE_CHECKING:
     from distkit.cluster.runs.run import Run
@@ -34,9 +34,7 @@ class Status:
 
     def __repr__(self) -> str:
         table = [_COLUMNS, *(tuple(map(str, row)) for row in self.rows)]
-        widths = [max(len(row[i]) for row in table) for i in range(len(_COLUMNS))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([f"{self.title} · {self.note}", *lines])
+        return "\n".join([f"{self.title} · {self.note}", *aligned(table)])
 
     def _repr_html_(self) -> str:
         def cells(tag: str, row: tuple[Any, ...]) -> str:
@@ -59,7 +57,7 @@ def status(room: Room) -> Status:
     if plan.servers:
         what = f"{count(plan.ranks, 'worker')}, {count(plan.servers, 'server')}, 1 scheduler"
     stage = room.failure if room.stage == "failed" else room.stage
-    note = f"{plan.note or plan.backend} · {plan.threads} thread{'s' * (plan.threads > 1)} a rank"
+    note = f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} a rank"
     return Status(f"distkit cluster: {what} · {stage}", note, _rows(room))
 
 

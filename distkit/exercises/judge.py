@@ -19,6 +19,7 @@ from distkit.events import COLLECTIVES
 from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, name_of
 from distkit.trace.trace import Trace
 from distkit.views.compare.figures import rounds, sent_bytes
+from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns
 
 #: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
@@ -90,7 +91,7 @@ class OnRanks:
                         f"write into {self.into}, in place"
                     )
                 return (
-                    f"on {_ranks(n)}, with {_count(length, 'element')}, rank {rank} ends with\n"
+                    f"on {_ranks(n)}, with {count(length, 'element')}, rank {rank} ends with\n"
                     f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
                 )
         return ""
@@ -170,12 +171,8 @@ def _said(error: RunError, mine: Answer) -> str:
     return str(error).replace(error.traceback, frames)
 
 
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}" + "s" * (n != 1)
-
-
 def _ranks(n: int) -> str:
-    return _count(n, "rank")
+    return count(n, "rank")
 
 
 def _few(numbers: list[float]) -> str:

@@ -12,7 +12,7 @@ from distkit.cluster.runs.run import LOOKED_AT, Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
 from distkit.experiments.controls import BYTES, STRAGGLER, said
-from distkit.views.scene.units import human_bytes, human_seconds
+from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 from distkit.views.timeline.columns import Columns
 
 #: What is measured of every run.
@@ -149,10 +149,9 @@ def headline(name: str, records: Sequence[Record]) -> str:
     well = [r.measured[SECONDS] for r in records if not r.outcome]
     if not records:
         return f"Experiment with {name}: no run yet"
-    runs = f"{len(records)} run{'s' * (len(records) > 1)}"
     bad = f", {len(records) - len(well)} not to the end" if len(well) < len(records) else ""
     fast = f", {human_seconds(min(well))} to {human_seconds(max(well))}" if len(well) > 1 else ""
-    return f"Experiment with {name}: {runs}{bad}{fast}"
+    return f"Experiment with {name}: {count(len(records), 'run')}{bad}{fast}"
 
 
 def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
@@ -162,11 +161,11 @@ def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
     names = columns(records)
     rows = [["#", *names]]
     rows += [[str(n), *cells(r, names)] for n, r in _latest(records, limit)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     more = [f"  … and {len(records) - limit} more"] if len(records) > limit else []
     same = f" ({common(records)})" if constant(records) else ""
-    return "\n".join([headline(name, records) + same, *(f"  {x}".rstrip() for x in lines), *more])
+    return "\n".join(
+        [headline(name, records) + same, *(f"  {line}" for line in aligned(rows)), *more]
+    )
 
 
 def to_html(records: Sequence[Record], limit: int = 200) -> str:

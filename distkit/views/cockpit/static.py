@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from distkit.views.scene import svg
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
+from distkit.views.scene.units import aligned
 from distkit.views.timeline.projection import Json
 from distkit.views.timeline.static import WIDTH, paint
 
@@ -43,8 +44,6 @@ def to_table(steps: Json, picture: Json) -> str:
                 waits,
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     ranks = shown(steps)["ranks"]
     why = [
         f"{row[0]}: {r['reason']}"
@@ -54,7 +53,7 @@ def to_table(steps: Json, picture: Json) -> str:
     return "\n".join(
         [
             f"{steps['name']}: {step(steps)}",
-            *(f"  {line}".rstrip() for line in [*lines, *why]),
+            *(f"  {line}".rstrip() for line in [*aligned(rows), *why]),
             *(f"  ! {remark['message']} {remark['remedy']}".rstrip() for remark in remarks(steps)),
         ]
     )

@@ -12,7 +12,7 @@ from distkit.views.scene import svg, values_svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, WARNING_LIGHT, rank_color
-from distkit.views.scene.units import human_bytes, human_seconds, round_step, time_unit
+from distkit.views.scene.units import aligned, human_bytes, human_seconds, round_step, time_unit
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.operations import Floats
 
@@ -308,8 +308,6 @@ def to_table(picture: Json) -> str:
             words = [] if n == base else [ratio(value, row["values"][base])]
             cells += [figure(value, row["unit"]), *words]
         lines.append(cells)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    told = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
     state = "still running" if picture["live"] else ", ".join(picture["facts"])
-    parts = [f"Compare: {state or picture['title']}", *(f"  {line}".rstrip() for line in told)]
+    parts = [f"Compare: {state or picture['title']}", *(f"  {line}" for line in aligned(lines))]
     return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])

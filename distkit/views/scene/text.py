@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import astuple, dataclass
 
-from distkit.views.scene.units import count, human_bytes, human_seconds
+from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 from distkit.views.timeline.projection import Json
 
 COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
@@ -59,9 +59,8 @@ def table(picture: Json, limit: int = 20) -> str:
     """A table to read in a terminal: the headline, the first rows, the notices."""
     all_rows = rows(picture)
     shown = [COLUMNS, *(astuple(row) for row in all_rows[:limit])]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in shown]
-    parts = [headline(picture), *((f"  {line}".rstrip() for line in lines) if all_rows else ())]
+    lines = aligned(shown) if all_rows else []
+    parts = [headline(picture), *(f"  {line}" for line in lines)]
     more = picture.get("entries", len(all_rows)) - limit
     if more > 0:
         parts.append(f"  … and {more:,} more")

@@ -1,8 +1,9 @@
-"""Numbers as people read them: bytes, seconds, counts, and round steps for an axis."""
+"""Numbers as people read them: bytes, seconds, counts, tables, and round steps for an axis."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def count(n: int, noun: str) -> str:
@@ -12,6 +13,19 @@ def count(n: int, noun: str) -> str:
     ('1 message', '1,203 events')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, its columns as wide as they need.
+
+    >>> aligned([("rank", "state"), ("10", "idle")])
+    ['rank  state', '10    idle']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def human_bytes(n: float) -> str:
