@@ -6,7 +6,6 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,23 +17,16 @@ from distkit.cluster.pickling import pack
 from distkit.cluster.runs.run import Run
 from distkit.errors import ClusterError, DistkitError, RunInterrupted
 from distkit.experiments import chart, results
-from distkit.experiments.activity import Activity
-from distkit.experiments.clusters import Clusters
-from distkit.experiments.controls import RANKS
-from distkit.experiments.following import follow, submit
-from distkit.experiments.results import Record
-from distkit.experiments.settings import Settings
+from distkit.experiments.controls import RANKS, Settings
+from distkit.experiments.panel import Bar, Panel
+from distkit.experiments.results import Activity, State
+from distkit.experiments.running import Clusters, follow, submit
 from distkit.recording.progress import Meter
 from distkit.views.widget.snapshot import Still
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-    from distkit.experiments.panel import Panel
-
-#: Of what ranks print, the panel shows so many lines.
-LINES = 200
 
 #: A kernel that ends has no thread of its own any more that sends to the page: two of ours that
 #: did would mix their messages up.
@@ -50,7 +42,7 @@ def _hush() -> None:
         _over.set()
 
 
-class Experiment:
+class Experiment(State):
     """Sliders and buttons that start real runs, as ``ipywidgets.interact`` calls a function.
 
     In a notebook it displays as a panel: a control per parameter, Run and Stop, a bar that moves
@@ -95,16 +87,12 @@ class Experiment:
                 "dk.Experiment(train, cluster, batch=(8, 128))."
             )
         ranks = None if cluster is None else cluster.plan.ranks
-        self.fn, self.name = fn, getattr(fn, "__name__", type(fn).__name__)
+        super().__init__(getattr(fn, "__name__", type(fn).__name__))
+        self.fn = fn
         self.settings = Settings(fn, controls, ranks)
         travels = {n: c.choices or c.value for n, c in self.settings.controls.items()}
         pack(fn, (), travels)
         _of_cells.add(cell(), self)
-        self.records: list[Record] = []
-        #: What it does now, None for nothing; why the latest run went wrong; what ranks printed.
-        self.activity: Activity | None = None
-        self.trouble: BaseException | None = None
-        self.printed: deque[str] = deque(maxlen=LINES)
         self._clusters = Clusters(cluster)
         self._alone, self._stopping = threading.Lock(), threading.Event()
         self._run: Run | None = None
@@ -235,9 +223,7 @@ class Experiment:
     def panel(self) -> Panel:
         """What a notebook shows of it."""
         if self._panel is None:
-            from distkit.experiments.panel import Panel
-
-            self._panel = Panel(self)
+            self._panel = Panel(self, self.settings.controls, self.start, self.stop)
             self._watchers.append(self._panel.refresh)
         return self._panel
 
@@ -339,14 +325,16 @@ class Experiment:
             return
         from IPython.display import display
 
-        from distkit.experiments.bar import Bar
-
         bar, first = Bar(self.stop), len(self.records)
+
+        def refresh(experiment: Experiment) -> None:
+            bar.refresh(experiment.activity)
+
         handle = display(bar.widget, display_id=True)
-        self._watchers.append(bar.refresh)
+        self._watchers.append(refresh)
         try:
             yield
         finally:
-            self._watchers.remove(bar.refresh)
+            self._watchers.remove(refresh)
             handle.update(chart.Picture(self.name, self.records[first:]))
             bar.close()

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ipywidgets
 
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.experiments import chart, results
-from distkit.experiments.bar import Bar, sheet
-from distkit.experiments.controls import STRAGGLER
-from distkit.experiments.results import Record
+from distkit.experiments.controls import STRAGGLER, Control
+from distkit.experiments.results import Activity, Record, State, words
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Timeline
 from distkit.views.gradients.steps import GRADIENT
+from distkit.views.scene.units import human_seconds
 
-if TYPE_CHECKING:
-    from distkit.experiments.experiment import Experiment
+#: Parts of the bar.
+WHOLE = 1000
 
 #: The stage follows every message of a run; of longer ones it would make too much.
 STAGED = 20_000
@@ -29,20 +32,90 @@ STAGED = 20_000
 GONE = "this experiment is gone: run its cell again"
 
 
-class Panel:
-    """The widgets of one experiment."""
+@cache
+def css() -> str:
+    """The style sheet of bar and panel."""
+    return Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
 
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = weakref.ref(experiment)  # widgets live on when it is forgotten
+
+def sheet() -> Any:
+    """The style sheet as a widget, to stand beside what it styles."""
+    return ipywidgets.HTML(f"<style>{css()}</style>", layout={"display": "none"})
+
+
+class Bar:
+    """Moves with an experiment; without known end it only says that something moves.
+
+    Args:
+        stop: what the Stop button calls.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.progress = ipywidgets.IntProgress(max=WHOLE, layout={"width": "auto"})
+        self.words = ipywidgets.HTML()
+        self.stop = ipywidgets.Button(
+            description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True
+        )
+        self.stop.on_click(lambda _: stop())
+        self.progress.add_class("dkx-bar")
+        self.words.add_class("dkx-words")
+        self.stop.add_class("dkx-stop")
+        self._parts = [sheet(), self.stop, self.progress, self.words]
+        self.widget = ipywidgets.HBox(self._parts)
+        self.widget.add_class("dkx-row")
+
+    def refresh(self, now: Activity | None) -> None:
+        """Show what the experiment does now."""
+        self.stop.disabled = now is None or now.stopping or now.over
+        if now is None:
+            self._unknown(False)
+            self.progress.value, self.words.value = 0, ""
+            return
+        share = None if not now.total or now.done is None or now.over else now.done / now.total
+        self._unknown(share is None)
+        self.progress.value = WHOLE if share is None else round(WHOLE * share)
+        since = human_seconds(round(time.monotonic() - now.since, 1))
+        self.words.value = (
+            f"<span aria-live=polite>{escape(words(now))}</span> <i>{escape(since)}</i>"
+        )
+
+    def _unknown(self, unknown: bool) -> None:
+        """Whether nobody knows when it will end."""
+        (self.progress.add_class if unknown else self.progress.remove_class)("dkx-unknown")
+
+    def close(self) -> None:
+        """Take it off the page."""
+        for part in (*self._parts, self.widget):
+            part.close()
+
+
+class Panel:
+    """The widgets of one experiment. They live on when it is forgotten, so they hold it weakly.
+
+    Args:
+        state: what they show at first.
+        controls: by parameter.
+        run: what the Run button calls.
+        stop: what the Stop button calls.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        controls: Mapping[str, Control],
+        run: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> None:
         self._lock, self._seen = threading.RLock(), -1
-        self._bar = Bar(self._call("stop"))
+        self._bar = Bar(self._weakly(stop))
         self._run = ipywidgets.Button(
             description="Run", icon="play", tooltip="Run with these values on every rank"
         )
-        self._run.on_click(lambda _: self._call("start")())
+        start = self._weakly(run)
+        self._run.on_click(lambda _: start())
         self._run.add_class("dkx-run")
         self._bar.widget.children = (self._run, *self._bar.widget.children)
-        self._title = _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>")
+        self._title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
         self._message, self._table = _html("dkx-message"), _html("dkx-table")
         self._chart, self._printed = Chart(), _html("dkx-printed")
         self._pictures = Pictures()
@@ -52,7 +125,7 @@ class Panel:
             [
                 sheet(),
                 self._title,
-                _controls(experiment),
+                _controls(controls),
                 self._bar.widget,
                 self._message,
                 runs,
@@ -61,17 +134,16 @@ class Panel:
             ]
         )
         self.widget.add_class("distkit-experiment")
-        self.refresh(experiment)
+        self.refresh(state)
 
-    def refresh(self, experiment: Experiment) -> None:
+    def refresh(self, state: State) -> None:
         """Show where the experiment is now. From any thread."""
         with self._lock:
-            now = experiment.activity
+            now, records = state.activity, state.records
             self._run.disabled = now is not None
-            self._bar.refresh(experiment)
-            _set(self._message, message(experiment))
-            _set(self._printed, _lines(list(experiment.printed)))
-            records = experiment.records
+            self._bar.refresh(now)
+            _set(self._message, message(state))
+            _set(self._printed, _lines(list(state.printed)))
             if len(records) != self._seen:
                 self._table.value = results.to_html(records)
                 self._chart.show(records)
@@ -85,15 +157,16 @@ class Panel:
         self._bar.close()
         self.widget.close()
 
-    def _call(self, method: str) -> Callable[[], None]:
+    def _weakly(self, method: Callable[[], None]) -> Callable[[], None]:
         """A method of the experiment, as long as there is one."""
+        known = weakref.WeakMethod(method)
 
         def call() -> None:
-            experiment = self._experiment()
-            if experiment is None:
+            found = known()
+            if found is None:
                 self._message.value = f"<div class=dkx-note>{GONE}</div>"
             else:
-                getattr(experiment, method)()
+                found()
 
         return call
 
@@ -203,13 +276,13 @@ def fitting(trace: Trace) -> list[str]:
     return ["Timeline", *["Stage"] * staged, *["Gradients"] * watched]
 
 
-def message(experiment: Experiment) -> str:
+def message(state: State) -> str:
     """Why the latest run went wrong, or what is odd about it, in words."""
-    error = experiment.trouble
+    error = state.trouble
     if isinstance(error, (RunInterrupted, RunStopped)):
         return f"<div class=dkx-note role=status>{escape(str(error))}</div>"
     if error is None:
-        last = [] if experiment.activity else experiment.records[-1:]
+        last = [] if state.activity else state.records[-1:]
         return "".join(f"<div class=dkx-note>{escape(w)}</div>" for r in last for w in r.remarks)
     head, _, traceback = str(error).partition("\n\nTraceback")
     more = f"<pre tabindex=0>Traceback{escape(traceback)}</pre>" if traceback else ""
@@ -217,9 +290,9 @@ def message(experiment: Experiment) -> str:
     return f"<div class=dkx-trouble role=alert><b>{kind}</b> {escape(head)}{more}</div>"
 
 
-def _controls(experiment: Experiment) -> Any:
+def _controls(controls: Mapping[str, Control]) -> Any:
     widgets = []
-    for name, control in experiment.settings.controls.items():
+    for name, control in controls.items():
         if control.ours:
             unit = " [s]" if name == STRAGGLER else ""
             control.widget.description = f"{name}{unit}"

@@ -1,7 +1,8 @@
-"""What an experiment's runs add up to: one record each, and all of them as a table. Pure."""
+"""What an experiment does, and what its runs add up to: a record each, and a table of all. Pure."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -21,6 +22,44 @@ SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "by
 STEPS, PER_STEP = "steps made", "seconds a step"
 MEASURED = SECONDS, STEPS, PER_STEP, MESSAGES, COLLECTIVES, SIZE
 OUTCOME = "outcome"
+
+#: Of what ranks print, the latest so many lines are kept.
+LINES = 200
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What an experiment is doing: the n-th of its runs, since when, how far it has come."""
+
+    ranks: int
+    number: int = 1
+    of: int = 1
+    since: float = 0.0
+    running: bool = False  # else its ranks are being started
+    stopping: bool = False
+    over: bool = False  # its trace is being read
+    done: int | None = None
+    total: int | None = None
+    operations: int = 0
+
+
+def words(activity: Activity) -> str:
+    """What an experiment does, in a line without its seconds.
+
+    >>> words(Activity(4, running=True, done=3, total=20))
+    'step 3 of 20'
+    """
+    which = f"run {activity.number} of {activity.of} · " if activity.of > 1 else ""
+    if activity.over:
+        return f"{which}reading the trace"
+    if activity.stopping:
+        return f"{which}stopping"
+    if not activity.running:
+        return f"{which}starting {count(activity.ranks, 'rank')}"
+    if activity.done is not None:
+        end = f" of {activity.total:,}" if activity.total else ""
+        return f"{which}step {activity.done:,}{end}"
+    return f"{which}{count(activity.operations, 'operation')}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +81,17 @@ class Record:
     def row(self) -> dict[str, Any]:
         """Everything, by column."""
         return {**self.parameters, **self.measured, **self.values, OUTCOME: self.outcome or "ok"}
+
+
+@dataclass(eq=False)
+class State:
+    """What a panel shows of an experiment."""
+
+    name: str
+    records: list[Record] = field(default_factory=list)
+    activity: Activity | None = None  # what it does now, None for nothing
+    trouble: BaseException | None = None  # why the latest run went wrong
+    printed: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
 
 
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 import distkit as dk
 from distkit.events import Event, Op, State
 from distkit.experiments import chart, results
-from distkit.experiments.activity import Activity, words
-from distkit.experiments.controls import make
+from distkit.experiments.controls import Settings, make
 from distkit.experiments.panel import Chart, fitting, message
-from distkit.experiments.results import Record
-from distkit.experiments.settings import Settings
+from distkit.experiments.results import Activity, Record, words
 from distkit.recording import recorder
 from distkit.recording.progress import MARKS, Meter, noted, progress
 from distkit.recording.recorder import Recorder, to_event
