@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     with Cluster(2) as two, Cluster(3) as three:
         found, wrong = _catalogue({2: two, 3: three}, reps, say)
         interrupts = _interrupts(three, INTERRUPTS, say)
+        stops = _stops(three, INTERRUPTS, say)
     alarms = _false_alarms(PROGRAMS, say)
     slowest = [max(times[i] for times in found.values()) for i in range(reps)]
     absolute: dict[str, Any] = {"absolute": True}
@@ -63,11 +65,20 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
             aim=0.5,
             **absolute,
         ),
+        figure(
+            f"interrupt of an endless loop to a usable cluster, the slowest of {INTERRUPTS}",
+            "s",
+            [max(stops)],
+            must=3.0,
+            aim=0.5,
+            **absolute,
+        ),
     ], {
         "finding_s": found,
         "wrong": wrong,
         "alarms": alarms,
         "interrupt_s": interrupts,
+        "stop_s": stops,
     }
 
 
@@ -120,9 +131,34 @@ def _interrupts(cluster: Any, count: int, say: Callable[[str], None]) -> list[fl
         run = cluster.submit(hangs.ring_of_recvs, wait_forever=True)
         while not cluster.diagnose():  # until it hangs
             time.sleep(0.02)
-        started = time.perf_counter()
-        cluster.interrupt()
-        cluster.submit(abs, -1).wait()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(_interrupt(cluster))
         assert run.finished
+    return seconds
+
+
+def _interrupt(cluster: Any) -> float:
+    """Seconds until the next run has ended."""
+    started = time.perf_counter()
+    cluster.interrupt()
+    cluster.submit(abs, -1).wait()
+    return time.perf_counter() - started
+
+
+def _stops(cluster: Any, count: int, say: Callable[[str], None]) -> list[float]:
+    """As :func:`_interrupts`, of ranks that communicate all the time."""
+
+    def all_reduces() -> None:
+        import torch
+        import torch.distributed as dist
+
+        while True:
+            dist.all_reduce(torch.ones(4))
+
+    seconds = []
+    for number in range(count):
+        say(f"hang: stop {number + 1} of {count}")
+        run = cluster.submit(all_reduces)
+        while not run.trace.events:
+            time.sleep(random.uniform(0.01, 0.3))
+        seconds.append(_interrupt(cluster))
     return seconds

@@ -51,6 +51,9 @@ from distkit.recording.witness import Witness
 #: A program that sets a time limit up to this [ms] handles it: it is not released before.
 PATIENT = 60_000
 
+#: A signal's handler runs after so long, at the latest, while Python waits for a collective.
+TURN = timedelta(seconds=0.2)
+
 #: Where the hooks sit: no key that any operator of c10d uses itself.
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 
@@ -75,6 +78,8 @@ class Tap:
         self.on_threads: Callable[[str], None] = _nobody
         #: The groups that this rank communicates in.
         self.groups = Groups()
+        #: Whether collectives are gloo's, whose waits are cut into turns.
+        self.on_gloo = False
         #: Looks at each collective before it goes to the backend.
         self.witness: Witness | None = None
         #: A call has failed: gloo may have closed connections, the group is not what it was.
@@ -351,6 +356,8 @@ class Tap:
             if found is None:
                 return self._wait_late(partial(wait, work, *args, **kwargs), work)
             limit = next(iter((*args, *kwargs.values())), None)
+            if limit is None and self.on_gloo and found[1].op not in P2P:
+                return self._wait_for([found], False, partial(_in_turns, wait, work))
             return self._wait_for([found], _is_limit(limit), partial(wait, work, *args, **kwargs))
 
         return waiting
@@ -475,6 +482,16 @@ class Tap:
 
 def _nobody(group: str) -> None:
     """Nobody wants to know."""
+
+
+def _in_turns(wait: Callable[..., Any], work: Any) -> Any:
+    """Wait so that Python hears signals: gloo may never end the wait for a broken connection."""
+    while not _is_completed(work):
+        try:
+            return wait(work, TURN)
+        except RuntimeError:  # the time is up, or the work has failed
+            pass
+    return wait(work)
 
 
 def _has_result(work: Any) -> bool:

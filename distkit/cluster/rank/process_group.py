@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 #: How long the threads of a group get to finish what they are doing [s].
 REST = 0.02
 
+#: A group that is to be left while much travels gets this long to come to rest [s].
+MOVING = 0.5
+
+#: TCP_INFO and its size; in it, how many bytes of a connection have arrived, there and here.
+_INFO, _BYTES = (11, 136), slice(120, 136)
+
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -209,15 +215,36 @@ class Group:
     def sever(self) -> None:
         """Shut the group's connections down, so that a call blocked on them raises.
 
+        Only for reading: gloo then closes them itself, and what it still writes does not fail.
         Only connected sockets: to shut gloo's listening socket down aborts the process.
         """
+        for wire in self._wires():
+            with suppress(OSError):
+                wire.shutdown(socket.SHUT_RD)
+        self._sockets.clear()
+        self._severed = True
+
+    def rest(self, wait: Callable[[float], bool]) -> None:
+        """Wait until nothing travels on the group's connections, or ``wait`` says to go on.
+
+        gloo forgets what it is writing or reading when a connection breaks, and whoever waits for
+        it waits for ever (``Pair::signalException`` in its ``transport/tcp/pair.cc``).
+        """
+        before, end = None, time.monotonic() + MOVING
+        with suppress(OSError):  # only Linux tells
+            while time.monotonic() < end:
+                now = [w.getsockopt(socket.IPPROTO_TCP, *_INFO)[_BYTES] for w in self._wires()]
+                if now == before or wait(REST):
+                    return
+                before = now
+
+    def _wires(self) -> Iterator[socket.socket]:
+        """The group's connections that are open, each while it is looked at."""
         open_now = dict(_connections())
         for fd, inode in self._sockets.items():
             if open_now.get(fd) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(fd)) as wire:
-                    wire.shutdown(socket.SHUT_RDWR)
-        self._sockets.clear()
-        self._severed = True
+                    yield wire
 
 
 def _connections() -> list[tuple[int, int]]:

@@ -82,6 +82,7 @@ class Rank:
         self._shown = 0  # figures of this run
         self._obeying = threading.Lock()
         self._let_go = threading.Event()  # the run that executes is released
+        self._out = threading.Event()  # no function is executing
         self._box = BlackBox(Path(spec.folder, f"rank-{spec.rank}.box"))
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
 
@@ -103,6 +104,7 @@ class Rank:
             tap.remove()  # a receive is over when its copy has come back
             gpu_staging.install()
             tap.install()
+        tap.on_gloo = spec.backend == "gloo"
         self.group.adopt_user_calls()
         self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
         builtins.input = _no_keyboard
@@ -133,10 +135,13 @@ class Rank:
             if run != self._running:
                 return
             self._pulled = True
-            self.group.sever()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             self._gates[run].allow(None)  # another thread may wait there
             self._let_go.set()
+        self.group.rest(self._out.wait)
+        with self._obeying:
+            if run == self._running:
+                self.group.sever()
 
     def _keep_releases_quiet(self) -> None:
         """Print nothing that a release leads to: not what destructors and threads say to it.
@@ -178,12 +183,14 @@ class Rank:
 
         before = signal.signal(signal.SIGINT, on_signal)
         self._pulled, self._running, self._shown = False, run, 0
+        self._out.clear()
         try:
             if self._released == run:  # the word was quicker than the call
                 raise Released
             yield
         finally:
             self._running = None  # a signal from now on does nothing …
+            self._out.set()
             with self._obeying:  # … and has come before the handler goes
                 signal.signal(signal.SIGINT, before)
 

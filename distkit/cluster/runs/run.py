@@ -30,7 +30,7 @@ from distkit.trace.trace import Trace
 #: When one rank fails, the others get this long to fail or finish by themselves [s] …
 GRACE = 0.3
 #: … and after they were told to let go, this long until their processes are ended [s].
-LET_GO = 3.0
+LET_GO = 2.0
 #: … or only so long, if they wait in what cannot be interrupted.
 QUICK = 0.2
 
