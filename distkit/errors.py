@@ -154,7 +154,7 @@ class RunStopped(_Brief, KeyboardInterrupt):
 
 
 class CommunicationWarning(UserWarning):
-    """A run came to its end, and what its ranks said to each other makes no sense."""
+    """The run finished, but its communication was inconsistent."""
 
 
 class KVStoreError(DistkitError):

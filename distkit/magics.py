@@ -73,7 +73,7 @@ def _seed(words: list[str]) -> int | None:
     try:
         return int(number)
     except ValueError:
-        raise UsageError("%%ranks --seed wants a whole number: --seed 3") from None
+        raise UsageError("%%ranks --seed needs a whole number: --seed 3") from None
 
 
 def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:

@@ -79,7 +79,7 @@ def make_plan(
         raise StartError(f"backend={backend!r} is not known. Use backend='auto', 'gloo' or 'nccl'.")
     if backend == "nccl" and not (use_gpu and gpus >= ranks and device in ("auto", "cuda")):
         raise StartError(
-            f"backend='nccl' wants a GPU of its own for each of {ranks} ranks; "
+            f"backend='nccl' needs one GPU for each of {ranks} ranks; "
             f"{gpus if use_gpu else 0} can be used. Use backend='auto', or fewer ranks."
         )
     devices = tuple(_device(device, r, gpus) if use_gpu else "cpu" for r in range(ranks))
@@ -110,13 +110,12 @@ def _crowd(processes: int, cpus: int) -> str:
 
 
 def _check_counts(ranks: int, servers: int) -> None:
-    for name, count, least in (("ranks", ranks, 1), ("servers", servers, 0)):
+    counts = ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers")
+    for name, count, least in counts:
         if not isinstance(count, int) or isinstance(count, bool):
             raise StartError(f"{name} must be a whole number, not {count!r}. Try dk.Cluster(4).")
-        if count < least:
-            raise StartError(
-                f"a cluster of {count} {name} cannot be: at least {least}. Try dk.Cluster(4)."
-            )
+        if count < int(least[0]):
+            raise StartError(f"a cluster needs at least {least}; got {count}. Try dk.Cluster(4).")
 
 
 def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:

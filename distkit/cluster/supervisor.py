@@ -242,7 +242,7 @@ class Room:
         options = {**options, "run": run.number, "generation": self.generation}
         missing = [r for r in run.ranks if self.engines.find(r) is None]
         if missing:
-            raise ClusterError(f"ranks {missing} are not there. Use cluster.restart().")
+            raise ClusterError(f"ranks {missing} have no running process. Call cluster.restart().")
         self.nodes.run = run.number
         self.nodes.start()
         self.run = run

@@ -98,7 +98,7 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     alike = len({tuple(facts.members(s.group)) for s in spans}) == 1
     return Finding(
         Kind.WRONG_GROUP,
-        f"{said}: they use different groups{' of the same ranks' * alike}, and do not meet.",
+        f"{said}: they use different groups{' of the same ranks' * alike}, so they never match.",
         "Pass the same group on both sides."
         + " Each new_group makes another one: use them in the same order on every rank." * alike,
         tuple(sorted({s.rank for s in spans})),
@@ -307,7 +307,7 @@ def _whole_backward(facts: Evidence, mine: Span) -> bool:
 
 
 def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
-    """Ranks wait for a key of a store that nobody has set."""
+    """Ranks wait for a key of a store that no rank has set."""
     mine = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
     if mine is None:
         return None
@@ -468,7 +468,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
     said = (text.splitlines() or ["an exception"])[0][:200].removesuffix(": ")
     culprits = tuple(ranks)
     if how == "raised":
-        kind, remedy = Kind.RAISED, "Repair this first: whoever waits does so because of it."
+        kind, remedy = Kind.RAISED, "Fix this first: the others wait because of it."
         known = next((told for words, told in _KNOWN.items() if words in text), "")
         remedy = f"{known} {remedy}".strip()
         if (odd := _OTHER_MODEL.search(text)) is not None:

@@ -74,15 +74,15 @@ class _Diagnosis:
                 yield Finding(
                     Kind.STOPPED,
                     f"{known['name']} {stopped}",
-                    f"It continues after `kill -CONT {pid}`. When it has given no sign of life for "
-                    "the cluster's heartbeat_timeout it is ended, and another takes its place.",
+                    f"`kill -CONT {pid}` continues it. When it has given no sign of life for the "
+                    "cluster's heartbeat_timeout, it is ended and replaced.",
                     (),
                 )
                 continue
             yield Finding(
                 Kind.STOPPED,
                 f"rank {rank} {stopped}",
-                f"It continues after `kill -CONT {pid}`; cluster.interrupt() ends the run.",
+                f"`kill -CONT {pid}` continues it; cluster.interrupt() ends the run.",
                 (int(rank),),
             )
 

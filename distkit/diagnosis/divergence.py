@@ -90,7 +90,7 @@ def _left_earlier(
         then = f"{clauses(there, 'go on to')}{after}"
     return Finding(
         Kind.UNEVEN,
-        f"{said}, while {then}: they do not have the same number of iterations.",
+        f"{said}, while {then}: they run different numbers of iterations.",
         uneven(facts, where, gradients),
         minority([inside, outside]),
         lines=lines(*column.values()),
@@ -146,8 +146,8 @@ def uneven(facts: Evidence, where: str, gradients: bool = False) -> str:
     even = f"Give every rank the same number of {what}{also} ({BATCHES})"
     if exits:
         return (
-            f"Let all ranks take the same way at {_either(exits)}: what decides there has to be "
-            f"the same everywhere, all_reduce it first. {even}."
+            f"Make all ranks take the same branch at {_either(exits)}: what decides there has to "
+            f"be the same everywhere, so all_reduce it first. {even}."
         )
     condition = facts.program.condition(where)
     look = f"look at {condition}" if condition is not None else LOOK
@@ -192,7 +192,7 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
         Kind.RAISED,
         f"rank {span.rank} raised {first}{at(where)}, and with this exception under way waits in "
         f"{facts.call(span)}{at(span.where)}.",
-        f"Repair the exception first. The call at {span.where} stands in a `finally`, an `except` "
+        f"Fix the exception first. The call at {span.where} stands in a `finally`, an `except` "
         f"or an `__exit__`: without the exception {named([span.rank])} would not be there yet.",
         (span.rank,),
         lines={span.rank: where or span.where},
@@ -210,5 +210,5 @@ def not_coming(facts: Evidence, mine: Span, kind: Kind) -> str:
         return ALL_OR_NONE.format(condition=condition)
     exits = facts.program.exits(mine.where)
     if exits and mine.op is not Op.NEW_GROUP:
-        return f"Let every rank come to it: {_either(exits)} may keep some away."
+        return f"Make every rank reach it: {_either(exits)} may keep some away."
     return ""

@@ -20,7 +20,7 @@ ASKED = "dk.trouble"
 
 #: How a rank fails that only waited for another one.
 _CONSEQUENCE = re.compile(
-    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|"
+    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|could not be released|"
     rf"waits for .* which (has ended|{SILENT})"
 )
 

@@ -141,8 +141,8 @@ def _too_many(key: str, counts: Mapping[int, int], more: Mapping[int, Span]) -> 
     )
     return Finding(
         Kind.UNEVEN,
-        f"{said}: a round that lacks a gradient is never complete, and what was "
-        f"pushed last{at(next(iter(more.values())).where)} changed nothing.",
+        f"{said}: a round that lacks a gradient never completes, so the last "
+        f"push{at(next(iter(more.values())).where)} had no effect.",
         _PULL,
         minority([*alike.values()]),
         lines=lines(*more.values()),
@@ -154,8 +154,8 @@ def way_on(failure: Finding, waiting: Iterable[Span]) -> str:
     if failure.kind is not Kind.DIED or all(s.match is None for s in waiting):
         return failure.remedy
     return (
-        f"{failure.remedy} The others need {named(failure.culprits)} in every round: to go on "
-        'without, create the store with on_crash="continue"; with another in its place, with '
+        f"{failure.remedy} The others need {named(failure.culprits)} in every round: to continue "
+        'without it, create the store with on_crash="continue"; to replace it, with '
         'on_crash="replace".'
     )
 
@@ -166,11 +166,11 @@ _PULL = (
     "reach; or use dist_async, where nobody waits."
 )
 _BOUND = (
-    "A bound on the staleness holds for workers that have finished, too: give every rank the "
+    "The staleness bound also applies to workers that have finished: give every rank the "
     "same number of batches, or a larger staleness."
 )
 _BOUND_AT_BARRIER = (
-    "Whoever waits at a barrier pushes nothing, and the bound on the staleness holds on: call "
+    "A worker that waits at a barrier pushes nothing, and the staleness bound still applies: call "
     "barrier() after the same number of pushes on every rank."
 )
 _KEYS = (
@@ -181,5 +181,5 @@ _LATE = (
     "With backup workers a late worker's last rounds come when the others may have finished: do "
     "not pull after the last push, or use dist_async."
 )
-_INIT = "Call init on every worker: what rank 0 gives is the value. Move it out of the `if`."
+_INIT = "Call init on every worker; the value that rank 0 passes is used. Move it out of the `if`."
 _CREATE = "Create the store on every worker: the servers begin when all are there."

@@ -55,7 +55,7 @@ def _buffers(facts: Evidence) -> Iterator[Finding]:
         yield Finding(
             Kind.BUFFER_IN_USE,
             f"rank {e.rank} uses the buffer of {which} before wait(){at(e.where)}: "
-            "what it finds there may be the old values.",
+            "it may read the old values.",
             "Call wait() on what irecv returned before using its buffer.",
             (e.rank,),
             lines={e.rank: e.where},
@@ -104,7 +104,7 @@ def _never_waited(facts: Evidence, mine: Span) -> Finding:
     return Finding(
         Kind.NOT_WAITED,
         f"{said}.",
-        "Call wait() on what isend and irecv return: only then the transfer is over.",
+        "Call wait() on what isend and irecv return: the transfer is complete only then.",
         (mine.rank,),
         waiting=(other.rank,) if other is not None and lost else (),
         lines=lines(mine),
@@ -164,8 +164,8 @@ def _awaited(facts: Evidence) -> Iterator[Finding]:
         yield Finding(
             Kind.STRAGGLER,
             f"{clauses(spans, 'wait in')} for rank {rank}, which "
-            f"{'was' if rank in facts.held else 'is'} in no communication.",
-            "If it computes, that is no hang: it may yet come.",
+            f"{'was' if rank in facts.held else 'is'} not communicating.",
+            "If it computes, this is not a hang: it may still arrive.",
             (rank,),
             tuple(s.rank for s in spans),
             lines=lines(*spans),
@@ -199,7 +199,7 @@ def _late(facts: Evidence) -> Iterator[Finding]:
         Kind.STRAGGLER,
         f"after the first one, rank {slowest} came last to {came} of {total} collectives: "
         f"the others waited {sum(lost[slowest]):.2g} s for it in all.",
-        "That is no hang: give it less to do, or look for what slows it down.",
+        "This is not a hang: give it less to do, or look for what slows it down.",
         (slowest,),
     )
 
@@ -221,10 +221,10 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
         say = {s.rank: facts.call(s) for s in spans}
         yield Finding(
             Kind.IN_BACKEND,
-            f"{clauses(spans, 'stay in', say)} for {since:.2g} s; no rank that it needs is "
-            "missing, and yet the backend does not finish it.",
-            "An operation that is still open may be in its way (isend, irecv or async_op=True that "
-            "nobody has waited for), or a stopped process, or very much data. If it does not end, "
+            f"{clauses(spans, 'stay in', say)} for {since:.2g} s; no rank is missing, but the "
+            "backend does not finish it.",
+            "Possible causes: an operation that is still open (isend, irecv or async_op=True "
+            "without wait()), a stopped process, or a large amount of data. If it does not end, "
             "interrupt the run.",
             (),
             tuple(s.rank for s in spans),

@@ -146,7 +146,7 @@ def _op(column: Column) -> Finding:
     return _finding(
         Kind.DIFFERENT_COLLECTIVE,
         column,
-        f"{_says(column)}: these calls belong together, and are not the same.",
+        f"{_says(column)}: these calls are matched with each other, but they differ.",
         "Call the same collectives on every rank, in the same order; look for an `if` around one.",
     )
 
@@ -165,7 +165,7 @@ def _members(column: Column) -> Finding:
     return _finding(
         Kind.NEW_GROUP,
         column,
-        f"{_says(column)}: that should be one and the same group.",
+        f"{_says(column)}: all must name the same group.",
         "Call new_group with the same ranks everywhere, on every rank of the world.",
     )
 
@@ -195,7 +195,7 @@ def _tensor(column: Column) -> Finding:
     return _finding(
         Kind.DIFFERENT_TENSOR,
         column,
-        f"{_says(column, tensors=True)}: together they need the same shape and dtype.",
+        f"{_says(column, tensors=True)}: all ranks must pass the same shape and dtype.",
         _same_tensor(column),
     )
 
@@ -278,7 +278,7 @@ def _one_more(facts: Evidence, column: Column, one: Span, before: int) -> Findin
     message = (
         f"{clauses((column[r] for r in more), 'call')} for the {ordinal(before + 1)} time, "
         f"while {clauses(rest.values(), 'go on to')} after calling it {times(before)}: "
-        "they do not have the same number of iterations."
+        "they run different numbers of iterations."
     )
     remedy = uneven(facts, one.where)
     return _finding(Kind.UNEVEN, column, message, remedy, minority([more, list(rest)]))
@@ -342,7 +342,7 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
     return _finding(
         Kind.ANOTHER_ORDER,
         column,
-        f"{clauses(ends, 'call', say)}: the same collectives, in another order.",
+        f"{clauses(ends, 'call', say)}: the same collectives in a different order.",
         "Call them in the same order on every rank: they are matched by their order alone.",
         minority(list(rows.values())),
     )

@@ -234,10 +234,10 @@ class Board:
                 return Standing(rank, doing, reason=why)
             return _standing(last, doing, reason=why)
         if rank in self._vacant:
-            why = f"its process died ({self._again[rank]}), and another takes its place"
+            why = f"its process died ({self._again[rank]}), and a new one replaces it"
             return self._gone(rank, Doing.RUNNING, why)
         how = self._again.get(rank)
-        again = f"it took the place of one that died ({how})" if how is not None else ""
+        again = f"it replaces one that died ({how})" if how is not None else ""
         if e is None:
             return Standing(rank, Doing.RUNNING, reason=again)
         if e.state is State.SCHEDULED:

@@ -159,7 +159,7 @@ def _numbers(returned: object) -> list[float] | None:
 def _said(error: RunError, mine: Answer) -> str:
     """What went wrong, with the learner's lines only."""
     if isinstance(error, DeadlockError):
-        return f"{name_of(mine)} cannot go on: " + "\n".join(map(str, error.findings))
+        return f"deadlock in {name_of(mine)}: " + "\n".join(map(str, error.findings))
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
     ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)

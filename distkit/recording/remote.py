@@ -11,7 +11,7 @@ import torch.distributed as dist
 from distkit.recording import recorder as _recorder
 
 #: How the trace tells of them.
-NOT_RECORDED = "calls of torch.distributed.rpc: not recorded"
+NOT_RECORDED = "calls of torch.distributed.rpc are not recorded"
 
 #: Through these ``rpc_sync``, ``rpc_async`` and ``remote`` leave the rank.
 _WAYS = (

@@ -227,7 +227,7 @@ class Tap:
         seq = recorder.next_seq()
         match = None
         if not group.judged:
-            recorder.miss("calls on process groups made by hand: shown, and not compared")
+            recorder.miss("calls on process groups made by hand are shown, but not compared")
             match = f"{group.name}: {recorder.rank}.{seq}"
         fields = (
             peer,
@@ -372,8 +372,9 @@ class Tap:
                 raise
             called = f"i{op}" if op in P2P else f"{op}(async_op=True)"
             raise RuntimeError(
-                f"wait() came too late: the {called} belongs to an earlier cell or run, whose end "
-                f"closed what was still open. Call {called} and wait() in the same cell."
+                f"wait() came too late: the {called} belongs to an earlier cell or run, and what "
+                f"is still open is closed when that ends. Call {called} and wait() in the same "
+                "cell."
             ) from None
 
     def _wait_for(
@@ -530,7 +531,7 @@ def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
     if call.op in P2P and call.peer is not None and peer is None and match is None:
         last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
         raise ValueError(
-            f"{call.op}: there is no rank {args[call.peer]}; the group has ranks 0 to {last}."
+            f"{call.op}: rank {args[call.peer]} does not exist; the group has ranks 0 to {last}."
         )
 
 

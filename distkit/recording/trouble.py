@@ -40,7 +40,7 @@ class Trouble:
         named = {*self.delay, *self.drop, *self.kill}
         if unknown := named - set(range(ranks)):
             raise ValueError(
-                f"dk.trouble names rank {min(unknown)}, and there are ranks 0 to {ranks - 1}."
+                f"dk.trouble names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
                 f"{f' {_SERVERS}' if servers else ''}"
             )
 
@@ -143,8 +143,8 @@ def current() -> Trouble | None:
 
 #: How those end that have no rank.
 _SERVERS = (
-    "Servers and the scheduler are no ranks: to have one end, kill its process while a run goes "
-    "on, with os.kill(pid, signal.SIGKILL); cluster.status() shows its pid."
+    "Servers and the scheduler are not ranks: to end one, kill its process during a run with "
+    "os.kill(pid, signal.SIGKILL); cluster.status() shows its pid."
 )
 
 

@@ -60,7 +60,7 @@ def load(path: Path, kind: type[Log]) -> Log:
             )
     except (EOFError, zlib.error) as e:
         raise TraceFileError(
-            f"{path}: the file breaks off in the middle, or is damaged. "
+            f"{path}: the file is truncated or damaged. "
             "Copy it again, or save the trace once more with trace.save(path)."
         ) from e
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
@@ -75,8 +75,7 @@ def load(path: Path, kind: type[Log]) -> Log:
         RecursionError,
     ) as e:
         raise TraceFileError(
-            f"{path}: this is not a readable distkit trace ({e}). "
-            "Open a file written by trace.save(path)."
+            f"{path}: not a readable distkit trace ({e}). Open a file written by trace.save(path)."
         ) from e
     if len(trace) != head["events"]:
         raise TraceFileError(
@@ -124,12 +123,12 @@ def _table(lines: Iterable[dict[str, Any]]) -> Table:
     match = dict(parts["match"])
     summary = {i: _summary(*values) for i, *values in parts["summary"]}
     if n and not 0 <= look.min() <= look.max() < len(looks):
-        raise ValueError("field look: an event refers to an entry of looks that is not there")
+        raise ValueError("field look: an event refers to a template that is not in the file")
     if (np.diff(time) < 0).any():
         raise ValueError("field time: the events are not in order")
     of = {*match, *summary}
     if not {*map(type, of)} <= {int} or not all(0 <= i < n for i in of):
-        raise ValueError("field match or summary: it belongs to an event that is not there")
+        raise ValueError("field match or summary: it refers to an event that is not in the file")
     tracefields.matches(match.values())
     return Table(rank, seq, look, time, looks, match, summary)
 

@@ -39,7 +39,7 @@ class Keys:
             self._came[e.label].add(e.rank)
 
     def missing(self, it: Event | Span) -> list[str]:
-        """The keys that a call waits for, and that nobody has set."""
+        """The keys that a call waits for, and that no rank has set."""
         return [key for key in of(it.label) if not self._is_set(key)]
 
     def has(self, it: Event | Span) -> bool:
@@ -56,7 +56,7 @@ class Keys:
         """What a call waits for, in words."""
         if it.label.startswith("barrier "):
             return f"{len(self._came[it.label])} have called it"
-        return f"nobody has set {shown(', '.join(self.missing(it)))}"
+        return f"no rank has set {shown(', '.join(self.missing(it)))}"
 
     def _is_set(self, key: str) -> bool:
         return any(_same(key, other) for other in self.set)

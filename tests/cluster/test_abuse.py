@@ -98,6 +98,6 @@ def test_a_stopped_rank_is_said_to_be_stopped(
             run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1]
     assert (
-        f"rank 1 is stopped (SIGSTOP), and whoever waits for it waits on. It continues after "
-        f"`kill -CONT {pid}`" in capsys.readouterr().err
+        "rank 1 is stopped (SIGSTOP), and ranks that wait for it stay blocked. "
+        f"`kill -CONT {pid}` continues it" in capsys.readouterr().err
     )

@@ -253,5 +253,5 @@ def test_programs_that_start_ranks_get_a_hint(
     def launches() -> None:
         raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
 
-    with pytest.raises(dk.RankError, match="Run what they run instead"):
+    with pytest.raises(dk.RankError, match="Run their function instead"):
         cluster.run(launches)

@@ -376,11 +376,11 @@ def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, opti
 def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -> None:
     stepper = usable.step(train, "dist_async", on_crash="replace").run_to(op="push")
     kill(usable, 1)
-    told(stepper, 1, "it took the place of one that died (signal SIGKILL)")
+    told(stepper, 1, "it replaces one that died (signal SIGKILL)")
     assert calls(stepper) == ["push('w')", "set_optimizer(sgd)", "push('w')"]
     stepper.next(rank=1)
     assert str(stepper.moment.standings[1]).startswith("rank 1: paused before init('w')")
-    assert "took the place" not in repr(stepper)
+    assert "replaces one" not in repr(stepper)
     with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* replaced at once"):
         assert len(stepper.finish().results[1]) == 3
 

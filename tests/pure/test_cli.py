@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_noticed_before_the_work(
 def test_an_error_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "p2p", "--ranks", "0"]) == 1
     said = capsys.readouterr()
-    assert said.err == "distkit: a cluster of 0 ranks cannot be: at least 1. Try dk.Cluster(4).\n"
+    assert said.err == "distkit: a cluster needs at least 1 rank; got 0. Try dk.Cluster(4).\n"
     assert said.out == ""
 
 

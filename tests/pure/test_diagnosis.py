@@ -442,7 +442,7 @@ def test_a_rank_that_still_computes_is_no_hang():
     running = Trace(trace, {**trace.meta, "ends": {}})
     (f,) = diagnose(running)
     assert (f.kind, f.culprits, f.waiting, f.hang) == (Kind.STRAGGLER, (1,), (0,), False)
-    assert "for rank 1, which is in no communication" in f.message
+    assert "for rank 1, which is not communicating" in f.message
     released = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
     (f,) = diagnose(Trace(trace, {**trace.meta, "ends": released}))
     assert f.kind is Kind.STRAGGLER and not f.hang

@@ -116,7 +116,7 @@ def verdict(*outcomes: dict[str, Any]) -> str:
 
 
 def test_an_error_comes_before_what_came_of_it() -> None:
-    held = died(0, "it did not let go, and was ended", released=True)
+    held = died(0, "it could not be released, and was ended", released=True)
     for said in (verdict(held, raised(1)), verdict(raised(1), held)):
         assert said.startswith("rank 1 raised ValueError: bad batch at ")
         assert "have new processes: rank 0" in said

@@ -89,8 +89,8 @@ def newer(file: Path) -> None:
     [
         (lambda f: None, "cannot be read (No such file or directory)"),
         (lambda f: f.mkdir(), "cannot be read (Is a directory)"),
-        (lambda f: f.write_text("hello"), "this is not a readable distkit trace"),
-        (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "breaks off in the middle"),
+        (lambda f: f.write_text("hello"), "not a readable distkit trace"),
+        (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
         (newer, "the trace has format 99, this distkit reads up to"),
         (lambda f: ring().to_chrome(f), "this is a Chrome trace"),
         (lambda f: ring().to_chrome(f.with_suffix(".gz")).rename(f), "https://ui.perfetto.dev"),

@@ -166,7 +166,7 @@ def test_a_number_of_a_server_is_no_rank() -> None:
         made = trouble.current()
     assert made is not None
     made.check(3)
-    with pytest.raises(ValueError, match=r"ranks 0 to 1\. Servers and the"):
+    with pytest.raises(ValueError, match=r"ranks are 0 to 1\. Servers and the"):
         made.check(2, servers=1)
-    with pytest.raises(ValueError, match=r"ranks 0 to 1\.$"):
+    with pytest.raises(ValueError, match=r"ranks are 0 to 1\.$"):
         made.check(2)

@@ -104,12 +104,12 @@ def test_another_takes_the_place_of_one_that_died():
     made.feed([Event(1, 0, Op.PULL, State.FAILED, 0.0, **pull)])
     made.replaced(1, "signal SIGKILL")
     assert str(made.standing(1)) == (
-        "rank 1: running: its process died (signal SIGKILL), and another takes its place; "
+        "rank 1: running: its process died (signal SIGKILL), and a new one replaces it; "
         "last seen before pull('w') at In[5]:3"
     )
     again = dict(peer=3, label="dist_async", match="kv:1:1:1")
     made.feed(op(1, 7, Op.REGISTER, "done", **again))
-    told = "it took the place of one that died (signal SIGKILL)"
+    told = "it replaces one that died (signal SIGKILL)"
     assert made.standing(1).reason == told and not made.settled
     made.feed(op(1, 8, Op.PULL, "paused", **pull))
     assert str(made.standing(1)) == f"rank 1: paused before pull('w') at In[5]:11: {told}"

@@ -30,7 +30,7 @@ def append_and_return() -> list[int]:
 @pytest.mark.parametrize(("program", "name"), [(append, "taken"), (collect, "found")])
 def test_what_a_copy_of_the_notebooks_list_takes_is_lost(program: object, name: str) -> None:
     given = [{}] if program is collect else []
-    with pytest.warns(dk.CommunicationWarning, match=f"the notebook's {name} is as it was"):
+    with pytest.warns(dk.CommunicationWarning, match=f"the notebook's {name} is unchanged"):
         dk.run_ranks(program, 2, *given)  # type: ignore[arg-type]
 
 

@@ -100,7 +100,7 @@ def stuck(x: torch.Tensor) -> None:
 def test_a_hang_is_explained() -> None:
     verdict = dk.check.ring_all_reduce(stuck)
     assert verdict.status == "not right yet" and "waits in recv" in repr(verdict)
-    assert "on 2 ranks:\n    stuck cannot go on: " in repr(verdict)
+    assert "on 2 ranks:\n    deadlock in stuck: " in repr(verdict)
     assert "released" not in repr(verdict) and "trial" not in repr(verdict)
 
 

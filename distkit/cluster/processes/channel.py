@@ -63,7 +63,7 @@ class Channel:
         except OSError:
             head, fds = b"", []
         if not head:
-            raise EOFError("the other end of the channel is gone")
+            raise EOFError("the other end of the channel is closed")
         head += self._read(_HEAD.size - len(head))
         message = pickle.loads(self._read(_HEAD.unpack(head)[0]))
         return message, fds[0] if fds else None
@@ -101,6 +101,6 @@ class Channel:
             except OSError:
                 got = 0
             if not got:
-                raise EOFError("the other end of the channel is gone")
+                raise EOFError("the other end of the channel is closed")
             view = view[got:]
         return bytes(data)

@@ -49,7 +49,7 @@ def make() -> tuple[str, int | None]:
         raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
     except OSError as error:
         raise StartError(
-            f"no folder can be made in {tempfile.gettempdir()} ({error.strerror}). "
+            f"cannot create a folder in {tempfile.gettempdir()} ({error.strerror}). "
             "Free some space there, or set TMPDIR to a folder with a short path that can be "
             "written to."
         ) from error

@@ -149,8 +149,9 @@ _COMMANDS = re.compile(
 )
 
 STARTS_ITS_OWN = (
-    "the program starts processes of its own on every rank. They are in no group with the ranks, "
-    "and nothing of theirs is recorded. Run what they run instead: cluster.run(fn, ...) calls fn "
+    "the program starts its own processes on every rank. They do not belong to the ranks' process "
+    "group, and nothing they do is recorded. Run their function instead: cluster.run(fn, ...) "
+    "calls fn "
     "on every rank, and fn asks dist.get_rank() and dist.get_world_size()."
 )
 

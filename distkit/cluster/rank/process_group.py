@@ -104,9 +104,9 @@ class Group:
         spec = self.spec
         if self.generation < 0:
             raise RuntimeError(
-                f"rank {spec.rank} took the place of one that ended, and the default process "
-                "group has not been initialized: it needs all ranks from its beginning. With "
-                'on_crash="replace" let the workers speak through the store alone.'
+                f"rank {spec.rank} replaces one that ended, and for it the default process group "
+                "has not been initialized: a group needs all its ranks from the start. With "
+                'on_crash="replace", let workers communicate through the store only.'
             )
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         path = f"{spec.folder}/store-{self.generation}-{self._joins}"

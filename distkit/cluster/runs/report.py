@@ -102,7 +102,7 @@ def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
 def mistaken(name: str, error: Exception) -> RunError:
     """The error of a run that distkit could not see through to its end."""
     return RunError(
-        f"distkit made a mistake of its own while it looked after {name} "
+        f"internal error in distkit while it ran {name} "
         f"({type(error).__name__}: {failure.text(error)}). Its ranks were ended. Please report it."
     )
 
@@ -121,14 +121,14 @@ def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> Dea
     ]
     said = "\n".join([*map(str, findings), *caught])
     over = "All ranks were released, and the cluster is ready for the next run."
-    return DeadlockError(f"{name} cannot go on: {said}\n{over}", findings)
+    return DeadlockError(f"deadlock in {name}: {said}\n{over}", findings)
 
 
 def of_stop(rank: int, how: str, pid: int) -> str:
     """A rank whose process was stopped: nothing of its program is executed any more."""
     return (
-        f"rank {rank} is stopped ({how}), and whoever waits for it waits on. It continues after "
-        f"`kill -CONT {pid}`; cluster.interrupt() ends the run."
+        f"rank {rank} is stopped ({how}), and ranks that wait for it stay blocked. `kill -CONT "
+        f"{pid}` continues it; cluster.interrupt() ends the run."
     )
 
 
@@ -156,14 +156,14 @@ def of_findings(findings: list[Finding]) -> list[str]:
 def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     """Those that ended without ending the run."""
     again = {
-        "scheduler": "another went on where it was",
-        "server": "a server with its copies serves in its place, and nothing that was acknowledged "
-        "is lost. New copies of its values are made at once",
+        "scheduler": "a new one continued where it stopped",
+        "server": "a server with copies of its values took over, and no acknowledged value is "
+        "lost. New copies are made at once",
     }
     return [
         f"{r['name'].replace('scheduler', 'the scheduler')} {gone(r['how'])} in the middle of "
         f"{name} ({r['how']}), and was replaced at once: "
-        f"{again.get(r['name'].split()[0], 'another ran the function from its beginning')}."
+        f"{again.get(r['name'].split()[0], 'a new process ran the function from its beginning')}."
         f"{f' {STOPPED}' if SILENT in r['how'] else ''}"
         for r in replaced
     ]
@@ -172,8 +172,8 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
 def of_worn(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     """Processes that are replaced since their functions left what cannot be undone."""
     return [
-        f"rank {o['rank']} has a fresh process after {name}, without the variables of %%ranks "
-        f"cells: what {name} changed cannot be undone ({', '.join(o['worn'])})."
+        f"rank {o['rank']} has a new process, and the variables of its %%ranks cells are lost: "
+        f"{name} changed what cannot be restored ({', '.join(o['worn'])})."
         for o in outcomes
         if o.get("worn")
     ]
@@ -195,8 +195,8 @@ def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     """Containers of the notebook whose copies on the ranks have grown."""
     names = dict.fromkeys(n for o in outcomes for n in o.get("grown", ()))
     return [
-        f"{name} put something into {one} on the ranks. Each rank has a copy of its own, and the "
-        f"notebook's {one} is as it was: return what you want to have here."
+        f"{name} changed {one} on the ranks. Each rank has its own copy, so the notebook's {one} "
+        "is unchanged: return what you need."
         for one in names
     ]
 
@@ -318,16 +318,18 @@ def _exception(
             "from outside distkit. cluster.interrupt() ends a run on all ranks."
         ]
     if error.get("leaving"):
-        parts.append(f"On its way out, in a finally or an __exit__: {_waited(trace, rank)}.")
+        parts.append(
+            f"While the exception propagated, in a finally or an __exit__: {_waited(trace, rank)}."
+        )
     if also:
-        parts.append(f"Ranks that raised, too: {listing(also)}.")
+        parts.append(f"Other ranks that raised: {listing(also)}.")
     parts += _of_others(others, trace)
     text = "".join(_frame(*frame) for frame in _shown(error["frames"]))
     if trace.meta.get("replaced") and (_is_consequence(first) or _NO_GROUP in error["text"]):
         parts.append(
-            "A worker was replaced before: torch.distributed's groups end with any of their "
-            'ranks, and have no place for a new one. With on_crash="replace" let the workers '
-            "speak through the store alone."
+            "A worker was replaced before. A torch.distributed group ends with any of its ranks, "
+            'and a new process cannot join it. With on_crash="replace", let workers communicate '
+            "through the store only."
         )
     parts += _of_nothing(error)
     parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
@@ -413,7 +415,7 @@ def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
     ]
     if held:
         waits = "; ".join(_waited(trace, r) for r in held)
-        said.append(f"Not to be released were, and have new processes: {waits}.")
+        said.append(f"These could not be released and have new processes: {waits}.")
     if released:
         waits = "; ".join(_waited(trace, r) for r in released)
         said.append(f"The others were released: {waits}.")

@@ -359,7 +359,7 @@ class Run:
             self.add_outcome(rank, said)
             return
         if rank in self._ended:
-            ended = {"died": "it did not let go, and was ended", "released": True}
+            ended = {"died": "it could not be released, and was ended", "released": True}
             self.add_outcome(rank, {"rank": rank, "log": "", "intact": False, **ended})
             return
         silent = self.hung.get(rank, 0.0)
@@ -429,7 +429,7 @@ class Run:
         try:
             crew.replace(self, rank, self._lives.of(rank))
         except DistkitError as error:
-            said = {"rank": rank, "died": f"{how}; no other could be started: {error}"}
+            said = {"rank": rank, "died": f"{how}; a replacement could not be started: {error}"}
             self.add_outcome(rank, {**said, "log": "", "intact": False})
         self.add_rows(rank, *note(how, began, time.monotonic()))
         self.on_end()

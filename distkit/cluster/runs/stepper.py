@@ -109,7 +109,9 @@ class Stepper:
             StepError: neither is given, or no rank got there.
         """
         if line is None and op is None:
-            raise StepError('name the place: run_to(line=7) or run_to(op="all_reduce").')
+            raise StepError(
+                'run_to() needs a line or an operation: run_to(line=7) or run_to(op="all_reduce").'
+            )
         self._check_line(line)
         if op is not None and str(op) not in {str(o) for o in Op}:
             raise StepError(f"there is no operation {op!r}: choose from {', '.join(map(str, Op))}.")
@@ -200,8 +202,8 @@ class Stepper:
         path = Path(path)
         if path.suffix in (".svg", ".png", ".pdf", ".html"):
             raise StepError(
-                f"save({str(path)!r}): it writes the choices, as JSON; give a name that ends in "
-                ".json. For a picture, dk.Timeline(stepper.trace).save(…)."
+                f"save({str(path)!r}) writes the choices as JSON: use a name that ends in .json. "
+                "For a picture, dk.Timeline(stepper.trace).save(…)."
             )
         plain = {"program": self.name, "ranks": len(self.ranks), "choices": self.choices}
         path.write_text(json.dumps(plain), encoding="utf-8")
@@ -283,7 +285,7 @@ class Stepper:
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
         if not self._stepping.acquire(blocking=False):
-            raise StepError("a step is on its way. Wait for it, or pause() what plays.")
+            raise StepError("another step is in progress. Wait for it, or call pause().")
         try:
             yield
         finally:
@@ -296,7 +298,7 @@ class Stepper:
         standings = self._stage.standings
         if paused or any(s.doing is Doing.RUNNING for s in standings):
             return paused  # with none, we wait for those that run
-        raise StepError("nobody can go on: " + "; ".join(map(str, standings)))
+        raise StepError("no rank can continue: " + "; ".join(map(str, standings)))
 
     def _check(self, rank: int) -> int:
         self._check_not_over()
@@ -371,4 +373,4 @@ def _choices(given: str | Path | Sequence[Sequence[int]]) -> list[list[int]]:
         plain = json.loads(Path(given).read_text(encoding="utf-8"))
         return [[int(rank) for rank in choice] for choice in plain["choices"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StepError(f"{given} is no file that stepper.save() wrote ({error}).") from None
+        raise StepError(f"{given} was not written by stepper.save() ({error}).") from None

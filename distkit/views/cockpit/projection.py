@@ -29,7 +29,7 @@ FAILURES = ("raised", "died", "unused_parameter")
 
 #: Where an error begins to tell what only some want to read.
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last words:)")
-_MORE = re.compile(r"\n+(?=Ranks that raised, too:|The others were released:)")
+_MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
 
 NOWHERE: Mapping[int, str] = MappingProxyType({})
 
