@@ -115,7 +115,7 @@ def test_a_receive_from_anybody_is_explained_and_ended_quickly(usable: dk.Cluste
 
 
 def test_a_rank_that_is_not_there(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.RankError, match="there is no rank 7; the group has ranks 0 to 2"):
+    with pytest.raises(dk.RankError, match="rank 7 does not exist; the group has ranks 0 to 2"):
         usable.run(lambda: dist.send(torch.ones(1), dst=7))
 
 
