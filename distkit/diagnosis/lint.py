@@ -176,7 +176,7 @@ def _late(facts: Evidence) -> Iterator[Finding]:
     """The rank that came last to the collectives again and again, when that cost much.
 
     The first collective of a group, and the worst delay of a rank, may be due to the start alone:
-    to the first import of a module, say.
+    to the first import of a module, say. And making groups is no work that is shared out.
     """
     lost: dict[int, list[float]] = defaultdict(list)
     total = 0
@@ -185,7 +185,7 @@ def _late(facts: Evidence) -> Iterator[Finding]:
             continue
         for column in list(zip(*calls.values(), strict=False))[1:]:
             starts = sorted((s.start, s.rank) for s in column)
-            if len(starts) > 1:
+            if len(starts) > 1 and column[0].op is not Op.NEW_GROUP:
                 total += 1
                 lost[starts[-1][1]].append(starts[-1][0] - starts[(len(starts) - 1) // 2][0])
     again = {r: sum(sorted(delays)[:-1]) for r, delays in lost.items()}

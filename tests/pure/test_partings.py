@@ -116,15 +116,15 @@ def test_what_all_are_in_and_does_not_end_is_told():
     assert diagnose(Trace(events, {"world_size": 2, "until": 0.5, "ends": {}})) == []
 
 
-def late(*delays):
+def late(*delays, op=Op.ALL_REDUCE):
     """A run in which rank 1 comes so much later to each collective [s]."""
     events = []
     for n, delay in enumerate(delays):
         for rank in (0, 1):
             start = n + delay * rank
             events += [
-                Event(rank, n, Op.ALL_REDUCE, State.STARTED, start),
-                Event(rank, n, Op.ALL_REDUCE, State.COMPLETED, n + delay),
+                Event(rank, n, op, State.STARTED, start),
+                Event(rank, n, op, State.COMPLETED, n + delay),
             ]
     ends = {str(r): {"how": "returned", "text": "", "where": ""} for r in (0, 1)}
     return diagnose(Trace(events, {"world_size": 2, "ends": ends}))
@@ -134,6 +134,7 @@ def test_a_slow_start_is_no_straggler():
     assert late(3.0) == [] and late(3.0, 0.01, 0.01, 0.01) == []
     assert late(0.01, 3.0, 0.01, 0.01) == []
     assert late(*[0.02] * 50) == [], "a busy machine"
+    assert late(0.4, 0.4, 0.4, 0.4, op=Op.NEW_GROUP) == []
     (f,) = late(0.4, 0.4, 0.4, 0.4)
     assert (f.kind, f.culprits) == (Kind.STRAGGLER, (1,))
 
