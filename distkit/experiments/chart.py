@@ -207,25 +207,21 @@ def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
 
     file = io.StringIO()
     figure.patch.set_visible(False)
-    with _drawing, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "distkit"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "distkit",
+        "font.sans-serif": [family.strip("'") for family in svg.FONT.split(", ")],
+    }
+    about = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with _drawing, matplotlib.rc_context(style):
+        figure.savefig(file, format="svg", metadata=about)
     text = file.getvalue()
     text = re.sub(
-        r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*",
-        "",
-        text[text.index("<svg") :],
-        flags=re.DOTALL,
-    )
-    text = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', text, count=2)  # a pixel a point
-    text = re.sub(r"font-family: [^;\"]+|(?<=px )'DejaVu Sans'[^;\"]*", _family, text)
+        r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2
+    )  # a pixel a point
     for color, other in (colors or {}).items():
         text = text.replace(color, other)
     return text
-
-
-def _family(found: re.Match[str]) -> str:
-    head = "font-family: " if found[0].startswith("font-family") else ""
-    return head + svg.FONT
 
 
 def chart(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, Op, State
+from distkit.events import Op
 from distkit.simulation.network import Link
+from distkit.simulation.simulator import Writer
 from distkit.simulation.stragglers import Delay
 from distkit.trace.trace import Trace
 
@@ -83,8 +84,7 @@ class Game:
         self.waiting: dict[int, float] = {}  # worker -> since when
         self.heap: list[tuple[float, int, int, str, int, int]] = []
         self.number = 0
-        self.events: list[Event] = []
-        self.seq = [0] * (workers + self.servers)
+        self.writer = Writer(workers + self.servers)
         self.result = Served(waited=np.zeros(workers))
 
     def play(self) -> Served:
@@ -180,7 +180,7 @@ class Game:
     def _message(self, op: Op, w: int, s: int, asked: float, begin: float, end: float) -> None:
         """A request at the worker, and both ends of its answer at the server."""
         peer = self.workers + s
-        match, nbytes = f"{op}:{len(self.events)}", int(self.load[s])
+        match, nbytes = f"{op}:{len(self.writer.events)}", int(self.load[s])
         data = {
             "nbytes": nbytes,
             "shape": (nbytes // 4,),
@@ -195,11 +195,7 @@ class Game:
 
     def _note(self, rank: int, op: Op, begin: float, end: float, **fields: Any) -> None:
         if self.record:
-            seq = self.seq[rank]
-            self.seq[rank] += 1
-            self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
-            if math.isfinite(end):
-                self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
+            self.writer.operation(op, rank, begin, end, **fields)
 
     def _trace(self) -> Trace:
         roles = ["worker"] * self.workers + ["server"] * self.servers
@@ -212,15 +208,7 @@ class Game:
             }
             for r, role in enumerate(roles)
         }
-        return Trace(
-            self.events,
-            {
-                "name": "parameter server, simulated",
-                "simulated": True,
-                "world_size": len(roles),
-                "ranks": ranks,
-            },
-        )
+        return self.writer.trace("parameter server, simulated", ranks=ranks)
 
 
 def _key(server: int) -> str:
