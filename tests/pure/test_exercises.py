@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import distkit as dk
 from distkit.exercises import TASKS, serving
 from distkit.exercises.pages import Server
-from distkit.exercises.pauses import STEPS, trained
+from distkit.exercises.serving import STEPS, trained
 
 NAMES = [task.name for task in serving.TASKS]
 
