@@ -248,7 +248,7 @@ def to_svg(name: str, records: Sequence[Record]) -> str:
     title = headline(name, records)
     room = text_width(title, 18.5) + 62
     same = _cut(common(records), MAX_WIDTH - room)
-    width = max(width, room + text_width(same, 12))
+    width = max(width, room + text_width(same, 12) + 24)
     head = svg.heading(24, 32, title, same)
     place = f'<g transform="translate({x:.0f} {y:.0f})">'
     placed = f"{place}{drawn(figure)}</g>" if figure else ""
