@@ -143,15 +143,3 @@ def follow(run: Run) -> Run:
         display(Timeline(run))
         run._shown = True
         return run.wait()
-
-
-def show(run: Run) -> None:
-    """What a notebook shows for a run: its timeline, nothing twice in one cell."""
-    from IPython.display import display
-
-    from distkit.views import Timeline
-
-    if run._shown or (run.finished and not run._arrived):
-        display({"text/plain": repr(run)}, raw=True)
-    else:
-        display(Timeline(run if not run.finished else run.trace))

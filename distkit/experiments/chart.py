@@ -207,13 +207,14 @@ def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
 
     file = io.StringIO()
     figure.patch.set_visible(False)
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "distkit",
-        "font.sans-serif": [family.strip("'") for family in svg.FONT.split(", ")],
-    }
+    fonts = [family.strip("'") for family in svg.FONT.split(", ")]
     about = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with _drawing, matplotlib.rc_context(style):
+    with (
+        _drawing,
+        matplotlib.rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "distkit", "font.sans-serif": fonts}
+        ),
+    ):
         figure.savefig(file, format="svg", metadata=about)
     text = file.getvalue()
     text = re.sub(

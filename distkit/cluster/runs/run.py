@@ -104,9 +104,15 @@ class Run:
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
-        from distkit.cluster.card import show
+        """Show the timeline; nothing twice in one cell."""
+        from IPython.display import display
 
-        show(self)
+        from distkit.views import Timeline
+
+        if self._shown or (self.finished and not self._arrived):
+            display({"text/plain": repr(self)}, raw=True)
+        else:
+            display(Timeline(self if not self.finished else self.trace))
 
     # -- what remains -----------------------------------------------------------
 
