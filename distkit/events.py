@@ -11,8 +11,10 @@ a *scheduled* without a *started*, and a hang a *started* without a *completed*.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NoReturn
 
 __all__ = ["Event", "Message", "Op", "Span", "State", "Summary"]
 
@@ -44,7 +46,7 @@ class Op(_Word):
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
     NEW_GROUP = "new_group"  # every rank of the world calls it, members or not
-    # a key-value store: ``label`` has the method and the keys
+    # a key-value store: the method and the keys are attributes
     STORE_WAIT = "store_wait"
     STORE_SET = "store_set"
     # the parameter server: requests, each answered by one reply
@@ -92,6 +94,71 @@ class Summary:
     sampled: bool = False
 
 
+class Attributes(dict[str, Any]):
+    """Facts about an operation that most others do not have, by name. They do not change.
+
+    The values are text, numbers, truth values, or tuples of them.
+
+    >>> Attributes(key="w", version=3) == {"key": "w", "version": 3}
+    True
+    """
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[type[Attributes], tuple[dict[str, Any]]]:
+        return Attributes, (dict(self),)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("attributes of an event do not change; use dataclasses.replace(event, ...)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = pop = popitem = setdefault = clear = _refuse
+
+
+NO_ATTRIBUTES = Attributes()
+
+
+def label_of(it: Any) -> str:
+    """An operation's attributes in words, as a picture shows them. Nothing reads them back.
+
+    >>> label_of(Event(2, 0, Op.PUSH, State.STARTED, 0.0, attributes={"key": "w"}))
+    'w'
+    """
+    facts = it.attributes
+    match facts:
+        case {"label": name} | {"reduction": name} | {"function": name}:
+            return str(name)
+        case {"key": key, "version": version}:
+            late = zip(facts.get("workers", ()), facts.get("late", ()), strict=True)
+            givers = ", ".join(f"{w} ({n} late)" if n else str(w) for w, n in late)
+            return f"update {key_name(key)} → v{version}{' ← ' * bool(givers)}{givers}"
+        case {"key": key}:
+            return key_name(key) + ": refused" * ("refused" in facts)
+        case {"step": step}:
+            return f"step {step}/{facts['steps']}" if "steps" in facts else f"step {step}"
+        case {"mode": mode}:
+            return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
+        case {"watched": _} | {"method": _} | {"keys": _} | {"members": _}:
+            return " ".join(map(_shown, facts.values()))
+    return " ".join(name if value is True else f"{name} {value}" for name, value in facts.items())
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(key_name, value)) if isinstance(value, tuple) else str(value)
+
+
+def key_name(key: object) -> str:
+    """A key as a picture names it: a string of digits is no number.
+
+    >>> key_name("w"), key_name(7), key_name("7")
+    ('w', '7', "'7'")
+    """
+    return repr(key) if isinstance(key, str) and key.lstrip("-").isdecimal() else str(key)
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One transition of one operation on one rank.
@@ -99,10 +166,30 @@ class Event:
     ``time`` is in seconds on a monotonic clock common to the host's processes,
     ``nbytes`` in bytes, ``peer`` a global rank (the other end of a point-to-point
     call or of a request, the root of a rooted collective), ``shape`` and ``dtype``
-    those of the tensor touched. ``where`` is the user's ``file:line``; ``label`` names
-    a mark, a key, a reduction other than sum ("max"), or "gradients" for what a backward pass
-    sends by itself. ``match`` ties a request to its reply when the transport
+    those of the tensor touched. ``tag`` is that of a point-to-point call, ``where`` the user's
+    ``file:line``. ``match`` ties a request to its reply when the transport
     numbers its messages; otherwise matches are found by :attr:`distkit.Trace.matches`.
+
+    ``attributes`` are the facts that only some operations have; ``label`` is made of them, for
+    people to read:
+
+    ===============================  ============================================================
+    operation                        attributes
+    ===============================  ============================================================
+    mark                             ``label`` as given; or ``step``, ``steps`` (a loop's progress)
+    mark of ``watch_gradients``      ``watched`` ("gradient", "alone", "weights" or "step"), and
+                                     the parameter's ``name`` or the weights' ``checksum``
+    mark of a server: an update      ``key``, the ``version`` made, the ``workers`` whose gradients
+                                     it applies, and how ``late`` each of them is, in updates
+    collective                       ``reduction`` (not for sum), ``gradients`` (True: sent by a
+                                     backward pass), ``function`` (``broadcast_object_list`` …)
+    new_group                        ``members`` (not for all)
+    store_wait, store_set            ``method``, ``keys``, and of a barrier ``ranks``
+    register                         ``mode``, and ``staleness``, ``backup``, ``wait_for``,
+                                     ``on_crash`` where they are not as usual
+    init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
+                                     push's ``clock``; a reply's ``refused`` or ``dropped``
+    ===============================  ============================================================
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))
     >>> str(e.op), e.peer
@@ -121,9 +208,15 @@ class Event:
     dtype: str = ""
     tag: int | None = None
     where: str = ""
-    label: str = ""
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES
     match: str | None = None
     summary: Summary | None = None
+
+    label = property(label_of)
+
+    def __post_init__(self) -> None:
+        if type(self.attributes) is not Attributes:
+            object.__setattr__(self, "attributes", Attributes(self.attributes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +241,12 @@ class Span:
     dtype: str
     tag: int | None
     where: str
-    label: str
+    attributes: Mapping[str, Any]
     match: str | None
     before: Summary | None
     after: Summary | None
+
+    label = property(label_of)
 
     @property
     def seconds(self) -> float | None:
@@ -173,7 +268,9 @@ class Message:
     sent: float | None
     received: float | None
     tag: int | None = None
-    label: str = ""
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES
     group: str = WORLD
     send: tuple[int, int] | None = None
     recv: tuple[int, int] | None = None
+
+    label = property(label_of)

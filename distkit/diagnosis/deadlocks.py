@@ -212,7 +212,7 @@ def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     """A collective that some ranks wait in, and others have ended without."""
     mine = here[min(here)]
-    if mine.label == "gradients" and facts.sees_gradients:
+    if "gradients" in mine.attributes and facts.sees_gradients:
         return _without_backward(facts, here, gone)
     say = {r: facts.call(s) for r, s in here.items()}
     waiting = clauses(here.values(), "wait in", say)
@@ -272,7 +272,7 @@ AUTOGRAD = (
 def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -> tuple[Kind, str]:
     if mine.op is Op.NEW_GROUP:
         return Kind.NEW_GROUP, NEW_GROUP
-    if mine.label == "gradients":
+    if "gradients" in mine.attributes:
         if _whole_backward(facts, mine):
             return Kind.UNEVEN, uneven(facts, mine.where)
         return Kind.UNUSED_PARAMETER, UNUSED
@@ -289,8 +289,7 @@ def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -
 
 def _of_a_group(facts: Evidence, here: Stuck) -> str:
     """That those who wait are the members of a group, and may have meant it."""
-    made = [s.label.split(",") for s in facts.spans if s.op is Op.NEW_GROUP and s.label != "all"]
-    theirs = any(set(members) == {str(r) for r in here} for members in made)
+    theirs = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
     alone = len(here) > 1 and all(s.group == "world" for s in here.values())
     return f" Or pass group=, if only {named(here)} are meant." if theirs and alone else ""
 
@@ -300,7 +299,7 @@ def _whole_backward(facts: Evidence, mine: Span) -> bool:
 
     Each pass sends the same number of bytes, however they are packed into buckets.
     """
-    row = [s for s in facts.calls[mine.group][mine.rank] if s.label == "gradients"]
+    row = [s for s in facts.calls[mine.group][mine.rank] if "gradients" in s.attributes]
     waiting = sum(s.nbytes for s in row if s.seq >= mine.seq)
     done = sum(s.nbytes for s in row if s.seq < mine.seq)
     return waiting > 0 and done > 0 and done % waiting == 0
@@ -311,9 +310,9 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     mine = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
     if mine is None:
         return None
-    here = {r: s for r, s in stuck.items() if (s.op, s.label) == (mine.op, mine.label)}
+    here = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (mine.op, mine.attributes)}
     others = [r for r in facts.board.ranks if r not in here]
-    if mine.label.startswith("barrier "):
+    if "ranks" in mine.attributes:
         return _not_at_barrier(facts, here, others), {*here}
     wanted = facts.board.keys.missing(mine)
     meant = [similar(key, facts.board.keys.set) for key in wanted]
@@ -321,7 +320,7 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     known = [f"; rank {e.rank} has called {call(e)}{at(e.where)}" for e in near]
     where = "".join(_instead_of_key(facts, rank) for rank in others)
     theirs = [facts.span(facts.stuck[rank]) for rank in others if rank in facts.stuck]
-    names = keys(", ".join(wanted))
+    names = keys(wanted)
     return Finding(
         Kind.MISSING_KEY,
         f"{clauses(here.values(), 'wait in')}, but no rank has set {names}{''.join(known)}{where}.",

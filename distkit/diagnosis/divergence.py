@@ -79,7 +79,7 @@ def _left_earlier(
 ) -> Finding:
     """Some ranks are in a loop still that the others have left."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
-    where, gradients = here[0].where, here[0].label == "gradients"
+    where, gradients = here[0].where, "gradients" in here[0].attributes
     did = [sum(s.where == where for s in calls[r][:nth]) for r in (inside[0], outside[0])]
     if gradients:
         said = f"{clauses(here, 'start', dict.fromkeys(inside, 'one more backward pass'))}"

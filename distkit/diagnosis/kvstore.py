@@ -39,7 +39,7 @@ def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set
 def _alike(facts: Evidence, one: Span, mine: Span, absent: list[int]) -> bool:
     """Whether a request waits for the same."""
     awaits, awaited = facts.board.awaiting.whom(one), facts.board.awaiting.whom(mine)
-    same = (one.op, one.label, awaits.count) == (mine.op, mine.label, awaited.count)
+    same = (one.op, _key(one), awaits.count) == (mine.op, _key(mine), awaited.count)
     return same and not set(absent).isdisjoint(awaits.workers) and one.rank not in absent
 
 
@@ -117,8 +117,8 @@ def incomplete(facts: Evidence) -> Iterator[Finding]:
     if not awaiting.rounds or not all(facts.returned(w) for w in awaiting.workers):
         return
     pushes = [s for s in facts.asked if s.op is Op.PUSH and s.state is State.COMPLETED]
-    last = {(s.label, s.rank): s for s in pushes}
-    for key in dict.fromkeys(s.label for s in pushes):
+    last = {(_key(s), s.rank): s for s in pushes}
+    for key in dict.fromkeys(map(_key, pushes)):
         mine = {w: last[key, w] for w in awaiting.workers if (key, w) in last}
         counts = {w: awaiting.done(w, next(iter(mine.values()))) for w in awaiting.workers}
         more = {w: s for w, s in mine.items() if counts[w] > min(counts.values())}
@@ -126,13 +126,17 @@ def incomplete(facts: Evidence) -> Iterator[Finding]:
             yield _too_many(key, counts, more)
 
 
-def _too_many(key: str, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
+def _key(s: Span) -> object:
+    return s.attributes.get("key")
+
+
+def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
     alike: dict[int, list[int]] = defaultdict(list)
     for w, n in counts.items():
         alike[n].append(w)
     said = listed(
         [
-            f"{verb(ws, 'have')} pushed {keys(key)} {times(n)}"
+            f"{verb(ws, 'have')} pushed {keys([key])} {times(n)}"
             if n
             else f"{verb(ws, 'have')} not pushed it"
             for n, ws in sorted(alike.items())[::-1]

@@ -83,7 +83,7 @@ def _compare(
         if all(s.where == spans[0].where for s in spans):
             return None  # nearly always
         return _swapped_lines(facts, calls, nth, column) or shifted(facts, calls, nth, column)
-    if len({s.label == "gradients" for s in spans}) == 2:
+    if len({"gradients" in s.attributes for s in spans}) == 2:
         found = _gradients(facts, column)
         if found is not None:
             return found
@@ -182,7 +182,7 @@ def _root(column: Column) -> Finding:
 
 
 def _reduction(column: Column) -> Finding:
-    say = {r: call(s) if s.label else f"{s.op}(sum)" for r, s in column.items()}
+    say = {r: call(s) if s.attributes else f"{s.op}(sum)" for r, s in column.items()}
     return _finding(
         Kind.DIFFERENT_REDUCTION,
         column,
@@ -224,7 +224,7 @@ _KINDS = {
 
 def _gradients(facts: Evidence, column: Column) -> Finding | None:
     """Some send gradients, and others go on: have they left some out, or made fewer steps?"""
-    without = [r for r, s in column.items() if s.label != "gradients"]
+    without = [r for r, s in column.items() if "gradients" not in s.attributes]
     have = [s for r, s in column.items() if r not in without]
     lacking = facts.unreduced(without)
     if lacking:
@@ -285,7 +285,7 @@ def _one_more(facts: Evidence, column: Column, one: Span, before: int) -> Findin
 
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:
-    what = (span.op, span.peer, span.label, share(span), span.dtype)
+    what = (span.op, span.peer, span.attributes, share(span), span.dtype)
     return (*what, span.where) if where else what
 
 

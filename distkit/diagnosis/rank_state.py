@@ -11,8 +11,20 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from distkit.events import COLLECTIVES, COMPUTATION, STORES, WORLD, Event, Op, Span, State, _Word
+from distkit.events import (
+    COLLECTIVES,
+    COMPUTATION,
+    NO_ATTRIBUTES,
+    STORES,
+    WORLD,
+    Event,
+    Op,
+    Span,
+    State,
+    _Word,
+)
 from distkit.trace.awaiting import Awaited, Awaiting, concerns
 from distkit.trace.calls import at, call, keys, named, never_meet, seen
 from distkit.trace.keys import Keys
@@ -49,7 +61,7 @@ class Standing:
     group: str = WORLD
     tag: int | None = None
     where: str = ""
-    label: str = ""
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES
     nbytes: int = 0
     shape: tuple[int, ...] = ()
     dtype: str = ""
@@ -297,7 +309,9 @@ class Board:
         if self.keys.has(e):
             return ()
         others = [r for r in range(self._size) if r != e.rank]
-        alike = {r for r, its in self._at.items() if (its.op, its.label) == (e.op, e.label)}
+        alike = {
+            r for r, its in self._at.items() if (its.op, its.attributes) == (e.op, e.attributes)
+        }
         return tuple(r for r in others if r not in alike) or tuple(others)
 
     def has_come(self, it: Event | Span) -> bool:
@@ -386,8 +400,8 @@ class Board:
         if e.op is not Op.PULL:
             return "has not called it"
         if not done:
-            return f"has not pushed {keys(e.label)}"
-        return f"has pushed {keys(e.label)} {done} of {awaited.count} times"
+            return f"has not pushed {keys([e.attributes.get('key')])}"
+        return f"has pushed {keys([e.attributes.get('key')])} {done} of {awaited.count} times"
 
 
 def _standing(
@@ -402,7 +416,7 @@ def _standing(
         e.group,
         e.tag,
         e.where,
-        e.label,
+        e.attributes,
         e.nbytes,
         e.shape,
         e.dtype,

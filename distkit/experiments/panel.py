@@ -20,7 +20,6 @@ from distkit.experiments.controls import STRAGGLER, Control
 from distkit.experiments.results import Activity, Record, State, words
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Timeline
-from distkit.views.gradients.steps import GRADIENT
 from distkit.views.scene.units import human_seconds
 
 #: Parts of the bar.
@@ -272,7 +271,7 @@ def fitting(trace: Trace) -> list[str]:
     """The pictures that have something to show of a run."""
     marks = [e for e in trace if e.op is Op.MARK]
     staged = len(marks) < len(trace) <= STAGED
-    watched = any(e.label.startswith(GRADIENT) for e in marks)
+    watched = any(e.attributes.get("watched") == "gradient" for e in marks)
     return ["Timeline", *["Stage"] * staged, *["Gradients"] * watched]
 
 

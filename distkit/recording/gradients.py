@@ -3,7 +3,7 @@
 They enter the trace as marks with values, bounded like all values: whole tensors never do.
 
 ===================  ==============================  ============================================
-label                before (STARTED)                after (COMPLETED)
+attributes           before (STARTED)                after (COMPLETED)
 ===================  ==============================  ============================================
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
 ``alone NAME``                                       the gradient of :meth:`Watch.alone`
@@ -97,7 +97,7 @@ class Watch:
             return
         for name, w in self._watched.items():
             if name in self._open and w.grad is not None:
-                _put(rec, self._open[name], State.COMPLETED, f"gradient {name}", w.grad)
+                _put(rec, self._open[name], State.COMPLETED, "gradient", name, w.grad)
         self._open.clear()
         self._steps += 1
         value = float(loss if isinstance(loss, (int, float)) else loss.detach())
@@ -106,7 +106,7 @@ class Watch:
             rec.next_seq(),
             Op.MARK,
             State.COMPLETED,
-            label="step",
+            attributes={"watched": "step"},
             where=user_line(2),
             summary=_numbers(told, 3),
         )
@@ -128,7 +128,7 @@ class Watch:
         found = torch.autograd.grad(loss, list(self._watched.values()), allow_unused=True)
         for name, gradient in zip(self._watched, found, strict=True):
             if gradient is not None:
-                _put(rec, rec.next_seq(), State.COMPLETED, f"alone {name}", gradient)
+                _put(rec, rec.next_seq(), State.COMPLETED, "alone", name, gradient)
 
     def close(self) -> None:
         """Stop watching."""
@@ -143,7 +143,7 @@ class Watch:
             rec = recorder.current()
             if rec is not None and w.grad is not None and self._looking():
                 seq = self._open.setdefault(name, rec.next_seq())
-                _put(rec, seq, State.STARTED, f"gradient {name}", w.grad)
+                _put(rec, seq, State.STARTED, "gradient", name, w.grad)
 
         return hook
 
@@ -155,7 +155,7 @@ class Watch:
                 rec.next_seq(),
                 Op.MARK,
                 State.COMPLETED,
-                label=f"weights {crc:08x}",
+                attributes={"watched": "weights", "checksum": f"{crc:08x}"},
                 where=user_line(3),
                 summary=summary,
             )
@@ -199,14 +199,14 @@ def _signs(size: int) -> Any:
     return np.random.default_rng(0).integers(0, 2, size, dtype=np.int8) * np.int8(2) - np.int8(1)
 
 
-def _put(rec: Recorder, seq: int, state: State, label: str, gradient: Tensor) -> None:
+def _put(rec: Recorder, seq: int, state: State, what: str, name: str, gradient: Tensor) -> None:
     if gradient.is_sparse:  # of an embedding
         gradient = gradient.to_dense()
     rec.record(
         seq,
         Op.MARK,
         state,
-        label=label,
+        attributes={"watched": what, "name": name},
         where=user_line(3),
         nbytes=gradient.nbytes,
         shape=tuple(gradient.shape),

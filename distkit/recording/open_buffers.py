@@ -82,7 +82,17 @@ class OpenBuffers(TorchFunctionMode):
             if begin < last and first < end and not pending.done:
                 del self._open[pending.seq]  # once is enough
                 recorder = pending.recorder
-                fields = (None, WORLD, 0, (), "", None, user_line(2), name, str(pending.seq))
+                fields = (
+                    None,
+                    WORLD,
+                    0,
+                    (),
+                    "",
+                    None,
+                    user_line(2),
+                    {"function": name},
+                    str(pending.seq),
+                )
                 seq = recorder.next_seq()
                 for state in (State.STARTED, State.COMPLETED):
                     recorder.put(seq, Op.TOUCH, state, time.monotonic(), fields)

@@ -1,12 +1,11 @@
 """How far a run has come: what the ranks note of it, and how it is read.
 
-A completed mark labelled ``step 3/20``, or ``step 3`` where nobody knows the end, is progress;
-a bare ``step``, as :func:`distkit.watch_gradients` leaves, counts as one more.
+A completed mark with the attributes ``step`` and, where somebody knows the end, ``steps`` is
+progress; one labelled ``step``, or that of :func:`distkit.watch_gradients`, counts as one more.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import length_hint
@@ -20,8 +19,6 @@ T = TypeVar("T")
 
 #: A loop leaves at most about so many marks.
 MARKS = 100
-
-_STEP = re.compile(r"step(?: (\d+)(?:/(\d+))?)?")
 
 
 def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
@@ -47,13 +44,13 @@ def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
         if rec is None:
             yield item
             continue
-        label, seq, where = f"step {n}/{end}" if end else f"step {n}", rec.next_seq(), ""
+        told, seq, where = {"step": n} | ({"steps": end} if end else {}), rec.next_seq(), ""
         try:
             where = recorder.user_line(2)
-            rec.record(seq, Op.MARK, State.STARTED, label=label, where=where)
+            rec.record(seq, Op.MARK, State.STARTED, attributes=told, where=where)
             yield item
         finally:
-            rec.record(seq, Op.MARK, State.COMPLETED, label=label, where=where)
+            rec.record(seq, Op.MARK, State.COMPLETED, attributes=told, where=where)
 
 
 def noted(step: int, total: int | None) -> bool:
@@ -71,7 +68,7 @@ class Meter:
     """How far a run has come, by its events. Pure.
 
     >>> m = Meter()
-    >>> m.feed([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, label="step 3/20")])
+    >>> m.feed([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"step": 3, "steps": 20})])
     >>> m.done, m.total, m.operations
     (3, 20, 0)
     """
@@ -90,18 +87,15 @@ class Meter:
                 self.operations += 1
 
     def _mark(self, e: Event) -> None:
-        found = _STEP.fullmatch(e.label)
-        if found is None:
-            return
-        number, total = found.groups()
-        if number is None and self._total.get(e.rank) is not None:
-            return  # the loop counts itself
-        over = e.state is State.COMPLETED
-        self._total[e.rank] = int(total) if total else None
-        if number is None:
+        facts = e.attributes
+        number, over = facts.get("step"), e.state is State.COMPLETED
+        if number is not None:
+            self._total[e.rank], self._done[e.rank] = facts.get("steps"), number - (not over)
+        elif (
+            "step" in (facts.get("label"), facts.get("watched")) and self._total.get(e.rank) is None
+        ):  # else the loop counts itself
+            self._total[e.rank] = None
             self._done[e.rank] += over
-        else:
-            self._done[e.rank] = int(number) - (not over)
 
     @property
     def done(self) -> int | None:

@@ -42,8 +42,10 @@ SLOWEST = 0.2
 #: A wait that takes this long is noted [s].
 PATIENCE = 0.1
 
-#: An event on its way: Event's fields without the rank, with the summary as a plain tuple.
+#: An event on its way: Event's fields without the rank, with the summary as a plain tuple, and
+#: the attributes as a plain dict, or () if there are none.
 Row = tuple[Any, ...]
+Facts = dict[str, Any] | tuple[()]
 
 
 class Waitable(Protocol):
@@ -118,12 +120,12 @@ class Recorder:
         dtype: str = "",
         tag: int | None = None,
         where: str = "",
-        label: str = "",
+        attributes: Facts = (),
         match: str | None = None,
         summary: tuple[Any, ...] | None = None,
     ) -> None:
         """Note one transition, now."""
-        fields = peer, group, nbytes, shape, dtype, tag, where, label, match
+        fields = peer, group, nbytes, shape, dtype, tag, where, attributes, match
         self.put(seq, op, state, time.monotonic(), fields, summary)
 
     def put(
@@ -253,9 +255,9 @@ def to_event(
 ) -> Event:
     """The event of a row; ``place`` and ``clock`` put its line and time into the reader's words."""
     *call, at = row[:4]
-    where, label, match, summary = row[-4:]
+    where, attributes, match, summary = row[-4:]
     values = None if summary is None else Summary(*summary)
-    return Event(*(rank, *call, clock(at), *row[4:-4], place(where), label, match, values))
+    return Event(*(rank, *call, clock(at), *row[4:-4], place(where), attributes, match, values))
 
 
 _current: Recorder | None = None
@@ -288,14 +290,14 @@ def mark(label: str) -> Iterator[None]:
     if recorder is None:
         yield
         return
-    seq, where = recorder.next_seq(), user_line(2)
-    recorder.record(seq, Op.MARK, State.STARTED, label=label, where=where)
+    seq, where, given = recorder.next_seq(), user_line(2), {"label": label}
+    recorder.record(seq, Op.MARK, State.STARTED, attributes=given, where=where)
     try:
         yield
     except BaseException:
-        recorder.record(seq, Op.MARK, State.FAILED, label=label, where=where)
+        recorder.record(seq, Op.MARK, State.FAILED, attributes=given, where=where)
         raise
-    recorder.record(seq, Op.MARK, State.COMPLETED, label=label, where=where)
+    recorder.record(seq, Op.MARK, State.COMPLETED, attributes=given, where=where)
 
 
 # -- values ---------------------------------------------------------------------

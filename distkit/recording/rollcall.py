@@ -113,13 +113,13 @@ def _what(op: Op, fields: tuple[Any, ...]) -> tuple[int, int, int, int]:
 
     Two dtypes of the same size go through every backend: their nonsense is told afterwards.
     """
-    peer, _, nbytes, shape, dtype, _, _, label, _ = fields
+    peer, _, nbytes, shape, dtype, _, _, attributes, _ = fields
     share = 0 if op in UNEQUAL or dtype.startswith("sparse") else nbytes
     if op is Op.SCATTER:
         share = math.prod(shape)
-    said = label if "_object" in label else ""
-    if op is Op.NEW_GROUP:  # in any order, they are the same members
-        said = ",".join(sorted(label.split(",")))
+    facts = dict(attributes)
+    # in any order, they are the same members
+    said = facts.get("function", "") or str(sorted(facts.get("members", ())))
     return share, _NUMBER_OF[op], -1 if peer is None else peer, zlib.crc32(said.encode())
 
 

@@ -88,11 +88,11 @@ class Stores:
     ) -> Any:
         given = (*args, *kwargs.values())
         keys = given[:1] if given and isinstance(given[0], str) else tuple(given[0])
-        label = f"{name} {', '.join(keys)}"
+        facts = {"method": name, "keys": tuple(keys)}
         if name == "barrier":
-            label += f", {given[1]}"
+            facts["ranks"] = given[1]
         waits = name in _WAITS
-        fields = (None, WORLD, 0, (), "", None, user_line(3), label, None)
+        fields = (None, WORLD, 0, (), "", None, user_line(3), facts, None)
         op = Op.STORE_WAIT if waits else Op.STORE_SET
         pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
         self._hand_over(recorder, pending, [], time.monotonic())

@@ -42,7 +42,7 @@ from distkit.recording.operators import (
     tensors,
 )
 from distkit.recording.pending import Pending
-from distkit.recording.recorder import Recorder, user_line
+from distkit.recording.recorder import Facts, Recorder, user_line
 from distkit.recording.remote import Remote
 from distkit.recording.stores import Stores
 from distkit.recording.unwaited import Unwaited
@@ -237,7 +237,7 @@ class Tap:
             dtype,
             tag,
             user_line(3),
-            _label(call, caller),
+            _facts(call, caller),
             match,
         )
         return Pending(recorder, seq, call.op, fields, outputs, look)
@@ -441,8 +441,8 @@ class Tap:
             recorder = _recorder.current()
             if recorder is None or kwargs.get("use_local_synchronization"):
                 return make(ranks, *args, **kwargs)
-            label = "all" if ranks is None else ",".join(map(str, ranks))
-            fields = (None, WORLD, 0, (), "", None, user_line(2), label, None)
+            facts: Facts = () if ranks is None else {"members": tuple(ranks)}
+            fields = (None, WORLD, 0, (), "", None, user_line(2), facts, None)
             pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
             self._hand_over(recorder, pending, [], time.monotonic())
             limit = kwargs.get("timeout", args[0] if args else None)
@@ -510,12 +510,14 @@ def _is_limit(given: timedelta | int | None) -> bool:
     return given is not None and 0 < given <= PATIENT
 
 
-def _label(call: Call, caller: FrameType) -> str:
-    """A reduction, or what a call is a part of."""
-    label = reduction(caller) if call.reduces else of_objects(caller)
+def _facts(call: Call, caller: FrameType) -> Facts:
+    """A reduction, and what a call is a part of."""
+    name = "reduction" if call.reduces else "function"
+    value = reduction(caller) if call.reduces else of_objects(caller)
+    found: Facts = {name: value} if value else ()
     if torch._C._current_graph_task_id() >= 0 and not is_functional(caller):
-        return label or "gradients"
-    return label
+        return {**dict(found), "gradients": True}
+    return found
 
 
 def _read_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:

@@ -111,7 +111,7 @@ class Game:
 
     def _compute(self, time: float, w: int, j: int) -> None:
         took = self._drawn(w)
-        self._note(w, Op.MARK, time, time + took, label=f"step {self.step[w]}")
+        self._note(w, Op.MARK, time, time + took, attributes={"step": self.step[w]})
         self._next(time + took, w, "push", 0)
 
     def _drawn(self, w: int) -> float:
@@ -172,10 +172,10 @@ class Game:
     def _update(self, time: float, workers: Sequence[int], late: int) -> None:
         """All servers apply what these workers pushed, in the words of the KVStore's traces."""
         self.updates += 1
-        givers = ", ".join(f"{w} ({late} late)" if late else str(w) for w in sorted(workers))
+        givers = {"workers": tuple(sorted(workers)), "late": (late,) * len(workers)}
         for s in range(self.servers):
-            label = f"update {_key(s)} → v{self.updates} ← {givers}"
-            self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], label=label, tag=late)
+            facts = {"key": _key(s), "version": self.updates, **givers}
+            self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=facts)
 
     def _message(self, op: Op, w: int, s: int, asked: float, begin: float, end: float) -> None:
         """A request at the worker, and both ends of its answer at the server."""
@@ -186,7 +186,7 @@ class Game:
             "shape": (nbytes // 4,),
             "dtype": "float32",
             "match": match,
-            "label": _key(s),
+            "attributes": {"key": _key(s)},
         }
         there, back = (begin, end) if op is Op.PULL else (end, end)
         self._note(w, op, asked, end, peer=peer, **data)

@@ -207,7 +207,7 @@ class Hosted(Game):
         self._go_on(time)
         job = self.jobs.pop(w)
         if job.what == "compute":
-            self._note(w, Op.MARK, job.begun, time, label=f"step {job.step}")
+            self._note(w, Op.MARK, job.begun, time, attributes={"step": job.step})
             self._next(time, w, "push", 0)
         else:
             if self.record:

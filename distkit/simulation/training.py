@@ -148,8 +148,12 @@ def data_parallel(
     )
     for step in played:
         for r in range(n):
-            writer.operation(Op.MARK, r, step.begin[r], step.forward[r], label="forward")
-            writer.operation(Op.MARK, r, step.forward[r], step.backward[r], label="backward")
+            writer.operation(
+                Op.MARK, r, step.begin[r], step.forward[r], attributes={"label": "forward"}
+            )
+            writer.operation(
+                Op.MARK, r, step.forward[r], step.backward[r], attributes={"label": "backward"}
+            )
             for i, nbytes in enumerate(work.buckets):
                 writer.operation(
                     Op.ALL_REDUCE,
@@ -159,11 +163,11 @@ def data_parallel(
                     nbytes=nbytes,
                     shape=(nbytes // 4,),
                     dtype="float32",
-                    label="gradients",
+                    attributes={"gradients": True},
                 )
             if work.update:
                 begin = step.end[r] - work.update
-                writer.operation(Op.MARK, r, begin, step.end[r], label="update")
+                writer.operation(Op.MARK, r, begin, step.end[r], attributes={"label": "update"})
     return writer.trace("data parallel, simulated")
 
 
@@ -275,7 +279,7 @@ def _compute(
     last = writer.n - 1
     if (what, stage) not in (("F", 0), ("B", last)):
         _message(writer, Op.RECV, stage, source, clock, begin, nbytes)
-    writer.operation(Op.MARK, stage, begin, begin + took, label=f"{what}{i}")
+    writer.operation(Op.MARK, stage, begin, begin + took, attributes={"label": f"{what}{i}"})
     return begin + took
 
 

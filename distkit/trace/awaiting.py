@@ -22,16 +22,13 @@ take into account: then the answer is a guess, and says so.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
-from distkit.events import REQUESTS, Event, Op, Span, State
-
-_TERM = re.compile(r"(\w+)=(\w+)")
-_OPTIMIZER = "optimizer "  # how the label of an init begins that gives no value
+from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +51,11 @@ class Awaiting:
         workers: how many there are.
 
     >>> def asked(rank, seq, op, state):
-    ...     return Event(rank, seq, op, state, 0.0, peer=2, label="w", match=f"kv:1:{rank}:{seq}")
+    ...     about = dict(attributes={"key": "w"}, match=f"kv:1:{rank}:{seq}")
+    ...     return Event(rank, seq, op, state, 0.0, peer=2, **about)
     >>> it = Awaiting(2)
-    >>> it.feed(Event(0, 0, Op.REGISTER, State.STARTED, 0.0, peer=3, label="dist_sync"))
+    >>> mode = {"mode": "dist_sync"}
+    >>> it.feed(Event(0, 0, Op.REGISTER, State.STARTED, 0.0, peer=3, attributes=mode))
     >>> for state in (State.STARTED, State.COMPLETED):
     ...     it.feed(asked(0, 1, Op.PUSH, state))
     >>> it.whom(asked(0, 2, Op.PULL, State.BLOCKED))
@@ -65,7 +64,7 @@ class Awaiting:
 
     def __init__(self, workers: int) -> None:
         self._workers = range(workers)
-        self._mode, self._terms = "", dict[str, str]()
+        self._terms: Mapping[str, Any] = NO_ATTRIBUTES
         self._dead: set[int] = set()
         self._changed = False  # the store goes on without some, or with others in their places
         #: By what is asked, how often each worker has; of pushes also how many have arrived.
@@ -78,12 +77,13 @@ class Awaiting:
     @property
     def staleness(self) -> int | None:
         """By how many gradients a worker may be ahead, where that is bounded."""
-        return int(self._terms["staleness"]) if "staleness" in self._terms else None
+        return self._terms.get("staleness")
 
     @property
     def backup(self) -> int:
         """How many of the workers a round does not wait for."""
-        return int(self._terms.get("backup", 0))
+        backup: int = self._terms.get("backup", 0)
+        return backup
 
     @property
     def workers(self) -> range:
@@ -91,9 +91,13 @@ class Awaiting:
         return self._workers
 
     @property
+    def _in_rounds(self) -> bool:
+        return str(self._terms.get("mode", "")).startswith("dist_sync")
+
+    @property
     def rounds(self) -> bool:
         """Whether every worker's gradient is needed in every round, to the end."""
-        return self._mode.startswith("dist_sync") and not (self.backup or self._changed)
+        return self._in_rounds and not (self.backup or self._changed)
 
     def feed(self, e: Event) -> None:
         """Take note of a worker's event: each worker's in their order."""
@@ -106,19 +110,19 @@ class Awaiting:
             self._asked[what][e.rank] -= 1  # refused
         elif e.state is State.COMPLETED and e.op is Op.PUSH:
             self._arrived[what][e.rank] += 1
-            if e.tag is not None and e.tag > self._clocks[what][e.rank]:
-                self._clocks[what][e.rank] = e.tag
-                self._rounds[what][e.tag - 1].add(e.rank)
+            clock = e.attributes.get("clock", 0)
+            if clock > self._clocks[what][e.rank]:
+                self._clocks[what][e.rank] = clock
+                self._rounds[what][clock - 1].add(e.rank)
 
     def _register(self, e: Event) -> None:
-        self._mode = e.label.partition(" ")[0]
-        self._terms = dict(_TERM.findall(e.label))
+        self._terms = e.attributes
         self._changed |= "wait_for" in self._terms or self._asked[_what(e)][e.rank] > 1
 
     def died(self, worker: int) -> None:
         """Its process has ended: under ``dist_sync`` the others halt, if they said nothing else."""
         self._dead.add(worker)
-        self._changed |= "on_crash" in self._terms or not self._mode.startswith("dist_sync")
+        self._changed |= "on_crash" in self._terms or not self._in_rounds
 
     # -- questions --------------------------------------------------------------
 
@@ -128,17 +132,22 @@ class Awaiting:
 
     def whom(self, request: Event | Span) -> Awaited:
         """Whom a request waits for that its server has not answered."""
-        if not self._mode or request.op not in (Op.REGISTER, Op.INIT, Op.PULL, Op.BARRIER):
+        if "mode" not in self._terms or request.op not in (
+            Op.REGISTER,
+            Op.INIT,
+            Op.PULL,
+            Op.BARRIER,
+        ):
             return Awaited()
         if request.op is Op.INIT:
-            givers = [] if request.label.startswith(_OPTIMIZER) else [0]
+            givers = [] if "optimizer" in request.attributes else [0]
             return self._fewer(request, givers, 1)
         asked = self.done(request.rank, request)
         if request.op is not Op.PULL:
             return self._fewer(request, self._workers, asked)
         if self._on_the_way(request, request.rank):
             return Awaited()  # a push of its own: until it is acknowledged, it may be refused
-        if self._mode.startswith("dist_sync"):
+        if self._in_rounds:
             most = self._fewer(request, self._workers, asked)
             return self._in_round(request) if self.backup and most.certain else most
         ahead = asked if self.staleness is None else self.staleness
@@ -183,9 +192,9 @@ def _what(it: Event | Span) -> object:
     """What is asked: of the scheduler one thing, of servers one for each of their keys."""
     if it.op in (Op.REGISTER, Op.BARRIER):
         return it.op
-    return it.op, it.peer, it.label
+    return it.op, it.peer, it.attributes.get("key")
 
 
 def _awaits(it: Event | Span) -> object:
     """What others must have asked before this is answered."""
-    return (Op.PUSH, it.peer, it.label) if it.op is Op.PULL else _what(it)
+    return (Op.PUSH, it.peer, it.attributes.get("key")) if it.op is Op.PULL else _what(it)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from distkit.events import (
     COLLECTIVES,
@@ -31,7 +30,7 @@ class Called(Protocol):
     @property
     def tag(self) -> int | None: ...  # noqa: D102
     @property
-    def label(self) -> str: ...  # noqa: D102
+    def attributes(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
 _SOURCED = {Op.RECV, Op.BROADCAST, Op.SCATTER}
@@ -43,21 +42,24 @@ def call(it: Called) -> str:
     >>> from distkit.events import State
     >>> call(Event(2, 0, Op.RECV, State.STARTED, 0.0, peer=0, tag=7))
     'recv(src=0, tag=7)'
-    >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, label="w, b"))
+    >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, attributes={"keys": ("w", "b")}))
     "push(['w', 'b'])"
-    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, label="get ready"))
+    >>> got = {"method": "get", "keys": ("ready",)}
+    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=got))
     "store.get('ready')"
     """
     if it.op is None:
         return ""
+    facts = it.attributes
     if it.op in REQUESTS:
         return _request(it)
     if it.op in STORES:
-        return _of_store(it)
-    name = it.label if "_object" in it.label else it.op
-    given = [it.label] if _reduction(it) else []
-    if it.op is Op.NEW_GROUP and it.label:
-        given.append("" if it.label == "all" else f"[{it.label.replace(',', ', ')}]")
+        ranks = f", {facts['ranks']}" if "ranks" in facts else ""
+        return f"store.{facts.get('method', '')}({keys(facts.get('keys', ()))}{ranks})"
+    name = facts.get("function", it.op)
+    given = [facts["reduction"]] if "reduction" in facts else []
+    if "members" in facts:
+        given.append(str([*facts["members"]]))
     if it.peer is not None and it.op in P2P | COLLECTIVES:
         given.append(f"{'src' if it.op in _SOURCED else 'dst'}={it.peer}")
     elif it.op is Op.RECV:
@@ -69,30 +71,22 @@ def call(it: Called) -> str:
 
 def _request(it: Called) -> str:
     """What was asked of a parameter server."""
+    facts = it.attributes
     if it.op is Op.REGISTER:
-        return f"kvstore.create({it.label.partition(' ')[0]!r})"
-    if it.op is Op.INIT and it.label.startswith("optimizer "):
-        return f"set_optimizer({it.label.partition(' ')[2]})"
-    return f"{it.op}({keys(it.label)})"
+        return f"kvstore.create({facts.get('mode', '')!r})"
+    if "optimizer" in facts:
+        return f"set_optimizer({facts['optimizer']})"
+    return f"{it.op}({keys(facts.get('keys') or (facts.get('key', ''),))})"
 
 
-def _of_store(it: Called) -> str:
-    """What was asked of a key-value store."""
-    method, _, given = it.label.partition(" ")
-    if method == "barrier":
-        key, _, count = given.rpartition(", ")
-        return f"store.barrier({key!r}, {count})"
-    return f"store.{method}({keys(given)})"
+def keys(names: Sequence[Any]) -> str:
+    """The keys of a request, as they are written in a program; "…" stands for some.
 
-
-def keys(label: str) -> str:
-    """The keys of a request, as they are written in a program.
-
-    >>> keys("w"), keys("0, 1, …, 9")
+    >>> keys(["w"]), keys((0, 1, "…", 9))
     ("'w'", '[0, 1, …, 9]')
     """
-    shown = [k if re.fullmatch(r"-?\d+|…|'.*'", k) else repr(k) for k in label.split(", ")]
-    return f"[{', '.join(shown)}]" if len(shown) > 1 else shown[0]
+    shown = [name if name == "…" else repr(name) for name in names]
+    return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -127,9 +121,9 @@ def seen(it: Event | Span) -> str:
     """What is known of where a rank was that ended without a word: no line is to blame for it.
 
     >>> from distkit.trace.log import EventLog
-    >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, label="w", where="In[5]:9")])
+    >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, attributes={"key": "w"})])
     >>> seen(trace.spans[0])
-    "last seen after push('w') at In[5]:9"
+    "last seen after push('w')"
     """
     return f"last seen {_STOOD.get(it.state, 'calling')} {call(it)}{at(it.where)}"
 
@@ -173,19 +167,6 @@ def silence(seconds: float) -> str:
 # -- what fits together -------------------------------------------------------------
 
 UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}  # each rank may send as much as it likes
-_REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER}
-
-
-_NOTES = {"gradients", "not a member"}  # labels of the recorder's own
-
-
-def _reduction(it: Called) -> str:
-    noted = it.label in _NOTES or "_object" in it.label
-    return it.label if it.op in _REDUCING and not noted else ""
-
-
-def _of_objects(it: Called) -> str:
-    return it.label if "_object" in it.label else ""
 
 
 def share(it: Event | Span) -> int:
@@ -202,13 +183,14 @@ def difference(one: Event | Span, other: Event | Span) -> str:
 
     That is "op", "members" (of a new group), "root", "reduction", "dtype" or "size".
     """
-    if one.op is not other.op or _of_objects(one) != _of_objects(other):
+    facts, others = one.attributes.get, other.attributes.get
+    if one.op is not other.op or facts("function") != others("function"):
         return "op"
     if one.op is Op.NEW_GROUP:
-        return "members" if one.label != other.label else ""
+        return "members" if facts("members") != others("members") else ""
     if one.peer != other.peer:
         return "root"
-    if _reduction(one) != _reduction(other):
+    if facts("reduction") != others("reduction"):
         return "reduction"
     if one.op in UNEQUAL or not (one.dtype and other.dtype):
         return ""

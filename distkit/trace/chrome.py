@@ -150,13 +150,13 @@ def _category(span: Span) -> str:
 
 def _args(span: Span) -> Json:
     known = {
+        **span.attributes,
         "peer": span.peer,
         "group": span.group,
         "bytes": span.nbytes or None,
         "shape": str(list(span.shape)) if span.dtype else None,
         "dtype": span.dtype or None,
         "tag": span.tag,
-        "label": span.label or None,
         "where": span.where or None,
         "seq": span.seq,
         "before": _values(span.before),

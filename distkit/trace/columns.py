@@ -6,7 +6,7 @@ events too: they are made when somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, Op, State, Summary
+from distkit.events import Event, Op, Span, State, Summary, label_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -32,10 +32,20 @@ class Look(NamedTuple):
     dtype: str
     tag: int | None
     where: str
-    label: str
+    attributes: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Its attributes in words."""
+        return label_of(self)
 
 
-_look = attrgetter(*Look._fields)
+_facts = attrgetter(*Look._fields)
+
+
+def look_at(it: Event | Span) -> Look:
+    """What this one has in common with others."""
+    return Look(*_facts(it))
 
 
 class Table(Sequence[Event]):
@@ -71,7 +81,7 @@ class Table(Sequence[Event]):
     def of(cls, events: Sequence[Event]) -> Table:
         """The table of some events in the order of time."""
         codes: dict[tuple[Any, ...], int] = {}
-        look = [codes.setdefault(key, len(codes)) for key in map(_look, events)]
+        look = [codes.setdefault(key, len(codes)) for key in map(_facts, events)]
         return cls(
             np.array([e.rank for e in events], np.int64),
             np.array([e.seq for e in events], np.int64),

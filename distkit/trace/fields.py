@@ -171,6 +171,33 @@ meta = record(
 
 # -- events -------------------------------------------------------------------------
 
+
+def _key(value: Any, field: str) -> None:
+    """A key of a parameter server or a store."""
+    whole(value, field, least=-LARGEST) if type(value) is int else text(value, field)
+
+
+def _one_or_more(value: Any, field: str) -> None:
+    """An attribute that is only shown."""
+    (items(anything) if type(value) is list else anything)(value, field)
+
+
+_NUMBERS = "version", "step", "steps", "ranks", "clock", "dropped", "staleness", "backup"
+_WORDS = "label", "mode", "method", "optimizer", "reduction", "function", "watched", "name"
+#: The attributes that are computed with, or looked up.
+_known = record(
+    {
+        "key": _key,
+        "keys": items(_key),
+        "workers": items(rank),
+        "late": items(whole),
+        "members": items(rank),
+        "checksum": text,
+        "wait_for": whole,
+        **dict.fromkeys(_NUMBERS, whole),
+        **dict.fromkeys(_WORDS, text),
+    }
+)
 _OPS, _STATES = frozenset(map(str, Op)), frozenset(map(str, State))
 
 
@@ -184,7 +211,7 @@ def look(
     dtype: Any,
     tag: Any,
     where: Any,
-    label: Any,
+    attributes: Any,
 ) -> None:
     """What many events have in common."""
     if type(op) is not str or op not in _OPS:
@@ -197,8 +224,10 @@ def look(
     items(whole)(shape, "shape")
     if tag is not None:
         whole(tag, "tag", least=-LARGEST)
-    for value, field in ((group, "group"), (dtype, "dtype"), (where, "where"), (label, "label")):
+    for value, field in ((group, "group"), (dtype, "dtype"), (where, "where")):
         text(value, field)
+    by_name(_one_or_more)(attributes, "attributes")
+    _known(attributes, "attributes")
 
 
 def ranks(column: Any) -> None:

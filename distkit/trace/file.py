@@ -3,7 +3,8 @@
 The first line is a header with the format's version and the number of events, each further
 line an object with a column of :class:`distkit.trace.columns.Table`: ``rank``, ``seq``, ``look``
 and ``time`` have an element per event, ``looks`` what they look like, ``match`` and ``summary``
-what some of them have besides. In version 1 a line was an event.
+what some of them have besides. Before version 3 facts were words in labels, see
+:mod:`distkit.trace.labels`; in version 1 a line was an event.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from distkit.errors import TraceFileError
-from distkit.events import Event, Op, State, Summary
+from distkit.events import Attributes, Event, Op, State, Summary
 from distkit.trace import fields as tracefields
+from distkit.trace import labels
 from distkit.trace.columns import Look, Table
 from distkit.trace.log import EventLog, Log
 
 #: Format of saved traces. A reader refuses a larger version than its own.
-FORMAT, VERSION = "distkit-trace", 2
+FORMAT, VERSION = "distkit-trace", 3
 
 
 def save(trace: EventLog, path: Path) -> Path:
@@ -56,7 +58,7 @@ def load(path: Path, kind: type[Log]) -> Log:
             trace = (
                 kind(map(_event, lines), head["meta"])
                 if head["version"] == 1
-                else kind.of(_table(lines), head["meta"])
+                else kind.of(_table(lines, head["version"]), head["meta"])
             )
     except (EOFError, zlib.error) as e:
         raise TraceFileError(
@@ -112,16 +114,20 @@ def _columns(table: Table) -> Iterator[dict[str, Any]]:
         yield {name: getattr(table, name).tolist()}
 
 
-def _table(lines: Iterable[dict[str, Any]]) -> Table:
+def _table(lines: Iterable[dict[str, Any]], version: int) -> Table:
     parts = {name: values for line in lines for name, values in line.items()}
     kinds = {"rank": "i", "seq": "i", "look": "i", "time": "f"}
     columns = [_array(parts.get(name, []), kind, name) for name, kind in kinds.items()]
     n = min(map(len, columns))  # if that is too few, the header tells
     rank, seq, look, time = (column[:n] for column in columns)
     tracefields.ranks(rank)
-    looks = [_look(*values) for values in parts["looks"]]
     match = dict(parts["match"])
     summary = {i: _summary(*values) for i, *values in parts["summary"]}
+    if version == 2:
+        valued = {*look[[i for i in summary if i < n]].tolist()}
+        looks = [_old_look(i in valued, *values) for i, values in enumerate(parts["looks"])]
+    else:
+        looks = [_look(*values) for values in parts["looks"]]
     if n and not 0 <= look.min() <= look.max() < len(looks):
         raise ValueError("field look: an event refers to a template that is not in the file")
     if (np.diff(time) < 0).any():
@@ -149,8 +155,20 @@ def _look(*fields: Any) -> Look:
     if len(fields) != len(Look._fields):
         raise tracefields.wrong("looks", f"{len(Look._fields)} facts", fields)
     tracefields.look(*fields)
-    op, state, peer, group, nbytes, shape, *rest = fields
-    return Look(Op(op), State(state), peer, group, nbytes, tuple(shape), *rest)
+    op, state, peer, group, nbytes, shape, dtype, tag, where, attributes = fields
+    facts = {k: tuple(v) if type(v) is list else v for k, v in attributes.items()}
+    return Look(
+        Op(op),
+        State(state),
+        peer,
+        group,
+        nbytes,
+        tuple(shape),
+        dtype,
+        tag,
+        where,
+        Attributes(facts),
+    )
 
 
 def _summary(*fields: Any) -> Summary:
@@ -170,7 +188,17 @@ def _plain(s: Summary) -> list[Any]:
     return [[*map(plain, s.values)], plain(s.norm), plain(s.min), plain(s.max), s.size, s.sampled]
 
 
-# -- version 1 --------------------------------------------------------------------
+# -- versions 1 and 2 -------------------------------------------------------------
+
+
+def _old_look(valued: bool, *fields: Any) -> Look:
+    """From the same facts with a label; ``valued``: whether events that look so have a summary."""
+    *rest, label = fields
+    tracefields.text(label, "label")
+    look = _look(*rest, {})
+    facts = labels.attributes(look.op, label, look.tag, look.dtype, valued)
+    tag = look.tag if labels.is_tag(look.op, label) else None
+    return look._replace(attributes=Attributes(facts), tag=tag)
 
 
 def _event(row: list[Any]) -> Event:
@@ -178,7 +206,7 @@ def _event(row: list[Any]) -> Event:
     tracefields.rank(rank, "rank")
     tracefields.whole(seq, "seq", least=-tracefields.LARGEST)
     tracefields.number(time, "time")
-    look = _look(op, state, peer, group, nbytes, shape, dtype, tag, where, label)
+    look = _old_look(s is not None, op, state, peer, group, nbytes, shape, dtype, tag, where, label)
     if match is not None:
         tracefields.text(match, "match")
     values = None if s is None else _summary(*s)

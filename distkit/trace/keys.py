@@ -13,53 +13,49 @@ from distkit.events import Event, Op, Span
 from distkit.trace.calls import keys as shown
 
 
-def of(label: str) -> list[str]:
-    """The keys of a call.
-
-    >>> of("wait a, b"), of("barrier done, 4")
-    (['a', 'b'], ['done'])
-    """
-    method, _, rest = label.partition(" ")
-    return rest.split(", ")[: -1 if method == "barrier" else None]
-
-
 class Keys:
     """What has been set so far, and who has come to the barriers of stores."""
 
     def __init__(self) -> None:
         self.set: dict[str, Event] = {}  # by whom first
-        self._came: dict[str, set[int]] = defaultdict(set)  # by the label of a barrier
+        self._came: dict[object, set[int]] = defaultdict(set)  # to barriers
 
     def feed(self, e: Event) -> None:
         """A rank sets keys, or comes to a barrier."""
         if e.op is Op.STORE_SET:
-            for key in of(e.label):
+            for key in _keys(e):
                 self.set.setdefault(key, e)
-        elif e.label.startswith("barrier "):
-            self._came[e.label].add(e.rank)
+        elif "ranks" in e.attributes:
+            self._came[e.attributes].add(e.rank)
 
     def missing(self, it: Event | Span) -> list[str]:
         """The keys that a call waits for, and that no rank has set."""
-        return [key for key in of(it.label) if not self._is_set(key)]
+        return [key for key in _keys(it) if not self._is_set(key)]
 
     def has(self, it: Event | Span) -> bool:
         """Whether a call has what it waits for."""
-        if it.label.startswith("barrier "):
-            return len(self._came[it.label]) >= int(it.label.rpartition(", ")[2])
+        facts = it.attributes
+        if "ranks" in facts:
+            return len(self._came[facts]) >= int(facts["ranks"])
         return not self.missing(it)
 
     def came(self, it: Event | Span) -> set[int]:
         """The ranks that have come to a store's barrier."""
-        return self._came[it.label] if it.label.startswith("barrier ") else set()
+        return self._came[it.attributes] if "ranks" in it.attributes else set()
 
     def why(self, it: Event | Span) -> str:
         """What a call waits for, in words."""
-        if it.label.startswith("barrier "):
-            return f"{len(self._came[it.label])} have called it"
-        return f"no rank has set {shown(', '.join(self.missing(it)))}"
+        if "ranks" in it.attributes:
+            return f"{len(self.came(it))} have called it"
+        return f"no rank has set {shown(self.missing(it))}"
 
     def _is_set(self, key: str) -> bool:
         return any(_same(key, other) for other in self.set)
+
+
+def _keys(it: Event | Span) -> tuple[str, ...]:
+    keys: tuple[str, ...] = it.attributes.get("keys", ())
+    return keys
 
 
 def _same(one: str, other: str) -> bool:

@@ -144,6 +144,7 @@ class EventLog(Sequence[Event]):
             "where",
             "label",
             "match",
+            "attributes",
         ]
         rows = [
             (
@@ -161,6 +162,7 @@ class EventLog(Sequence[Event]):
                 e.where,
                 e.label,
                 e.match or self.matches.get((e.rank, e.seq)),
+                dict(e.attributes),
             )
             for e in self.events
         ]

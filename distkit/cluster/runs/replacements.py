@@ -66,7 +66,7 @@ def failed(events: Iterable[Event], rank: int, first: int, at: float) -> tuple[i
             s.dtype,
             s.tag,
             s.where,
-            s.label,
+            dict(s.attributes),
             s.match,
             None,
         )
@@ -78,9 +78,9 @@ def failed(events: Iterable[Event], rank: int, first: int, at: float) -> tuple[i
 
 def note(how: str, began: float, ended: float) -> tuple[int, bytes]:
     """Rows that show when a place was vacant, and why."""
-    label = f"replaced: {how}"
+    told = {"label": f"replaced: {how}"}
     rows = [
-        (-1, Op.MARK, state, at, None, WORLD, 0, (), "", None, "", label, None, None)
+        (-1, Op.MARK, state, at, None, WORLD, 0, (), "", None, "", told, None, None)
         for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
     ]
     return len(rows), dumps(rows)

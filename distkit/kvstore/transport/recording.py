@@ -8,7 +8,7 @@ all three share a ``match``, from which a trace draws the two arrows.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,7 @@ from distkit.recording.tap import tap
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distkit.recording.recorder import Recorder
+    from distkit.recording.recorder import Facts, Recorder
 
 #: Requests that are drawn as messages; a barrier is drawn as the workers' one collective.
 _MESSAGES = {
@@ -48,9 +48,6 @@ _MESSAGES = {
 }
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
-#: How the label of an answer ends that is an error.
-REFUSED = ": refused"
-
 
 #: What a worker passes before it asks: the gate of a run that is stepped through, trouble.
 gates = tap.before
@@ -59,19 +56,17 @@ gates = tap.before
 class Step(NamedTuple):
     """A call of the user's on a worker with :data:`gates`: its first request passes them.
 
-    ``label`` names its keys if there are several; ``nbytes`` are those of all of them.
+    ``facts`` names its keys if there are several; ``nbytes`` are those of all of them.
     """
 
-    label: str = ""
+    facts: Facts = ()
     nbytes: int = 0
 
     @classmethod
     def of(cls, keys: Sequence[Key], nbytes: int = 0) -> Step:
         """A call with these keys."""
-        names = [*map(name, keys)]
-        if len(names) > _NAMED:
-            names[_NAMED - 1 : -1] = "…"
-        return cls(", ".join(names) if len(names) > 1 else "", nbytes)
+        few = keys if len(keys) <= _NAMED else (*keys[: _NAMED - 1], "…", keys[-1])
+        return cls({"keys": tuple(few)} if len(few) > 1 else (), nbytes)
 
 
 #: So many keys are named.
@@ -98,14 +93,14 @@ class Asking:
         tensor, match = _tensor(request), request.match
         if isinstance(request, Barrier):
             peer, match = None, f"kv:{request.run}:barrier:{request.nth}"
-        label, where = _label(request), recorder.user_line()
-        self.fields: tuple[Any, ...] = (peer, WORLD, *_layout(tensor), None, where, label, match)
+        facts, where = _facts(request), recorder.user_line()
+        self.fields: tuple[Any, ...] = (peer, WORLD, *_layout(tensor), None, where, facts, match)
         called = time.monotonic()
         values = rec.look(tensor) if tensor is not None and rec.can_look() else None
         if step is None:
             rec.put(self.seq, op, State.SCHEDULED, called, self.fields)
         else:
-            told = *self.fields[:-2], step.label or label, match
+            told = *self.fields[:-2], step.facts or facts, match
             rec.put(self.seq, op, State.SCHEDULED, called, told, values if rec.stepped else None)
             for pass_by in gates:
                 pass_by(op, step.nbytes)
@@ -119,7 +114,8 @@ class Asking:
     def answered(self, answer: Answer, clock: int | None = None) -> None:
         """The answer is here: with the value, if it was a pull; ``clock`` is what Clocks say."""
         if clock is not None and self._rec is not None:
-            self.fields = *self.fields[:5], clock, *self.fields[6:]
+            *fields, facts, match = self.fields
+            self.fields = *fields, {**facts, "clock": clock}, match
         self._end(State.COMPLETED, _tensor(answer))
 
     def failed(self) -> None:
@@ -142,7 +138,7 @@ class Asking:
 class Clocks:
     """What servers count of this worker's gradients, where some are dropped: with backup workers.
 
-    A trace tells it with each push (as its tag), since the other events do not.
+    A trace tells it with each push, since the other events do not.
     """
 
     def __init__(self) -> None:
@@ -175,7 +171,7 @@ class Answering:
     """Requests and answers as the messages of the node that answers, and its updates."""
 
     def __init__(self) -> None:
-        self._labels: dict[str, str] = {}  # of the requests not answered yet
+        self._open: dict[str, dict[str, Any]] = {}  # facts of the requests not answered yet
         self._pushes: dict[str, Push] = {}  # by the pulls that came with them
 
     def arrived(self, request: Request) -> None:
@@ -191,16 +187,21 @@ class Answering:
     def _arrived(self, rec: Recorder, request: Request) -> None:
         if type(request) not in _MESSAGES:
             return
-        label = self._labels[request.match] = _label(request)
+        facts = self._open[request.match] = _facts(request)
         tensor = _tensor(request)
-        common = {"peer": request.node, "match": request.match, "label": label, **_fields(tensor)}
+        common = {
+            "peer": request.node,
+            "match": request.match,
+            "attributes": facts,
+            **_fields(tensor),
+        }
         seq = rec.next_seq()
         rec.record(seq, Op.RECV, State.SCHEDULED, **common)
         rec.record(seq, Op.RECV, State.COMPLETED, **common | _values(tensor))
 
     def answering(self, answer: Message) -> None:
         """An answer is about to leave: that to a pull says that its push was accepted."""
-        if not self._labels:
+        if not self._open:
             return
         push = self._pushes.pop(answer.match, None)
         if push is not None:
@@ -208,19 +209,19 @@ class Answering:
         self._answering(answer)
 
     def _answering(self, answer: Message) -> None:
-        label = self._labels.pop(answer.match, None)
+        facts = self._open.pop(answer.match, None)
         rec = recorder.current()
-        if rec is None or label is None:
+        if rec is None or facts is None:
             return
         tensor = _tensor(answer)
-        label += REFUSED if isinstance(answer, Error) else ""
-        # of a worker whose gradients came too late for their round: so many did
-        late = getattr(answer, "dropped", 0) or None
+        if isinstance(answer, Error):
+            facts = {**facts, "refused": True}
+        if late := getattr(answer, "dropped", 0):  # so many gradients came too late for their round
+            facts = {**facts, "dropped": late}
         common = {
             "peer": answer.node,
             "match": answer.match,
-            "label": label,
-            "tag": late,
+            "attributes": facts,
             **_fields(tensor),
         }
         seq = rec.next_seq()
@@ -229,12 +230,11 @@ class Answering:
 
 
 def updating(update: Update, server: int | None = None) -> AbstractContextManager[None]:
-    """An update as a marked span: weights before and after; its tag is the greatest staleness.
+    """An update as a marked span: weights before and after.
 
     ``server``: whose value it is, if this process serves in another's place; the span's peer.
-
-    Its label, ``update KEY → vVERSION ← WORKER, WORKER (N late)``, names the workers whose
-    gradients it applies. *N late*: N updates came between the worker's pull and this one.
+    It names the workers whose gradients it applies, and how ``late`` each is: so many updates
+    came between the worker's pull and this one.
     """
     rec = recorder.current()
     return nullcontext() if rec is None else _updating(rec, update, server)
@@ -243,54 +243,35 @@ def updating(update: Update, server: int | None = None) -> AbstractContextManage
 @contextmanager
 def _updating(rec: Recorder, update: Update, server: int | None) -> Iterator[None]:
     seq, entry = rec.next_seq(), update.entry
-    gradients = (
-        f"{worker} ({n} late)" if n else str(worker)
-        for worker, n in zip(update.workers, update.staleness, strict=True)
-    )
-    label = f"update {name(update.key)} → v{update.version + 1} ← {', '.join(gradients)}"
-    told: dict[str, Any] = {"label": label, "tag": max(update.staleness), "peer": server}
+    facts = {
+        "key": update.key,
+        "version": update.version + 1,
+        "workers": tuple(update.workers),
+        "late": tuple(update.staleness),
+    }
+    told: dict[str, Any] = {"attributes": facts, "peer": server}
     rec.record(seq, Op.MARK, State.STARTED, **told, **_values(entry.value))
     yield
     rec.record(seq, Op.MARK, State.COMPLETED, **told, **_values(entry.value))
 
 
-def _label(request: Request) -> str:
+def _facts(request: Request) -> dict[str, Any]:
     match request:
         case Init() | Push() | Pull():
-            return name(request.key)
+            return {"key": request.key}
         case SetOptimizer():
-            return f"optimizer {request.name}"
+            return {"optimizer": request.name}
         case Register():
-            return _terms(request)
-    return ""
+            return {"mode": request.mode, **_terms(request.terms)}
+    return {}
 
 
-def name(key: Key) -> str:
-    """A key as a trace names it: a string of digits is no number.
-
-    >>> name("w"), name(7), name("7")
-    ('w', '7', "'7'")
-    """
-    return repr(key) if isinstance(key, str) and key.lstrip("-").isdecimal() else str(key)
-
-
-def _terms(register: Register) -> str:
-    """What decides who waits: the mode, and what is not as usual: "dist_sync backup=1"."""
-    terms = register.terms
-    told = [
-        register.mode,
-        *(
-            f"{term}={n:g}"
-            for term, unusual in _UNUSUAL.items()
-            if (n := terms.get(term, -1)) >= unusual
-        ),
-    ]
+def _terms(terms: Mapping[str, float]) -> dict[str, Any]:
+    """What besides the mode decides who waits, where it is not as usual."""
     crash = ON_CRASH[int(terms.get("on_crash", 0))]
-    return " ".join(filter(None, [*told, f"on_crash={crash}" * (crash != ON_CRASH[0])]))
-
-
-#: Terms that have a number, and from where on they are worth telling.
-_UNUSUAL = {"staleness": 0, "backup": 1, "wait_for": 1}
+    unusual = {"staleness": 0, "backup": 1, "wait_for": 1}  # from where on each is
+    found = {term: int(n) for term, least in unusual.items() if (n := terms.get(term, -1)) >= least}
+    return found if crash == ON_CRASH[0] else {**found, "on_crash": crash}
 
 
 def _tensor(message: Message) -> Tensor | None:

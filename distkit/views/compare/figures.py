@@ -15,7 +15,7 @@ import numpy as np
 from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.gradients.curves import thin
-from distkit.views.gradients.steps import STEP, read
+from distkit.views.gradients.steps import read
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
@@ -228,7 +228,7 @@ def training(trace: EventLog) -> Json | None:
     None where no loss was told. ``last`` is the last one, ``nan`` the first step at which it is
     no finite number (None: never), ``seconds`` the time per step.
     """
-    marks = [e for e in trace.events if e.op is Op.MARK and e.label == STEP]
+    marks = [e for e in trace.events if e.attributes.get("watched") == "step"]
     steps = sorted(read(EventLog(marks)).steps.items())
     told = [(n + 1, list(step.told.values())) for n, step in steps]
     points = [

@@ -10,21 +10,13 @@ from distkit.events import Event, Op, Span, Summary
 from distkit.trace.columns import Look
 from distkit.trace.log import EventLog
 
-GRADIENT, ALONE, WEIGHTS, STEP = "gradient ", "alone ", "weights ", "step"
-
 #: A layer's values by rank.
 ByRank = dict[int, Summary]
 
 
-def is_note(event: Event | Look, valued: bool) -> bool:
-    """Whether this is a note of ``watch_gradients``, drawn by its own view and by no other.
-
-    Args:
-        event: an event, or what it looks like.
-        valued: whether it has a summary; a mark of the program's own has none.
-    """
-    noted = event.label == STEP or event.label.startswith((GRADIENT, ALONE, WEIGHTS))
-    return noted and event.op is Op.MARK and (valued or bool(event.dtype))
+def is_note(it: Event | Look) -> bool:
+    """Whether this is a note of ``watch_gradients``, drawn by its own view and by no other."""
+    return "watched" in it.attributes and it.op is Op.MARK
 
 
 @dataclass(frozen=True)
@@ -61,19 +53,19 @@ class Training:
         """Take in one rank's marks, in order."""
         n = 0
         for s in spans:
-            if s.label == STEP and s.after:
+            what, name = s.attributes.get("watched"), str(s.attributes.get("name", ""))
+            if what == "step" and s.after:
                 loss, lr, samples = (*s.after.values, *[float("nan")] * 3)[:3]
                 self.steps[n].told[rank] = Told(loss, lr, samples, s.end or s.start)
                 n += 1
-            elif s.label.startswith(WEIGHTS) and s.after:
-                self.weights[n][rank] = s.label[len(WEIGHTS) :], s.after
-            elif s.label.startswith(GRADIENT):
-                self._gradient(self.steps[n], rank, s)
-            elif s.label.startswith(ALONE) and s.after:
-                self.steps[n].alone[s.label[len(ALONE) :]][rank] = s.after
+            elif what == "weights" and s.after:
+                self.weights[n][rank] = str(s.attributes.get("checksum", "")), s.after
+            elif what == "gradient":
+                self._gradient(self.steps[n], rank, name, s)
+            elif what == "alone" and s.after:
+                self.steps[n].alone[name][rank] = s.after
 
-    def _gradient(self, step: Step, rank: int, s: Span) -> None:
-        name = s.label[len(GRADIENT) :]
+    def _gradient(self, step: Step, rank: int, name: str, s: Span) -> None:
         self.layers.setdefault(name, s.shape)
         if s.before:
             step.before[name][rank] = s.before
@@ -99,10 +91,10 @@ def _in_order(
 ) -> dict[str, tuple[int, ...]]:
     """The model's own order, in which a step's gradients are completed; they begin backwards."""
     done = sorted(
-        (s.end, s.label[len(GRADIENT) :])
+        (s.end, str(s.attributes.get("name", "")))
         for lane in lanes.values()
         for s in lane
-        if s.end is not None and s.label.startswith(GRADIENT)
+        if s.end is not None and s.attributes.get("watched") == "gradient"
     )
     names = dict.fromkeys([*(name for _, name in done), *reversed(layers)])
     return {name: layers[name] for name in names}

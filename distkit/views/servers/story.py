@@ -10,18 +10,14 @@ import math
 import re
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from distkit.events import REQUESTS, Op, Span, State
+from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, key_name
 from distkit.trace.log import EventLog
 
 _MATCH = re.compile(r"kv:(\d+):\d+:\d+")
-_UPDATE = re.compile(r"update (.*) → v(\d+)(?: ← (\d+.*))?", re.DOTALL)
-_GRADIENT = re.compile(r"(\d+)(?: \((\d+) late\))?")
-_ROUNDS, _BACKUP = re.compile("dist_sync"), re.compile(r"backup=(\d+)")
-_BOUND = re.compile(r"staleness=(\d+)")
-_OPTIMIZER = re.compile(r"optimizer (\S+)")
 
 #: A key of one server, in one run.
 Place = tuple[int, int, str]
@@ -56,6 +52,8 @@ class Request:
     dropped: bool = False
     refused: bool = False
     alone: bool = False
+    terms: Mapping[str, Any] = NO_ATTRIBUTES  # of a register: the mode, and what is not as usual
+    optimizer: str = ""  # its name, if this is no key's first value but sets the optimizer
 
     @property
     def place(self) -> Place:
@@ -66,12 +64,6 @@ class Request:
     def unanswered(self) -> bool:
         """Whether neither its server nor its node knows of an answer."""
         return self.left is None and self.back is None
-
-    @property
-    def optimizer(self) -> str:
-        """Its name, if this is no key's first value but sets the optimizer."""
-        found = _OPTIMIZER.fullmatch(self.key) if self.op is Op.INIT and not self.whole else None
-        return found[1] if found else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,12 +134,12 @@ def read(trace: EventLog) -> Story:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    modes = {r.run: r.key for r in requests if r.op is Op.REGISTER and r.key}
+    terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
     return Story(
         roles,
         begins,
-        _quorum(begins, modes, updates, workers),
-        _bounds(modes),
+        _quorum(begins, terms, updates, workers),
+        {run: its["staleness"] for run, its in terms.items() if "staleness" in its},
         requests,
         updates,
         gradients,
@@ -156,22 +148,18 @@ def read(trace: EventLog) -> Story:
 
 
 def _quorum(
-    begins: Iterable[int], modes: dict[int, str], updates: list[Update], workers: int
+    begins: Iterable[int], terms: dict[int, Mapping[str, Any]], updates: list[Update], workers: int
 ) -> dict[int, int]:
     """As a run's updates show; as its mode says while there are none."""
     found = {}
     for run in begins:
-        rounds, backup = _ROUNDS.match(modes.get(run, "")), _BACKUP.search(modes.get(run, ""))
-        found[run] = max(1, workers - int(backup[1] if backup else 0)) if rounds else 1
+        its = terms.get(run, {})
+        rounds = str(its.get("mode", "")).startswith("dist_sync")
+        found[run] = max(1, workers - its.get("backup", 0)) if rounds else 1
     for run in found:
         taken = [len(u.late) for u in updates if u.run == run]
         found[run] = max(taken, default=found[run])
     return found
-
-
-def _bounds(modes: dict[int, str]) -> dict[int, int]:
-    found = ((run, _BOUND.search(mode)) for run, mode in modes.items())
-    return {run: int(bound[1]) for run, bound in found if bound}
 
 
 # -- requests ---------------------------------------------------------------------------
@@ -211,8 +199,10 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
         where=s.where,
         whole=bool(s.dtype or (got and got.dtype)),
         at_once=bool(got and reply and reply.seq == got.seq + 1),
-        late=(reply.tag or 0) if reply else 0,
-        refused=reply is not None and reply.label == f"{s.label}: refused",
+        late=reply.attributes.get("dropped", 0) if reply else 0,
+        refused=reply is not None and "refused" in reply.attributes,
+        terms=s.attributes if s.op is Op.REGISTER else NO_ATTRIBUTES,
+        optimizer=s.attributes.get("optimizer", ""),
     )
 
 
@@ -261,15 +251,15 @@ def _updates(
     for times in heard.values():
         times.sort()
     for s in spans:
-        found = _UPDATE.fullmatch(s.label) if s.op is Op.MARK else None
-        if found is None or roles.get(s.rank) != "server":
+        facts = s.attributes
+        if s.op is not Op.MARK or "version" not in facts or roles.get(s.rank) != "server":
             continue
         server = s.rank if s.peer is None else s.peer  # in whose place it serves
         times = heard[server]
         i = bisect_right(times, (s.start, math.inf))
         run = times[max(i - 1, 0)][1] if times else 0
-        late = {int(w): int(n or 0) for w, n in _GRADIENT.findall(found[3] or "")}
-        yield Update(run, server, found[1], int(found[2]), s.start, s.end, late)
+        late = dict(zip(facts.get("workers", ()), facts.get("late", ()), strict=False))
+        yield Update(run, server, key_name(facts["key"]), facts["version"], s.start, s.end, late)
 
 
 def _drop(requests: list[Request]) -> None:

@@ -96,7 +96,7 @@ class Columns:
             row=int(ops.row[i]),
             start=rounded(ops.start[i]),
             end=rounded(ops.end[i]),
-            **look_of(*ops.looks[ops.look[i]]),
+            **look_of(ops.looks[ops.look[i]]),
             tie=self.pairs.ties[tie] if tie >= 0 else None,
             values=[plain_values(s) for s in values] if values else None,
         )
@@ -125,7 +125,7 @@ class Columns:
     @cached_property
     def looks(self) -> list[Json]:
         """What each look is called and how it is drawn."""
-        return [look_of(*look) for look in self.ops.looks]
+        return [look_of(look) for look in self.ops.looks]
 
     @cached_property
     def _valued(self) -> dict[int, Values]:
@@ -217,13 +217,7 @@ class Columns:
 
 def _drawn(table: Table) -> Table:
     """The events without the notes of ``watch_gradients``."""
-    valued = np.zeros(len(table), bool)
-    valued[[*table.summary]] = True
-    with_values, without = (
-        table.each(is_note(look, told) for look in table.looks).astype(bool)
-        for told in (True, False)
-    )
-    notes = np.where(valued, with_values, without)
+    notes = table.each(is_note(look) for look in table.looks).astype(bool)
     return table.part(~notes) if notes.any() else table
 
 

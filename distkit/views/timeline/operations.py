@@ -136,7 +136,7 @@ def _join(first: Look, last: Look, nbytes: int) -> Look:
         first.dtype or last.dtype,
         first.tag if last.tag is None else last.tag,
         first.where,
-        last.label or first.label,
+        last.attributes or first.attributes,
     )
 
 

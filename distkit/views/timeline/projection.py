@@ -24,6 +24,7 @@ from distkit.events import (
     State,
     Summary,
 )
+from distkit.trace.columns import Look, look_at
 from distkit.trace.log import EventLog
 from distkit.trace.operations import span_of
 from distkit.views.gradients.steps import is_note
@@ -122,7 +123,7 @@ class Projection:
 
     def _admit(self, event: Event) -> Key | None:
         """Keep an event; its operation's key, or None if it is not drawn or was known already."""
-        if is_note(event, event.summary is not None):
+        if is_note(event):
             return None
         key = event.rank, event.seq
         parts = self._parts[key]
@@ -191,18 +192,7 @@ class Projection:
             "row": self._row[key],
             "start": rounded(span.start),
             "end": rounded(span.end),
-            **look_of(
-                span.op,
-                span.state,
-                span.peer,
-                span.group,
-                span.nbytes,
-                span.shape,
-                span.dtype,
-                span.tag,
-                span.where,
-                span.label,
-            ),
+            **look_of(look_at(span)),
             **({"tie": old["tie"]} if old and "tie" in old else {}),
             **({"values": [plain_values(span.before), plain_values(span.after)]} if values else {}),
         }
@@ -257,31 +247,20 @@ class Tally:
 
 
 @lru_cache(10_000)
-def look_of(
-    op: Op,
-    state: State,
-    peer: int | None,
-    group: str,
-    nbytes: int,
-    shape: tuple[int, ...],
-    dtype: str,
-    tag: int | None,
-    where: str,
-    label: str,
-) -> Json:
+def look_of(it: Look) -> Json:
     """What many operations have in common, as plain data; not to be changed."""
     return compact(
-        kind=kind_of(op),
-        op=str(op),
-        state=str(state),
-        peer=peer,
-        group=None if group == WORLD else group,
-        nbytes=nbytes,
-        shape=list(shape),
-        dtype=dtype,
-        tag=tag,
-        where=clean(where.rpartition("/")[2]),
-        label=TOUCHED if op is Op.TOUCH else clean(label),
+        kind=kind_of(it.op),
+        op=str(it.op),
+        state=str(it.state),
+        peer=it.peer,
+        group=None if it.group == WORLD else it.group,
+        nbytes=it.nbytes,
+        shape=list(it.shape),
+        dtype=it.dtype,
+        tag=it.tag,
+        where=clean(it.where.rpartition("/")[2]),
+        label=TOUCHED if it.op is Op.TOUCH else clean(it.label),
     )
 
 

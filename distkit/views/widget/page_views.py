@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from distkit.events import COMPUTATION, REQUESTS, Op
+from distkit.events import COMPUTATION, REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients import static as gradient_static
 from distkit.views.gradients.projection import project as gradients
-from distkit.views.gradients.steps import GRADIENT, STEP
 from distkit.views.scene.frame import Json
 from distkit.views.scene.units import count
 from distkit.views.servers import static as server_static
@@ -71,9 +70,7 @@ def _has_values(trace: EventLog) -> bool:
 def _is_watched(trace: EventLog) -> bool:
     """Whether somebody watched gradients."""
     return any(
-        e.op is Op.MARK
-        and e.summary is not None
-        and (e.label == STEP or e.label.startswith(GRADIENT))
+        e.summary is not None and e.attributes.get("watched") in ("gradient", "step")
         for e in trace.events
     )
 
