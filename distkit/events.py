@@ -106,7 +106,7 @@ class Attributes(dict[str, Any]):
     __slots__ = ()
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
+        return hash(frozenset(self.items())) if self else 0
 
     def __reduce__(self) -> tuple[type[Attributes], tuple[dict[str, Any]]]:
         return Attributes, (dict(self),)
@@ -141,7 +141,9 @@ def label_of(it: Any) -> str:
             return f"step {step}/{facts['steps']}" if "steps" in facts else f"step {step}"
         case {"mode": mode}:
             return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
-        case {"watched": _} | {"method": _} | {"keys": _} | {"members": _}:
+        case {"method": method, "keys": keys, **ranks}:
+            return f"{method} {_shown((*keys, *ranks.values()))}"
+        case {"watched": _} | {"keys": _} | {"members": _}:
             return " ".join(map(_shown, facts.values()))
     return " ".join(name if value is True else f"{name} {value}" for name, value in facts.items())
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distkit.events import WORLD, Event, Op, State, Summary
+from distkit.events import NO_ATTRIBUTES, WORLD, Event, Op, State, Summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,7 +255,8 @@ def to_event(
 ) -> Event:
     """The event of a row; ``place`` and ``clock`` put its line and time into the reader's words."""
     *call, at = row[:4]
-    where, attributes, match, summary = row[-4:]
+    where, facts, match, summary = row[-4:]
+    attributes = facts or NO_ATTRIBUTES
     values = None if summary is None else Summary(*summary)
     return Event(*(rank, *call, clock(at), *row[4:-4], place(where), attributes, match, values))
 

@@ -137,7 +137,14 @@ def test_losses_over_time_and_steps(tab: Any, tmp_path: Path) -> None:
             for i, loss in enumerate(values):
                 at = pace * (i + 1)
                 s.op(r, dk.Op.ALL_REDUCE, at - 1e-3, at - 2e-4, nbytes=8, shape=(2,))
-                s.op(r, dk.Op.MARK, at, at, label="step", after=traces.summary([loss, 0.1, 8.0]))
+                s.op(
+                    r,
+                    dk.Op.MARK,
+                    at,
+                    at,
+                    attributes={"watched": "step"},
+                    after=traces.summary([loss, 0.1, 8.0]),
+                )
         return s.trace(world_size=2)
 
     named = {"sync": loop([3.0, 2.0, 1.0, 0.5], 4e-3), "async": loop([3.0, math.nan, 1.5], 2e-3)}

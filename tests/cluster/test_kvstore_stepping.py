@@ -63,7 +63,7 @@ def calls(stepper: dk.Stepper) -> list[str]:
 
 def late(run: dk.Run) -> list[int]:
     """The staleness of each gradient, in the order of the updates."""
-    return [s.tag or 0 for s in run.trace.spans if s.op is Op.MARK and s.label.startswith("upd")]
+    return [max(s.attributes["late"]) for s in run.trace.spans if "version" in s.attributes]
 
 
 # -- stepping -----------------------------------------------------------------------------

@@ -222,9 +222,11 @@ def test_operations_are_found_and_enter_goes_from_match_to_match(tab: Any, pages
 
 def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: Path) -> None:
     s = Script()
-    s.op(0, Op.MARK, 0, 4 * MS, label="slow").op(0, Op.SEND, 4 * MS, 5 * MS, peer=1, nbytes=8)
+    s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "slow"}).op(
+        0, Op.SEND, 4 * MS, 5 * MS, peer=1, nbytes=8
+    )
     s.op(1, Op.RECV, 1 * MS, 5 * MS, peer=0, nbytes=8)
-    s.op(2, Op.MARK, 0, 3 * MS, label="other")
+    s.op(2, Op.MARK, 0, 3 * MS, attributes={"label": "other"})
     s.op(1, Op.BARRIER, 5 * MS, 6 * MS).op(2, Op.BARRIER, 3 * MS, 6 * MS)
     to_html(s.trace(world_size=3), tmp_path / "causes.html")
     canvas = open_page(tab, tmp_path / "causes.html")

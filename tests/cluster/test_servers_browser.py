@@ -142,13 +142,13 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
 
 def test_bins_of_large_staleness_can_be_read(tab: Any, tmp_path: Path) -> None:
     s = traces.Script()
-    said = {"label": "w", "nbytes": 8, "dtype": "float32"}
+    said = {"attributes": {"key": "w"}, "nbytes": 8, "dtype": "float32"}
     for n, late in enumerate([0, 1, 1, 2, 23, 27, 427]):
         push = {**said, "match": f"kv:0:0:{n}"}
         s.op(0, Op.PUSH, n * 1e-3, None, peer=1, **push)
         s.op(1, Op.RECV, n * 1e-3, n * 1e-3, peer=0, **push)
-        label = f"update w → v{n + 1} ← 0" + (f" ({late} late)" if late else "")
-        s.op(1, Op.MARK, (n + 0.2) * 1e-3, (n + 0.5) * 1e-3, label=label)
+        facts = {"key": "w", "version": n + 1, "workers": (0,), "late": (late,)}
+        s.op(1, Op.MARK, (n + 0.2) * 1e-3, (n + 0.5) * 1e-3, attributes=facts)
     view = sheet(tab, tmp_path, s.trace(ranks=traces.names("worker", "server")))
     view.root.focus()
     view.press("Home", "End")
@@ -267,7 +267,12 @@ def test_odd_traces(tab: Any, make: Any, tmp_path: Path) -> None:
 def test_a_hundred_workers(tab: Any, tmp_path: Path) -> None:
     s = traces.Script()
     for worker in range(100):
-        said = {"label": "w", "match": f"kv:0:{worker}:0", "nbytes": 8, "dtype": "float32"}
+        said = {
+            "attributes": {"key": "w"},
+            "match": f"kv:0:{worker}:0",
+            "nbytes": 8,
+            "dtype": "float32",
+        }
         s.op(worker, Op.PUSH, worker * 1e-3, None, peer=100 + worker % 9, **said)
         s.op(100 + worker % 9, Op.RECV, worker * 1e-3, worker * 1e-3 + 5e-4, peer=worker, **said)
     roles = traces.names(*["worker"] * 100, *["server"] * 9)

@@ -42,7 +42,7 @@ def watched() -> Trace:
                 Op.MARK,
                 at + MS,
                 at + MS,
-                label="gradient 0.weight",
+                attributes={"watched": "gradient", "name": "0.weight"},
                 shape=(4,),
                 dtype="float32",
                 before=summary([1.0, 2.0, 3.0, rank]),
@@ -53,7 +53,7 @@ def watched() -> Trace:
                 Op.MARK,
                 at + 2 * MS,
                 at + 2 * MS,
-                label="step",
+                attributes={"watched": "step"},
                 after=summary([0.5 - 0.2 * step, 0.1, 8.0]),
             )
     return s.trace(name="watched", world_size=2)

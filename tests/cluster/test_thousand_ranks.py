@@ -32,7 +32,14 @@ def trace() -> Trace:
     for r in range(N):
         for step in (0, 1):
             at, seq, own = step + r * 1e-5, 5 * step, values(1.0 + r, 2.0)
-            put(r, seq, Op.MARK, at, before=own, label="gradient weight")
+            put(
+                r,
+                seq,
+                Op.MARK,
+                at,
+                before=own,
+                attributes={"watched": "gradient", "name": "weight"},
+            )
             put(r, seq + 1, Op.ALL_REDUCE, at + 0.1, before=own)
             events.append(
                 Event(
@@ -41,7 +48,7 @@ def trace() -> Trace:
                     Op.MARK,
                     State.COMPLETED,
                     at + 0.3,
-                    label="step",
+                    attributes={"watched": "step"},
                     summary=values(1.0 / (step + 1), 0.1, 8.0),
                 )
             )

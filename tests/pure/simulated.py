@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from distkit.events import COLLECTIVES, WORLD, Event, Op, State
+from distkit.events import COLLECTIVES, NO_ATTRIBUTES, WORLD, Event, Op, State
 from distkit.trace.trace import Trace
 
 
@@ -23,7 +25,7 @@ class Step:
     group: str = WORLD
     tag: int | None = None
     where: str = ""
-    label: str = ""
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES
     nbytes: int = 12
     shape: tuple[int, ...] = (3,)
     dtype: str = "float32"
@@ -45,7 +47,7 @@ class Step:
             *tensor,
             (self.tag or 0) if p2p else None,
             self.where,
-            self.label,
+            self.attributes,
         )
 
 

@@ -16,9 +16,10 @@ from distkit.diagnosis.rank_state import Board, Doing
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Register, ended
-from distkit.kvstore.transport.recording import Asking, Clocks, Step, _terms
+from distkit.kvstore.transport.recording import Asking, Clocks, Step, _facts
 from distkit.trace.awaiting import Awaiting
 from distkit.trace.calls import call, silence
+from distkit.trace.labels import attributes as facts_of
 from distkit.trace.trace import Trace
 
 RULES = st.one_of(
@@ -78,7 +79,7 @@ def watched(run: Shop) -> list[Event]:
                 State.BLOCKED,
                 e.time,
                 peer=e.peer,
-                label=e.label,
+                attributes=e.attributes,
                 match=e.match,
             )
             for e in held
@@ -120,7 +121,15 @@ def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended
     assert set(board.stuck()) == waiting(run).keys()
 
 
-def asked(rank, seq, op, *states, at=0.0, label="w", peer=3, line=0, nth=0):
+W = {"key": "w"}
+
+
+def terms(mode):
+    """What a register tells: "dist_sync backup=1"."""
+    return facts_of(Op.REGISTER, mode, None, "", valued=False)
+
+
+def asked(rank, seq, op, *states, at=0.0, attributes=W, peer=3, line=0, nth=0):
     match = f"kv:1:barrier:{nth}" if op is Op.BARRIER else f"kv:1:{rank}:{seq}"
     where = f"In[3]:{line or {Op.PUSH: 7, Op.PULL: 8, Op.BARRIER: 9}.get(op, 5)}"
     return [
@@ -131,7 +140,7 @@ def asked(rank, seq, op, *states, at=0.0, label="w", peer=3, line=0, nth=0):
             State(s),
             at + seq + i / 10,
             peer=None if nth else peer,
-            label=label,
+            attributes=attributes,
             match=match,
             where=where,
         )
@@ -145,14 +154,14 @@ HELD = "scheduled", "started", "blocked"
 
 def worker(rank, gradients, *then, mode="dist_sync", pulls=True):
     """Creates a store, and pushes and pulls so often; ``then``: an operation that it waits in."""
-    events = asked(rank, 0, Op.REGISTER, *WHOLE, label=mode, peer=4)
+    events = asked(rank, 0, Op.REGISTER, *WHOLE, attributes=terms(mode), peer=4)
     for n in range(gradients):
         events += asked(rank, 2 * n + 1, Op.PUSH, *WHOLE)
         events += asked(rank, 2 * n + 2, Op.PULL, *WHOLE)
     for i, op in enumerate(then):
         states = HELD if i == len(then) - 1 else WHOLE
         nth = 1 if op is Op.BARRIER else 0
-        events += asked(rank, 100 + i, op, *states, label="" if nth else "w", nth=nth)
+        events += asked(rank, 100 + i, op, *states, attributes={} if nth else W, nth=nth)
     return events
 
 
@@ -228,9 +237,9 @@ def test_bounded_staleness_and_a_barrier_at_different_places() -> None:
 def test_workers_that_push_different_keys(mode) -> None:
     def pushes(rank, key):
         return [
-            *asked(rank, 0, Op.REGISTER, *WHOLE, label=mode, peer=4),
-            *asked(rank, 1, Op.PUSH, *WHOLE, label=key),
-            *asked(rank, 2, Op.PULL, *HELD, label=key),
+            *asked(rank, 0, Op.REGISTER, *WHOLE, attributes=terms(mode), peer=4),
+            *asked(rank, 1, Op.PUSH, *WHOLE, attributes={"key": key}),
+            *asked(rank, 2, Op.PULL, *HELD, attributes={"key": key}),
         ]
 
     f = hang(pushes(0, "a"), pushes(1, "b"))
@@ -247,7 +256,7 @@ def test_a_push_too_many_at_the_end_changes_nothing() -> None:
     assert f.lines == {1: "In[3]:7"}
     for mode in ("dist_async", "dist_sync backup=1", "dist_sync wait_for=1"):
         kept = [
-            replace(e, label=mode) if e.op is Op.REGISTER else e
+            replace(e, attributes=terms(mode)) if e.op is Op.REGISTER else e
             for e in (*even, *more, *worker(2, 2))
         ]
         assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).meta)) == []
@@ -293,7 +302,7 @@ def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
             State.FAILED,
             300.0,
             peer=3,
-            label="w",
+            attributes={"key": "w"},
             match=last.match,
             where=last.where,
         )
@@ -324,9 +333,9 @@ def test_servers_are_no_members_of_the_world() -> None:
 
 def test_paused_before_a_call_of_several_keys() -> None:
     board = Board(2)
-    board.feed(asked(0, 5, Op.PUSH, "scheduled", label=Step.of(["a", 3, "7"]).label))
+    board.feed(asked(0, 5, Op.PUSH, "scheduled", attributes=Step.of(["a", 3, "7"]).facts))
     assert str(board.standing(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
-    assert Step.of(range(9)).label == "0, 1, 2, …, 8" and Step.of(["w"]).label == ""
+    assert Step.of(range(9)).facts == {"keys": (0, 1, 2, "…", 8)} and Step.of(["w"]).facts == ()
 
 
 def test_why_a_worker_waits() -> None:
@@ -341,21 +350,24 @@ def test_why_a_worker_waits() -> None:
 
 
 def test_calls_read_as_they_are_written() -> None:
-    def said(op, label):
-        return call(asked(0, 0, op, "started", label=label)[0])
+    def said(op, **facts):
+        return call(asked(0, 0, op, "started", attributes=facts)[0])
 
-    assert said(Op.REGISTER, "dist_sync backup=1") == "kvstore.create('dist_sync')"
-    assert said(Op.INIT, "optimizer sgd") == "set_optimizer(sgd)"
-    assert said(Op.INIT, "w") == "init('w')" and said(Op.PULL, "0") == "pull(0)"
+    assert said(Op.REGISTER, mode="dist_sync", backup=1) == "kvstore.create('dist_sync')"
+    assert said(Op.INIT, optimizer="sgd") == "set_optimizer(sgd)"
+    assert said(Op.INIT, key="w") == "init('w')" and said(Op.PULL, key=0) == "pull(0)"
+    assert said(Op.PULL, key="0") == "pull('0')"
 
 
 def test_what_is_not_as_usual_is_told_at_registration() -> None:
     terms = dict(staleness=-1, backup=0, wait_for=-1, on_crash=0)
-    assert _terms(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, terms)) == "dist_sync"
+    assert _facts(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, terms)) == {"mode": "dist_sync"}
     odd = terms | dict(wait_for=1, on_crash=1)
-    assert _terms(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, odd)) == (
-        "dist_sync wait_for=1 on_crash=continue"
-    )
+    assert _facts(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, odd)) == {
+        "mode": "dist_sync",
+        "wait_for": 1,
+        "on_crash": "continue",
+    }
 
 
 def test_nobody_waits_before_a_store_is_created() -> None:

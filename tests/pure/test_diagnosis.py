@@ -207,7 +207,7 @@ def test_branches_of_an_if_are_no_mistake():
 
 
 def test_different_reduction():
-    f = silent(*[[all_reduce(3)]] * 3, [all_reduce(3, label="max")])
+    f = silent(*[[all_reduce(3)]] * 3, [all_reduce(3, attributes={"reduction": "max"})])
     assert (f.kind, f.culprits) == (Kind.DIFFERENT_REDUCTION, (3,))
     assert "rank 3 calls all_reduce(max)" in f.message and "all_reduce(sum)" in f.message
 
@@ -306,9 +306,7 @@ def test_a_message_in_the_wrong_group():
 
 def test_a_rank_that_is_not_in_the_group():
     sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
-    stranger = Event(
-        2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", label="not a member", where=line(3)
-    )
+    stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", where=line(3))
     (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().meta))
     assert (f.kind, f.culprits, f.hang) == (Kind.WRONG_GROUP, (2,), False)
     assert "rank 2 calls all_reduce() at a.py:3 on a group without rank 2" in f.message
@@ -316,14 +314,16 @@ def test_a_rank_that_is_not_in_the_group():
 
 @pytest.mark.parametrize("behind", [[], [barrier(9)]])
 def test_new_group_not_called_by_all(behind):
-    new = Step(Op.NEW_GROUP, where=line(3), label="0,1")
+    new = Step(Op.NEW_GROUP, where=line(3), attributes={"members": (0, 1)})
     f = hang([new, *behind], [new, *behind], behind, behind)
     assert (f.kind, f.culprits) == (Kind.NEW_GROUP, (2, 3))
     assert "new_group([0, 1]) at a.py:3" in f.message
 
 
 def gradients(nbytes):
-    return all_reduce(8, label="gradients", nbytes=nbytes, shape=(nbytes // 4,), later=True)
+    return all_reduce(
+        8, attributes={"gradients": True}, nbytes=nbytes, shape=(nbytes // 4,), later=True
+    )
 
 
 def backward(*sizes):
@@ -400,7 +400,9 @@ def test_a_rank_that_was_killed():
 )
 def test_no_line_is_blamed_for_a_death(state, seen):
     call = Event(1, 0, Op.ALL_REDUCE, state, 0.0, where=line(3))
-    note = Event(1, 1, Op.MARK, State.COMPLETED, 1.0, label="backward", where=line(9))
+    note = Event(
+        1, 1, Op.MARK, State.COMPLETED, 1.0, attributes={"label": "backward"}, where=line(9)
+    )
     (f,) = diagnose(died(Trace([call, note], {"ends": {}}), 1, "signal SIGKILL"))
     assert f.message == (
         f"the process of rank 1 ended (signal SIGKILL); last seen {seen} all_reduce() at {line(3)}."
@@ -580,7 +582,7 @@ class Author:
         members = self.groups.get(group, range(self.n))
         rooted = op in (Op.BROADCAST, Op.REDUCE)
         peer = self.random.choice(list(members)) if rooted else None
-        label = self.random.choice(["", "max"]) if op is Op.ALL_REDUCE else ""
+        facts = self.random.choice([{}, {"reduction": "max"}]) if op is Op.ALL_REDUCE else {}
         branches = self.random.choice([1, 2])  # if rank == …: … else: …
         for r in members:
             self.add(
@@ -588,7 +590,7 @@ class Author:
                 op,
                 peer,
                 group=group,
-                label=label,
+                attributes=facts,
                 branch=r % branches,
                 later=op is Op.ALL_REDUCE and self.random.random() < 0.3,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.events import COLLECTIVES, Event, Op, State, Summary
+from distkit.events import COLLECTIVES, P2P, Event, Op, State, Summary
+from distkit.trace.labels import attributes, is_tag
 from distkit.trace.trace import Trace
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
@@ -40,7 +42,7 @@ events = st.builds(
     dtype=st.sampled_from(["", "int8"]),
     tag=st.none() | st.integers(0, 9),
     where=st.text(max_size=9),
-    label=st.text(max_size=9),
+    attributes=st.text(max_size=9).map(lambda s: {"label": s, "late": (1, 2)}),
     match=st.none() | st.text(max_size=4),
     summary=st.none() | summaries,
 )
@@ -102,10 +104,10 @@ def test_members_of_a_collective_belong_together() -> None:
 def test_a_request_is_two_messages() -> None:
     trace = Trace(
         [
-            Event(0, 0, Op.PULL, State.STARTED, 0.0, peer=2, label="w", match="m"),
+            Event(0, 0, Op.PULL, State.STARTED, 0.0, peer=2, attributes={"key": "w"}, match="m"),
             Event(2, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, match="m"),
             Event(2, 1, Op.SEND, State.STARTED, 0.2, peer=0, match="m", nbytes=64),
-            Event(0, 0, Op.PULL, State.COMPLETED, 0.3, peer=2, label="w", match="m"),
+            Event(0, 0, Op.PULL, State.COMPLETED, 0.3, peer=2, attributes={"key": "w"}, match="m"),
         ]
     )
     assert [(m.src, m.dst, m.sent, m.received, m.nbytes) for m in trace.messages] == [
@@ -278,3 +280,80 @@ def test_nan_survives_as_plain_json(tmp_path: Path) -> None:
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     again = Trace.load(path)[0].summary
     assert again is not None and math.isnan(again.norm) and again.max == math.inf
+
+
+SAVED = Path(__file__).parent / "saved"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_older_files_told_in_labels_are_attributes(version: int) -> None:
+    """A worker's run with a parameter server, groups and watched gradients, saved back then."""
+    trace = Trace.load(SAVED / f"format{version}.trace")
+    rows = [*map(json.loads, gzip.open(SAVED / "format1.trace", "rt"))][1:]
+    now = {"0,1": "0, 1", "all": ""}
+    assert [e.label for e in trace] == [now.get(row[12], row[12]) for row in rows]
+    assert {e.tag for e in trace if e.op not in P2P} == {None}
+    assert {e.tag for e in trace if e.op in P2P and e.match is None} == {7}
+    updates = [s.attributes for s in trace.spans if "version" in s.attributes]
+    assert updates[0] == {"key": "w", "version": 1, "workers": (0,), "late": (0,)}
+    assert {u["key"] for u in updates} == {"w", 7} and max(u["late"] for u in updates) == (3,)
+    facts = {(str(e.op), *e.attributes.items()) for e in trace}
+    assert facts >= {
+        ("register", ("mode", "dist_async"), ("staleness", 1)),
+        ("init", ("optimizer", "sgd")),
+        ("push", ("key", 7)),
+        ("new_group", ("members", (0, 1))),
+        ("all_reduce", ("gradients", True)),
+        ("all_reduce", ("reduction", "max")),
+        ("broadcast", ("function", "broadcast_object_list")),
+        ("mark", ("step", 2), ("steps", 2)),
+        ("mark", ("watched", "gradient"), ("name", "weight")),
+        ("mark", ("watched", "step")),
+        ("mark", ("label", "forward")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("op", "label", "tag", "facts"),
+    [
+        (Op.STORE_WAIT, "get ready", None, {"method": "get", "keys": ("ready",)}),
+        (Op.STORE_SET, "multi_set a, b", None, {"method": "multi_set", "keys": ("a", "b")}),
+        (Op.STORE_WAIT, "barrier x, 4", None, {"method": "barrier", "keys": ("x",), "ranks": 4}),
+        (
+            Op.REGISTER,
+            "dist_sync backup=1 on_crash=continue",
+            None,
+            {"mode": "dist_sync", "backup": 1, "on_crash": "continue"},
+        ),
+        (Op.PUSH, "w", 3, {"key": "w", "clock": 3}),
+        (Op.PULL, "'7'", None, {"key": "7"}),
+        (Op.PUSH, "w, 3, …, '7'", None, {"keys": ("w", 3, "…", "7")}),
+        (Op.SEND, "w: refused", None, {"key": "w", "refused": True}),
+        (Op.SEND, "w", 2, {"key": "w", "dropped": 2}),
+        (Op.NEW_GROUP, "all", None, {}),
+        (Op.TOUCH, "add", None, {"function": "add"}),
+        (Op.MARK, "step 3/20", None, {"step": 3, "steps": 20}),
+        (Op.MARK, "step", None, {"label": "step"}),
+        (Op.MARK, "update  → v1", None, {"key": "", "version": 1, "workers": (), "late": ()}),
+        (
+            Op.MARK,
+            "update a → v2 → v3 ← 0 (1 late), 12 (30 late)",
+            30,
+            {"key": "a → v2", "version": 3, "workers": (0, 12), "late": (1, 30)},
+        ),
+    ],
+)
+def test_labels_of_older_files(op: Op, label: str, tag: int | None, facts: dict) -> None:
+    assert attributes(op, label, tag, "", valued=False) == facts
+    assert not is_tag(op, label)
+    shown = Event(0, 0, op, State.STARTED, 0.0, attributes=facts).label
+    assert shown == ("" if op is Op.NEW_GROUP else label)
+
+
+def test_attributes_do_not_change() -> None:
+    event = Event(0, 0, Op.PUSH, State.STARTED, 0.0, attributes={"key": "w"})
+    again = pickle.loads(pickle.dumps(event))
+    assert again == event and hash(again) == hash(event) and again.attributes == {"key": "w"}
+    for change in (lambda a: a.update(key="b"), lambda a: a.pop("key"), lambda a: a.clear()):
+        with pytest.raises(TypeError, match=r"dataclasses\.replace"):
+            change(event.attributes)

@@ -222,8 +222,8 @@ def _padded(events: list[Event], length: int) -> list[Event | None]:
 
 
 def test_progress_is_read_from_other_marks_too() -> None:
-    def step(rank: int, label: str, op: Op = Op.MARK) -> Event:
-        return Event(rank, 0, op, State.COMPLETED, 0.0, label=label)
+    def step(rank: int, label: str = "", op: Op = Op.MARK, **facts: int) -> Event:
+        return Event(rank, 0, op, State.COMPLETED, 0.0, attributes=facts or {"label": label})
 
     meter = Meter()
     assert (meter.done, meter.total, meter.operations) == (None, None, 0)
@@ -238,7 +238,7 @@ def test_progress_is_read_from_other_marks_too() -> None:
         ]
     )
     assert (meter.done, meter.total, meter.operations) == (1, None, 1)
-    meter.feed([step(0, "step 4/9"), step(1, "step 3/9"), step(1, "step")])
+    meter.feed([step(0, step=4, steps=9), step(1, step=3, steps=9), step(1, "step")])
     assert (meter.done, meter.total) == (3, 9)  # a loop that counts itself is believed
     assert list(progress(iter("abc"))) == ["a", "b", "c"]
 
@@ -444,7 +444,9 @@ def test_what_went_wrong_is_told_in_words() -> None:
 
 
 def test_tabs_hold_what_fits() -> None:
-    mark = Event(0, 0, Op.MARK, State.COMPLETED, 0.0, label="gradient w")
+    mark = Event(
+        0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"watched": "gradient", "name": "w"}
+    )
     send = Event(0, 1, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8)
     assert fitting(Trace()) == ["Timeline"]
     assert fitting(Trace([mark])) == ["Timeline", "Gradients"]

@@ -183,7 +183,11 @@ def test_computation_has_its_own_thread_and_overlap_another():
 
 
 def test_nested_marks_share_a_thread():
-    s = Script().op(0, Op.MARK, 0, 3 * MS, label="step").op(0, Op.MARK, MS, 2 * MS, label="forward")
+    s = (
+        Script()
+        .op(0, Op.MARK, 0, 3 * MS, attributes={"label": "step"})
+        .op(0, Op.MARK, MS, 2 * MS, attributes={"label": "forward"})
+    )
     events = slices(chrome(s.trace())["traceEvents"])
     assert [e["name"] for e in events] == ["step", "forward"]
     assert events[0]["tid"] == events[1]["tid"]

@@ -77,7 +77,7 @@ def test_branches_of_one_condition_are_no_parting():
 
 
 def test_steps_of_ddp_are_told_from_missing_gradients():
-    gradients = all_reduce(4, label="gradients")
+    gradients = all_reduce(4, attributes={"gradients": True})
     rows = [[gradients] * 2 + [BARRIER], [gradients, BARRIER], [gradients] * 2 + [BARRIER]]
     f = found(*rows, unreduced={})
     assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
@@ -99,7 +99,7 @@ def test_an_exception_under_way_comes_first():
 
 
 def test_the_ranks_of_a_group_may_have_meant_it():
-    new = Step(Op.NEW_GROUP, where=line(1), label="0,1")
+    new = Step(Op.NEW_GROUP, where=line(1), attributes={"members": (0, 1)})
     f = found([new, all_reduce(2)], [new, all_reduce(2)], [new], [new], [new], source="")
     assert "pass group=, if only ranks 0 and 1 are meant" in f.remedy
 
@@ -168,8 +168,8 @@ def test_silent_excepts_and_no_sync_are_ways_out():
 # -- the roll call ------------------------------------------------------------------------
 
 
-def call(nbytes=12, peer=None, shape=(3,), dtype="float32", label="", group="world"):
-    return peer, group, nbytes, shape, dtype, None, "", label, None
+def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=(), group="world"):
+    return peer, group, nbytes, shape, dtype, None, "", attributes, None
 
 
 @pytest.fixture
@@ -188,9 +188,13 @@ def rolls():
     [
         (Op.ALL_REDUCE, call(), call(16)),
         (Op.BROADCAST, call(peer=0), call(peer=1)),
-        (Op.ALL_GATHER, call(label="all_gather_object"), call()),
+        (Op.ALL_GATHER, call(attributes={"function": "all_gather_object"}), call()),
         (Op.SCATTER, call(shape=(4,)), call(shape=(3,))),
-        (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,2")),
+        (
+            Op.NEW_GROUP,
+            call(0, attributes={"members": (0, 1)}),
+            call(0, attributes={"members": (1, 2)}),
+        ),
     ],
 )
 def test_a_contradiction_is_seen_by_who_comes_later(rolls, op, one, other):
@@ -205,11 +209,15 @@ def test_a_contradiction_is_seen_by_who_comes_later(rolls, op, one, other):
         (Op.ALL_TO_ALL, call(), call(16)),
         (Op.BARRIER, call(0), call(4)),
         (Op.SCATTER, call(24), call(12)),
-        (Op.ALL_REDUCE, call(), call(label="max")),
+        (Op.ALL_REDUCE, call(), call(attributes={"reduction": "max"})),
         (Op.ALL_REDUCE, call(12), call(12, shape=(1, 3))),
-        (Op.ALL_REDUCE, call(), call(label="gradients")),
+        (Op.ALL_REDUCE, call(), call(attributes={"gradients": True})),
         (Op.ALL_REDUCE, call(20, dtype="sparse float32"), call(8, dtype="sparse float32")),
-        (Op.NEW_GROUP, call(0, label="0,1"), call(0, label="1,0")),
+        (
+            Op.NEW_GROUP,
+            call(0, attributes={"members": (0, 1)}),
+            call(0, attributes={"members": (1, 0)}),
+        ),
     ],
 )
 def test_what_may_differ_is_not_compared(rolls, op, one, other):

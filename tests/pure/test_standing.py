@@ -99,7 +99,7 @@ def test_who_died_before_anything_was_seen_nowhere():
 
 
 def test_another_takes_the_place_of_one_that_died():
-    pull = dict(peer=2, label="w", match="kv:1:1:0")
+    pull = dict(peer=2, attributes={"key": "w"}, match="kv:1:1:0")
     made = board(2, op(1, 0, Op.PULL, "paused", **pull))
     made.feed([Event(1, 0, Op.PULL, State.FAILED, 0.0, **pull)])
     made.replaced(1, "signal SIGKILL")
@@ -107,7 +107,7 @@ def test_another_takes_the_place_of_one_that_died():
         "rank 1: running: its process died (signal SIGKILL), and a new one replaces it; "
         "last seen before pull('w') at In[5]:3"
     )
-    again = dict(peer=3, label="dist_async", match="kv:1:1:1")
+    again = dict(peer=3, attributes={"mode": "dist_async"}, match="kv:1:1:1")
     made.feed(op(1, 7, Op.REGISTER, "done", **again))
     told = "it replaces one that died (signal SIGKILL)"
     assert made.standing(1).reason == told and not made.settled
@@ -151,8 +151,8 @@ def test_anybody_is_stuck_only_without_any_possible_sender():
 def test_collectives_wait_for_every_member():
     made = board(
         4,
-        op(0, 0, Op.ALL_REDUCE, "blocked", label="max"),
-        op(2, 0, Op.ALL_REDUCE, "started", label="max"),
+        op(0, 0, Op.ALL_REDUCE, "blocked", attributes={"reduction": "max"}),
+        op(2, 0, Op.ALL_REDUCE, "started", attributes={"reduction": "max"}),
     )
     s = made.standing(0)
     assert (s.call(), s.waits_for) == ("all_reduce(max)", (1, 3))
@@ -194,7 +194,9 @@ def test_another_collective_is_not_ones_part(other):
 
 def test_another_reduction_is_wrong_and_does_not_wait():
     made = board(
-        2, op(0, 0, Op.ALL_REDUCE, "blocked"), op(1, 0, Op.ALL_REDUCE, "started", label="max")
+        2,
+        op(0, 0, Op.ALL_REDUCE, "blocked"),
+        op(1, 0, Op.ALL_REDUCE, "started", attributes={"reduction": "max"}),
     )
     assert doing(made) == ["running"] * 2
 

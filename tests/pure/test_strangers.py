@@ -35,7 +35,16 @@ def rich(trace: Trace, **more: Any) -> Trace:
         "until": 4712.0,
         "device": "cpu",
     }
-    touch = Event(0, 500, Op.TOUCH, State.STARTED, 4712.0, where="a.py:1", label="add", match="3")
+    touch = Event(
+        0,
+        500,
+        Op.TOUCH,
+        State.STARTED,
+        4712.0,
+        where="a.py:1",
+        attributes={"function": "add"},
+        match="3",
+    )
     return Trace([*trace.events, touch], {**trace.meta, **meta, **more})
 
 

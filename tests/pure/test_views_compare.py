@@ -54,7 +54,14 @@ def losses(values, ranks=2, pace=1.0) -> Trace:
     for r in range(ranks):
         for i, loss in enumerate(values):
             end = pace * (i + 1) * MS + 0.01 * MS * r
-            s.op(r, Op.MARK, end, end, label="step", after=summary([loss, 0.1, 8.0]))
+            s.op(
+                r,
+                Op.MARK,
+                end,
+                end,
+                attributes={"watched": "step"},
+                after=summary([loss, 0.1, 8.0]),
+            )
     return s.trace(name="training", world_size=ranks)
 
 
@@ -97,7 +104,7 @@ def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
 
 def test_a_pull_waits_for_its_answer() -> None:
     s = Script()
-    names = {"label": "w", "match": "kv:1:0:1", **CHUNK}
+    names = {"attributes": {"key": "w"}, "match": "kv:1:0:1", **CHUNK}
     s.op(0, Op.PULL, 0, 5 * MS, peer=1, **names)
     s.op(1, Op.RECV, 1 * MS, 1 * MS, peer=0, **names)
     s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, **names)
@@ -108,10 +115,10 @@ def test_a_pull_waits_for_its_answer() -> None:
 def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() -> None:
     """A server that is asked seldom, and a scheduler that is not, do not dilute them."""
     s = Script()
-    s.op(0, Op.PULL, 0, 10 * MS, peer=2, label="w", match="kv:1:0:1", **CHUNK)
-    s.op(2, Op.RECV, 0, 1 * MS, peer=0, label="w", match="kv:1:0:1", **CHUNK)
-    s.op(2, Op.SEND, 8 * MS, 10 * MS, peer=0, label="w", match="kv:1:0:1", **CHUNK)
-    s.op(1, Op.MARK, 0, 10 * MS, label="gradient")
+    s.op(0, Op.PULL, 0, 10 * MS, peer=2, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
+    s.op(2, Op.RECV, 0, 1 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
+    s.op(2, Op.SEND, 8 * MS, 10 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
+    s.op(1, Op.MARK, 0, 10 * MS, attributes={"label": "gradient"})
     roles = traces.names("worker", "worker", "server", "scheduler")
     trace = s.trace(world_size=2, ranks=roles)
     found = counted(trace)
@@ -128,8 +135,8 @@ def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() ->
 
 def test_the_critical_path_goes_through_the_straggler() -> None:
     s = Script()
-    s.op(0, Op.MARK, 0, 1 * MS, label="compute")
-    s.op(1, Op.MARK, 0, 5 * MS, label="compute")
+    s.op(0, Op.MARK, 0, 1 * MS, attributes={"label": "compute"})
+    s.op(1, Op.MARK, 0, 5 * MS, attributes={"label": "compute"})
     s.op(1, Op.SEND, 5 * MS, 6 * MS, peer=0, **CHUNK)
     s.op(0, Op.RECV, 1 * MS, 6.5 * MS, peer=1, **CHUNK)
     c = Columns(s.trace(world_size=2))
@@ -146,10 +153,24 @@ def test_marks_that_take_no_time_or_stand_around_messages_hide_nothing() -> None
             *(
                 e
                 for e in (
-                    Event(0, 90, Op.MARK, State.STARTED, 0.0, label="gradient w"),
-                    Event(0, 90, Op.MARK, State.COMPLETED, last, label="gradient w"),
-                    Event(0, 91, Op.MARK, State.COMPLETED, last, label="step"),
-                    Event(0, 92, Op.MARK, State.COMPLETED, last, label="weights"),
+                    Event(
+                        0,
+                        90,
+                        Op.MARK,
+                        State.STARTED,
+                        0.0,
+                        attributes={"watched": "gradient", "name": "w"},
+                    ),
+                    Event(
+                        0,
+                        90,
+                        Op.MARK,
+                        State.COMPLETED,
+                        last,
+                        attributes={"watched": "gradient", "name": "w"},
+                    ),
+                    Event(0, 91, Op.MARK, State.COMPLETED, last, attributes={"watched": "step"}),
+                    Event(0, 92, Op.MARK, State.COMPLETED, last, attributes={"label": "weights"}),
                 )
             ),
         ],

@@ -32,17 +32,31 @@ def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, be
     """What watch_gradients leaves of a loop on two ranks with one layer."""
     s = Script()
     for rank, (own, after) in enumerate(zip(befores, afters, strict=True)):
-        s.op(rank, Op.MARK, 0, 0, label="weights 0000", after=summary([0.0] * 64, 10))
+        s.op(
+            rank,
+            Op.MARK,
+            0,
+            0,
+            attributes={"watched": "weights", "checksum": "0000"},
+            after=summary([0.0] * 64, 10),
+        )
         for n in range(steps):
             at = 0.01 * (n + 1)
             if alone:
-                s.op(rank, Op.MARK, at, at, label="alone w", after=summary(alone))
+                s.op(
+                    rank,
+                    Op.MARK,
+                    at,
+                    at,
+                    attributes={"watched": "alone", "name": "w"},
+                    after=summary(alone),
+                )
             s.op(
                 rank,
                 Op.MARK,
                 at,
                 at + 0.002,
-                label="gradient w",
+                attributes={"watched": "gradient", "name": "w"},
                 shape=(4,),
                 dtype="float32",
                 before=summary(own),
@@ -53,7 +67,7 @@ def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, be
                 Op.MARK,
                 at + 0.003,
                 at + 0.003,
-                label="step",
+                attributes={"watched": "step"},
                 after=summary([2.0 - n + rank, 0.1, samples]),
             )
             s.op(
@@ -61,7 +75,7 @@ def trained(afters, steps=2, crcs=("aaaa", "aaaa"), alone=None, samples=32.0, be
                 Op.MARK,
                 at + 0.004,
                 at + 0.004,
-                label=f"weights {crcs[rank]}",
+                attributes={"watched": "weights", "checksum": crcs[rank]},
                 after=summary([float(rank * (crcs[0] != crcs[1]))] * 64, 10),
             )
     return s.trace(world_size=2)
@@ -110,7 +124,15 @@ def test_a_rank_that_got_something_else_is_found() -> None:
 def test_a_step_in_the_middle_of_the_all_reduce_is_open() -> None:
     s = Script()
     for rank, own in enumerate(OWN):
-        s.op(rank, Op.MARK, 0, None, label="gradient w", shape=(4,), before=summary(own))
+        s.op(
+            rank,
+            Op.MARK,
+            0,
+            None,
+            attributes={"watched": "gradient", "name": "w"},
+            shape=(4,),
+            before=summary(own),
+        )
     picture = project(s.trace(world_size=2), live=True)
     (cell,) = picture["steps"][0]["layers"]
     assert (cell["kind"], cell["after"]) == ("", [])
@@ -173,15 +195,22 @@ def test_a_thousand_ranks() -> None:
     assert picture["verdicts"][0]["text"].endswith("the sum of all 1000")
 
 
-LABELS = ["step", "gradient w", "gradient ", "alone w", "weights 1", "weights "]
+NOTES = [
+    {"watched": "step"},
+    {"watched": "gradient", "name": "w"},
+    {"watched": "gradient"},
+    {"watched": "alone", "name": "w"},
+    {"watched": "weights", "checksum": "1"},
+    {"watched": "weights"},
+]
 
 
 @settings(max_examples=60)
-@given(st.lists(events, max_size=30), st.lists(st.sampled_from(LABELS), max_size=30))
-def test_any_marks_are_drawn(found, labels) -> None:
+@given(st.lists(events, max_size=30), st.lists(st.sampled_from(NOTES), max_size=30))
+def test_any_marks_are_drawn(found, notes) -> None:
     marks = [
-        replace(e, op=Op.MARK, label=label, summary=e.summary and _safe(e.summary))
-        for e, label in zip(found, labels, strict=False)
+        replace(e, op=Op.MARK, attributes=note, summary=e.summary and _safe(e.summary))
+        for e, note in zip(found, notes, strict=False)
     ]
     picture = project(Trace(marks))
     json.dumps(picture, allow_nan=False)

@@ -106,18 +106,18 @@ def watched():
             Op.MARK,
             0,
             MS,
-            label="gradient w",
+            attributes={"watched": "gradient", "name": "w"},
             shape=(2,),
             dtype="float32",
             before=summary([1.0, 2.0]),
             after=summary([2.0, 3.0]),
         )
-        s.op(rank, Op.MARK, MS, MS, label="step", after=summary([0.5, 0.1, 8.0]))
+        s.op(rank, Op.MARK, MS, MS, attributes={"watched": "step"}, after=summary([0.5, 0.1, 8.0]))
     return s.trace(world_size=2)
 
 
 def test_a_run_has_the_views_that_fit_it(tmp_path):
-    alone = Script().op(0, Op.MARK, 0, MS, label="work").trace(world_size=1)
+    alone = Script().op(0, Op.MARK, 0, MS, attributes={"label": "work"}).trace(world_size=1)
     silent = Script().op(0, Op.BARRIER, 0, MS).op(1, Op.BARRIER, 0, MS).trace(world_size=2)
     for trace, views in (
         (Trace(), ["timeline0"]),
@@ -208,8 +208,8 @@ def test_data_cannot_end_its_script(label):
 @given(st.text(max_size=30).map(lambda s: f"<{s}>"))
 def test_any_label_makes_the_same_elements(tmp_path_factory, label):
     folder = tmp_path_factory.getbasetemp()
-    plain = Script().op(0, Op.SEND, 0, MS, peer=1, label="w").trace(name="run")
-    odd = Script().op(0, Op.SEND, 0, MS, peer=1, label=label).trace(name=label)
+    plain = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"key": "w"}).trace(name="run")
+    odd = Script().op(0, Op.SEND, 0, MS, peer=1, attributes={"label": label}).trace(name=label)
     assert page(odd, folder).tags == page(plain, folder).tags
 
 

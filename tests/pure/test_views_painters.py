@@ -92,7 +92,7 @@ def test_a_long_trace_is_cut_and_says_so():
 
 def test_a_long_run_shows_how_busy_its_ranks_were():
     half = [
-        Event(0, i, Op.BARRIER, state, i + 0.5 * k, label="x")
+        Event(0, i, Op.BARRIER, state, i + 0.5 * k, attributes={"label": "x"})
         for i in range(300)
         for k, state in enumerate((State.STARTED, State.COMPLETED))
     ]
@@ -116,7 +116,7 @@ def test_an_empty_trace_says_so():
 @settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_label_makes_a_well_formed_picture(label):
-    trace = Script().op(0, Op.MARK, 0, MS, label=label).trace(name=label)
+    trace = Script().op(0, Op.MARK, 0, MS, attributes={"label": label}).trace(name=label)
     assert svg(trace).tag == f"{SVG}svg"
 
 

@@ -230,8 +230,8 @@ def test_messages_never_sent_are_drawn_but_not_counted():
 def test_a_new_group_is_a_collective_and_a_touched_buffer_a_mark():
     done = State.SCHEDULED, State.STARTED, State.COMPLETED
     events = [
-        *step(0, Op.NEW_GROUP, *done, label="0,1"),
-        *step(1, Op.NEW_GROUP, *done, label="0,1"),
+        *step(0, Op.NEW_GROUP, *done, attributes={"members": (0, 1)}),
+        *step(1, Op.NEW_GROUP, *done, attributes={"members": (0, 1)}),
         *step(0, Op.RECV, State.STARTED, seq=1, at=0.1, peer=1),
         *step(0, Op.TOUCH, State.COMPLETED, seq=2, at=0.2, match="1", where="a.py:3"),
         *step(1, Op.TOUCH, State.COMPLETED, seq=1, at=0.2, match="1"),
@@ -261,18 +261,26 @@ def test_lanes_are_named_after_roles():
 
 def test_overlapping_operations_get_rows_and_nested_marks_depth():
     assert [(lane["rows"], lane["marks"]) for lane in project(sync_sgd())["lanes"]] == [(2, 1)] * 4
-    s = Script().op(0, Op.MARK, 0, 3 * MS, label="step").op(0, Op.MARK, MS, 2 * MS, label="forward")
+    s = (
+        Script()
+        .op(0, Op.MARK, 0, 3 * MS, attributes={"label": "step"})
+        .op(0, Op.MARK, MS, 2 * MS, attributes={"label": "forward"})
+    )
     assert [bar["row"] for bar in project(s.trace())["bars"]] == [0, 1]
 
 
 def test_time_in_communication_counts_overlap_once():
     s = Script().op(0, Op.ALL_REDUCE, 0, 2 * MS).op(0, Op.ALL_REDUCE, MS, 3 * MS)
-    s.op(0, Op.MARK, 0, 4 * MS, label="all of it")
+    s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "all of it"})
     assert project(s.trace())["lanes"][0]["busy"] == pytest.approx(0.75, abs=0.001)
 
 
 def test_an_open_operation_counts_as_communication_up_to_the_end():
-    s = Script().op(0, Op.RECV, MS, None, peer=1).op(1, Op.MARK, 0, 4 * MS, label="busy")
+    s = (
+        Script()
+        .op(0, Op.RECV, MS, None, peer=1)
+        .op(1, Op.MARK, 0, 4 * MS, attributes={"label": "busy"})
+    )
     lanes = project(s.trace())["lanes"]
     assert lanes[0]["busy"] == pytest.approx(0.75, abs=0.001) and lanes[1]["busy"] == 0
 
@@ -323,7 +331,9 @@ def test_values_ride_along_only_with_the_first_operations(monkeypatch):
 
 
 def test_folders_and_control_characters_stay_out():
-    s = Script().op(0, Op.MARK, 0, MS, label="a\x00\ud800b", where="/home/me/a/train.py:7")
+    s = Script().op(
+        0, Op.MARK, 0, MS, attributes={"label": "a\x00\ud800b"}, where="/home/me/a/train.py:7"
+    )
     (bar,) = project(s.trace(name="\x1b"))["bars"]
     assert bar["where"] == "train.py:7" and bar["label"] == "a\ufffd\ufffdb"
 
@@ -336,19 +346,35 @@ def test_an_empty_trace_is_an_empty_picture():
 def notes(rank, seq, at):
     """What ``watch_gradients`` writes in a step."""
     numbers = Summary((1.0, 0.1, 8.0), 8.1, 0.1, 8.0, 3)
-    layer = dict(shape=(2,), dtype="float32", label="gradient weight")
+    layer = dict(shape=(2,), dtype="float32", attributes={"watched": "gradient", "name": "weight"})
     return [
         Event(rank, seq, Op.MARK, State.STARTED, at, **layer, summary=numbers),
         Event(rank, seq, Op.MARK, State.COMPLETED, at + 1e-4, **layer, summary=numbers),
-        Event(rank, seq + 1, Op.MARK, State.COMPLETED, at, label="weights 0f", summary=numbers),
-        Event(rank, seq + 2, Op.MARK, State.COMPLETED, at, label="step", summary=numbers),
+        Event(
+            rank,
+            seq + 1,
+            Op.MARK,
+            State.COMPLETED,
+            at,
+            attributes={"watched": "weights", "checksum": "0f"},
+            summary=numbers,
+        ),
+        Event(
+            rank,
+            seq + 2,
+            Op.MARK,
+            State.COMPLETED,
+            at,
+            attributes={"watched": "step"},
+            summary=numbers,
+        ),
         Event(
             rank,
             seq + 3,
             Op.MARK,
             State.COMPLETED,
             at,
-            label="gradient of nothing",
+            attributes={"watched": "gradient", "name": "of nothing"},
             shape=(0,),
             dtype="float32",
         ),
@@ -367,7 +393,9 @@ def test_notes_of_watched_gradients_are_not_drawn():
 @pytest.mark.parametrize("label", ["step", "gradient", "update w → v3 ← 0", "weights of evidence"])
 def test_the_marks_of_a_program_are_drawn(label):
     summary = Summary((1.0,), 1.0, 1.0, 1.0, 1) if "update" in label else None
-    trace = Trace([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, label=label, summary=summary)])
+    trace = Trace(
+        [Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"label": label}, summary=summary)]
+    )
     assert [bar["label"] for bar in project(trace)["bars"]] == [label]
 
 

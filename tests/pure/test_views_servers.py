@@ -19,6 +19,7 @@ from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
+from distkit.trace.labels import attributes
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.servers import projection
@@ -111,15 +112,13 @@ class Shop:
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
         roles = traces.names(*["worker"] * self.workers, "server")
         rule = self.server.rule
-        mode = (
-            f"dist_sync backup={rule.backup}"
-            if isinstance(rule, Synchronous)
-            else (
-                "dist_async" if rule.staleness is None else f"dist_async staleness={rule.staleness}"
-            )
-        )
+        terms = {"mode": "dist_async"}
+        if isinstance(rule, Synchronous):
+            terms = {"mode": "dist_sync", "backup": rule.backup}
+        elif rule.staleness is not None:
+            terms["staleness"] = rule.staleness
         for worker in range(self.workers):
-            said = {"label": mode, "match": f"kv:0:{worker}:999"}
+            said = {"attributes": terms, "match": f"kv:0:{worker}:999"}
             at = min(e.time for e in events) - 1.0
             events += [
                 Event(worker, 999, Op.REGISTER, State.STARTED, at, peer=99, **said),
@@ -212,7 +211,8 @@ def test_an_update_takes_the_gradients_its_label_names() -> None:
 def test_labels_of_updates_are_read(label, key, version, late) -> None:
     """A label that names no workers (an older trace): those in the inbox."""
     s = pushed(Script(), 0, 1, key, 0.0)
-    s.op(1, Op.MARK, 2 * MS, 3 * MS, label=label)
+    facts = attributes(Op.MARK, label, max(late.values(), default=None), "", valued=True)
+    s.op(1, Op.MARK, 2 * MS, 3 * MS, attributes=facts)
     (update,) = read(s.trace(ranks=traces.names("worker", "server"))).updates
     assert (update.key, update.version, update.late) == (key, version, late)
 
@@ -226,7 +226,7 @@ def pushed(s, worker, server, key, when, number=0, run=0):
         when,
         when + 2 * MS,
         peer=server,
-        label=key,
+        attributes={"key": key},
         match=match,
         nbytes=8,
         dtype="float32",
@@ -237,7 +237,7 @@ def pushed(s, worker, server, key, when, number=0, run=0):
         when + MS,
         when + MS,
         peer=worker,
-        label=key,
+        attributes={"key": key},
         match=match,
         nbytes=8,
         dtype="float32",
@@ -246,14 +246,14 @@ def pushed(s, worker, server, key, when, number=0, run=0):
 
 def test_marks_of_a_worker_are_no_updates() -> None:
     s = pushed(Script(), 0, 1, "w", 0.0)
-    s.op(0, Op.MARK, 3 * MS, 4 * MS, label="update w → v9")
+    s.op(0, Op.MARK, 3 * MS, 4 * MS, attributes={"key": "w", "version": 9})
     story = read(s.trace(ranks=traces.names("worker", "server")))
     assert story.updates == [] and story.gradients[0].taken is None
 
 
 def test_who_is_who_follows_from_what_they_do() -> None:
     s = pushed(Script(), 0, 7, "w", MS)
-    s.op(0, Op.REGISTER, 0.0, MS, peer=9, label="dist_async", match="kv:0:0:9")
+    s.op(0, Op.REGISTER, 0.0, MS, peer=9, attributes={"mode": "dist_async"}, match="kv:0:0:9")
     s.op(7, Op.REGISTER, 0.0, MS, peer=9, match="kv:0:7:1")
     assert read(s.trace()).roles == {0: "worker", 7: "server", 9: "scheduler"}
 
@@ -354,7 +354,13 @@ def test_keys_split_over_servers_say_which_part_each_has() -> None:
 
 def test_a_second_run_in_a_trace_begins_with_nothing() -> None:
     s = pushed(Script(), 0, 1, "w", 0.0, run=1)
-    s.op(1, Op.MARK, 1.1 * MS, 1.2 * MS, label="update w → v1 ← 0")
+    s.op(
+        1,
+        Op.MARK,
+        1.1 * MS,
+        1.2 * MS,
+        attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
+    )
     pushed(s, 0, 1, "w", 2 * MS, number=1, run=1)  # lies in the inbox when the run ends
     pushed(s, 0, 1, "w", 10 * MS, run=2)
     picture = project(s.trace(ranks=traces.names("worker", "server")))
@@ -438,10 +444,10 @@ def test_the_static_picture_draws_the_bins() -> None:
 def test_updates_in_the_static_picture_stay_inside_it() -> None:
     """However late they were, and however many went in."""
     s = Script()
-    late = ", ".join(f"{w} ({10**5 + w} late)" for w in range(12))
+    givers = {"workers": (*range(12),), "late": tuple(10**5 + w for w in range(12))}
     for version in range(1, 4):
-        label = f"update w → v{version} ← {late}"
-        s.op(12, Op.MARK, version * MS, (version + 0.5) * MS, label=label)
+        facts = {"key": "w", "version": version, **givers}
+        s.op(12, Op.MARK, version * MS, (version + 0.5) * MS, attributes=facts)
     roles = traces.names(*["worker"] * 12, "server")
     drawn = ET.fromstring(to_svg(project(s.trace(ranks=roles))))
     told = [
@@ -533,8 +539,22 @@ def test_a_patch_carries_only_what_is_new() -> None:
 def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
     trace = Trace(
         [
-            Event(3, 0, Op.MARK, State.STARTED, 0.0, label="update w → v1 ← 0"),
-            Event(3, 0, Op.MARK, State.COMPLETED, 1.0, label="update w → v1 ← 0"),
+            Event(
+                3,
+                0,
+                Op.MARK,
+                State.STARTED,
+                0.0,
+                attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
+            ),
+            Event(
+                3,
+                0,
+                Op.MARK,
+                State.COMPLETED,
+                1.0,
+                attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
+            ),
         ],
         {"ranks": {"3": {"role": "server", "name": "server 0"}}},
     )
@@ -548,12 +568,18 @@ def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
 
 def unheard(how, takes):
     """Worker 0 pushed, the server accepted it, and the worker was gone before the answer."""
-    s, fields = Script(), dict(label="w", match="kv:1:0:0", nbytes=8, dtype="float32")
+    s, fields = Script(), dict(attributes={"key": "w"}, match="kv:1:0:0", nbytes=8, dtype="float32")
     s.op(0, Op.PUSH, 0.0, 9 * MS if how == "replaced" else None, peer=1, failed=True, **fields)
     s.op(1, Op.RECV, MS, MS, peer=0, **fields)
     if takes:
-        s.op(1, Op.MARK, 2 * MS, 3 * MS, label="update w → v1 ← 0")
-    s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, label="w", match="kv:1:0:0")
+        s.op(
+            1,
+            Op.MARK,
+            2 * MS,
+            3 * MS,
+            attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
+        )
+    s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:0")
     meta = {
         "died": {"ends": {"0": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
         "replaced": {
@@ -614,7 +640,7 @@ def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None
         },
     }
     s, ranks = Script(), traces.names("worker", "server")
-    fields = dict(label="w", match="kv:1:0:0", nbytes=8, dtype="float32")
+    fields = dict(attributes={"key": "w"}, match="kv:1:0:0", nbytes=8, dtype="float32")
     s.op(0, Op.PUSH, 0.0, MS, peer=1, **fields)  # answered, but the server's note of it is lost
     picture = project(s.trace(ranks=ranks, **meta[how]))
     said = "what server 0 recorded last may be missing: counts may be too small"

@@ -384,7 +384,7 @@ EVENTS = st.builds(
     st.floats(0, 1),
     peer=st.none() | st.integers(0, 5),
     nbytes=st.integers(0, 9),
-    label=st.text(max_size=3),
+    attributes=st.text(max_size=3).map(lambda s: {"label": s}),
     summary=st.none() | st.lists(st.floats(width=32), max_size=4).map(summary),
 )
 

@@ -169,7 +169,7 @@ events = st.builds(
     peer=st.none() | st.integers(0, 3),
     shape=st.lists(st.integers(0, 5), max_size=3).map(tuple),
     dtype=st.just("float32"),
-    label=st.text(max_size=5),
+    attributes=st.text(max_size=5).map(lambda s: {"label": s}),
     summary=st.none() | tensor,
 )
 

@@ -78,7 +78,14 @@ def ping_pong(rounds: int = 3, size: int = 8) -> Trace:
     s.op(0, Op.SEND, 0.1 * MS, 0.21 * MS, peer=1, where="p2p.py:9", **tensor, before=summary(x))
     for _ in range(rounds):
         y = [v + 1 for v in x]
-        s.op(1, Op.MARK, t + 0.18 * MS, t + 0.3 * MS, label="x + 1", where="p2p.py:15")
+        s.op(
+            1,
+            Op.MARK,
+            t + 0.18 * MS,
+            t + 0.3 * MS,
+            attributes={"label": "x + 1"},
+            where="p2p.py:15",
+        )
         s.op(
             0,
             Op.RECV,
@@ -198,13 +205,13 @@ def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
         calls = [[fore[r] + part * MS * slow[r] for r in range(n)] for part in (0.7, 1.5)]
         ends = [max(c) + cost * MS for c, cost in zip(calls, (0.5, 0.8), strict=True)]
         for r in range(n):
-            s.op(r, Op.MARK, clock[r], fore[r], label="forward", where="sgd.py:24")
+            s.op(r, Op.MARK, clock[r], fore[r], attributes={"label": "forward"}, where="sgd.py:24")
             s.op(
                 r,
                 Op.MARK,
                 fore[r] + 5 * US,
                 calls[1][r] + 0.02 * MS,
-                label="backward",
+                attributes={"label": "backward"},
                 where="sgd.py:26",
             )
             for bucket in (0, 1):
@@ -225,7 +232,7 @@ def sync_sgd(n: int = 4, steps: int = 3, seed: int = 1) -> Trace:
                 Op.MARK,
                 ends[1] + 0.06 * MS,
                 ends[1] + 0.3 * MS,
-                label="update",
+                attributes={"label": "update"},
                 where="sgd.py:29",
             )
         clock = [ends[1] + 0.35 * MS + 0.05 * MS * rng.random() for _ in range(n)]
@@ -237,10 +244,10 @@ def parameter_server(steps: int = 3) -> Trace:
     s, ids = Script(), iter(range(1000))
     scheduler = 4
 
-    def request(op, worker, server, at, wait, *, size, label, where=""):
+    def request(op, worker, server, at, wait, *, size, facts, where=""):
         match = f"kv:{worker}:{next(ids)}"
         there, back = at + 0.1 * MS, at + 0.16 * MS + wait
-        big = dict(nbytes=4 * size, shape=(size,), dtype="float32", label=label, match=match)
+        big = dict(nbytes=4 * size, shape=(size,), dtype="float32", attributes=facts, match=match)
         small = {**big, "nbytes": 24, "shape": (), "dtype": ""}
         ask, answer = (big, small) if op is not Op.PULL else (small, big)
         s.op(
@@ -257,7 +264,7 @@ def parameter_server(steps: int = 3) -> Trace:
         return back + 0.1 * MS
 
     for node in range(4):
-        request(Op.REGISTER, node, scheduler, 0.05 * MS * (1 + node), 0.25 * MS, size=0, label="")
+        request(Op.REGISTER, node, scheduler, 0.05 * MS * (1 + node), 0.25 * MS, size=0, facts={})
     clock = [0.9 * MS, 0.95 * MS]
     for step in range(steps):
         for w in (0, 1):
@@ -265,11 +272,25 @@ def parameter_server(steps: int = 3) -> Trace:
             for key, server in (("w1", 2), ("w2", 3)):
                 t = (
                     request(
-                        Op.PULL, w, server, t, 0.02 * MS, size=2048, label=key, where="train.py:21"
+                        Op.PULL,
+                        w,
+                        server,
+                        t,
+                        0.02 * MS,
+                        size=2048,
+                        facts={"key": key},
+                        where="train.py:21",
                     )
                     + 0.02 * MS
                 )
-            s.op(w, Op.MARK, t, t + (0.8 + 0.3 * w) * MS, label="gradient", where="train.py:22")
+            s.op(
+                w,
+                Op.MARK,
+                t,
+                t + (0.8 + 0.3 * w) * MS,
+                attributes={"label": "gradient"},
+                where="train.py:22",
+            )
             t += (0.82 + 0.3 * w) * MS
             for key, server in (("w1", 2), ("w2", 3)):
                 t = (
@@ -280,7 +301,7 @@ def parameter_server(steps: int = 3) -> Trace:
                         t,
                         0.05 * MS + 0.02 * MS * step,
                         size=2048,
-                        label=key,
+                        facts={"key": key},
                         where="train.py:23",
                     )
                     + 0.02 * MS
@@ -300,7 +321,14 @@ def hang() -> Trace:
     s = Script()
     tensor = dict(nbytes=4096, shape=(1024,), dtype="float32")
     for r in range(4):
-        s.op(r, Op.MARK, 0.1 * MS, (0.5 + 0.1 * r) * MS, label="forward", where="hang.py:7")
+        s.op(
+            r,
+            Op.MARK,
+            0.1 * MS,
+            (0.5 + 0.1 * r) * MS,
+            attributes={"label": "forward"},
+            where="hang.py:7",
+        )
         s.op(r, Op.BARRIER, (0.55 + 0.1 * r) * MS, (1.05 + 0.01 * r) * MS, where="hang.py:8")
     for r in range(3):
         s.op(r, Op.ALL_REDUCE, (1.2 + 0.15 * r) * MS, None, where="hang.py:11", **tensor)
@@ -344,7 +372,9 @@ def odd_values() -> Trace:
         before=Summary((1.0, math.nan, inf, -inf), math.nan, -inf, inf, 4),
         after=Summary((), 0.0, 0.0, 0.0, 0),
     )
-    s.op(0, Op.MARK, 1.1 * MS, 2 * MS, label="</script><img src=x onerror=alert(1)>")
+    s.op(
+        0, Op.MARK, 1.1 * MS, 2 * MS, attributes={"label": "</script><img src=x onerror=alert(1)>"}
+    )
     s.op(0, Op.RECV, 2.1 * MS, None, where="<b>&.py:1", shape=(), dtype="float64", nbytes=8)
     return s.trace(name='<i>odd</i> & "ends"', world_size=1)
 

@@ -103,7 +103,7 @@ def test_new_group_is_a_collective_of_all() -> None:
     assert run.results == [[2, 3], [2, 3], [-1, 3]]
     made = [s for s in run.trace.spans if s.op is Op.NEW_GROUP]
     labels = [s.label for s in made if s.rank == 2]
-    assert labels == ["0,1", "all"], "what only its members call is no collective of all"
+    assert labels == ["0, 1", ""], "what only its members call is no collective of all"
     assert {s.state for s in made} == {State.COMPLETED}
     assert {s.group for s in made} == {"world"}
 

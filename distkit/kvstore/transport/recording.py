@@ -262,7 +262,7 @@ def _facts(request: Request) -> dict[str, Any]:
         case SetOptimizer():
             return {"optimizer": request.name}
         case Register():
-            return {"mode": request.mode, **_terms(request.terms)}
+            return {"mode": request.mode, **_terms(request.terms)} if request.mode else {}
     return {}
 
 
