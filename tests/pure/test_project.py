@@ -201,7 +201,7 @@ FOREIGN = re.compile(
 def test_no_machine_paths_and_no_registry_hosts() -> None:
     folders = ["distkit", "benchmarks", "notebooks", "tests", "docs", "tools", "binder", ".ci"]
     files = chain(ROOT.glob("*"), *(ROOT.joinpath(folder).rglob("*") for folder in folders))
-    binary = {".pyc", ".png", ".gif"}
+    binary = {".pyc", ".png", ".gif", ".trace"}
     texts = [p for p in files if p.is_file() and p.suffix not in binary and p.name != ".git"]
     assert not {str(p): m[0] for p in texts if (m := FOREIGN.search(p.read_text()))}
 
