@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from distkit.cluster.runs.run import GRACE, LET_GO, Run
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Room
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import ClusterError, StartError, StoppedError
+from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import trouble
 
 _made: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -91,12 +93,13 @@ class Cluster:
     def _open(self, plan: Plan, heartbeat_timeout: float = HEARTBEAT_TIMEOUT) -> None:
         """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
-        self._room = Room(plan, self._card.refresh, heartbeat_timeout)
+        with _uninterrupted():
+            self._room = Room(plan, self._card.refresh, heartbeat_timeout)
+            self._end = weakref.finalize(self, Room.close, self._room)
         self._runs = 0
         self._latest: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
-        self._end = weakref.finalize(self, Room.close, self._room)
 
     # -- running ----------------------------------------------------------------
 
@@ -246,7 +249,8 @@ class Cluster:
             )
             self._latest, run.stepped = run, options.get("step", False)
             run.doomed = set(made.kill) if made is not None else set()
-            self._room.submit(run, payload, {**options, "trouble": made, "seed": seed})
+            with run.ended_by_interrupt(), _uninterrupted():
+                self._room.submit(run, payload, {**options, "trouble": made, "seed": seed})
         return run
 
     def _busy_with(self, run: Run) -> str:
@@ -267,11 +271,19 @@ class Cluster:
 
         Raises:
             StartError: they could not be started.
+            RunStopped: the wait was interrupted; the ranks go on starting.
             TimeoutError: they were not ready within ``timeout`` seconds.
         """
         if self._room.closed:
             raise self._stopped()
-        if not self._room.await_ready(timeout):
+        try:
+            ready = self._room.await_ready(timeout)
+        except KeyboardInterrupt:
+            raise RunStopped(
+                "interrupted while the ranks are starting; nothing ran. They go on starting: the "
+                "cluster is usable as soon as they are ready. cluster.stop() ends them."
+            ) from None
+        if not ready:
             raise TimeoutError(f"the ranks are not ready after {timeout} s; they still start")
         if self._room.stage == "failed":
             raise StartError(self._room.failure)
@@ -332,6 +344,16 @@ class Cluster:
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return self._card.bundle(self._room)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt waits for the end of this: ranks that are started or called by halves hang."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def latest() -> Cluster | None:

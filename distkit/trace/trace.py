@@ -27,7 +27,7 @@ class Trace(EventLog):
             ``unseen`` (``{rank: {what: count}}``: what was not recorded, or is not judged),
             ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
             "raised", "died", or "released" by others' failure or an interrupt),
-            ``sources`` (``{file: text}``).
+            ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it).
 
     >>> from distkit.events import Event, Op, State
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -117,3 +118,35 @@ def test_a_long_computation_is_no_hang(cluster: dk.Cluster) -> None:
     run = cluster.run(program)
     assert run.results == [3.0, 3.0, 3.0]
     assert {f.kind for f in run.findings} <= {Kind.STRAGGLER}
+
+
+def blocks_its_rank() -> None:
+    from ipyparallel.engine.app import IPEngine
+
+    if dist.get_rank() == 1:
+        IPEngine.instance().kernel.io_loop.call_later(0, threading.Event().wait)
+
+
+def test_a_rank_that_never_begins_the_next_run_is_named_and_replaced(
+    shared: dk.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distkit.cluster.runs.run.BEGIN", 5.0)
+    shared.run(blocks_its_rank)
+    with pytest.raises(dk.RankDied, match=r"rank 1 .* gave no sign of life for 5 s"):
+        shared.run(dist.get_rank)
+    assert shared.run(dist.get_rank).results == [0, 1, 2]
+
+
+class Interrupted(threading.Event):
+    """Where the reader presses stop."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_ranks_start_says_so_in_a_line(shared: dk.Cluster) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared.wait()._room, "ready", Interrupted())
+        with pytest.raises(dk.RunStopped, match="while the ranks are starting"):
+            shared.run(dist.get_rank)
+    assert shared.run(dist.get_rank).results == [0, 1, 2]

@@ -61,6 +61,13 @@ def test_every_operation_of_a_demo_is_drawn_inside_the_card(name):
     )
 
 
+def test_a_run_that_was_stopped_is_not_said_to_go_on():
+    trace = hang()
+    words = texts(Trace(trace.events, {**trace.meta, "interrupted": True}))
+    assert "! the run was stopped" in words and "stopped in recv from rank 0" in words
+    assert not any("still in" in word for word in words)
+
+
 def test_a_hang_says_where_everybody_is():
     words = texts(hang())
     assert "still in all_reduce" in words and "still in recv from rank 0" in words

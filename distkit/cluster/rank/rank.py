@@ -206,6 +206,7 @@ class Rank:
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
         """Run one pickled ``(fn, args, kwargs)`` and tell the starter how it went; never raises."""
         emit = partial(self.outbox.emit, options["run"])
+        emit("begun", None)
         with self.outbox.printing(options["run"]):
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)

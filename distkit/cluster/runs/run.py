@@ -34,6 +34,9 @@ LET_GO = 2.0
 #: … or only so long, if they wait in what cannot be interrupted.
 QUICK = 0.2
 
+#: A rank that has not begun a run after this long [s] never will: its process is replaced.
+BEGIN = 30.0
+
 #: A run that ended well is looked through for mistakes if it has at most so many events.
 LOOKED_AT = 10_000
 
@@ -79,6 +82,7 @@ class Run:
         self._failing: dict[int, dict[str, Any]] = {}  # what ranks raised that cannot yet say more
         self._unpacked: list[Any] | None = None
         self._reading = threading.RLock()  # a result may look at the run
+        self._begun: set[int] = set()
         self._order: list[int] = []  # ranks in the order in which they ended
         self._changed = threading.Condition()
         self._interrupted, self._aftermath = False, "halt"  # of a rank that dies
@@ -265,6 +269,10 @@ class Run:
             self._lives.begin(rank, self._named(rank), how, time.monotonic())
         elif kind == "outcome":
             self.add_outcome(rank, what)
+        elif kind == "begun":
+            with self._changed:
+                self._begun.add(rank)
+                self._changed.notify_all()
         elif kind == "stopped":
             self._note_stop(rank, *what)
         elif kind == "failing":
@@ -410,11 +418,20 @@ class Run:
 
         vacant = self._lives.vacant
         while True:
-            self._until(lambda: over() or vacant or self._watch.due(self.waiting))
+            late = {*self.waiting} - self._begun - self._stopped()
+            left = self._started + BEGIN - time.perf_counter() if late else None
+            self._until(lambda: over() or vacant or self._watch.due(self.waiting), left)
             if over():
                 return
             if vacant:
                 self._replace(crew, *vacant.popitem())
+                continue
+            if left is not None and time.perf_counter() > self._started + BEGIN:
+                late -= self._begun
+                self._begun |= late
+                self.hung.update(dict.fromkeys(late, BEGIN))
+                crew.end(late)
+            if not self._watch.due(self.waiting):
                 continue
             certain = self._watch.judge(self.trace, self.waiting)
             if certain and not self._wait_forever:
@@ -449,10 +466,12 @@ class Run:
 
     def _deaf(self) -> list[int]:
         """The ranks that cannot be let go: stopped ones, and those that receive from anybody."""
-        stopped = {int(r) for r in self._meta.get("stopped", {})}
         spans = self.trace.spans if self.waiting else []
         last = {s.rank: s for s in spans if s.op is Op.RECV and s.end is None and s.peer is None}
-        return [r for r in self.waiting if r in last or r in stopped]
+        return [r for r in self.waiting if r in last or r in self._stopped()]
+
+    def _stopped(self) -> set[int]:
+        return {int(r) for r in self._meta.get("stopped", {})}
 
     @property
     def haunted(self) -> list[int]:
@@ -558,6 +577,7 @@ class Run:
             unwaited=counts("unwaited"),
             unseen=counts("unseen"),
             seconds=self.seconds,
+            interrupted=self._interrupted,
             until=self.clock(time.monotonic()),
             ends=report.ends(outcomes),
         )

@@ -198,7 +198,7 @@ export class Painter {
     if (isPaused(bar)) return [`paused before ${called}`, `paused before ${op}`, "paused", op];
     if (!isOpen(bar)) return [bar.kind === "collective" && bar.nbytes
       ? `${called} ${humanBytes(bar.nbytes)}` : called, called, op];
-    const verb = !this.store.frame.live ? "still in " : bar.state === "blocked" ? "blocked in " : "";
+    const verb = !this.store.frame.live ? `${this.store.frame.open} ` : bar.state === "blocked" ? "blocked in " : "";
     return [`${verb}${bar.kind === "recv" ? called : op}`, `${verb}${op}`, op];
   }
 

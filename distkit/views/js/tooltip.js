@@ -46,7 +46,7 @@ function title(item, store) {
   if (item.op === "touch") return [name, "too early", true];
   if (!isOpen(item)) return [name, item.end === null ? "open" : item.state, item.state === "failed"];
   if (item.state === "blocked" && store.frame.live) return [name, "blocked", false];
-  return [name, store.frame.live ? "running" : `still in ${item.op}`, !store.frame.live];
+  return [name, store.frame.live ? "running" : `${store.frame.open} ${item.op}`, !store.frame.live];
 }
 
 function facts(item, store) {

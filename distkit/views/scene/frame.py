@@ -84,6 +84,7 @@ def frame(
         "message_bytes": sums.message_bytes,
         "collectives": sums.collectives,
         "collective_bytes": sums.collective_bytes,
+        "open": _open(meta),
         "notices": ([] if live else _unfinished(opened, meta)) + _left_out(meta, sums, everybody),
     }
 
@@ -145,13 +146,20 @@ def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str
 
 
 def _unfinished(opened: Iterable[Open], meta: Mapping[str, Any]) -> list[str]:
-    """One line per operation that never ended, by name of what it waits in."""
+    """Whether it was stopped, and a line for each name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
+    stopped = ["the run was stopped"] if meta.get("interrupted") else []
     for rank, op, state in sorted(opened, key=lambda one: one[0]):
         if op not in COMPUTATION:
-            verb = "paused before" if state is State.SCHEDULED else "still in"
+            verb = "paused before" if state is State.SCHEDULED else _open(meta)
             stuck[f"{verb} {op}"].append(_about(meta, rank)[1])
-    return [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
+    found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
+    return [*stopped, *found]
+
+
+def _open(meta: Mapping[str, Any]) -> str:
+    """What to say of operations that have not ended, when the run has."""
+    return "stopped in" if meta.get("interrupted") else "still in"
 
 
 def _names(names: list[str]) -> str:

@@ -186,8 +186,9 @@ class _Painter:
         fill, stroke = _fill(_look(bar), color)
         radius = height / 2 if bar["kind"] == "request" else 3
         box = svg.rect(x, y, width, height, fill, stroke, radius)
-        words = (t for t in _words(bar, self.at.lanes) if t and text_width(t, 11.5) < width - 8)
-        label = next(words, "") if height >= 11 else ""
+        words = _words(bar, self.at.lanes, self.picture["open"])
+        fitting = (t for t in words if t and text_width(t, 11.5) < width - 8)
+        label = next(fitting, "") if height >= 11 else ""
         if not label:
             return box
         ink, size = _ink(bar, color), 'font-size="11.5"'
@@ -279,7 +280,7 @@ def _view(picture: Json) -> tuple[float, float]:
     return start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
 
 
-def _words(bar: Json, lanes: dict[int, Json]) -> list[str]:
+def _words(bar: Json, lanes: dict[int, Json], open_: str) -> list[str]:
     """What may stand in a bar, the longest first."""
     op, peer = bar["op"], lanes.get(bar.get("peer", -1), {}).get("name", "")
     if bar["kind"] == "mark":
@@ -289,7 +290,8 @@ def _words(bar: Json, lanes: dict[int, Json]) -> list[str]:
     if bar["state"] == "scheduled":
         return [f"paused before {op}", "paused", op]
     if bar["end"] is None:
-        return [f"still in {op} from {peer}" if peer and op == "recv" else "", f"still in {op}", op]
+        from_peer = [f"{open_} {op} from {peer}"] if peer and op == "recv" else []
+        return [*from_peer, f"{open_} {op}", op]
     if bar["kind"] == "send":
         return [f"send to {peer}", "send"]
     if bar["kind"] == "recv":
