@@ -133,7 +133,7 @@ ALL_OR_NONE = (
     "Every rank of the group has to make the same calls: move this one out of the condition "
     "{condition}, or let no rank make it."
 )
-BATCHES = "DistributedSampler and drop_last=True deal batches out so"
+BATCHES = "for batches, use DistributedSampler and drop_last=True"
 LOOK = "look for a break, return or continue that only some ranks reach"
 NO_SYNC = ", and the same number of backward passes outside of no_sync()"
 

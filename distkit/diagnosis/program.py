@@ -48,6 +48,8 @@ class Program:
     >>> program = Program({"a.py": text})
     >>> print(program.parting("a.py:4", "a.py:5"))
     `for x in data` at a.py:1
+    >>> [str(loop) for loop in program.loops("a.py:4")]
+    ['`for x in data` at a.py:1']
     >>> [str(exit) for exit in program.exits("a.py:4")]
     ['`continue` under `if bad(x)` at a.py:3']
     """

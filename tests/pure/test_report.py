@@ -89,6 +89,15 @@ def test_one_that_hung_is_told_from_one_that_crashed() -> None:
     assert "too little memory" in said and SILENT not in said
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("signal SIGSEGV", "crashed in native code"), ("exit status 3", "a call of os._exit")],
+)
+def test_how_a_process_ended_says_where_to_look(how: str, says: str) -> None:
+    said = str(told(died(how)))
+    assert says in said and "too little memory" not in said
+
+
 def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
     assert report.cause(-signal.SIGSEGV, hung=2.5) == "signal SIGSEGV"
 
