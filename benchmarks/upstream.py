@@ -76,7 +76,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
             aim=0,
             absolute=True,
         ),
-    ], {"stock": Counter(stock.values()), "other": other}
+    ], {"stock": dict(Counter(stock.values())), "other": other}
 
 
 def _outcomes(how: str, say: Callable[[str], None]) -> dict[str, str]:
