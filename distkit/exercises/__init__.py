@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from distkit.exercises import collectives, serving
-from distkit.exercises.task import Source, Task, Verdict, source
+from distkit.exercises.task import Source, Task, Verdict, Words, source
 
 __all__ = ["check", "hint", "solution"]
 
@@ -63,18 +63,11 @@ class _Check:
 _given: dict[str, int] = {}
 
 
-class _Hint(str):
-    """A sentence that shows without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _hint(task: Task) -> _Hint:
+def _hint(task: Task) -> Words:
     """The next hint; after the last one it begins again."""
     nth = _given.get(task.name, 0) % len(task.hints)
     _given[task.name] = nth + 1
-    return _Hint(f"Hint {nth + 1} of {len(task.hints)}: {task.hints[nth]}")
+    return Words(f"Hint {nth + 1} of {len(task.hints)}: {task.hints[nth]}")
 
 
 def _solution(task: Task) -> Source:

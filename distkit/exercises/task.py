@@ -183,11 +183,15 @@ def _indented(text: str) -> str:
 # -- the answer key ----------------------------------------------------------------------
 
 
-class Source(str):
-    """A program's text, which a notebook shows with its colours."""
+class Words(str):
+    """A text that shows without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
+
+
+class Source(Words):
+    """A program's text, which a notebook shows with its colours."""
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self}\n```"

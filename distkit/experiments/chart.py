@@ -20,12 +20,11 @@ from distkit.experiments.controls import said
 from distkit.experiments.results import (
     SECONDS,
     Record,
-    cells,
-    columns,
     common,
     headline,
     plottable,
     shown,
+    table,
     to_text,
 )
 from distkit.views.scene import svg
@@ -217,9 +216,8 @@ def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
     ):
         figure.savefig(file, format="svg", metadata=about)
     text = file.getvalue()
-    text = re.sub(
-        r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2
-    )  # a pixel a point
+    # a pixel a point
+    text = re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
     for color, other in (colors or {}).items():
         text = text.replace(color, other)
     return text
@@ -234,18 +232,17 @@ def chart(records: Sequence[Record], results: Sequence[str] = (), against: str =
 
 def to_svg(name: str, records: Sequence[Record]) -> str:
     """Table and chart side by side: what stays where there are no widgets."""
-    names = columns(records) if records else []
-    rows = list(enumerate(records, 1))[::-1][:MAX_ROWS]
-    body, wide = _table(["#", *names], [[str(n), *cells(r, names)] for n, r in rows])
-    more = len(records) - len(rows)
+    rows = table(records, MAX_ROWS)
+    body, wide = _table(rows) if records else ("", 0.0)
+    more = len(records) - MAX_ROWS
     if more > 0:
-        body += svg.text(24, 78 + ROW * len(rows) + 8, f"… and {more} earlier", GRAY)
+        body += svg.text(24, 86 + ROW * MAX_ROWS, f"… and {more} earlier", GRAY)
     figure = plot(records) if varied([r for r in records if not r.outcome]) else None
     w, h = (0.0, 0.0) if figure is None else figure.get_size_inches() * DPI
     beside = 60 + wide + w < MAX_WIDTH
-    x, y = (40 + wide, 44.0) if beside else (8.0, 76.0 + ROW * (len(rows) + 1))
+    x, y = (40 + wide, 44.0) if beside else (8.0, 76.0 + ROW * len(rows))
     width = max(560.0, x + w + 12 if figure else wide + 48, wide + 48)
-    height = max(78.0 + ROW * (len(rows) + (more > 0)), y + h + 4 if figure else 0)
+    height = max(78.0 + ROW * (len(rows) - 1 + (more > 0)), y + h + 4 if figure else 0)
     title = headline(name, records)
     room = text_width(title, 18.5) + 62
     same = _cut(common(records), MAX_WIDTH - room)
@@ -269,19 +266,14 @@ class Picture:
         return {"image/svg+xml": to_svg(self._name, self._records), "text/plain": repr(self)}
 
 
-def _table(head: list[str], rows: list[list[str]]) -> tuple[str, float]:
-    """A table from the left edge, and how wide it is."""
-    if not rows:
-        return "", 0.0
+def _table(rows: Sequence[Sequence[str]]) -> tuple[str, float]:
+    """A table from the left edge, its head first, and how wide it is."""
     parts, x = [], 24.0
-    for i, name in enumerate(head):
-        column = [row[i] for row in rows]
-        width = max(text_width(t, 12.5) for t in [name, *column])
-        parts.append(svg.text(x, 66, name, GRAY))
-        parts += [svg.text(x, 66 + ROW * (k + 1), t, INK) for k, t in enumerate(column)]
-        x += width + 20
-    rule = svg.line(24, 74, x - 20, 74, "#dde3e9", 1)
-    return rule + "".join(parts), x - 44
+    for head, *column in zip(*rows, strict=True):
+        parts.append(svg.text(x, 66, head, GRAY))
+        parts += [svg.text(x, 66 + ROW * k, cell, INK) for k, cell in enumerate(column, 1)]
+        x += max(text_width(cell, 12.5) for cell in (head, *column)) + 20
+    return svg.line(24, 74, x - 20, 74, "#dde3e9", 1) + "".join(parts), x - 44
 
 
 def _cut(words: str, room: float) -> str:

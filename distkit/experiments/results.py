@@ -168,9 +168,17 @@ def plottable(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys([SECONDS, *returned, *measured]))
 
 
-def cells(r: Record, names: Sequence[str]) -> list[str]:
-    """One record in words."""
-    return [shown(name, r.row[name]) if name in r.row else "" for name in names]
+def table(records: Sequence[Record], limit: int) -> list[list[str]]:
+    """The names of those columns, and the runs in words, the latest first."""
+    names = columns(records)
+    numbered = list(enumerate((r.row for r in records), 1))[::-1][:limit]
+    return [
+        ["#", *names],
+        *(
+            [str(n), *(shown(name, row[name]) if name in row else "" for name in names)]
+            for n, row in numbered
+        ),
+    ]
 
 
 def shown(name: str, value: Any) -> str:
@@ -208,31 +216,23 @@ def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
     """A table to read in a terminal, the latest run first."""
     if not records:
         return headline(name, records)
-    names = columns(records)
-    rows = [["#", *names]]
-    rows += [[str(n), *cells(r, names)] for n, r in _latest(records, limit)]
     more = [f"  … and {len(records) - limit} more"] if len(records) > limit else []
     same = f" ({common(records)})" if constant(records) else ""
-    return "\n".join(
-        [headline(name, records) + same, *(f"  {line}" for line in aligned(rows)), *more]
-    )
+    lines = [f"  {line}" for line in aligned(table(records, limit))]
+    return "\n".join([headline(name, records) + same, *lines, *more])
 
 
 def to_html(records: Sequence[Record], limit: int = 200) -> str:
     """The same for the panel."""
     if not records:
         return ""
-    names = columns(records)
-    head = "".join(f'<th scope="col">{escape(n)}</th>' for n in ["#", *names])
+    names, *rows = table(records, limit)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     body = "".join(
-        f"<tr{' class=dkx-bad' if r.outcome else ''}><td>{n}</td>"
-        + "".join(f"<td>{escape(c)}</td>" for c in cells(r, names))
+        f"<tr{' class=dkx-bad' if r.outcome else ''}>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
         + "</tr>"
-        for n, r in _latest(records, limit)
+        for r, row in zip(reversed(records), rows, strict=False)
     )
     same = f"<caption>{escape(common(records))}</caption>" if constant(records) else ""
     return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>'
-
-
-def _latest(records: Sequence[Record], limit: int) -> list[tuple[int, Record]]:
-    return list(enumerate(records, 1))[::-1][:limit]
