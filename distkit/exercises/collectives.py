@@ -1,14 +1,185 @@
-"""The collectives to write: how each is called, what it should come to, and hints."""
+"""The collectives to write. They are judged on real ranks, beside the messages of the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from torch import Tensor, arange, cat, stack, zeros
+from torch import Tensor, arange, cat, equal, stack, tensor, zeros
 
+from distkit import events
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
-from distkit.exercises.judge import Call, OnRanks, Right
-from distkit.exercises.task import Task
+from distkit.algorithms.rounds import traffic
+from distkit.cluster.notebook import place
+from distkit.cluster.runs.run_ranks import run_ranks
+from distkit.errors import DeadlockError, RankError, RunError
+from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, name_of
+from distkit.trace.trace import Trace
+from distkit.views.compare.figures import rounds, sent_bytes
+from distkit.views.scene.units import count
+from distkit.views.timeline.columns import Columns
+
+#: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
+Call = Callable[[Callable[..., object], int, int, int], Tensor]
+
+#: What a rank should hold: ``f(rank, n, length)``.
+Right = Callable[[int, int, int], Tensor]
+
+#: What a rank holds after a call, and the tensor that the call returned, if it did.
+Outcome = tuple[list[float], list[float] | None]
+
+#: Worlds and lengths that an answer has to be right on: odd ones, fewer elements than ranks. One
+#: rank comes last: what is wrong there has a plainer sign among several.
+WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
+
+#: Where messages, bytes and rounds are counted: ranks, and elements of four bytes.
+N, LENGTH = 4, 1024
+
+#: One frame of a rank's traceback.
+_FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
+
+
+@dataclass(frozen=True)
+class OnRanks:
+    """Tries a collective on real ranks: is it right, and how far from the best?
+
+    Args:
+        algorithm: the one to beat: its schedule is the measure.
+        call: how the function is called.
+        right: what a rank should hold then.
+        into: the parameter that has to hold it.
+        parts: whether the tensor is one of n parts of what the algorithm counts as a whole.
+    """
+
+    algorithm: Algorithm
+    call: Call
+    right: Right
+    into: str
+    parts: bool = False
+
+    def __call__(self, mine: Answer) -> Iterator[Point]:
+        """Run an answer; every rank calls it."""
+        for n in WORLDS:
+            try:
+                run = run_ranks(_named(mine), n, self.call, mine, LENGTHS)
+            except RunError as error:
+                if isinstance(error, RankError) and "NotImplementedError" in str(error):
+                    raise NotAttempted from None
+                raise Mistake(f"on {_ranks(n)}:\n{_said(error, mine)}") from error
+            if theirs := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
+                calls = ", ".join(f"dist.{op}" for op in theirs)
+                raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
+            if wrong := self._wrong(n, run.results):
+                attempted = n == 1 or self._touched(n, run.results, run.trace)
+                raise Mistake(wrong) if attempted else NotAttempted
+        yield Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
+        yield from self._compared(run_ranks(_named(mine), N, self.call, mine, (LENGTH,)).trace)
+
+    def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
+        """The first difference from what a rank should hold, in words; "" if there is none."""
+        for rank, outcomes in enumerate(results):
+            for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
+                right = self.right(rank, n, length)
+                if equal(tensor(got), right):
+                    continue
+                if returned is not None and equal(tensor(returned), right):
+                    return (
+                        f"it returns the right result, but {self.into} has to hold it: "
+                        f"write into {self.into}, in place"
+                    )
+                return (
+                    f"on {_ranks(n)}, with {count(length, 'element')}, rank {rank} ends with\n"
+                    f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
+                )
+        return ""
+
+    def _touched(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
+        """Whether the answer does anything at all."""
+
+        def nothing(*_: object) -> None:
+            pass
+
+        before = [
+            [self.call(nothing, rank, n, length).tolist() for length in LENGTHS]
+            for rank in range(n)
+        ]
+        held = [[got for got, _ in outcomes] for outcomes in results]
+        return held != before or bool(trace.messages)
+
+    def _compared(self, trace: Trace) -> Iterator[Point]:
+        """Messages, bytes and rounds beside the algorithm's."""
+        best, columns = self.algorithm, Columns(trace)
+        size = 4 * LENGTH * (N if self.parts else 1)
+        optimum = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
+        for what, mine, theirs in zip(
+            ("messages", "bytes"), sent_bytes(columns), optimum, strict=True
+        ):
+            most = int(mine.max(initial=0))
+            yield _point(f"{what} sent by the busiest rank", most, int(theirs.max()), best.title)
+        yield _point("rounds", rounds(columns), best.rounds(N), best.title)
+
+
+def _point(what: str, got: int, optimum: int, title: str) -> Point:
+    good = got <= optimum
+    return Point(good, f"{got:,} {what}" + ("" if good else f"; {title} needs {optimum:,}"))
+
+
+def _named(mine: Answer) -> Callable[..., list[Outcome]]:
+    """The trial under the answer's name, which errors then say."""
+    run = partial(trial)
+    run.__name__ = name_of(mine)  # type: ignore[attr-defined]
+    return run
+
+
+def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
+    """On each rank: what it holds after the call, and what the call returned, for each length."""
+    import torch.distributed as dist
+
+    rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
+
+    def noted(*args: object) -> None:
+        returned.append(mine(*args))
+
+    return [(call(noted, rank, n, length).tolist(), _numbers(returned[-1])) for length in lengths]
+
+
+def _numbers(returned: object) -> list[float] | None:
+    """The numbers of a tensor, or of a list of tensors; None for anything else."""
+    parts = returned if isinstance(returned, list | tuple) else [returned]
+    tensors = [part.detach().reshape(-1) for part in parts if isinstance(part, Tensor)]
+    return cat(tensors).tolist() if tensors and len(tensors) == len(parts) else None
+
+
+# -- in words --------------------------------------------------------------------------
+
+
+def _said(error: RunError, mine: Answer) -> str:
+    """What went wrong, with the learner's lines only."""
+    if isinstance(error, DeadlockError):
+        return f"deadlock in {name_of(mine)}: " + "\n".join(map(str, error.findings))
+    if not isinstance(error, RankError) or not error.traceback:
+        return str(error)
+    ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
+    frames = "".join(
+        frame[0]
+        for frame in _FRAME.finditer(error.traceback)
+        if "-packages/" not in frame[1] and str(Path(frame[1]).parent) != ours
+    )
+    return str(error).replace(error.traceback, frames)
+
+
+def _ranks(n: int) -> str:
+    return count(n, "rank")
+
+
+def _few(numbers: list[float]) -> str:
+    return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"
+
+
+# -- the exercises ---------------------------------------------------------------------
 
 
 def numbers(rank: int, length: int) -> Tensor:

@@ -119,7 +119,7 @@ def test_an_error_shows_the_learners_lines_and_on_how_many_ranks_it_was() -> Non
     assert re.search(r"✗ on 3 ranks:\n    rank . raised ValueError: send: rank 3 does", text)
     assert "in outside" in text and "in over" in text
     assert not any(
-        word in text for word in ("exercises/judge", "collectives.py", "-packages/", "trial")
+        word in text for word in ("exercises/collectives", "collectives.py", "-packages/", "trial")
     )
 
 
