@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import torch
 
-from distkit.kvstore.protocol.consistency import Terms
 from distkit.kvstore.protocol.messages import (
     GIVE,
     AddressBook,
@@ -40,6 +39,7 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
 )
 from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.shard import Shard

@@ -73,9 +73,9 @@ def _for(facts: Evidence, mine: Span) -> str:
         return " for the value of rank 0"
     if mine.op is not Op.PULL:
         return f" for the {ordinal(count)} time" if count > 1 else ""
-    if awaiting.backup:
-        return f" for round {count}, which needs gradients of all but {awaiting.backup}"
-    if awaiting.staleness is None:
+    if awaiting.rule.backup:
+        return f" for round {count}, which needs gradients of all but {awaiting.rule.backup}"
+    if awaiting.rule.halts:
         return f" for the {ordinal(count)} gradient of every worker"
     return f" until every worker has pushed it {times(count)}"
 
@@ -104,10 +104,10 @@ def _why(facts: Evidence, mine: Span, absent: list[int], done: int) -> tuple[Kin
         return (Kind.UNEVEN if done else Kind.MISSING_BARRIER), BARRIER
     if mine.op is Op.PULL:
         awaiting = facts.board.awaiting
-        remedy = _PULL if awaiting.staleness is None else _BOUND
+        remedy = _PULL if awaiting.rule.halts else _BOUND
         if remedy is _BOUND and all(w in facts.stuck for w in absent):
             remedy = _BOUND_AT_BARRIER
-        return (Kind.UNEVEN if done else Kind.SKIPPED), _LATE if awaiting.backup else remedy
+        return (Kind.UNEVEN if done else Kind.SKIPPED), _LATE if awaiting.rule.backup else remedy
     return Kind.SKIPPED, _INIT if mine.op is Op.INIT else _CREATE
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distkit.consistency import Asynchronous, Synchronous
 from distkit.exercises.pages import Server
 from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, raised
-from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 

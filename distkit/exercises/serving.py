@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from distkit.consistency import Asynchronous
 from distkit.exercises import pages, pushes
 from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, attempt
-from distkit.kvstore.protocol.consistency import Asynchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 

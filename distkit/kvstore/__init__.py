@@ -33,10 +33,10 @@ from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.trainer import Trainer
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol import lr_scheduler, optimizer
-from distkit.kvstore.protocol.consistency import Terms, canonical
 from distkit.kvstore.protocol.messages import AddressBook, Present, Register
 from distkit.kvstore.protocol.optimizer import SGD, Adam
 from distkit.kvstore.protocol.placement import BIGARRAY_BOUND, Part
+from distkit.kvstore.protocol.terms import Terms, canonical
 from distkit.kvstore.transport.link import ZmqLink
 from distkit.kvstore.transport.node import PATIENCE, Node
 from distkit.kvstore.transport.recording import Clocks

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.client.worker import KVStore
-from distkit.kvstore.protocol.consistency import Terms, canonical
 from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
 from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
 from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.terms import Terms, canonical
 from distkit.kvstore.protocol.wire import decode, encode
 
 #: So long a worker waits for an answer before the test is given up [s].

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.events import Op
 from distkit.simulation.network import Link
 from distkit.simulation.simulator import Writer
@@ -72,7 +73,9 @@ class Game:
         record: bool,
     ) -> None:
         self.workers, self.servers, self.load = workers, len(load), load
-        self.steps, self.staleness, self.backups = steps, staleness, backups
+        self.steps, self.staleness = steps, staleness
+        bound = int(staleness) if math.isfinite(staleness) else None
+        self.rule: Rule = Asynchronous(bound) if staleness else Synchronous(backups)
         self.took: list[float] = link.seconds(load).tolist()
         self.gamma = (link.gamma * load).tolist()
         self.rng, self.record = np.random.default_rng(seed), record
@@ -145,12 +148,10 @@ class Game:
         self.came[step].append(w)
         self.step[w] += 1
         self.waiting[w] = time
-        complete = len(self.came[step]) == self.workers - self.backups
-        if self.staleness:
-            self._update(time, [w], behind)
-        elif complete:
-            self._update(time, self.came[step], 0)
-        if self.backups and complete:
+        complete = self.rule.complete(self.came[step], range(self.workers))
+        if complete:
+            self._update(time, self.came[step] if self.rule.halts else [w], behind)
+        if complete and self.rule.backup:
             for late in range(self.workers):
                 if self.step[late] == step:
                     self.step[late] += 1
@@ -162,7 +163,7 @@ class Game:
         """Who may begin another step does."""
         slowest = min(self.step)
         for w, since in list(self.waiting.items()):
-            if self.step[w] < self.steps and self.step[w] - slowest <= self.staleness:
+            if self.step[w] < self.steps and slowest >= self.rule.needs(self.step[w]):
                 del self.waiting[w]
                 self.result.waited[w] += time - since
                 self._next(time, w, "pull", 0)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from distkit.consistency import Asynchronous, Rule, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
 
 
@@ -65,6 +66,7 @@ class Awaiting:
     def __init__(self, workers: int) -> None:
         self._workers = range(workers)
         self._terms: Mapping[str, Any] = NO_ATTRIBUTES
+        self.rule: Rule = Asynchronous()  # as far as somebody has told it
         self._dead: set[int] = set()
         self._changed = False  # the store goes on without some, or with others in their places
         #: By what is asked, how often each worker has; of pushes also how many have arrived.
@@ -75,29 +77,14 @@ class Awaiting:
         self._rounds: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     @property
-    def staleness(self) -> int | None:
-        """By how many gradients a worker may be ahead, where that is bounded."""
-        return self._terms.get("staleness")
-
-    @property
-    def backup(self) -> int:
-        """How many of the workers a round does not wait for."""
-        backup: int = self._terms.get("backup", 0)
-        return backup
-
-    @property
     def workers(self) -> range:
         """Their ids."""
         return self._workers
 
     @property
-    def _in_rounds(self) -> bool:
-        return str(self._terms.get("mode", "")).startswith("dist_sync")
-
-    @property
     def rounds(self) -> bool:
         """Whether every worker's gradient is needed in every round, to the end."""
-        return self._in_rounds and not (self.backup or self._changed)
+        return self.rule.halts and not (self.rule.backup or self._changed)
 
     def feed(self, e: Event) -> None:
         """Take note of a worker's event: each worker's in their order."""
@@ -117,12 +104,13 @@ class Awaiting:
 
     def _register(self, e: Event) -> None:
         self._terms = e.attributes
+        self.rule = rule_of(**{"mode": "", **e.attributes})
         self._changed |= "wait_for" in self._terms or self._asked[_what(e)][e.rank] > 1
 
     def died(self, worker: int) -> None:
         """Its process has ended: under ``dist_sync`` the others halt, if they said nothing else."""
         self._dead.add(worker)
-        self._changed |= "on_crash" in self._terms or not self._in_rounds
+        self._changed |= "on_crash" in self._terms or not self.rule.halts
 
     # -- questions --------------------------------------------------------------
 
@@ -147,11 +135,9 @@ class Awaiting:
             return self._fewer(request, self._workers, asked)
         if self._on_the_way(request, request.rank):
             return Awaited()  # a push of its own: until it is acknowledged, it may be refused
-        if self._in_rounds:
-            most = self._fewer(request, self._workers, asked)
-            return self._in_round(request) if self.backup and most.certain else most
-        ahead = asked if self.staleness is None else self.staleness
-        return self._fewer(request, self._workers, asked - ahead)
+        if self.rule.backup and not self._changed:
+            return self._in_round(request)
+        return self._fewer(request, self._workers, self.rule.needs(asked))
 
     def _on_the_way(self, pull: Event | Span, worker: int) -> bool:
         place = _awaits(pull)
@@ -169,17 +155,14 @@ class Awaiting:
 
     def _in_round(self, pull: Event | Span) -> Awaited:
         """Those whose gradients are not in the present round, if the pull waits for it."""
-        place, backup = _awaits(pull), self.backup
+        place, workers, rule = _awaits(pull), self._workers, self.rule
         mine, rounds = self._clocks[place][pull.rank], self._rounds[place]
-        enough = len(self._workers) - backup
-        version = next(n for n in count() if len(rounds.get(n, ())) < enough)
-        missing = tuple(
-            w
-            for w in self._workers
-            if w not in rounds.get(version, ()) and not self._on_the_way(pull, w)
-        )
-        waits = version < mine and len(missing) > backup
-        return Awaited(missing, mine, backup) if waits else Awaited()
+        version = next(n for n in count() if not rule.complete(rounds.get(n, ()), workers))
+        arrived = {*rounds.get(version, ()), *(w for w in workers if self._on_the_way(pull, w))}
+        missing = rule.awaits(mine, version, arrived, workers, {})
+        if not missing or rule.complete(arrived, workers):
+            return Awaited()
+        return Awaited(tuple(sorted(missing)), mine, rule.backup)
 
 
 def concerns(e: Event | Span) -> bool:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_views_servers import Shop, shop
 
+from distkit.consistency import Asynchronous, Synchronous
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
 from distkit.diagnosis.rank_state import Board, Doing
 from distkit.events import Event, Op, State
-from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Register, ended
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, _facts
 from distkit.trace.awaiting import Awaiting

@@ -10,15 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.consistency import (
-    MODES,
-    ON_CRASH,
-    Asynchronous,
-    Rule,
-    Synchronous,
-    Terms,
-)
 from distkit.kvstore.protocol.entry import Update
 from distkit.kvstore.protocol.messages import (
     Answer,
@@ -31,6 +24,7 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
 )
 from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.terms import MODES, ON_CRASH, Terms
 
 N = 3
 

@@ -18,8 +18,8 @@ from benchmarks.kvstore_schedules import (
     at_random,
     happen,
 )
+from distkit.consistency import Asynchronous, Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.entry import Ledger
 from distkit.kvstore.protocol.messages import (
     GIVE,

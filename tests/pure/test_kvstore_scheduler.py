@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.consistency import Asynchronous, Rule, Synchronous, Terms
 from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
@@ -31,6 +31,7 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     RollCall,
 )
+from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.journal import Journal, Kept
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler

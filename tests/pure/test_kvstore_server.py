@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from distkit.kvstore.protocol.consistency import Asynchronous, Rule, Synchronous
+from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.kvstore.protocol.entry import Update
 from distkit.kvstore.protocol.messages import (
     Answer,

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Call, Requests
-from distkit.kvstore.protocol.consistency import Terms
 from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
@@ -34,6 +33,7 @@ from distkit.kvstore.protocol.messages import (
     given_up,
 )
 from distkit.kvstore.protocol.replication import Backups
+from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler
 from distkit.kvstore.transport.shard import Shard

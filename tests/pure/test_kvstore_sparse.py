@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distkit.consistency import Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.consistency import Synchronous
 from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import GetState, Init, SetOptimizer
 from distkit.kvstore.protocol.optimizer import (

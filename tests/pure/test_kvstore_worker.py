@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit import kvstore
+from distkit.consistency import Asynchronous
 from distkit.errors import KVStoreError
 from distkit.events import Op, State
 from distkit.kvstore.client.requests import LETTER, Requests
 from distkit.kvstore.client.worker import KVStore
-from distkit.kvstore.protocol.consistency import Asynchronous
 from distkit.kvstore.protocol.messages import Message, Request
 from distkit.kvstore.protocol.placement import place
 from distkit.kvstore.protocol.server import KVServer

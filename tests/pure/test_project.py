@@ -40,12 +40,13 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events trace shadowing "
+WAIST = "errors events consistency trace shadowing "
 LAYERS = {
     "errors": "",
     "shadowing": "",
     "events": "",
-    "trace": "errors events",
+    "consistency": "",
+    "trace": "errors events consistency",
     "diagnosis": WAIST,
     "algorithms": WAIST,
     "recording": WAIST,

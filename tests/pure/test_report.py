@@ -12,7 +12,7 @@ import pytest
 import distkit as dk
 from distkit.cluster.runs import report
 from distkit.cluster.runs.failure import describe
-from distkit.kvstore.protocol.consistency import Terms
+from distkit.kvstore.protocol.terms import Terms
 from distkit.recording import trouble
 from distkit.trace.calls import SILENT, silence
 from distkit.trace.trace import Trace

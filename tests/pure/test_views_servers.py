@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import MS, Script
 
+from distkit.consistency import Asynchronous, Synchronous
 from distkit.events import Event, Op, State
-from distkit.kvstore.protocol.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from distkit.kvstore.protocol.consistency import Synchronous
+from distkit.consistency import Synchronous
 from distkit.kvstore.protocol.messages import Message, Reply, Request
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import updating

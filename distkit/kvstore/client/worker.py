@@ -30,12 +30,12 @@ from distkit.kvstore.client.tensors import (
 )
 from distkit.kvstore.protocol import messages, sparse
 from distkit.kvstore.protocol.compression import Codec, Compression, unpack
-from distkit.kvstore.protocol.consistency import canonical
 from distkit.kvstore.protocol.messages import COUNT, GIVE, VALUE, Key, Reply
 from distkit.kvstore.protocol.optimizer import Optimizer, from_spec, rule_of, to_spec
 from distkit.kvstore.protocol.placement import Layout, Part
 from distkit.kvstore.protocol.replication import ring
 from distkit.kvstore.protocol.sparse import Rows
+from distkit.kvstore.protocol.terms import canonical
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
 #: For one key the rows of each of its outputs, or for each of several keys.

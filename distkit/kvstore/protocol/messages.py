@@ -62,7 +62,7 @@ class Register(Request):
 
     Workers listen nowhere; servers leave it to the workers to choose ``mode`` and ``bound``
     (the number of elements from which an array is split) and the other ``terms``
-    (:class:`.consistency.Terms`). ``pid`` is its process.
+    (:class:`.terms.Terms`). ``pid`` is its process.
     """
 
     endpoint: str

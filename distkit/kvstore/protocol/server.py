@@ -7,8 +7,8 @@
              push g                     pull:               answer once the worker may see w
 
 When a round is complete and whom a pull waits for is the consistency model
-(:mod:`.consistency`): *synchronous*: all compute from the same version, and wait for the slowest;
-*asynchronous*: nobody waits, gradients are stale; and what lies between.
+(:mod:`distkit.consistency`): *synchronous*: all compute from the same version, and wait for the
+slowest; *asynchronous*: nobody waits, gradients are stale; and what lies between.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import sparse
 from distkit.kvstore.protocol.compression import unpack
-from distkit.kvstore.protocol.consistency import Rule
 from distkit.kvstore.protocol.entry import Entry, Ledger, Update
 from distkit.kvstore.protocol.messages import (
     COUNT,
@@ -77,7 +77,7 @@ class KVServer:
         watch: a context manager around each update.
 
     >>> import torch
-    >>> from distkit.kvstore.protocol.consistency import Synchronous
+    >>> from distkit.consistency import Synchronous
     >>> server = KVServer(Synchronous(), workers=range(2))
     >>> one = torch.ones(1)
     >>> [r.version for r in server.handle(Init(0, 0, 0, "w", (1,), "float32", one))]

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkit.events import WORLD, Op, State
-from distkit.kvstore.protocol.consistency import ON_CRASH
 from distkit.kvstore.protocol.entry import Update
 from distkit.kvstore.protocol.messages import (
     Answer,
@@ -30,6 +29,7 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
 )
 from distkit.kvstore.protocol.placement import dtype_name
+from distkit.kvstore.protocol.terms import ON_CRASH
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
@@ -145,7 +145,7 @@ class Clocks:
         self._known: dict[tuple[int, Key], tuple[int, int]] = {}
 
     def after(self, server: int, push: Push, answer: Answer) -> int:
-        """The worker's clock after this push, as :meth:`.consistency.Rule.place` has it."""
+        """The worker's clock after this push, as :meth:`distkit.consistency.Rule.place` has it."""
         clock, dropped = self._known.get((server, push.key), (0, 0))
         if (now := getattr(answer, "dropped", 0)) == dropped:
             clock = max(clock, push.version) + 1

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.consistency import Terms
 from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
@@ -32,6 +31,7 @@ from distkit.kvstore.protocol.messages import (
     stale,
 )
 from distkit.kvstore.protocol.replication import ring
+from distkit.kvstore.protocol.terms import Terms
 
 #: The number of what nobody has asked for.
 _UNASKED = -1

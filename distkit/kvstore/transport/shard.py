@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.consistency import Terms
 from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
@@ -31,6 +30,7 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.replication import Backups, original, ring
 from distkit.kvstore.protocol.server import KVServer, Watch
 from distkit.kvstore.protocol.snapshot import portions, restore
+from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 
 #: How a worker departs that has done its work.

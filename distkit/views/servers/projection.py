@@ -321,8 +321,9 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
     known = story.updates or any(r.op is Op.REGISTER and r.key for r in story.requests)
     if not known or not workers:
         return ""
-    if most <= 1 and workers > 1 and story.bounds:
-        ahead = count(max(story.bounds.values()), "gradient")
+    bounds = [rule.staleness for rule in story.rules.values() if rule.staleness is not None]
+    if most <= 1 and workers > 1 and bounds:
+        ahead = count(max(bounds), "gradient")
         return (
             f"Each gradient is applied as it comes. A pull waits as long as a worker is more "
             f"than {ahead} behind."

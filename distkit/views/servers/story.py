@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, key_name
 from distkit.trace.log import EventLog
 
@@ -102,7 +103,7 @@ class Story:
     roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
     begins: dict[int, float]  # when each run began
     quorum: dict[int, int]  # how many gradients make an update, by run
-    bounds: dict[int, int]  # by how many gradients a worker may be ahead, where that is bounded
+    rules: dict[int, Rule]  # what decides who waits, by run
     requests: list[Request]
     updates: list[Update]
     gradients: list[Gradient]
@@ -134,12 +135,12 @@ def read(trace: EventLog) -> Story:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
+    quorum, rules = _rules(begins, requests, updates, workers)
     return Story(
         roles,
         begins,
-        _quorum(begins, terms, updates, workers),
-        {run: its["staleness"] for run, its in terms.items() if "staleness" in its},
+        quorum,
+        rules,
         requests,
         updates,
         gradients,
@@ -147,19 +148,18 @@ def read(trace: EventLog) -> Story:
     )
 
 
-def _quorum(
-    begins: Iterable[int], terms: dict[int, Mapping[str, Any]], updates: list[Update], workers: int
-) -> dict[int, int]:
-    """As a run's updates show; as its mode says while there are none."""
-    found = {}
+def _rules(
+    begins: Iterable[int], requests: list[Request], updates: list[Update], workers: int
+) -> tuple[dict[int, int], dict[int, Rule]]:
+    """Quorum and rule as a run's updates show; as its mode says while there are none."""
+    terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
+    quorum, rules = dict[int, int](), dict[int, Rule]()
     for run in begins:
-        its = terms.get(run, {})
-        rounds = str(its.get("mode", "")).startswith("dist_sync")
-        found[run] = max(1, workers - its.get("backup", 0)) if rounds else 1
-    for run in found:
+        told = rule_of(**{"mode": "", **terms.get(run, {})})
         taken = [len(u.late) for u in updates if u.run == run]
-        found[run] = max(taken, default=found[run])
-    return found
+        n = quorum[run] = max(taken, default=max(1, workers - told.backup) if told.halts else 1)
+        rules[run] = Synchronous(workers - n) if n > 1 else Asynchronous(told.staleness)
+    return quorum, rules
 
 
 # -- requests ---------------------------------------------------------------------------

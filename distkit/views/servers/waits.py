@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from distkit.consistency import Rule
 from distkit.events import Op, Span
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import clean
@@ -39,8 +40,8 @@ class Absent(Missing):
         return tuple(n for n in self.everybody if self.came.get(n, math.inf) > time)
 
 
-class Inbox(Missing):
-    """Workers without a gradient in the inbox of a key: its round is not complete."""
+class Inbox:
+    """The gradients in the inbox of a key; they change at ``times`` [s]."""
 
     def __init__(self, workers: list[int], gradients: list[Gradient]) -> None:
         self.workers, self.of = workers, defaultdict[int, list[Gradient]](list)
@@ -48,9 +49,9 @@ class Inbox(Missing):
         for g in gradients:
             self.of[g.push.node].append(g)
 
-    def at(self, time: float) -> tuple[int, ...]:
-        """Whose gradient is not here."""
-        return tuple(w for w in self.workers if not self._here(self.of[w], time))
+    def arrived(self, time: float) -> list[int]:
+        """Whose gradients are here."""
+        return [w for w in self.workers if self._here(self.of[w], time)]
 
     def _here(self, mine: list[Gradient], time: float) -> bool:
         i = bisect_right(mine, time, key=lambda g: g.arrived)
@@ -60,13 +61,15 @@ class Inbox(Missing):
 class Round(Missing):
     """Workers whose gradients are missing until an update takes one that lies in the inbox."""
 
-    def __init__(self, inbox: Inbox, gradient: Gradient) -> None:
-        self.inbox, self.times = inbox, inbox.times
+    def __init__(self, rule: Rule, inbox: Inbox, gradient: Gradient) -> None:
+        self.rule, self.inbox, self.times = rule, inbox, inbox.times
         self.until = math.inf if gradient.taken is None else gradient.taken
 
     def at(self, time: float) -> tuple[int, ...]:
         """Whose gradient is not here, unless the update has begun."""
-        return self.inbox.at(time) if time < self.until else ()
+        inbox, version = self.inbox, int(time >= self.until)
+        found = self.rule.awaits(1, version, inbox.arrived(time), inbox.workers, {})
+        return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +169,11 @@ def _pulls(story: Story) -> Iterator[Wait]:
         if (inbox := inboxes.get(r.place)) is not None:
             # of its worker, those that came before it: it waits until they are applied
             clock = bisect_right(inbox.of[r.node], r.arrived, key=lambda g: g.arrived)
-            if story.quorum.get(r.run, 1) <= 1:
-                found = _behind(clock - story.bounds.get(r.run, clock), inbox)
+            rule = story.rules[r.run]
+            if not rule.halts:
+                found = _behind(rule.needs(clock), inbox)
             elif clock:
-                found = Round(inbox, inbox.of[r.node][clock - 1])
+                found = Round(rule, inbox, inbox.of[r.node][clock - 1])
         wait = Wait("pull", r.node, r.arrived, _until(r, story), found, r)
         if wait.real:
             yield wait

@@ -1,27 +1,11 @@
-"""Consistency models: which gradients make an update, and whom a pull waits for.
-
-=============  =======================================  =====================================
-model          an update applies                        a pull waits for
-=============  =======================================  =====================================
-synchronous    the sum of one gradient of each worker   the workers missing in this round
-backup b       the first N − b gradients of a round;    as above; whoever is late does not
-               late ones are dropped                    count
-asynchronous   each gradient as it comes                nobody
-bounded s      each gradient as it comes                workers more than s gradients behind
-=============  =======================================  =====================================
-
-``s = 0`` lets nobody run ahead, ``s = ∞`` is asynchronous. A worker's *clock* counts its
-gradients of a key. Sources: Li et al., 2014; Chen et al., Revisiting distributed synchronous
-SGD, 2016 (backup workers); Ho et al., More effective distributed ML via a stale synchronous
-parallel parameter server, 2013.
-"""
+"""What the workers of a run agree on when they create their store, and the names of stores."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Protocol
 
+from distkit.consistency import Rule, rule_of, synchronous
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
 
@@ -33,101 +17,6 @@ _NONE = {"staleness": ", or None for any", "wait_for": ", or None for all"}
 
 #: What becomes of the others when a worker crashes, where they would wait for it.
 ON_CRASH = ("halt", "continue", "replace")
-
-
-class Rule(Protocol):
-    """A consistency model: three questions that the server asks about a key.
-
-    ``halts``: whether the others cannot go on without a worker.
-    """
-
-    @property
-    def halts(self) -> bool: ...  # noqa: D102
-
-    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """The round that a gradient belongs to and its worker's next clock; None: too late.
-
-        ``clock`` is its worker's, ``pulled`` the version it was computed from, ``version`` the
-        present one, which is the number of the present round.
-        """
-
-    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """Whether the gradients of these workers make an update."""
-
-    def awaits(
-        self,
-        clock: int,
-        version: int,
-        arrived: Collection[int],
-        members: Collection[int],
-        clocks: Mapping[int, int],
-    ) -> set[int]:
-        """The workers that a pull waits for, asked when its own worker was at ``clock``."""
-
-
-@dataclass(frozen=True)
-class Synchronous:
-    """One gradient of every worker, less ``backup`` of them, makes an update.
-
-    >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
-    {1, 2}
-    """
-
-    backup: int = 0
-    halts: ClassVar[bool] = True
-
-    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """With backup workers, the round of the weights that it was computed from."""
-        n = max(clock, pulled if self.backup else version)
-        return (n, n + 1) if n >= version else None
-
-    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """All are there, or enough."""
-        return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
-
-    def awaits(
-        self,
-        clock: int,
-        version: int,
-        arrived: Collection[int],
-        members: Collection[int],
-        clocks: Mapping[int, int],
-    ) -> set[int]:
-        """Those who miss, until its own gradients are in."""
-        return set() if version >= clock else set(members).difference(arrived)
-
-
-@dataclass(frozen=True)
-class Asynchronous:
-    """Each gradient is an update; nobody runs more than ``staleness`` gradients ahead.
-
-    >>> Asynchronous(staleness=3).awaits(5, 9, (), members={0, 1, 2}, clocks={0: 5, 1: 2, 2: 1})
-    {2}
-    """
-
-    staleness: int | None = None
-    halts: ClassVar[bool] = False
-
-    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """At once."""
-        return version, clock + 1
-
-    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """One is enough."""
-        return bool(arrived)
-
-    def awaits(
-        self,
-        clock: int,
-        version: int,
-        arrived: Collection[int],
-        members: Collection[int],
-        clocks: Mapping[int, int],
-    ) -> set[int]:
-        """Those who are too far behind."""
-        if self.staleness is None:
-            return set()
-        return {m for m in members if clocks.get(m, 0) < clock - self.staleness}
 
 
 @dataclass(frozen=True)
@@ -197,12 +86,12 @@ class Terms:
     @property
     def sync(self) -> bool:
         """Whether gradients are applied in rounds."""
-        return self.mode.startswith("dist_sync")
+        return synchronous(self.mode)
 
     @property
     def rule(self) -> Rule:
         """The consistency model."""
-        return Synchronous(self.backup) if self.sync else Asynchronous(self.staleness)
+        return rule_of(self.mode, staleness=self.staleness, backup=self.backup)
 
     @property
     def spares(self) -> bool:
