@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from types import CellType, FunctionType
 from typing import Any
 
+#: Of so many objects the collector is asked at once: its answer is a list.
+AT_ONCE = 10_000
+
 
 def renew(old: list[Any], new: Any) -> None:
     """Put ``new`` into every module, class, object, closure and default argument that holds one.
@@ -22,13 +25,15 @@ def renew(old: list[Any], new: Any) -> None:
     if not _held(old):
         return
     stale = {id(group) for group in old}
-    holders = sorted(_holders(stale), key=lambda holder: not _is_class(holder))  # before its dict
+    holders = sorted(
+        _holders(old, stale), key=lambda holder: not _is_class(holder)
+    )  # before its dict
     # frozen objects are not among those of the collector; modules are all that programs write to
     for holder in [*holders, *sys.modules.values()]:
         if type(holder) is FunctionType:
             given = holder.__defaults__ or ()
             holder.__defaults__ = tuple(new if id(value) in stale else value for value in given)
-        elif type(holder) is CellType:
+        elif type(holder) is CellType and _any(gc.get_referents(holder), stale):
             holder.cell_contents = new
         if _is_class(holder):
             for name in _names(dict(vars(holder)), stale):
@@ -47,25 +52,21 @@ def _held(old: list[Any]) -> bool:
     return any(count - n > alone - 1 for count, n in zip(counts, lists, strict=False))
 
 
-def _holders(stale: set[int]) -> list[Any]:
-    """What the collector knows that holds one, also in a dict or tuple that it does not follow."""
-    return [
-        holder
-        for holder in gc.get_objects()
-        if any(
-            id(held) in stale or (_is_part(held, holder) and _any(held, stale))
-            for held in gc.get_referents(holder)
-        )
+def _holders(old: list[Any], stale: set[int]) -> list[Any]:
+    """What the collector knows that holds one, also in a dict or tuple that it does not follow.
+
+    After an import of torch's compiler it knows a million objects: loops over them are C's.
+    """
+    known = gc.get_objects()
+    parts = [
+        held
+        for n in range(0, len(known), AT_ONCE)
+        for held in gc.get_referents(*known[n : n + AT_ONCE])
+        if type(held) in (dict, tuple) and not gc.is_tracked(held) and _any(held, stale)
     ]
-
-
-def _is_part(held: Any, holder: Any) -> bool:
-    """Whether a dict or tuple can be changed, or found, by its holder alone."""
-    if type(held) is tuple and type(holder) is FunctionType:
-        return True
-    if type(held) is dict and _is_class(holder):
-        return True
-    return type(held) in (dict, tuple) and not gc.is_tracked(held)
+    direct = gc.get_referrers(*old)
+    parts += [holder for holder in direct if type(holder) in (dict, tuple)]
+    return [*direct, *gc.get_referrers(*parts)]
 
 
 def _is_class(holder: Any) -> bool:
@@ -73,7 +74,7 @@ def _is_class(holder: Any) -> bool:
 
 
 def _any(held: Any, stale: set[int]) -> bool:
-    values: Iterable[Any] = held.values() if isinstance(held, dict) else held
+    values: Iterable[Any] = held.values() if type(held) is dict else held
     return any(id(value) in stale for value in values)
 
 
