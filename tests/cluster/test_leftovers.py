@@ -45,6 +45,17 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def test_who_is_forked_while_its_cluster_ends_ends_too(fresh: forkserver.ForkServer) -> None:
+    """The kernel may not know yet whom it has asked for when it tells whom to kill."""
+    folder = fresh.make_folder(1)
+    role = "distkit.cluster.processes.roles:controller"
+    late = fresh.fork(role, folder=folder, log="late.log", period=200, misses=10)
+    fresh.remove(folder)
+    assert late.wait(10)
+    late.let_go()
+    until(lambda: not Path(folder).exists())
+
+
 def total() -> float:
     x = torch.ones(1)
     dist.all_reduce(x)

@@ -82,6 +82,9 @@ class Zygote:
     def do_fork(self, fd: int, run: str, **arguments: Any) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments."""
         folder = arguments["folder"]
+        if folder in self.doomed:  # its cluster ends meanwhile: the lifeline breaks at once
+            os.close(fd)
+            return
         if folder not in self.folders:
             self.folders[folder] = folders.hold(folder)
         gc.collect()
@@ -100,12 +103,16 @@ class Zygote:
     def do_kill(self, fd: int | None, pids: list[int]) -> None:
         """End children and all that they started. Only our own, not yet reaped: pids get reused."""
         for pid in pids:
-            if pid in self.children:
-                with suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+            for end in (os.killpg, os.kill) if pid in self.children else ():
+                with suppress(ProcessLookupError):  # it has no group of its own yet
+                    end(pid, signal.SIGKILL)
 
     def do_remove(self, fd: int | None, folder: str) -> None:
-        """Remove a cluster's folder, once the last process that works in it has ended."""
+        """End who still works in a cluster's folder, then remove it.
+
+        Some may have been forked while the kernel told whom to kill.
+        """
+        self.do_kill(None, [pid for pid, where in self.children.items() if where == folder])
         self.doomed.add(folder)
         self._remove_doomed()
 
