@@ -1,4 +1,4 @@
-"""Measurements of distkit, each beside what else there is, in the same run on the same machine.
+"""Measurements of distkit, each compared with other programs, in the same run on the same machine.
 
 Each benchmark is one module with one function, ``measure(reps, say)``. Contenders take turns
 (A B A B), medians are compared, and a slow machine fails nothing: a figure says what it reached.

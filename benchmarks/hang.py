@@ -145,7 +145,7 @@ def _interrupt(cluster: Any) -> float:
 
 
 def _stops(cluster: Any, count: int, say: Callable[[str], None]) -> list[float]:
-    """As :func:`_interrupts`, of ranks that communicate all the time."""
+    """Like :func:`_interrupts`, of ranks that communicate all the time."""
 
     def all_reduces() -> None:
         import torch

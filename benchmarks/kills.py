@@ -134,7 +134,7 @@ class Outcome:
 
     @property
     def hangs(self) -> bool:
-        """Whether something waited for longer than it may, or failed with an unclear error."""
+        """True if something waited for longer than it may, or failed with an unclear error."""
         said = [str(self.told.get(key, "well")) for key in ("stepper", "run", "next", "stop")]
         unclear = any(text.startswith(("unclear", "no answer")) for text in said)
         return unclear or self.told.get("new") != "well"

@@ -298,7 +298,7 @@ class Schedule:
         self.open[worker].add(push.number)
 
     def _may_push(self, worker: int) -> bool:
-        """Whether it has ended its preparations."""
+        """True if it has ended its preparations."""
         first = (Init, SetOptimizer)
         asked = (isinstance(r, first) for (w, _), (_, r) in self.asked.items() if w == worker)
         return worker in self.workers and not any(asked)
@@ -339,7 +339,7 @@ class Schedule:
             self.net.crash(rng.choice(may))
 
     def _is_last(self, host: int) -> bool:
-        """Whether a value would be lost with this process, as far as others know."""
+        """True if a value would be lost with this process, as far as others know."""
         left = {h[0].me for pid, h in self.net.hosts.items() if pid != host}
         begun = self.net.chief.copies
         return not begun or any(not left.intersection(p) for p in begun.values())

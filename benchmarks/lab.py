@@ -49,7 +49,7 @@ class Lab:
         return f"{self.url}/lab/tree/{notebook}?reset&token={self.token}"
 
     def ready(self) -> bool:
-        """Whether it answers."""
+        """True if it answers."""
         try:
             with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
                 return True

@@ -62,7 +62,7 @@ def _wrap(line: str) -> str:
 
 
 def is_generated(file: str, function: str) -> bool:
-    """Whether a frame is of code that Python wrote and nobody can read: a dataclass's methods."""
+    """True if a frame is of code that Python wrote and nobody can read: a dataclass's methods."""
     return file == "<string>" and function.startswith("__")
 
 

@@ -32,7 +32,7 @@ class _Word(str, Enum):
 
 
 class Op(_Word):
-    """What was called, in the field's own words."""
+    """The operation, in the field's own terms."""
 
     SEND = "send"
     RECV = "recv"
@@ -68,7 +68,7 @@ COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION - STORES
 
 
 class State(_Word):
-    """Where an operation is in its life, as in PyTorch's flight recorder."""
+    """The state of an operation, as in PyTorch's flight recorder."""
 
     SCHEDULED = "scheduled"  # called by the user's line
     STARTED = "started"  # handed to the backend

@@ -281,7 +281,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What goes wrong, in a sentence."""
+        """The mistake, in a sentence."""
         return (self.program.__doc__ or "").strip()
 
     @property

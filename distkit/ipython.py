@@ -75,7 +75,7 @@ def shorten(
 
 
 def _raised_on_purpose(tb: TracebackType) -> bool:
-    """Whether the innermost line raises: a mistake in the library would fail elsewhere."""
+    """True if the innermost line raises: a mistake in the library would fail elsewhere."""
     while tb.tb_next is not None:
         tb = tb.tb_next
     line = linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno)

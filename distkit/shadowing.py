@@ -29,7 +29,7 @@ def libraries(path: Iterable[str]) -> list[str]:
 
 
 def _is_pythons(entry: str) -> bool:
-    """Whether the standard library is there, its compiled modules, or the zip file with it."""
+    """True if the standard library is there, its compiled modules, or the zip file with it."""
     homes = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     return entry in homes or Path(entry).name in (zipped, "lib-dynload")

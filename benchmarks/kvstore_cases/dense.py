@@ -494,7 +494,7 @@ def an_updater_gets_key_gradient_and_value(kind: str, key: Any) -> None:
 
 @case("dist_sync", "dist_async")
 def updaters_do_not_travel(kind: str) -> None:
-    refused(lambda: store(kind).set_updater(print), "functions do not travel")
+    refused(lambda: store(kind).set_updater(print), "functions cannot be sent")
 
 
 @case(*((servers, shape) for servers in (2, 3) for shape in ((1211, 3), (7,), (2, 3, 5))))

@@ -337,7 +337,7 @@ def values_that_are_none_are_refused(which: str) -> None:
     elif which == "words":
         refused(lambda: kv.set_optimizer("sgd", learning_rate="much"), "learning_rate")
     else:
-        refused(lambda: kv.set_optimizer(print), "Code does not travel")
+        refused(lambda: kv.set_optimizer(print), "Code cannot be sent")
 
 
 @case()

@@ -497,7 +497,7 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
     """Things that a Trainer refuses."""
     w = parameter()
     return {
-        "no parameters": (lambda: Trainer([]), "without a parameter"),
+        "no parameters": (lambda: Trainer([]), "no parameters to train"),
         "numbers": (lambda: Trainer([1.0]), "float"),
         "unknown optimizer": (lambda: Trainer([w], "sgdd"), "The servers know"),
         "unknown option": (lambda: Trainer([w], "sgd", {"lr": 1}), "'lr'"),

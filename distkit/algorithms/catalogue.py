@@ -129,7 +129,7 @@ ALL_REDUCES = Catalogue(
     Algorithm(
         "reduce_broadcast",
         "Reduce to one, broadcast",
-        "one rank reduces for all, and sends everybody the result",
+        "one rank reduces for all and sends the result to every rank",
         "TensorFlow's ReductionToOneDevice",
         schedules.reduce_broadcast,
         "all_reduces.reduce_broadcast_all_reduce",
@@ -142,7 +142,7 @@ ALL_REDUCES = Catalogue(
     Algorithm(
         "flat",
         "Flat exchange",
-        "everybody sends everybody everything, and reduces by itself",
+        "every rank sends everything to every other rank and reduces by itself",
         "Chan et al., 2007",
         schedules.flat,
         "all_reduces.flat_all_reduce",
@@ -312,7 +312,7 @@ COLLECTIVES = Catalogue(
     Algorithm(
         "all_gather",
         "All-gather",
-        "everybody's chunk goes round a ring",
+        "every rank's chunk goes round a ring",
         "Patarasuk & Yuan, 2009",
         schedules.all_gather,
         "collectives.all_gather",
@@ -336,7 +336,7 @@ COLLECTIVES = Catalogue(
     Algorithm(
         "all_to_all",
         "All-to-all",
-        "in round s everybody serves the rank s to the right",
+        "in round s every rank serves the rank s places to the right",
         "Thakur et al., 2005",
         schedules.all_to_all,
         "collectives.all_to_all",
@@ -349,7 +349,7 @@ COLLECTIVES = Catalogue(
     Algorithm(
         "barrier",
         "Barrier",
-        "everybody tells ranks at distance 1, 2, 4, … who has come",
+        "every rank tells ranks at distance 1, 2, 4, … who has arrived",
         "Hensgen, Finkel & Manber, 1988",
         schedules.barrier,
         "collectives.barrier",
@@ -362,7 +362,7 @@ COLLECTIVES = Catalogue(
     Algorithm(
         "gossip",
         "Gossip",
-        "everybody averages with its neighbours, and nobody with all",
+        "every rank averages with its neighbours only",
         "Lian et al., 2017",
         schedules.gossip,
         "gossip.gossip_average",

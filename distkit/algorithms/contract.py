@@ -168,8 +168,8 @@ def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -
         raise ValueError(f"{name}: op is {op}; pages know {ours} (dist.ReduceOp.SUM, …).")
     if op == AVG and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(
-            f"{name}: the average of {_several([dtype])} numbers is no such number. "
-            "Use SUM, or convert with .float() first."
+            f"{name}: the average of {_several([dtype])} numbers is not of that type. Use SUM, or "
+            "convert with .float() first."
         )
     one = torch.ones(1, device=device).to(dtype)
     try:

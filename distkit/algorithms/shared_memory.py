@@ -306,4 +306,4 @@ def _difference(said: list[int]) -> str:
     for rank, number in enumerate(said):
         calls.setdefault(call(number), []).append(str(rank))
     told = "; ".join(f"rank {', '.join(ranks)}: {what}" for what, ranks in calls.items())
-    return f"all_reduce of different tensors. {told}. Call it with the same on every rank."
+    return f"all_reduce of different tensors. {told}. Pass the same shape and dtype on every rank."

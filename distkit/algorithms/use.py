@@ -61,7 +61,7 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
     kernel = partial(_all_reduce, page(algorithm))
     if not dist.is_initialized():
         raise RuntimeError(
-            "dk.use_algorithm was opened in a process that is no rank, where it changes nothing. "
+            "dk.use_algorithm was opened in a process that is not a rank, where it has no effect. "
             "Open it inside the function that runs on the ranks."
         )
     library = torch.library.Library("c10d", "IMPL")
@@ -145,7 +145,7 @@ _one_host: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 
 
 def _on_one_host(group: dist.ProcessGroup) -> bool:
-    """Whether all ranks have the same host name; they tell each other once, through the store."""
+    """True if all ranks have the same host name; they tell each other once, through the store."""
     if group not in _one_host:
         store = group.get_group_store()
         store.set(f"distkit/host/{dist.get_rank(group)}", socket.gethostname())

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from distkit import __version__
 
-    about = "Real torch.distributed ranks, and what they said to each other."
+    about = "Real torch.distributed ranks, and a record of their communication."
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

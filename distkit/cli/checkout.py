@@ -34,7 +34,7 @@ def add_lab(commands: Any) -> None:
 
 def add_bench(commands: Any) -> None:
     """Tell the parser about ``bench``."""
-    bench = commands.add_parser("bench", help="measure distkit beside what else there is")
+    bench = commands.add_parser("bench", help="measure distkit and compare it with other programs")
     bench.add_argument("name", metavar="NAME", help="a file of the checkout's benchmarks/, or all")
     bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
     bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")

@@ -39,7 +39,7 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> None:
     names = list(dict.fromkeys([*args.names, *rest]))
     unknown = [name for name in names if name not in demos.ALL and name != "all"]
     if unknown:
-        args.wrong(f"there is no demo {unknown[0]!r}: choose from {', '.join(demos.ALL)}, or all")
+        args.wrong(f"unknown demo {unknown[0]!r}: choose from {', '.join(demos.ALL)}, or all")
     check_folder(args.html, args.wrong)
     chosen = [name for name in demos.ALL if name in names or "all" in names]
     shown: list[Demo] = []

@@ -31,7 +31,7 @@ def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
     if file.is_dir():
         wrong(f"{file} is a folder: name a file")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        wrong(f"{file}: no file can be written there")
+        wrong(f"{file}: cannot write a file there")
 
 
 def write(file: Path, how: Callable[[], object]) -> None:

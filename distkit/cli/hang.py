@@ -30,7 +30,7 @@ def _hang(args: argparse.Namespace, rest: list[str]) -> None:
             print(f"{name:<20} {case.how:<8}  {case.title}")
         return
     if args.name not in hangs.ALL:
-        args.wrong(f"there is no hang {args.name!r}: choose from {', '.join(hangs.ALL)}")
+        args.wrong(f"unknown hang {args.name!r}: choose from {', '.join(hangs.ALL)}")
     case = hangs.ALL[args.name]
     _print_program(case)
     run, how = _suffer(case)

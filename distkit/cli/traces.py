@@ -24,7 +24,7 @@ def add_trace(commands: Any) -> None:
     """Tell the parser about ``trace``."""
     trace = commands.add_parser(
         "trace",
-        help="run a torchrun-style script and record what its ranks say",
+        help="run a torchrun-style script and record its communication",
         usage="distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
         " -- script.py [ARGUMENT ...]",
     )
@@ -52,7 +52,7 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> None:
     if not command:
         args.wrong("name the script: distkit trace -- train.py")
     if not Path(command[0]).is_file():
-        args.wrong(f"{command[0]}: there is no such script")
+        args.wrong(f"{command[0]}: no such script")
     for file in (args.out, args.html):
         check_folder(file, args.wrong)
     from distkit.cluster.runs.run import Run

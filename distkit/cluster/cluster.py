@@ -141,7 +141,7 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Run:
-        """As :meth:`run`, without waiting: the run's timeline is live, ``wait()`` waits."""
+        """Like :meth:`run`, without waiting: the run's timeline is live, ``wait()`` waits."""
         return self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed)
 
     def execute(
@@ -190,7 +190,7 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Stepper:
-        """As :meth:`run`, but every rank is paused before each of its communications.
+        """Like :meth:`run`, but every rank is paused before each of its communications.
 
         Any program can be stepped through, DDP included. In a notebook the stepper displays as a
         cockpit.

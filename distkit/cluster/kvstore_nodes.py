@@ -124,7 +124,7 @@ class Nodes:
                     return
 
     def _is_in_use(self, node: int) -> bool:
-        """Whether the run goes on without it: not before all are there."""
+        """True if the run goes on without it: not before all are there."""
         from distkit.kvstore.transport.journal import begun
 
         socket = Path(self._folder, f"kv{max(self.roles)}")

@@ -27,7 +27,7 @@ def shell() -> Any:
 
 
 def in_notebook() -> bool:
-    """Whether there is a front end that can show pictures."""
+    """True if there is a front end that can show pictures."""
     found = shell()
     return found is not None and hasattr(found, "kernel")
 
@@ -94,7 +94,7 @@ def place(where: str) -> str:
 
 @lru_cache(4096)
 def _place(where: str, count: int) -> str:
-    """As :func:`place`, while cell ``count`` runs: one that ran again has another number."""
+    """Like :func:`place`, while cell ``count`` runs: one that ran again has another number."""
     file, _, line = where.rpartition(":")
     return f"{_label(file, count)}:{line}" if file else where
 

@@ -97,7 +97,7 @@ def _users_modules() -> list[ModuleType]:
 
 @lru_cache(4096)
 def is_users(file: str | None) -> bool:
-    """Whether a module's file is the user's: of no installed package, nor of distkit."""
+    """True if a module's file is the user's: of no installed package, nor of distkit."""
     return file is not None and not file.startswith(_LIBRARIES) and "-packages" not in file
 
 
@@ -115,7 +115,7 @@ def _by_value(modules: list[ModuleType]) -> Iterator[None]:
 
 def _script(path: Path) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such script. Name a .py file.")
+        raise FileNotFoundError(f"{path}: no such script. Name a .py file.")
     return path.resolve()
 
 

@@ -125,7 +125,7 @@ class Room:
         return self._engines
 
     def reports(self, rank: int) -> bool:
-        """Whether a rank's engine has said that it is there."""
+        """True if a rank's engine has said that it is there."""
         return self._engines is not None and self._engines.find(rank) is not None
 
     def _hear_node(self, node: int, kind: str, what: Any) -> None:

@@ -1,4 +1,4 @@
-"""Why stuck ranks are stuck: the rules that look at who waits for whom. Pure.
+"""Reasons why ranks are stuck: the rules over the wait-for graph. Pure.
 
 Each rule takes the operations of the stuck ranks that nothing explains yet, and returns a finding
 and the stuck ranks that it is about, or None.
@@ -61,13 +61,13 @@ def _tag_or_group(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
 
 
 def _would_meet(one: Span, other: Span) -> bool:
-    """Whether one sends to the other, who receives from it, tags and groups aside."""
+    """True if one sends to the other, who receives from it, tags and groups aside."""
     fits = other.op in P2P and other.op is not one.op and other.peer == one.rank
     return fits and one.peer in (other.rank, None)
 
 
 def _elsewhere(facts: Evidence, mine: Span, other: Span) -> bool:
-    """Whether the other rank sits in a message of its own with this one: that is the cause."""
+    """True if the other rank sits in a message of its own with this one: that is the cause."""
     standing = facts.stuck.get(other.rank)
     return (
         standing is not None
@@ -126,7 +126,7 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
 
 
 def _in_conversation(facts: Evidence, mine: Span) -> bool:
-    """Whether a chain of messages leads from this receive back to its rank: a circle."""
+    """True if a chain of messages leads from this receive back to its rank: a circle."""
     rank, seen = mine.peer, {mine.rank}
     while rank is not None and rank not in seen:
         seen.add(rank)
@@ -295,7 +295,7 @@ def _of_a_group(facts: Evidence, here: Stuck) -> str:
 
 
 def _whole_backward(facts: Evidence, mine: Span) -> bool:
-    """Whether the open gradients are those of a whole backward pass.
+    """True if the open gradients are those of a whole backward pass.
 
     Each pass sends the same number of bytes, however they are packed into buckets.
     """
@@ -333,7 +333,7 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
 
 
 def _instead_of_key(facts: Evidence, rank: int) -> str:
-    """What a rank does that might have set a key."""
+    """The current state of a rank that might have set a key."""
     if facts.returned(rank):
         return f"; rank {rank} has finished"
     its = facts.stuck.get(rank)
@@ -411,12 +411,12 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 
 
 def gone(how: str) -> str:
-    """What a process did that is gone, in a word."""
+    """One word for how a process ended."""
     return "hung" if SILENT in how else "ended"
 
 
 def search(how: str) -> str:
-    """What to do about a process that is gone."""
+    """The remedy for a process that has ended."""
     if ASKED in how:
         return "That is what you asked for."
     if SILENT in how:
@@ -456,7 +456,7 @@ def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) 
 
 
 def _at_all(places: Mapping[int, str]) -> str:
-    """Where DDP complained."""
+    """The line at which DDP raised."""
     return f" before the next one{at(sorted(places.values())[0])}" if any(places.values()) else ""
 
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run, in the learner's words: events in, findings out. Pure.
+"""Diagnosis of a run in the learner's words: events in, findings out. Pure.
 
 A rank is stuck when it is blocked, and everything that it waits for is stuck itself or has ended;
 one that still computes may yet come. Each cause is told once: those who only wait because of it
@@ -25,7 +25,7 @@ __all__ = ["Finding", "Kind", "diagnose"]
 
 
 def diagnose(trace: EventLog) -> list[Finding]:
-    """What is wrong in a trace, complete or not: the most important first.
+    """The mistakes in a trace, complete or not: the most important first.
 
     Args:
         trace: live or saved; ``meta["ends"]`` tells how ranks have ended, and ``meta["groups"]``
@@ -87,7 +87,7 @@ class _Diagnosis:
             )
 
     def _silence(self, rank: str) -> str:
-        """How long a stopped process has given no sign of life, if that is known."""
+        """The time for which a stopped process has given no sign of life, if known."""
         meta = self.facts.trace.meta
         since = meta.get("silent_since", {}).get(rank)
         if since is None or "until" not in meta:
@@ -108,7 +108,7 @@ class _Diagnosis:
     # -- mismatches -------------------------------------------------------------
 
     def _mismatches(self) -> tuple[list[Finding], set[int]]:
-        """What does not fit together, and the ranks that failed because of it."""
+        """The mismatches, and the ranks that failed because of them."""
         found, broken = [], set[int]()
         together = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
         for finding, spans in together:
@@ -122,7 +122,7 @@ class _Diagnosis:
         return found, broken
 
     def _hangs(self, finding: Finding, span: Span) -> bool:
-        """Whether a rank is stuck in this very call, or behind one where the order broke."""
+        """True if a rank is stuck in this very call, or behind one where the order broke."""
         standing = self.facts.stuck.get(span.rank)
         if standing is None or finding.kind is Kind.DIFFERENT_REDUCTION:
             return False
@@ -171,7 +171,7 @@ class _Diagnosis:
     # -- ranks that wait ------------------------------------------------------------
 
     def _stuck(self) -> Iterator[Finding]:
-        """Why the ranks are stuck that nothing has explained so far."""
+        """Findings for the stuck ranks that no other finding has explained."""
         rules = (
             deadlocks.wrong_end,
             kvstore.unanswered,

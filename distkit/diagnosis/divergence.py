@@ -1,4 +1,4 @@
-"""Where the ways of ranks part: calls that only some make, and loops that some leave earlier. Pure.
+"""Points where ranks diverge: calls that only some make, loops that some leave early. Pure.
 
 The ranks' sequences of calls tell where they part. Which of them is on a way of its own, and why,
 the program's text tells: see :mod:`distkit.diagnosis.program`.
@@ -116,7 +116,7 @@ def _is_held(facts: Evidence, group: str) -> bool:
 
 
 def _has_more(one: list[Span], other: list[Span]) -> bool:
-    """Whether one goes on as the other does, but for some calls before."""
+    """True if one goes on as the other does, but for some calls before."""
     mine, theirs = ([(s.op, s.where) for s in row] for row in (one, other))
     if not mine or not theirs or mine[0] == theirs[0]:
         return False
@@ -139,7 +139,7 @@ NO_SYNC = ", and the same number of backward passes outside of no_sync()"
 
 
 def uneven(facts: Evidence, where: str, gradients: bool = False) -> str:
-    """What to do where a line is reached more often on some ranks than on others."""
+    """The remedy where some ranks reach a line more often than others."""
     exits, loops = facts.program.exits(where), facts.program.loops(where)
     what = f"iterations of {_either(loops)}" if loops else "batches"
     also = NO_SYNC * (gradients and any("no_sync" in e.words for e in exits))
@@ -204,7 +204,7 @@ BARRIER = "Call barrier() on every rank, or on none."
 
 
 def not_coming(facts: Evidence, mine: Span, kind: Kind) -> str:
-    """What to do where some ranks end without a call that others wait in; "" if nobody can tell."""
+    """The remedy where ranks end without a call that others wait in; "" if unknown."""
     condition = facts.program.condition(mine.where)
     if condition is not None and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER, Kind.UNEVEN):
         return ALL_OR_NONE.format(condition=condition)

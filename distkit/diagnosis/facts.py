@@ -1,4 +1,4 @@
-"""What a diagnosis looks at: a trace, in the order that its questions need. Pure."""
+"""Facts for the diagnosis: a trace, in the order that its questions need. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a rank has ended: "returned", "raised", "died" or "released"."""
+    """The end of a rank: "returned", "raised", "died" or "released"."""
 
     how: str
     text: str = ""
@@ -103,7 +103,7 @@ class Evidence:
 
     @property
     def sees_gradients(self) -> bool:
-        """Whether it was noted which backward passes have left parameters out."""
+        """True if it was noted which backward passes have left parameters out."""
         return "unreduced" in self.trace.meta
 
     def raising(self, span: Span) -> tuple[str, str]:
@@ -128,7 +128,7 @@ class Evidence:
         return self.calls[span.group][span.rank].index(span)
 
     def called(self, rank: int, like: Span) -> int:
-        """How often a rank has made the same call on the same line."""
+        """The number of times that a rank has made the same call on the same line."""
         return sum(
             s.where == like.where and s.op is like.op for s in self.calls[like.group].get(rank, [])
         )
@@ -179,7 +179,7 @@ class Evidence:
         return self.by_key[standing.rank, standing.seq]
 
     def known_of(self, ranks: list[int]) -> str:
-        """What is known of why ranks came to an early end, in brackets; "" for nothing."""
+        """Known reasons for the early end of ranks, in brackets; "" for none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
 
@@ -193,7 +193,7 @@ class Evidence:
         return max(mine, key=lambda s: s.seq, default=None)
 
     def ended_in(self, span: Span) -> bool:
-        """Whether a rank raised or died while it was in this operation."""
+        """True if a rank raised or died while it was in this operation."""
         end = self.ends.get(span.rank)
         return (
             end is not None
@@ -203,12 +203,12 @@ class Evidence:
         )
 
     def returned(self, rank: int | None) -> bool:
-        """Whether a rank has come to the end of its program."""
+        """True if a rank has come to the end of its program."""
         end = self.ends.get(rank) if rank is not None else None
         return end is not None and end.how == "returned"
 
     def runs(self, rank: int) -> bool:
-        """Whether a rank is neither paused nor blocked, and has not ended."""
+        """True if a rank is neither paused nor blocked, and has not ended."""
         return self.board.standing(rank).doing is Doing.RUNNING
 
 

@@ -1,4 +1,4 @@
-"""What a diagnosis says: findings, and the words they are made of. Pure."""
+"""Findings, and the phrases they are made of. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkit.trace.calls import at, call, named
 
 
 class Kind(_Word):
-    """What went wrong, one word for each entry of the catalogue."""
+    """The kind of a mistake, one word for each entry of the catalogue."""
 
     RAISED = "raised"
     DIED = "died"
@@ -97,7 +97,7 @@ def with_tensor(span: Span) -> str:
 
 
 def clauses(spans: Iterable[Span], plural: str, say: dict[int, str] | None = None) -> str:
-    """Who does what where, those of one line together.
+    """Clauses about ranks, their calls and lines; ranks on the same line share a clause.
 
     Args:
         spans: the operations, one for each rank.
@@ -128,5 +128,5 @@ def lines(*spans: Span) -> dict[int, str]:
 
 
 def times(n: int) -> str:
-    """How often: "once", "3 times"."""
+    """A count in words: "once", "3 times"."""
     return "once" if n == 1 else f"{n} times"

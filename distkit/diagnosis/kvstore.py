@@ -1,4 +1,4 @@
-"""Why a parameter server does not answer: who has not pushed, or not come. Pure."""
+"""Reasons why a parameter server does not answer: missing pushes and nodes. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set
 
 
 def _alike(facts: Evidence, one: Span, mine: Span, absent: list[int]) -> bool:
-    """Whether a request waits for the same."""
+    """True if a request waits for the same."""
     awaits, awaited = facts.board.awaiting.whom(one), facts.board.awaiting.whom(mine)
     same = (one.op, _key(one), awaits.count) == (mine.op, _key(mine), awaited.count)
     return same and not set(absent).isdisjoint(awaits.workers) and one.rank not in absent
@@ -66,7 +66,7 @@ def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> F
 
 
 def _for(facts: Evidence, mine: Span) -> str:
-    """What the request waits for."""
+    """The condition that the request waits for."""
     awaiting = facts.board.awaiting
     count = awaiting.whom(mine).count
     if mine.op is Op.INIT:
@@ -81,7 +81,7 @@ def _for(facts: Evidence, mine: Span) -> str:
 
 
 def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
-    """What another has done instead: a verb in the plural, and the rest."""
+    """The action of another worker instead: a verb in the plural, and the rest."""
     done = facts.board.awaiting.done(worker, mine)
     do = "push" if mine.op is Op.PULL else "call"
     standing = facts.stuck.get(worker)

@@ -1,4 +1,4 @@
-"""What hangs nobody and is worth saying: forgotten waits, lost messages, slow ranks. Pure."""
+"""Mistakes that cause no hang: forgotten waits, lost messages, slow ranks. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOST, _SLOW = 1.0, 1e8
 
 
 def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
-    """What hangs nobody, mistakes first; not again what has been ``told``."""
+    """Remarks that explain no hang, mistakes first; none that has been ``told``."""
     yield from _buffers(facts)
     for finding in _forgotten(facts):
         if not any(finding.lines.items() <= other.lines.items() for other in told):
@@ -113,7 +113,7 @@ def _never_waited(facts: Evidence, mine: Span) -> Finding:
 
 
 def _waits_in_vain(facts: Evidence, span: Span) -> bool:
-    """Whether a rank has waited longer than any transfer takes."""
+    """True if a rank has waited longer than any transfer takes."""
     held = span.state is State.BLOCKED or span.rank in facts.held
     return held and _waited(facts, span) > _LOST + span.nbytes / _SLOW
 

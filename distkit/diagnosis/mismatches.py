@@ -1,4 +1,4 @@
-"""What should fit together and does not: the members of a collective, the ends of a message.
+"""Mismatches: among the members of a collective, between the ends of a message.
 
 The n-th collective of a rank on a group belongs with the n-th of every other member, so that a
 mistake that hangs nobody is found, too. The same call on other lines is no mistake: programs
@@ -60,7 +60,7 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
 
 
 def _among_threads(facts: Evidence, group: str, finding: Finding) -> Finding:
-    """Where threads race there is no order to keep: say so."""
+    """A remedy for threads that race, whose calls have no order."""
     threads: dict[str, list[str]] = facts.trace.meta.get("threads", {})
     ranks = [int(rank) for rank, groups in threads.items() if group in groups]
     if not ranks:
@@ -264,7 +264,7 @@ def _uneven(
 
 
 def _loops(before: list[str], again: str, other: str) -> bool:
-    """Whether a rank that calls ``again`` stays in its loop, and one that calls ``other`` left."""
+    """True if a rank that calls ``again`` stays in its loop, and one that calls ``other`` left."""
     if other not in before:
         return True
     steps = set(pairwise(before))
@@ -290,7 +290,7 @@ def _key(span: Span, where: bool) -> tuple[object, ...]:
 
 
 def _changed_places(calls: dict[int, list[Span]], nth: int, column: Column, where: bool) -> int:
-    """How many of the next calls are the same on all ranks but for their order; 0 if they differ.
+    """The number of next calls that are the same on all ranks but for their order; 0 if none.
 
     With ``where``, lines tell the calls apart, each of them once.
     """
@@ -321,7 +321,7 @@ _EMPTY = {Op.BARRIER, Op.NEW_GROUP}
 
 
 def _alternatives(facts: Evidence, places: set[str]) -> bool:
-    """Whether two lines are branches of an if: each rank goes through one of them."""
+    """True if two lines are branches of an if: each rank goes through one of them."""
     file, _, _ = next(iter(places)).rpartition(":")
     text = facts.trace.meta.get("sources", {}).get(file, "").splitlines()
     numbers = sorted(int(place.rpartition(":")[2]) for place in places)

@@ -1,4 +1,4 @@
-"""What the program's text says about a line: the loop and the condition it stands in. Pure.
+"""Reading the program's text: the loop and the condition around a line. Pure.
 
 The calls alone do not tell a rank that left its loop early from one that came to a call which
 others never make; the text does. Lines are ``file:number`` as in events; where a text is not known,
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def loops(self) -> bool:
-        """Whether it is a loop."""
+        """True if it is a loop."""
         return self.words.startswith(("for ", "while "))
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Program:
         return None
 
     def alternatives(self, here: str, there: str) -> bool:
-        """Whether two lines are branches of one condition: who goes through one skips the other."""
+        """True if two lines are branches of one condition: who goes through one skips the other."""
         other = dict(self._chain(there))
         return any(
             isinstance(node, ast.If) and other.get(node, part) != part
@@ -80,7 +80,7 @@ class Program:
         )
 
     def follows(self, here: str, there: str) -> bool:
-        """Whether a line comes after another one of the file, and no loop leads back to that."""
+        """True if a line comes after another one of the file, and no loop leads back to that."""
         (file, number), (other, first) = _split(here), _split(there)
         both = {id(node) for node, _ in self._chain(here)} & {id(n) for n, _ in self._chain(there)}
         nodes = (node for node, _ in self._chain(there) if id(node) in both)
@@ -99,7 +99,7 @@ class Program:
         return [_place(_split(where)[0], node) for node, _ in around if isinstance(node, _LOOPS)]
 
     def exits(self, where: str) -> list[Place]:
-        """What may keep a rank from coming to a line as often as others do.
+        """Statements that may keep a rank from reaching a line as often as others do.
 
         That is every ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` of
         the loops around it, and every ``return`` before it.
@@ -223,5 +223,5 @@ def _exits(file: str, node: ast.AST, under: ast.AST | None, inner: bool = False)
 
 
 def _leads_out(body: Sequence[ast.stmt]) -> bool:
-    """Whether a block ends with a statement that leaves it: that one is told instead."""
+    """True if a block ends with a statement that leaves it: that one is told instead."""
     return isinstance(body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue))

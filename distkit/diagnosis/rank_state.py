@@ -1,4 +1,4 @@
-"""Where each rank is: running, paused, blocked (and why), finished or failed. Pure.
+"""State of each rank: running, paused, blocked (and why), finished or failed. Pure.
 
 :class:`Board` is fed with events while they arrive and keeps just enough of them to tell which
 blocked rank waits for which: the wait-for graph of the run. Its rules are those of
@@ -31,7 +31,7 @@ from distkit.trace.keys import Keys
 
 
 class Doing(_Word):
-    """What a rank is doing."""
+    """The activity of a rank."""
 
     RUNNING = "running"
     PAUSED = "paused"  # before an operation, until it is let go
@@ -47,7 +47,7 @@ _ENDS = {"returned": Doing.FINISHED, "released": Doing.RELEASED, "died": Doing.D
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where one rank is; the facts are those of the operation it is paused before or blocked in.
+    """The state of a rank; the facts are those of the call it is paused before or blocked in.
 
     ``waits_for`` are the ranks that have not started their part of it, ``reason`` says why
     in words.
@@ -89,7 +89,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Inbox:
-    """What reaches one rank with one tag, by sender; ``anyone``: open receives from any source."""
+    """Messages to one rank with one tag, by sender; ``anyone``: open receives from any source."""
 
     streams: dict[int, _Stream] = field(default_factory=lambda: defaultdict(_Stream))
     anyone: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Inbox:
 
 
 class Board:
-    """Where the ranks of a run are, kept up to date event by event.
+    """The states of all ranks of a run, updated event by event.
 
     Args:
         world_size: number of ranks; those with higher numbers are servers and their scheduler.
@@ -226,16 +226,16 @@ class Board:
 
     @property
     def standings(self) -> list[Standing]:
-        """Where every rank is."""
+        """The state of every rank."""
         return [self.standing(rank) for rank in range(self._size)]
 
     @property
     def settled(self) -> bool:
-        """Whether nothing will move by itself: no rank runs, and the blocked wait for others."""
+        """True if nothing will move by itself: no rank runs, and the blocked wait for others."""
         return all(self.standing(rank).doing is not Doing.RUNNING for rank in range(self._size))
 
     def standing(self, rank: int) -> Standing:
-        """Where a rank is."""
+        """The state of a rank."""
         e = self._at.get(rank)
         if rank in self._ends:
             doing, why = self._ends[rank]
@@ -260,7 +260,7 @@ class Board:
         return _standing(e, Doing.BLOCKED, waits_for, self._reason(e, waits_for))
 
     def _gone(self, rank: int, doing: Doing, why: str) -> Standing:
-        """Where a rank was seen last whose process has ended."""
+        """The last known line of a rank whose process has ended."""
         e = self._heard.get(rank)
         told = "; ".join(filter(None, [why, seen(e) if e else ""]))
         return Standing(rank, doing, where=e.where if e else "", reason=told)
@@ -305,7 +305,7 @@ class Board:
         return () if self._has_met(e) else (e.peer,)
 
     def _who_may_set(self, e: Event | Span) -> tuple[int, ...]:
-        """Who could do what a wait on a store waits for: those that do not wait for it, too."""
+        """The ranks that could end a wait on a store, also those that do not wait for it."""
         if self.keys.has(e):
             return ()
         others = [r for r in range(self._size) if r != e.rank]
@@ -315,11 +315,11 @@ class Board:
         return tuple(r for r in others if r not in alike) or tuple(others)
 
     def has_come(self, it: Event | Span) -> bool:
-        """Whether all that an operation waits for is there."""
+        """True if all that an operation waits for is there."""
         return not self._missing(it)
 
     def _has_met(self, e: Event | Span) -> bool:
-        """Whether the other end of a point-to-point call has been started."""
+        """True if the other end of a point-to-point call has been started."""
         inbox = self._inbox(e)
         if e.op is Op.SEND:
             stream = inbox.streams[e.rank]
@@ -336,7 +336,7 @@ class Board:
                 yield other
 
     def _in_vain(self, e: Event | Span, other: int) -> bool:
-        """Whether another rank called something else where this collective was its turn."""
+        """True if another rank called something else where this collective was its turn."""
         return e.op in COLLECTIVES and e.match is None and self._instead(e, other) is not None
 
     def _instead(self, e: Event | Span, other: int) -> Event | None:
@@ -345,7 +345,7 @@ class Board:
         return theirs[nth] if nth < len(theirs) else None
 
     def _members(self, group: str) -> Sequence[int]:
-        """Who belongs to a group; as long as nobody has said it, those seen in it."""
+        """The members of a group; until they are known, the ranks seen in it."""
         return self._groups.get(group) or sorted(self._calls[group])
 
     # -- reasons ----------------------------------------------------------------
@@ -363,7 +363,7 @@ class Board:
         return f"{named(waits_for)} {missing}"
 
     def _what_keeps(self, e: Event, other: int) -> str:
-        """Why the only missing rank is missing."""
+        """The reason why the only missing rank is missing."""
         if (instead := self._instead(e, other) if e.op in COLLECTIVES else None) is not None:
             size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
             return f"called {call(instead)}{size}{at(instead.where)} instead"

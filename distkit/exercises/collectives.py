@@ -183,7 +183,7 @@ def _few(numbers: list[float]) -> str:
 
 
 def numbers(rank: int, length: int) -> Tensor:
-    """What a rank begins with: whole numbers, so that sums are exact in any order."""
+    """The initial values of a rank: whole numbers, so that sums are exact in any order."""
     return arange(length, dtype=zeros(0).dtype) % 7 + 10.0 * (rank + 1)
 
 
@@ -257,7 +257,7 @@ TASKS: list[Task] = [
         "give every rank the tensor x of rank src",
         from_root,
         lambda rank, n, length: numbers(n - 1, length),
-        "Whoever has the tensor can pass it on: their number can double in every round.",
+        "Every rank that has the tensor can pass it on, so their number can double in every round.",
         "Count ranks from the root: place = (rank - src) % n. Place 0 has the tensor.",
         "In the round with distance d = …, 4, 2, 1 every place that is a multiple of 2d "
         "sends to place + d, where there is one.",
@@ -268,7 +268,7 @@ TASKS: list[Task] = [
         "First n-1 rounds in which rank r sends chunk r-s to its right neighbour and adds what "
         "comes from the left to chunk r-s-1: then rank r has the whole sum of chunk r+1.",
         "Then n-1 rounds in which the complete chunks go round once more. Begin each send with "
-        "dist.isend, or everybody waits for everybody.",
+        "dist.isend, or all ranks wait for each other.",
     ),
     _all_reduce(
         "recursive_doubling",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass
 class Server:
-    """What a server of one key keeps, for ``dk.check.push_handler``.
+    """The state of a server with one key, for ``dk.check.push_handler``.
 
     ``sync``: as ``dist_sync``, else as ``dist_async``. ``workers``: how many there are.
     ``waiting``: the workers whose pulls have no answer yet; whoever answers them takes them off.

@@ -145,7 +145,7 @@ def judge(mine: Answer) -> Iterator[Point]:
 
 
 def _idle(mine: Answer) -> bool:
-    """Whether it does nothing with a round of pushes."""
+    """True if it does nothing with a round of pushes."""
     server, real = Server(True, 2, torch.zeros(2 * ROUNDS)), Real(True, 2)
     before = repr(server)
     try:
@@ -187,7 +187,7 @@ def _told(server: Server, steps: list[Step], wrong: str) -> str:
 
 
 def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> str:
-    """How a handler differs from the real server after the last push; "" if it does not."""
+    """The difference of a handler from the real server after the last push; "" if none."""
     step = steps[-1]
     if wrong := _applied(server, steps):
         return wrong
@@ -225,14 +225,14 @@ def _late(server: Server) -> str:
 
 
 def _left(server: Server, step: Step, waiting: list[int]) -> str:
-    """What is wrong with those who go on waiting; "" if nothing is."""
+    """The mistake in the pulls that still wait; "" if there is none."""
     right, left = [w for w in waiting if w not in step.answered], server.waiting
     if not isinstance(left, list):
         return f"server.waiting is {left!r}: leave a list of workers there"
     if twice := [w for w in left if w in step.answered]:
         return (
             f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
-            "it would be answered again in the next round. Take off whom you answer: "
+            "it would be answered again in the next round. Remove the workers that you answer: "
             "answered, server.waiting = server.waiting, []"
         )
     if lost := [w for w in right if w not in left]:
@@ -244,7 +244,7 @@ def _left(server: Server, step: Step, waiting: list[int]) -> str:
 
 
 def _applied(server: Server, steps: list[Step]) -> str:
-    """What is wrong with the value; "" if nothing is."""
+    """The mistake in the value; "" if there is none."""
     got, right = server.value, steps[-1].value
     if not isinstance(got, Tensor) or got.shape != right.shape:
         return f"server.value is {got!r}: change it with server.update(total) alone"
@@ -261,12 +261,12 @@ def _applied(server: Server, steps: list[Step]) -> str:
 
 
 def _misapplied(server: Server, steps: list[Step], worker: int, number: int, times: float) -> str:
-    """What is wrong with a gradient that went in so many times."""
+    """The mistake in a gradient that was applied so many times."""
     which = f"push {number} of worker {worker}"
     if times != round(times):
         return (
-            f"{which} went in {times:.2f} times: it averages. A server sums up; what "
-            "divides by the number of workers is the learning rate"
+            f"{which} went in {times:.2f} times: it averages. A server sums up; the learning rate "
+            "divides by the number of workers"
         )
     if times > 1:
         again = any(s.again and (s.worker, s.number) == (worker, number) for s in steps)

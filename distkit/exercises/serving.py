@@ -157,7 +157,8 @@ TASKS: list[Task] = [
             "return [] until it is server.workers; under dist_async one is enough.",
             "A round is complete: server.update(sum(server.inbox.values())), empty the inbox for "
             "the next round, and answer everybody in server.waiting.",
-            "Whoever is answered waits no longer. So when a round is complete, and only then, keep "
+            "A worker that is answered no longer waits. So when a round is complete, and only "
+            "then, keep "
             "the list, put an empty one in its place, and return the one you kept: "
             "answered, server.waiting = server.waiting, [].",
             "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
@@ -169,8 +170,8 @@ TASKS: list[Task] = [
         "waits_for",
         "waits_for(worker, clocks, bound)",
         "return the set of workers that a pull of this worker waits for",
-        "clocks[w] counts the gradients that worker w has pushed so far. Nobody may be more than "
-        "bound gradients ahead of anybody.",
+        "clocks[w] counts the gradients that worker w has pushed so far. No worker may be more "
+        "than bound gradients ahead of another.",
         pages.waits_for,
         (
             "A worker's clock counts its gradients. Compare clocks[worker] with every other clock.",

@@ -1,4 +1,4 @@
-"""What every exercise has: a name, something to write, hints, a solution, and its judge."""
+"""The parts of an exercise: a name, a stub, hints, a solution, and its judge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotAttempted(Exception):
 
 
 class Mistake(Exception):
-    """What is wrong with an answer, in words."""
+    """The mistakes in an answer, in words."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How good an answer is; true when the exercise is solved.
+    """The verdict on an answer; true when the exercise is solved.
 
     ``status`` is "solved", "right, but not the best", "not right yet" or "not attempted".
     """
@@ -104,7 +104,7 @@ class Task:
         return f"{self.signature}: {self.goal}"
 
     def judge(self, mine: Answer) -> Verdict:
-        """How good an answer is.
+        """The verdict on an answer.
 
         Raises:
             TypeError: it is no function.
@@ -132,17 +132,17 @@ class Task:
 
     @property
     def help(self) -> str:
-        """Where to look next."""
+        """The next hint."""
         return f"dk.hint.{self.name}() helps; dk.solution.{self.name}() shows the library's page."
 
 
 def name_of(mine: Answer) -> str:
-    """What to call an answer."""
+    """The name of an answer."""
     return getattr(mine, "__name__", type(mine).__name__)
 
 
 def attempt(mine: Answer, case: str, *arguments: Any) -> Any:
-    """What an answer returns in a case.
+    """The value that an answer returns in a case.
 
     Raises:
         NotAttempted: it is a stub.
@@ -157,7 +157,7 @@ def attempt(mine: Answer, case: str, *arguments: Any) -> Any:
 
 
 def raised(error: Exception, mine: Answer) -> str:
-    """What an answer raised, and in which of its lines."""
+    """The exception of an answer, and the learner's line that raised it."""
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == name_of(mine)
     ]
@@ -166,7 +166,7 @@ def raised(error: Exception, mine: Answer) -> str:
 
 
 def _takes(mine: Answer, count: int) -> bool:
-    """Whether a function can be called with so many arguments."""
+    """True if a function can be called with so many arguments."""
     try:
         inspect.signature(mine).bind(*range(count))
     except TypeError:

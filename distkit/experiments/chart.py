@@ -77,7 +77,7 @@ def _values(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it has a place on an axis."""
+    """True if it has a place on an axis."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -100,7 +100,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     well = [r for r in records if not r.outcome]
     names, known = varied(well), plottable(well)
     if not names:
-        raise ValueError("there is no plot yet: run at least twice, with another value of a knob.")
+        raise ValueError("no plot yet: run at least twice, with different values of a knob.")
     against, results = against or names[0], list(results) or known[:RESULTS]
     for name, choice in [(against, names), *((r, known) for r in results)]:
         if name not in choice:
@@ -277,7 +277,7 @@ def _table(rows: Sequence[Sequence[str]]) -> tuple[str, float]:
 
 
 def _cut(words: str, room: float) -> str:
-    """As much of a line as fits."""
+    """A line, cut to the width."""
     if text_width(words, 12) <= room:
         return words
     return f"{words[: int(room / 7)]}…"

@@ -1,4 +1,4 @@
-"""What can be set in an experiment: ipywidgets' controls, from abbreviations as in ``interact``."""
+"""Controls of an experiment: ipywidgets, from abbreviations as in ``interact``."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Settings:
         """
         lists = {name: _listed(name, given) for name, given in values.items()}
         if not lists:
-            raise TypeError("a sweep goes through values: experiment.sweep(batch=[8, 16, 32])")
+            raise TypeError("sweep() needs values: experiment.sweep(batch=[8, 16, 32])")
         return [
             self.complete(**dict(zip(lists, chosen, strict=True)))
             for chosen in itertools.product(*lists.values())
@@ -119,20 +119,20 @@ class Settings:
         for name in names:
             if name not in self._known and name not in OWN:
                 known = ", ".join([*self._known, *OWN])
-                raise TypeError(f"{self._fn} has no parameter {name}; it can be told: {known}.")
+                raise TypeError(f"{self._fn} has no parameter {name}. Parameters: {known}.")
 
 
 def check_ranks(value: Any) -> None:
     """Raise ValueError when so many ranks cannot be."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"ranks={said(value)} cannot be: a whole number, at least 1.")
+        raise ValueError(f"ranks={said(value)}: must be a whole number, at least 1.")
 
 
 def check_straggler(value: Any) -> None:
     """Raise ValueError when so many seconds cannot be."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
-        raise ValueError(f"straggler={said(value)} cannot be: seconds, at least 0.")
+        raise ValueError(f"straggler={said(value)}: must be seconds, at least 0.")
 
 
 def _checked(control: Control, check: Callable[[Any], None]) -> Control:
@@ -147,7 +147,7 @@ def _listed(name: str, given: Any) -> list[Any]:
         return [given]
     listed = list(given)
     if not listed:
-        raise ValueError(f"sweep({name}=[]): there is no value to go through.")
+        raise ValueError(f"sweep({name}=[]): it has no values.")
     return listed
 
 
@@ -165,7 +165,7 @@ class Control:
 
     @property
     def value(self) -> Any:
-        """What it stands at, as its readout says."""
+        """The current value, as its readout shows it."""
         value = self.widget.value
         return value if self.digits is None else float(f"{value:.{self.digits}g}")
 
@@ -174,7 +174,7 @@ class Control:
         if self.choices:
             if not any(value is c or value == c for c in self.choices):
                 known = ", ".join(map(said, self.choices))
-                raise ValueError(f"{self.name}={said(value)} is none of its choices: {known}.")
+                raise ValueError(f"{self.name}={said(value)} is not one of its choices: {known}.")
         elif self.low > -math.inf and not self._within(value):
             whole = "whole numbers " if self._whole else ""
             raise ValueError(
@@ -215,7 +215,7 @@ def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
         TypeError: it is no function, or takes what has no name.
     """
     if not callable(fn):
-        raise TypeError(f"an experiment runs a function on ranks, not {fn!r}: dk.Experiment(train)")
+        raise TypeError(f"an experiment needs a function, not {fn!r}: dk.Experiment(train)")
     found = {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.VAR_KEYWORD:
@@ -255,7 +255,8 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
     except Exception as error:  # ipywidgets and traitlets raise all kinds
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
-            f"{name}={abbreviation!r} makes no control: {error} A control is a range (8, 128), "
+            f"{name}={abbreviation!r} cannot become a control: {error} A control is a range (8, "
+            "128), "
             'choices ["ring", "gloo"], True or False, a text, or a widget.'
         ) from None
     if default is EMPTY or isinstance(abbreviation, ipywidgets.Widget):
@@ -280,7 +281,7 @@ def _made(name: str, abbreviation: Any) -> Control:
     else:
         return Control(name, _interact(name, abbreviation))
     if not pairs:
-        raise ValueError("there is nothing to choose from.")
+        raise ValueError("the list of choices is empty.")
     widget = ipywidgets.Dropdown(options=pairs, description=name)
     return Control(name, widget, choices=tuple(value for _, value in pairs))
 
@@ -306,7 +307,7 @@ def _range(name: str, given: tuple[Any, ...]) -> Control:
     if len(given) not in (2, 3) or not all(
         isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x) for x in given
     ):
-        raise ValueError("a range is two numbers, and a step if you like.")
+        raise ValueError("a range has two numbers and optionally a step.")
     low, high = given[:2]
     if not low < high:
         raise ValueError("a range goes from a smaller number to a greater one.")
@@ -321,10 +322,10 @@ def _range(name: str, given: tuple[Any, ...]) -> Control:
 
 
 def _interact(name: str, abbreviation: Any) -> Any:
-    """What ``ipywidgets.interact`` makes of it."""
+    """The control that ``ipywidgets.interact`` makes of it."""
     widget = ipywidgets.interactive.widget_from_abbrev(abbreviation)
     if widget is None or (isinstance(abbreviation, Real) and not isinstance(abbreviation, bool)):
-        raise TypeError("one value is no range.")
+        raise TypeError("a range needs two different values.")
     widget.description = name
     if isinstance(widget, ipywidgets.FloatSlider):
         widget.readout_format = ".4"

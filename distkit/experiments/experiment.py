@@ -178,7 +178,7 @@ class Experiment(State):
 
     @property
     def runs(self) -> list[tuple[dict[str, Any], Run]]:
-        """What each run was given, and the run."""
+        """The parameters of each run, and the run."""
         return [(dict(r.parameters), r.run) for r in self.records]
 
     def to_dataframe(self) -> pandas.DataFrame:
@@ -221,7 +221,7 @@ class Experiment(State):
 
     @property
     def panel(self) -> Panel:
-        """What a notebook shows of it."""
+        """The notebook's picture of it."""
         if self._panel is None:
             self._panel = Panel(self, self.settings.controls, self.start, self.stop)
             self._watchers.append(self._panel.refresh)
@@ -238,7 +238,7 @@ class Experiment(State):
         cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
         run = None if cluster is None else submit(cluster, self.fn, setting)
         if run is None:
-            raise RunInterrupted(f"{self.name} was stopped before its ranks were there.")
+            raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
         self._run, began, meter = run, time.monotonic(), Meter()
         if self._stopping.is_set():  # pressed in this very moment
             run.interrupt()

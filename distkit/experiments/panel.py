@@ -1,4 +1,4 @@
-"""What one sees of an experiment in a notebook: controls, bar, table, plot and pictures."""
+"""The panel of an experiment in a notebook: controls, bar, table, plot and pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHOLE = 1000
 #: The stage follows every message of a run; of longer ones it would make too much.
 STAGED = 20_000
 
-GONE = "this experiment is gone: run its cell again"
+GONE = "this experiment no longer exists: run its cell again"
 
 
 @cache
@@ -79,7 +79,7 @@ class Bar:
         )
 
     def _unknown(self, unknown: bool) -> None:
-        """Whether nobody knows when it will end."""
+        """True if nobody knows when it will end."""
         (self.progress.add_class if unknown else self.progress.remove_class)("dkx-unknown")
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ def fitting(trace: Trace) -> list[str]:
 
 
 def message(state: State) -> str:
-    """Why the latest run went wrong, or what is odd about it, in words."""
+    """The error of the latest run, or what is odd about it, in words."""
     error = state.trouble
     if isinstance(error, (RunInterrupted, RunStopped)):
         return f"<div class=dkx-note role=status>{escape(str(error))}</div>"

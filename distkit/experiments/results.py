@@ -1,4 +1,4 @@
-"""What an experiment does, and what its runs add up to: a record each, and a table of all. Pure."""
+"""State and results of an experiment: a record for each run, and a table of all. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINES = 200
 
 @dataclass(frozen=True)
 class Activity:
-    """What an experiment is doing: the n-th of its runs, since when, how far it has come."""
+    """The state of an experiment: the n-th of its runs, since when, how far it has come."""
 
     ranks: int
     number: int = 1
@@ -44,7 +44,7 @@ class Activity:
 
 
 def words(activity: Activity) -> str:
-    """What an experiment does, in a line without its seconds.
+    """The state of an experiment in one line, without seconds.
 
     >>> words(Activity(4, running=True, done=3, total=20))
     'step 3 of 20'
@@ -85,7 +85,7 @@ class Record:
 
 @dataclass(eq=False)
 class State:
-    """What a panel shows of an experiment."""
+    """The part of an experiment that a panel shows."""
 
     name: str
     records: list[Record] = field(default_factory=list)
@@ -198,7 +198,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def common(records: Sequence[Record]) -> str:
-    """What all runs have in common, in words."""
+    """The parameters that all runs share, in words."""
     return ", ".join(f"{name}={shown(name, value)}" for name, value in constant(records).items())
 
 

@@ -67,7 +67,7 @@ class Clusters:
             return self.ours
 
     def _plan(self, ranks: int) -> Plan:
-        """As the given cluster, but for the number of ranks."""
+        """A plan like the given cluster's, except for the number of ranks."""
         like = None if self.given is None else self.given.plan
         device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
         return make_plan(

@@ -170,8 +170,8 @@ def _check(name: str) -> Node:
     """The place of this process in a cluster that can have such a store."""
     if _here is None or not _here.servers:
         raise KVStoreError(
-            f'a "{name}" store needs a cluster with servers, and this is no worker of one: '
-            "start one with dk.Cluster(workers=4, servers=2) "
+            f'a "{name}" store needs a cluster with servers, and this process is not one of its '
+            "workers: start one with dk.Cluster(workers=4, servers=2) "
             "and call kvstore.create inside the function that it runs."
         )
     return _here

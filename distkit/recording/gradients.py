@@ -1,4 +1,4 @@
-"""What training does to each replica, noted step by step: gradients, weights, loss.
+"""Recording of training, step by step, on each replica: gradients, weights, loss.
 
 They enter the trace as marks with values, bounded like all values: whole tensors never do.
 
@@ -68,7 +68,7 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[Watch]:
 
 
 class Watch:
-    """What :func:`watch_gradients` gives to the loop: call :meth:`step` at the end of each."""
+    """The handle of :func:`watch_gradients`: call :meth:`step` at the end of each step."""
 
     def __init__(self, model: nn.Module, most: int) -> None:
         named = [(n, w) for n, w in model.named_parameters() if w.requires_grad]
@@ -162,7 +162,7 @@ class Watch:
 
 
 def looked_at(step: int) -> bool:
-    """Whether the values of a step, counted from 0, are looked at.
+    """True if the values of a step, counted from 0, are looked at.
 
     >>> [looked_at(n) for n in (0, 63, 64, 65, 130, 132)]
     [True, True, True, False, False, True]

@@ -21,7 +21,7 @@ from distkit.events import WORLD
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a rank knows of a group: its name, and the global ranks of its members by place."""
+    """A group as a rank knows it: its name, and the global ranks of its members by place."""
 
     name: str
     members: tuple[int | None, ...]
@@ -49,7 +49,7 @@ class Groups:
         self._count.clear()
 
     def known(self, script: Any, rank: int) -> Known:
-        """What is known of the group that rank ``rank`` calls an operator with."""
+        """The group that rank ``rank`` calls an operator with."""
         group = dist.ProcessGroup.unbox(script)
         name = _name(group)
         found = self._named.get(name)

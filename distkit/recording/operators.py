@@ -1,4 +1,4 @@
-"""How to read torch's ``c10d`` operators: which argument is the tensor, the peer, the group."""
+"""Signatures of torch's ``c10d`` operators: the tensor, the peer, the group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distkit.recording.recorder import dense_parts
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How to read one c10d operator: the position of each of its arguments.
+    """The signature of one c10d operator: the position of each of its arguments.
 
     ``inputs`` is what it reads: None where it only writes, such as the buffer of a receive.
     """
@@ -86,7 +86,7 @@ def of_objects(frame: FrameType | None) -> str:
 
 
 def is_functional(frame: FrameType) -> bool:
-    """Whether an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
+    """True if an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
     return frame.f_code.co_filename == torch._ops.__file__
 
 
@@ -94,7 +94,7 @@ _TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every functi
 
 
 def is_async(call: Call, args: tuple[Any, ...]) -> bool:
-    """Whether the caller asked not to wait."""
+    """True if the caller asked not to wait."""
     return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
 
 

@@ -1,4 +1,4 @@
-"""How far a run has come: what the ranks note of it, and how it is read.
+"""Progress of a run: what the ranks note, and how it is read.
 
 A completed mark with the attributes ``step`` and, where somebody knows the end, ``steps`` is
 progress; one labelled ``step``, or that of :func:`distkit.watch_gradients`, counts as one more.
@@ -54,7 +54,7 @@ def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
 
 
 def noted(step: int, total: int | None) -> bool:
-    """Whether a step, counted from 1, leaves a mark.
+    """True if a step, counted from 1, leaves a mark.
 
     >>> [n for n in range(1, 301) if noted(n, 300)][:3], noted(1000, 1001), noted(1001, 1001)
     ([1, 3, 6], False, True)
@@ -65,7 +65,7 @@ def noted(step: int, total: int | None) -> bool:
 
 
 class Meter:
-    """How far a run has come, by its events. Pure.
+    """The progress of a run, from its events. Pure.
 
     >>> m = Meter()
     >>> m.feed([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"step": 3, "steps": 20})])
@@ -104,6 +104,6 @@ class Meter:
 
     @property
     def total(self) -> int | None:
-        """How many there will be, None if that is not known."""
+        """The expected total, None if that is not known."""
         known = {t for t in self._total.values() if t is not None}
         return max(known) if known and None not in self._total.values() else None

@@ -59,7 +59,7 @@ class Waitable(Protocol):
 
 @dataclass(slots=True)
 class Wait:
-    """What a thread waits for: the first of ``operations`` that is not done.
+    """The wait of a thread: for the first of ``operations`` that is not done.
 
     ``still`` tells whether it waits at all, where nobody says when the wait is over. ``limited``:
     the program has set a time limit, and means to go on after it.
@@ -137,7 +137,7 @@ class Recorder:
         fields: tuple[Any, ...],
         summary: tuple[Any, ...] | None = None,
     ) -> None:
-        """As :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
+        """Like :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
         if len(self._rows) >= self.limit:
             self.dropped += 1
             return
@@ -154,7 +154,7 @@ class Recorder:
             self.unseen[line] += 1
 
     def can_look(self) -> bool:
-        """Whether one more operation's values may be looked at; counts those that may not."""
+        """True if one more operation's values may be looked at; counts those that may not."""
         if self.stepped or self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
             return True
         self.without_values += 1
@@ -193,7 +193,7 @@ class Recorder:
         self.waits.pop(threading.get_ident(), None)
 
     def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
-        """What the whole rank has been waiting for: ``(seqs, since, now)``; None if it goes on.
+        """The wait of the whole rank: ``(seqs, since, now)``; None if it goes on.
 
         There are as many operations as threads that communicate.
 
@@ -342,7 +342,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _unnoticed(*tensors: Tensor) -> tuple[Any, ...] | None:
-    """As :func:`summarize`: a mode by which the program watches its operations sees none of it."""
+    """Same as :func:`summarize`, invisible to modes by which the program watches its operations."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -439,7 +439,7 @@ def make_users(filename: str) -> None:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a source file is the user's, or a page to read: no library, no machinery."""
+    """True if a source file is the user's, or a page to read: no library, no machinery."""
     if filename.startswith((*MACHINERY, "<frozen", "<string>", "<eval_with_key>")):
         return False
     if "/torchinductor_" in filename:  # what torch.compile has written
@@ -467,7 +467,7 @@ def busy_threads() -> list[threading.Thread]:
 
 
 def waits_for_a_thread(frame: FrameType) -> bool:
-    """Whether this is the innermost frame of a thread in join(), wait(), get() or result().
+    """True if this is the innermost frame of a thread in join(), wait(), get() or result().
 
     One with a time limit goes on by itself.
     """

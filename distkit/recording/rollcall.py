@@ -109,7 +109,7 @@ def _open(path: Path, size: int) -> mmap.mmap:
 
 
 def _what(op: Op, fields: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    """What all members have to say alike: see :func:`distkit.trace.calls.difference`.
+    """The values that must agree on all members: see :func:`distkit.trace.calls.difference`.
 
     Two dtypes of the same size go through every backend: their nonsense is told afterwards.
     """

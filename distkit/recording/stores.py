@@ -73,7 +73,7 @@ class Stores:
         return noting
 
     def _is_internal(self, recorder: Recorder, caller: str) -> bool:
-        """Whether this is a part of something else: of making a group, or of another store."""
+        """True if this is a part of something else: of making a group, or of another store."""
         within = getattr(self._inside, "call", False) or threading.get_ident() in recorder.waits
         return within or caller == c10d.__file__ or caller.startswith(MACHINERY)
 
@@ -134,7 +134,7 @@ class Stores:
 
 
 def _limit(store: Any, given: tuple[Any, ...]) -> timedelta:
-    """How long a wait may take: as the call says, or else the store."""
+    """The timeout of a wait: the call's, or else the store's."""
     said = next((value for value in given if isinstance(value, timedelta)), None)
     limit: timedelta = store.timeout if said is None else said
     return limit

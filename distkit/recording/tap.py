@@ -199,7 +199,7 @@ class Tap:
         return hook
 
     def _noted(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending | None:
-        """What the user's line has called; None if that cannot be told.
+        """The function that the user's line has called; None if unknown.
 
         A program goes on as without us when we fail to read its call, and the trace says so.
         """
@@ -401,7 +401,7 @@ class Tap:
         return result
 
     def _source(self, work: Any, pending: Pending) -> int | None:
-        """Who sent what a receive from anybody got."""
+        """The sender of the message that a receive from any source got."""
         peer, group = pending.sender
         if pending.op is not Op.RECV or peer is not None:
             return None
@@ -496,7 +496,7 @@ def _in_turns(wait: Callable[..., Any], work: Any) -> Any:
 
 
 def _has_result(work: Any) -> bool:
-    """Whether a work's future is done, which it is a moment before the work."""
+    """True if a work's future is done, which it is a moment before the work."""
     try:
         return bool(_get_future(work).done())
     except RuntimeError:  # gloo's reduce_scatter has none
@@ -504,7 +504,7 @@ def _has_result(work: Any) -> bool:
 
 
 def _is_limit(given: timedelta | int | None) -> bool:
-    """Whether this time limit is one that the program means to reach; int in milliseconds."""
+    """True if this time limit is one that the program means to reach; int in milliseconds."""
     if isinstance(given, timedelta):
         given = given // timedelta(milliseconds=1)
     return given is not None and 0 < given <= PATIENT

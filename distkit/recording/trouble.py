@@ -27,7 +27,7 @@ class Dropped(BaseException):
 
 @dataclass(frozen=True)
 class Trouble:
-    """What shall go wrong; see :func:`trouble`."""
+    """The planned trouble; see :func:`trouble`."""
 
     delay: Mapping[int, float] = field(default_factory=dict)
     latency: float = 0.0
@@ -45,7 +45,7 @@ class Trouble:
             )
 
     def on(self, rank: int) -> OnRank:
-        """What happens on one rank before each communication."""
+        """The trouble of one rank, before each communication."""
         return OnRank(self, rank)
 
 
@@ -71,7 +71,7 @@ class OnRank:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """What has not happened when the function is over, and why."""
+        """The trouble that did not happen by the end of the function, and why."""
         if self._dropped:
             return []
         planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}

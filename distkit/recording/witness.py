@@ -1,4 +1,4 @@
-"""What a call alone does not tell, noted beside it: what it meets, and what led to it.
+"""Context of a call, noted beside it: what it meets, and what led to it.
 
 At a call of a collective: that other ranks call something else there (then the call waits, see
 :mod:`distkit.recording.rollcall`), and that an exception is under way on this rank. After a
@@ -114,7 +114,7 @@ class Witness:
 
 
 def _over_gloo(group: str) -> bool:
-    """Whether this is a group of torch's own making, and gloo carries it."""
+    """True if this is a group of torch's own making, and gloo carries it."""
     default = dist.group.WORLD if dist.is_initialized() else None
     for known, (backend, _) in c10d._world.pg_map.items():
         if known.group_name == group or (group == WORLD and known is default):

@@ -1,4 +1,4 @@
-"""How long would it take? Closed forms, a simulator, and a ruler for the machine at hand.
+"""Time estimates: closed forms, a simulator, and a calibration of the machine at hand.
 
 :mod:`~distkit.simulation.cost` has the formulas of the papers; :func:`simulate` plays a schedule
 on a :class:`Network` and writes the trace that real ranks would have left; :func:`data_parallel`,

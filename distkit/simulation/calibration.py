@@ -57,8 +57,8 @@ def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BA
     """
     if not hasattr(cluster, "submit"):
         raise TypeError(
-            f"calibrate measures a cluster, not {type(cluster).__name__}: "
-            "give a dk.Cluster, as in dk.calibrate(dk.Cluster(4))"
+            f"calibrate needs a dk.Cluster, not {type(cluster).__name__}, as in "
+            "dk.calibrate(dk.Cluster(4))"
         )
     check(sizes, batches)
     return Measured.of(cluster.submit(probe, list(sizes), batches).results)
@@ -69,18 +69,18 @@ def check(sizes: Sequence[int], batches: int) -> None:
     rising = list(sizes) == sorted(set(sizes))
     if not rising or len(sizes) < FEWEST or min(sizes) < 1 or batches < 1:
         raise ValueError(
-            f"sizes {list(sizes)}, {batches} batches: give three sizes or more in rising order, "
-            "and at least one batch"
+            f"sizes {list(sizes)}, {batches} batches: give at least three sizes in ascending "
+            "order, and at least one batch"
         )
     if sizes[-1] < LARGE:
         raise ValueError(
-            f"messages of {sizes[-1]} bytes at most tell nothing about the bandwidth: "
+            f"messages of {sizes[-1]} bytes at most are too small to measure the bandwidth: "
             f"give sizes up to {LARGE} bytes or more"
         )
 
 
 def probe(sizes: Sequence[int], batches: int) -> Samples:
-    """What every rank does: the three patterns and a sum, of every size, in turns."""
+    """The program of every rank: three patterns and a sum, of every size, in turns."""
     import torch.distributed as dist
 
     samples: Samples = {}
@@ -175,7 +175,7 @@ class Measured(Network):
         """From what :func:`probe` found on each rank: the mean of the ranks counts."""
         n = len(results)
         if n < 2:
-            raise ValueError("one rank has nobody to send to: calibrate with two or more")
+            raise ValueError("calibrate needs at least 2 ranks: one rank has no partner to send to")
         mean = {
             pattern: {
                 size: np.mean([r[pattern][size] for r in results], axis=0).tolist()
@@ -191,7 +191,7 @@ class Measured(Network):
 
     @property
     def ranks(self) -> int:
-        """How many there were."""
+        """The number of measurements."""
         return self.n
 
     @property

@@ -1,4 +1,4 @@
-"""What an all-reduce costs, as the papers write it: closed forms over alpha, beta and gamma. Pure.
+"""Costs of all-reduce, as in the papers: closed forms over alpha, beta and gamma. Pure.
 
 n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes to one's own
 m·gamma. All functions take arrays for ``n`` and ``nbytes`` and broadcast them. Each form is what
@@ -220,7 +220,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
     """
     if algorithm not in ALL_REDUCES:
         known = ", ".join(ALL_REDUCES)
-        raise ValueError(f"there is no form of {algorithm!r}: choose from {known}")
+        raise ValueError(f"no cost formula for {algorithm!r}: choose from {known}")
     return ALL_REDUCES[algorithm](n, nbytes, link, **options)
 
 
@@ -242,7 +242,7 @@ def crossovers(
     largest: float = 1e10,
     among: Iterable[str] | None = None,
 ) -> list[tuple[float, str]]:
-    """Which algorithm is the quickest from which size on: ``(nbytes, name)`` in rising order.
+    """The quickest algorithm from each size on: ``(nbytes, name)`` in ascending order.
 
     Args:
         n: number of ranks.
@@ -298,7 +298,7 @@ def _ceil_lg(n: Numbers) -> Numbers:
 
 
 def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
-    """What overlap with backward cannot hide: max(sync/b, sync - backward (1 - 1/b)).
+    """The time that overlap with backward cannot hide: max(sync/b, sync - backward (1 - 1/b)).
 
     Args:
         sync: seconds of all buckets' all-reduces together.

@@ -87,7 +87,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         (10.0, 1.0, ())
     """
     if len(moves) < 2:
-        raise ValueError("a line needs messages of two sizes or more")
+        raise ValueError("a line fit needs messages of at least two sizes")
     sizes = np.array(list(moves), float)
     batches = np.array(list(moves.values()), float)
     times = quiet(batches)
@@ -133,7 +133,7 @@ def lines(sizes: Floats, times: Floats, starts: Sequence[int]) -> list[tuple[flo
 
 
 def regimes(sizes: Floats, times: Floats) -> list[int]:
-    """Where protocols begin: as few as explain the times (Schwarz's criterion).
+    """The sizes at which protocols begin: as few as explain the times (Schwarz's criterion).
 
     >>> sizes = np.array([1.0, 2, 3, 100, 200, 300])
     >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10) / 10)

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Served:
-    """What came of it: ``trace``; when steps were complete; how stale gradients were; waiting.
+    """The result: ``trace``; times of complete steps; staleness of gradients; waiting.
 
     ``finished`` are the times [s] at which gradients were applied, ``workers`` whose they were,
     ``staleness`` how many others had been applied since their worker pulled (none if
@@ -40,7 +40,7 @@ class Served:
 
     @property
     def seconds(self) -> float:
-        """When the last gradient was applied."""
+        """The time at which the last gradient was applied."""
         return max(self.finished, default=0.0)
 
     @property
@@ -160,7 +160,7 @@ class Game:
         self._wake(time)
 
     def _wake(self, time: float) -> None:
-        """Who may begin another step does."""
+        """Let the workers that may begin another step begin it."""
         slowest = min(self.step)
         for w, since in list(self.waiting.items()):
             if self.step[w] < self.steps and slowest >= self.rule.needs(self.step[w]):
@@ -213,5 +213,5 @@ class Game:
 
 
 def _key(server: int) -> str:
-    """What a server holds, as one key."""
+    """The state of a server, as one key."""
     return f"shard{server}"

@@ -163,7 +163,7 @@ class Hosted(Game):
         self._plan(time)
 
     def _go_on(self, time: float) -> None:
-        """What has been done since the last change."""
+        """The work done since the last change."""
         for job, seconds in self._paces():
             job.left -= (time - self.clock) / seconds if seconds else job.left
         self.clock = time
@@ -222,7 +222,7 @@ class Hosted(Game):
 
 @dataclass
 class _Job:
-    """What a worker has under way: a pull, a computation of so many seconds, a push."""
+    """A worker's current action: a pull, a computation of so many seconds, a push."""
 
     what: str
     step: int

@@ -1,4 +1,4 @@
-"""What connects the ranks: how long messages take that set out at the same time. Pure.
+"""The network between the ranks: durations of messages that start at the same time. Pure.
 
 A network answers one question, for many transfers at once. What two transfers of a round share
 (a host's network card, a switch's uplink, a torus's cable) they share fairly.
@@ -57,7 +57,7 @@ class Link:
             numbers |= {f"alpha of switch {i}": alpha, f"beta of switch {i}": beta}
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"a link's {name} is {value}: give seconds that are not negative")
+                raise ValueError(f"a link's {name} is {value}: give seconds ≥ 0")
             if name.startswith("beta") and value > SLOWEST:
                 raise ValueError(
                     f"a link's {name} is {value:g}: beta is seconds per byte: give 1/{value:g}, "
@@ -65,7 +65,7 @@ class Link:
                 )
         starts = [s[0] for s in self.switches]
         if starts != sorted(set(starts)):
-            raise ValueError(f"switches at {starts} bytes: give them in rising order")
+            raise ValueError(f"switches at {starts} bytes: give them in ascending order")
 
     @classmethod
     def of(cls, latency: float, bandwidth: float, gamma: float = 0.0) -> Link:
@@ -183,7 +183,7 @@ class Network:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks it has, None when any number fits."""
+        """The number of its ranks, None when any number fits."""
         return None
 
     @property
@@ -198,7 +198,7 @@ class Network:
             ValueError: they are not.
         """
         if n < 1:
-            raise ValueError(f"{n} ranks: there must be at least one")
+            raise ValueError(f"{n} ranks: at least 1 is needed")
         if self.ranks not in (None, n):
             raise ValueError(
                 f"{self.shown} are {self.ranks} ranks, not {n}: give a network of {n}, "

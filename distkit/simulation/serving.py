@@ -30,7 +30,7 @@ def place(tensors: Sequence[int], servers: int) -> Floats:
     array([8., 9.])
     """
     if servers < 1:
-        raise ValueError(f"{servers} servers: there must be at least one")
+        raise ValueError(f"{servers} servers: at least 1 is needed")
     load = np.zeros(servers)
     for nbytes in tensors:
         load[np.argmin(load)] += nbytes

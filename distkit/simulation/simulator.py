@@ -77,7 +77,7 @@ class Player:
 
     @property
     def finish(self) -> Floats:
-        """When each rank is through with all that was played [s]."""
+        """The time when each rank has finished all that was played [s]."""
         return np.maximum(self._clock, self._adding)
 
     def play(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
@@ -100,7 +100,7 @@ class Player:
             self._clock = np.maximum(out, into)
 
     def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
-        """When ranks can move these chunks: not while they add something to them."""
+        """The times when ranks can move these chunks: not while they add to them."""
         at = port[rank]
         if self.network.link.gamma:
             busy = (self._low[rank] < last) & (first < self._high[rank])
@@ -108,7 +108,7 @@ class Player:
         return at
 
     def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
-        """When transfers are through, infinity if one of the ends does not live so long."""
+        """The ends of transfers, infinity if one of the two ranks dies before."""
         took = self.network.seconds(src, dst, nbytes)
         if self._factors is not None:
             took = took * np.maximum(self._factors[src], self._factors[dst])
@@ -181,7 +181,7 @@ def plan(
         ValueError: there is no such algorithm, no rank, or the bytes are no whole elements.
     """
     if n < 1:
-        raise ValueError(f"{n} ranks: there must be at least one")
+        raise ValueError(f"{n} ranks: at least 1 is needed")
     if itemsize not in _DTYPES:
         raise ValueError(f"elements of {itemsize} bytes: give one of {sorted(_DTYPES)}")
     if nbytes < 0:
@@ -225,7 +225,7 @@ def finish_times(
     seed: int = 0,
     **options: Any,
 ) -> Floats:
-    """When each rank is done [s], shape (n,): :func:`simulate` without its trace, for many ranks.
+    """The end of each rank [s], shape (n,): :func:`simulate` without its trace, for many ranks.
 
     >>> from distkit.simulation.network import Link
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
@@ -356,7 +356,7 @@ class Writer:
                 self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
 
     def trace(self, name: str, **meta: Any) -> Trace:
-        """What was written, as a trace."""
+        """The recorded events as a trace."""
         ranks = {
             str(r): {"name": f"rank {r}", "role": "rank", "host": "none", "device": "simulated"}
             for r in range(self.n)

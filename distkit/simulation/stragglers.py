@@ -45,7 +45,7 @@ def constant(seconds: float) -> Delay:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """What is wrong with the ranks.
+    """Faults of the ranks.
 
     Args:
         slow: rank -> factor; all that the rank does or takes part in lasts so many times longer.
@@ -73,11 +73,11 @@ class Stragglers:
             _seconds(f"failure of rank {rank}", at)
 
     def factors(self, n: int) -> Floats:
-        """How many times longer each of ``n`` ranks takes, shape (n,)."""
+        """The slowdown of each of ``n`` ranks, shape (n,)."""
         return self._by_rank(self.slow, n, 1.0)
 
     def deaths(self, n: int) -> Floats:
-        """When each of ``n`` ranks dies [s], infinity for those that live."""
+        """The time at which each of ``n`` ranks dies [s], infinity for those that live."""
         return self._by_rank(self.fails, n, math.inf)
 
     @staticmethod

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank does in one step.
+    """The work of one rank in one step.
 
     Args:
         forward: seconds.
@@ -57,14 +57,14 @@ class Workload:
 
     @property
     def ready(self) -> Floats:
-        """When each bucket is there, after backward's begin [s], shape (buckets,)."""
+        """The time when each bucket is ready, after backward's begin [s], shape (buckets,)."""
         share = np.cumsum(np.asarray(self.buckets, float))
         return self.backward * (share / share[-1] if len(share) and share[-1] else share)
 
 
 @dataclass(frozen=True)
 class Step:
-    """When things happened in one step, by rank [s]; ``reduced`` has a row for each bucket."""
+    """The times of one step, by rank [s]; ``reduced`` has a row for each bucket."""
 
     begin: Floats
     forward: Floats
@@ -182,7 +182,7 @@ def gpipe(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """As soon as a micro-batch can go backward it does: as many are held as there are stages.
+    """Run backward as early as possible: as many micro-batches are held as there are stages.
 
     Narayanan et al., 2019 (PipeDream-flush).
 
@@ -259,7 +259,7 @@ def pipeline(
 def _input(
     what: str, i: int, stage: int, stages: int, arrived: dict[tuple[str, int, int], float]
 ) -> float | None:
-    """When the input of a computation is there, None if that is not known yet."""
+    """The time when the input of a computation is there, None if not known yet."""
     return 0.0 if (what, stage) == ("F", 0) else arrived.get((what, i, stage))
 
 

@@ -46,7 +46,7 @@ class Awaited:
 
 
 class Awaiting:
-    """What the workers of one run have asked for.
+    """The requests of the workers of one run.
 
     Args:
         workers: how many there are.
@@ -115,7 +115,7 @@ class Awaiting:
     # -- questions --------------------------------------------------------------
 
     def done(self, worker: int, like: Event | Span) -> int:
-        """How often a worker has done what a request like this one waits for."""
+        """The number of times that a worker has done what a request like this one waits for."""
         return self._asked[_awaits(like)][worker]
 
     def whom(self, request: Event | Span) -> Awaited:
@@ -166,13 +166,13 @@ class Awaiting:
 
 
 def concerns(e: Event | Span) -> bool:
-    """Whether something is of a request to servers or the scheduler of the run."""
+    """True if something is of a request to servers or the scheduler of the run."""
     barrier = e.op is Op.BARRIER and e.match is not None
     return barrier or (e.op in REQUESTS and e.peer is not None)
 
 
 def _what(it: Event | Span) -> object:
-    """What is asked: of the scheduler one thing, of servers one for each of their keys."""
+    """The parts of a request: one for the scheduler, one per key for servers."""
     if it.op in (Op.REGISTER, Op.BARRIER):
         return it.op
     return it.op, it.peer, it.attributes.get("key")

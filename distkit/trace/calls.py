@@ -1,4 +1,4 @@
-"""How a call reads in a sentence, and which calls of a collective fit together. Pure."""
+"""Calls in words, and the rules by which calls of a collective fit together. Pure."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ _STOOD = {
 
 
 def seen(it: Event | Span) -> str:
-    """What is known of where a rank was that ended without a word: no line is to blame for it.
+    """The last known place of a rank that ended without a word: no line is to blame for it.
 
     >>> from distkit.trace.log import EventLog
     >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, attributes={"key": "w"})])
@@ -170,7 +170,7 @@ UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}  # each rank may send as muc
 
 
 def share(it: Event | Span) -> int:
-    """What has to be equal on all ranks: bytes; of a scatter each rank's share.
+    """The size that must be equal on all ranks: bytes; of a scatter each rank's share.
 
     Of a sparse tensor it is the elements, stored or not: each rank may hold as many as it likes.
     """
@@ -200,5 +200,5 @@ def difference(one: Event | Span, other: Event | Span) -> str:
 
 
 def never_meet(one: Event | Span, other: Event | Span) -> bool:
-    """Whether they wait in vain for each other; another reduction is only silently wrong."""
+    """True if they wait in vain for each other; another reduction is only silently wrong."""
     return difference(one, other) not in ("", "reduction")

@@ -94,7 +94,7 @@ def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
 
 
 def _fits(span: Span, stack: list[float], nests: bool) -> bool:
-    """Whether a thread with these open slices can take another; only marks nest."""
+    """True if a thread with these open slices can take another; only marks nest."""
     return not stack or (nests and _end(span) <= stack[-1])
 
 
@@ -195,7 +195,7 @@ def _delivered(trace: EventLog, slices: dict[Key, Json]) -> Iterator[tuple[Messa
 
 
 def _arrival(recv: Json) -> float:
-    """Where the slice of an arrival begins [µs]."""
+    """The begin of the slice of an arrival [µs]."""
     return float(round(recv["ts"] + recv["dur"] - min(recv["dur"], _ARRIVAL), 3))
 
 

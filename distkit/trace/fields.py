@@ -1,4 +1,4 @@
-"""What each field of a saved trace may hold: a file of a stranger's is checked before it is used.
+"""Checks of the fields of a saved trace: a file from outside is checked before it is used.
 
 Each check raises a ValueError that names the field. Columns are checked as arrays, and what
 events have in common once, so that a million events cost no more than their reading. Pure.
@@ -60,7 +60,7 @@ rank = partial(whole, below=MOST_RANKS)
 
 
 def anything(value: Any, field: str) -> None:
-    """What is only shown."""
+    """Accept any value: it is only shown."""
     if value is not None and type(value) is not bool:
         (number if type(value) in (int, float) else text)(value, field)
 
@@ -129,7 +129,7 @@ def _rank_name(value: Any, field: str) -> None:
 
 
 def _place(value: Any, field: str) -> None:
-    """Who dropped events: a rank, or the notebook."""
+    """The origin of dropped events: a rank, or the notebook."""
     if value != "notebook":
         _rank_name(value, field)
 
@@ -213,7 +213,7 @@ def look(
     where: Any,
     attributes: Any,
 ) -> None:
-    """What many events have in common."""
+    """The fields that many events share."""
     if type(op) is not str or op not in _OPS:
         raise wrong("op", "an operation's name", op)
     if type(state) is not str or state not in _STATES:
@@ -247,7 +247,7 @@ def _range(column: Any, field: str, least: int, most: int) -> None:
 
 
 def summary(values: Any, size: Any, sampled: Any) -> None:
-    """What is shown of a tensor, but for its numbers."""
+    """The summary of a tensor, except for its numbers."""
     if type(values) is not list or len(values) > MOST_VALUES:
         raise wrong("summary", f"a list of up to {MOST_VALUES} values", values)
     if type(size) is not int or not 0 <= size < LARGEST or type(sampled) is not bool:
@@ -255,7 +255,7 @@ def summary(values: Any, size: Any, sampled: Any) -> None:
 
 
 def matches(found: Iterable[Any]) -> None:
-    """What ties events together."""
+    """The match of an operation."""
     try:
         text("".join(found), "match")
     except TypeError:

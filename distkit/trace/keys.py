@@ -14,7 +14,7 @@ from distkit.trace.calls import keys as shown
 
 
 class Keys:
-    """What has been set so far, and who has come to the barriers of stores."""
+    """The keys set so far, and the ranks at the barriers of stores."""
 
     def __init__(self) -> None:
         self.set: dict[str, Event] = {}  # by whom first

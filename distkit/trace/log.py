@@ -69,7 +69,7 @@ class EventLog(Sequence[Event]):
 
     @property
     def dropped(self) -> int:
-        """How many events the bounded buffers had to drop."""
+        """The number of events that the bounded buffers had to drop."""
         return int(sum(self.meta.get("dropped", {}).values()))
 
     @cached_property

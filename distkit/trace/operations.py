@@ -48,7 +48,7 @@ def span_of(events: Sequence[Event]) -> Span:
 
 
 def matches(spans: list[Span]) -> dict[tuple[int, int], str]:
-    """What each operation belongs to; see :attr:`distkit.events.Trace.matches`."""
+    """The match of each operation; see :attr:`distkit.events.Trace.matches`."""
     count: dict[tuple[object, ...], int] = defaultdict(int)
     found = {}
     for s in sorted(spans, key=lambda s: (s.rank, s.seq)):

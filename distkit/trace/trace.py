@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Trace(EventLog):
-    """What the ranks of one run said to each other: an immutable sequence of events.
+    """The communication of the ranks of one run: an immutable sequence of events.
 
     Args:
         events: in any order; they are kept sorted by time.
@@ -37,7 +37,7 @@ class Trace(EventLog):
     """
 
     def diagnose(self) -> list[Finding]:
-        """What went wrong, and what to do about it: the most important first."""
+        """The mistakes and their remedies: the most important first."""
         from distkit.diagnosis.diagnose import diagnose
 
         return diagnose(self)

@@ -155,7 +155,7 @@ def test_losses_over_time_and_steps(tab: Any, tmp_path: Path) -> None:
     assert label == "loss over time: sync 0.5 after 4 steps, async 1.5 after 3 steps"
     paths = [p.get_attribute("d") for p in sheet.root.locator(".dkc-curve").all()]
     assert [p.count("M") for p in paths] == [1, 2, 1, 2]  # the NaN is a gap
-    assert "async: the loss is no finite number at step 2" in sheet.text(".dk-notices")
+    assert "async: the loss is not finite at step 2" in sheet.text(".dk-notices")
     assert cell(sheet, "loss", 1) == ["1.5", "3×"]
     sheet.fine()
 

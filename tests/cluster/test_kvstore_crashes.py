@@ -95,7 +95,7 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
     with pytest.warns(dk.CommunicationWarning, match="server 0 ended .* copies of its"):
         assert run.results == [[400.0] * 6] * 2
     picture = project(run.trace)
-    assert "server 0 died, and another took its place" in picture["notices"]
+    assert "server 0 died and had to be replaced" in picture["notices"]
     rows = at(picture, picture["end"]).rows
     assert [row.version for row in rows] == [400] * 6
     assert sum(len(row.slots) for row in rows) <= 12  # an update that died with its server

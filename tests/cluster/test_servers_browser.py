@@ -260,7 +260,7 @@ def test_odd_traces(tab: Any, make: Any, tmp_path: Path) -> None:
     if make is traces.parameter_server:
         assert view.root.locator(".dkp-person").count() == 2
     else:
-        assert view.text(".dkv-empty") == "nobody asked a parameter server in this trace"
+        assert view.text(".dkv-empty") == "this trace has no requests to a parameter server"
     view.fine()
 
 

@@ -67,15 +67,15 @@ def test_python_m_distkit() -> None:
     ("argv", "said"),
     [
         ([], "required: COMMAND"),
-        (["demo", "p3p"], "no demo 'p3p': choose from p2p, all_reduce, sync_sgd, parameter_server"),
-        (["demo", "--html", "nowhere/d.html"], "nowhere/d.html: no file can be written there"),
+        (["demo", "p3p"], "unknown demo 'p3p': choose from p2p, all_reduce, sync_sgd"),
+        (["demo", "--html", "nowhere/d.html"], "nowhere/d.html: cannot write a file there"),
         (["demo", "--html", "."], ". is a folder: name a file"),
         (["trace"], "name the script: distkit trace -- train.py"),
-        (["trace", "--", "missing.py"], "missing.py: there is no such script"),
+        (["trace", "--", "missing.py"], "missing.py: no such script"),
         (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
         (["replay"], "arguments are required: FILE"),
-        (["replay", "t.gz", "--html", "nowhere/r.html"], "no file can be written there"),
-        (["hang", "up"], "there is no hang 'up': choose from recv_cycle, ring_of_recvs"),
+        (["replay", "t.gz", "--html", "nowhere/r.html"], "cannot write a file there"),
+        (["hang", "up"], "unknown hang 'up': choose from recv_cycle, ring_of_recvs"),
         (["bench", "speed"], "there is no benchmark 'speed': start, "),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
     ],
@@ -97,7 +97,7 @@ def test_what_cannot_be_written_is_noticed_before_the_work(
     script = tmp_path / "train.py"
     script.touch()
     said = wrong(capsys, "trace", "--out", f"{tmp_path}/no/t.gz", "--", str(script))
-    assert "no file can be written there" in said
+    assert "cannot write a file there" in said
 
 
 # -- errors of distkit ------------------------------------------------------------

@@ -124,7 +124,10 @@ def scalar(server: Server) -> None:
         ({"answers": lambda waiting: [], "leaves": list}, "wait for ever. Return everybody in"),
         ({"answers": lambda waiting: [*waiting, 7]}, "it answers worker 7, whose pull does not"),
         ({"answers": emptied}, "empty when it was returned. Keep the list before you empty it"),
-        ({"leaves": list}, "it would be answered again in the next round. Take off whom you"),
+        (
+            {"leaves": list},
+            "it would be answered again in the next round. Remove the workers that you",
+        ),
         ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
         ({"drops": True}, "but its pull has no answer: it would wait for ever. Empty the list"),
     ],
@@ -162,7 +165,7 @@ def test_the_messages_before_the_mistake_are_told() -> None:
         ),
         (
             lambda w, clocks, b: {o for o in clocks if abs(clocks[o] - clocks[w]) > b},
-            "is ahead: nobody waits for those",
+            "is ahead: a pull waits only for workers behind it",
         ),
         (lambda w, clocks, b: set(), "is 3 behind, more than 2"),
         (

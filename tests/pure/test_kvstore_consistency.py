@@ -319,18 +319,18 @@ def test_terms_survive_as_numbers(mode: str, n: int, crash: str, copies: int) ->
     ("terms", "says"),
     [
         ({"mode": "dist"}, 'no "dist" store'),
-        ({"on_crash": "pray"}, "There are: halt, continue, replace"),
+        ({"on_crash": "pray"}, "Choose from: halt, continue, replace"),
         ({"staleness": 3}, 'Use "dist_async"'),
-        ({"mode": "dist_async", "staleness": -1}, "less than 0"),
+        ({"mode": "dist_async", "staleness": -1}, "must be 0 or more"),
         ({"mode": "dist_async", "staleness": 1.5}, "staleness=1.5: give a whole number"),
         ({"mode": "dist_async", "staleness": math.inf}, "give a whole number, or None for any."),
         ({"replication": 1.5}, "replication=1.5: give a whole number."),
         ({"replication": "2"}, "replication='2': give a whole number"),
-        ({"wait_for": 0}, "wait_for=0: at least one"),
+        ({"wait_for": 0}, "wait_for=0: at least 1"),
         ({"bound": -3}, "bigarray_bound=-3"),
         ({"mode": "dist_async", "backup": 1}, 'Use "dist_sync"'),
         ({"backup": -1}, "0 or more"),
-        ({"replication": 0}, "1 is no copy"),
+        ({"replication": 0}, "1 means no copy"),
     ],
 )
 def test_terms_that_do_not_go_together(terms, says: str) -> None:
@@ -349,5 +349,5 @@ def test_too_small_a_cluster_is_told(terms) -> None:
 
 
 def test_damaged_terms_are_refused() -> None:
-    with pytest.raises(KVStoreError, match="the same distkit"):
+    with pytest.raises(KVStoreError, match="the same version of distkit"):
         Terms.of("dist_sync", 1, {"luck": 1})

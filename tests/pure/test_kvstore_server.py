@@ -191,7 +191,7 @@ def test_a_worker_with_another_shape_hears_it_at_init() -> None:
         (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
         (Push, ("w", (2,), 0, torch.ones(2).double()), "push of 'w' with float64[2]"),
         (Push, ("w", (2,), 0, torch.ones(1)), "push of 'w' with 1 elements"),
-        (Init, ("w", (2,), "float32", torch.ones(2)), "initialised already"),
+        (Init, ("w", (2,), "float32", torch.ones(2)), "already initialised"),
         (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
         (SetOptimizer, ("adamm", {}), "The servers know: sgd"),
@@ -208,7 +208,7 @@ def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, sa
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        (["bias", "weight", 1], "first. The closest that this server has: 'weight', 'bias', 1."),
+        (["bias", "weight", 1], "first. The most similar key on this server: 'weight', 'bias', 1."),
         ([], "on every worker first."),
         ([*range(9), "weight"], "'weight', 8, 7, 6, 5."),
     ],

@@ -300,7 +300,7 @@ def test_plain_sgd_is_torchs() -> None:
         (lambda kv: kv.pull("v"), "pull of 'v', a key that this run has not initialised"),
         (lambda kv: kv.push("v", torch.ones(2)), "a key that this run has not initialised"),
         (lambda kv: kv.key_map("v"), "a key that this run has not initialised"),
-        (lambda kv: kv.init("w", torch.ones(2)), "initialised already"),
+        (lambda kv: kv.init("w", torch.ones(2)), "already initialised"),
         (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' with float32[3]"),
         (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' with 2 tensors"),
         (lambda kv: kv.push("w", torch.ones(3)), "push of 'w' with float32[3]"),
@@ -321,7 +321,7 @@ def test_plain_sgd_is_torchs() -> None:
         (lambda kv: kv.init("u", torch.ones(2, dtype=torch.uint16)), "cannot be added up"),
         (lambda kv: kv.set_optimizer(torch.optim.LBFGS), "got the class torch.optim.LBFGS. Code"),
         (lambda kv: kv.set_optimizer(torch.optim.LBFGS([torch.ones(1)])), "torch.optim.LBFGS."),
-        (lambda kv: kv.set_optimizer(0.1), "got float. Code does not travel"),
+        (lambda kv: kv.set_optimizer(0.1), "got float. Code cannot be sent"),
         (lambda kv: kv.set_optimizer("sgdd"), "no optimizer 'sgdd'. The servers know: sgd, nag"),
         (lambda kv: kv.set_optimizer("sgd", lr=1), "'lr'. It takes learning_rate, wd"),
     ],
@@ -352,7 +352,7 @@ def test_a_refused_push_is_told_by_the_next_call(call: str) -> None:
 def test_a_closed_store_says_that_its_run_is_over(kv: KVStore) -> None:
     kv.init("w", torch.zeros(2))
     kv.close()
-    with pytest.raises(KVStoreError, match="this store was of run 0, which has ended"):
+    with pytest.raises(KVStoreError, match="this store belongs to run 0, which has ended"):
         kv.pull("w")
 
 

@@ -343,7 +343,7 @@ def test_a_served_trace_has_both_ends_of_every_request() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: simulate("ring", 0, 4, NET), "0 ranks: there must be at least one"),
+        (lambda: simulate("ring", 0, 4, NET), "0 ranks: at least 1 is needed"),
         (lambda: simulate("ring", -1, 4, NET), "-1 ranks"),
         (lambda: simulate("circle", 4, 4, NET), "no algorithm 'circle': choose from .*ring"),
         (lambda: simulate("ring", 4, 6, NET), "6 bytes are not whole elements of 4"),

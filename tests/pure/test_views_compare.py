@@ -224,7 +224,7 @@ def test_losses_over_steps_and_time() -> None:
 def test_a_loss_that_is_no_number_is_a_gap_and_told() -> None:
     picture = project({"good": losses([3, 2, 1]), "bad": losses([3, math.nan, math.inf])})
     assert [p[2] for p in picture["runs"][1]["loss"]["points"]] == [3.0, None, None]
-    assert "bad: the loss is no finite number at step 2" in picture["notices"]
+    assert "bad: the loss is not finite at step 2" in picture["notices"]
     assert rows(picture)["loss"] == [1.0, "inf"]
     json.dumps(picture, allow_nan=False)
     drawn = repr(dk.Compare({"good": losses([3, 2]), "bad": losses([3, math.nan])}))
@@ -283,7 +283,7 @@ def test_one_trace_too_many_and_other_mistakes() -> None:
         dk.Compare([ring, ring])
     with pytest.raises(ValueError, match="clock is one of 'start', 'duration', not 'wall'"):
         dk.Compare(ring, ring, clock="wall")
-    with pytest.raises(ValueError, match="no trace 'tree' to compare with, only 'a', 'b'"):
+    with pytest.raises(ValueError, match="no trace is named 'tree': choose from 'a', 'b'"):
         dk.Compare({"a": ring, "b": ring}, baseline="tree")
 
 

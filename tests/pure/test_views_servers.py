@@ -392,10 +392,10 @@ def test_who_died_is_said_and_crossed_out() -> None:
 def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
     picture = project(shop(3, Synchronous(backup=1), steps).trace())
-    assert picture["notices"] == ["1 gradient came too late and did not count"]
+    assert picture["notices"] == ["1 gradient came too late: not counted"]
     assert picture["said"].startswith("An update takes the first 2 gradients of a round.")
     late = [b for b in picture["beats"] if b["kind"] == "push"][-1]
-    assert late["more"].startswith("computed from v0: too late, it does not count")
+    assert late["more"].startswith("computed from v0: too late, not counted")
     assert at(picture, picture["end"]).rows[0].slots == []
     assert counts(picture)["late"][:2] == [2, 0]
 
@@ -484,7 +484,7 @@ def test_any_trace_makes_a_picture(name) -> None:
     ET.fromstring(drawn)
     assert len(drawn.encode()) <= MAX_BYTES
     asked = name in ("servers", "half")
-    assert ("nobody asked a parameter server" in repr(view)) is not asked
+    assert ("this trace has no requests to a parameter server" in repr(view)) is not asked
 
 
 def test_a_thousand_workers_and_a_hundred_servers() -> None:

@@ -413,7 +413,7 @@ def test_what_cannot_be_staged_is_refused_with_a_remedy():
         Stage(ring(), layout="circle")
     with pytest.raises(ValueError, match="there is no clock 'wall'"):
         Stage(ring(), clock="wall")
-    with pytest.raises(TypeError, match=r"Stage draws a distkit\.Trace"):
+    with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):
         Stage([1, 2])
 
 

@@ -180,7 +180,7 @@ WRONG = {
     "an integer average": (
         lambda: (torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG),
         TypeError,
-        "the average of int32 numbers is no such number. Use SUM, or",
+        "the average of int32 numbers is not of that type. Use SUM, or",
     ),
     "an unknown operation": (
         lambda: (torch.ones(3), dist.ReduceOp.BXOR),

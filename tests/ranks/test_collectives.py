@@ -210,7 +210,7 @@ WRONG = {
     ),
     "an integer average": (
         lambda: ours.reduce(torch.ones(2).int(), 0, dist.ReduceOp.AVG),
-        "TypeError: reduce: the average of int32 numbers is no such number. "
+        "TypeError: reduce: the average of int32 numbers is not of that type. "
         "Use SUM, or convert with .float() first.",
     ),
     "a root that is not there": (

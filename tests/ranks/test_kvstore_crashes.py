@@ -327,7 +327,7 @@ def test_async_has_no_sum_to_update_with(team: Nodes) -> None:
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_a_second_one_is_refused(team: Nodes, role: str) -> None:
     service = kvstore.serve(Node(role, 0, 2, 2, team.folder))
-    with pytest.raises(KVStoreError, match=f"{role} 0 is there already"):
+    with pytest.raises(KVStoreError, match=f"{role} 0 is already running"):
         service.run()
     assert team.run("dist_async", comes_late) in ([1, 2], [2, 1], [2, 2])
 

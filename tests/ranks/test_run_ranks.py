@@ -288,7 +288,7 @@ def test_impossible_numbers_of_ranks(n: int) -> None:
 def test_not_a_function() -> None:
     with pytest.raises(TypeError, match="needs a function"):
         dk.run_ranks(42, 2)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="there is no such script"):
+    with pytest.raises(FileNotFoundError, match="no such script"):
         dk.run_ranks("nowhere.py", 2)
 
 

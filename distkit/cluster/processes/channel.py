@@ -69,7 +69,7 @@ class Channel:
         return message, fds[0] if fds else None
 
     def broken(self) -> bool:
-        """Whether the other end is gone, as far as one can tell without waiting."""
+        """True if the other end is gone, as far as one can tell without waiting."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:

@@ -93,7 +93,7 @@ def hold(folder: str) -> int | None:
 
 
 def is_there(folder: str) -> bool:
-    """Whether a folder still has what its maker put there."""
+    """True if a folder still has what its maker put there."""
     return Path(folder, OWNER).exists()
 
 
@@ -109,7 +109,7 @@ def sweep(parent: str) -> list[str]:
 
 
 def _is_left(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder of ours whose makers have all ended."""
+    """True if it is a folder of ours whose makers have all ended."""
     with suppress(OSError):
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.getuid() or not entry.is_dir(follow_symlinks=False):

@@ -136,7 +136,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote is there to fork from."""
+        """True if the zygote is there to fork from."""
         return not self._lost.is_set() and self.process.poll() is None
 
     def make_folder(self, processes: int, controller: bool = False) -> str:

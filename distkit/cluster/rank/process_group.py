@@ -140,7 +140,7 @@ class Group:
         self.released = False
 
     def intact(self) -> bool:
-        """Whether the next run can use this group: neither severed nor destroyed, and alone."""
+        """True if the next run can use this group: neither severed nor destroyed, and alone."""
         alone = self.keeps or len(c10d._world.pg_map) == 1
         return not self._severed and self._joins == 1 and dist.is_initialized() and alone
 

@@ -58,7 +58,7 @@ class PatientStore(dist.Store):
         return self._file.compare_set(key, expected_value, desired_value)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these are there."""
+        """True if all of these are there."""
         return self._file.check(keys)
 
     def delete_key(self, key: str) -> bool:
@@ -85,7 +85,7 @@ class PatientStore(dist.Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Whether it has append as well: no file store has."""
+        """True if it has append as well: no file store has."""
         return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -44,7 +44,7 @@ def renew(old: list[Any], new: Any) -> None:
 
 
 def _held(old: list[Any]) -> bool:
-    """Whether anybody but this list refers to one of them."""
+    """True if anybody but this list refers to one of them."""
     nobodys = object()
     held = {id(group): group for group in [*old, nobodys]}
     *counts, alone = [sys.getrefcount(group) for group in held.values()]

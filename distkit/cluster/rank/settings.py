@@ -79,7 +79,7 @@ class Settings:
 
 
 def _put_back(setting: Setting, before: Any) -> bool:
-    """Whether it is as before, if need be because of us."""
+    """True if it is as before, if need be because of us."""
     if _is_same(setting, before):
         return True
     with suppress(Exception):  # not allowed, or impossible by now
@@ -366,7 +366,7 @@ def _set_functions(before: list[tuple[Any, dict[str, Any]]]) -> None:
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether a function or module comes from Python, an installed package or distkit."""
+    """True if a function or module comes from Python, an installed package or distkit."""
     if isinstance(value, FunctionType):
         file = value.__code__.co_filename
     elif isinstance(value, ModuleType):

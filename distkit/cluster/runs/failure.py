@@ -144,7 +144,7 @@ def _before(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_leaving(first: BaseException, then: BaseException) -> bool:
-    """Whether ``then`` came while ``first`` left a function: in a ``finally`` or an ``__exit__``.
+    """True if ``then`` came while ``first`` left a function: in a ``finally`` or an ``__exit__``.
 
     Else it was caught, and is perhaps nothing bad. The frame's bytecode tells, from Python 3.11 on.
     """

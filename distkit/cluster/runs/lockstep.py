@@ -73,7 +73,7 @@ class Stage:
 
     @property
     def standings(self) -> list[Standing]:
-        """Where every rank is."""
+        """The state of every rank."""
         return self._board.standings
 
     @property
@@ -83,7 +83,7 @@ class Stage:
 
     @property
     def deadlocked(self) -> bool:
-        """Whether some are blocked, and nobody is there who could free them."""
+        """True if some are blocked, and nobody is there who could free them."""
         doing = {s.doing for s in self.standings}
         return Doing.BLOCKED in doing and not doing & {Doing.PAUSED, Doing.RUNNING}
 
@@ -135,14 +135,14 @@ class Stage:
         return Moment(self._heard.total(), self._last, choice, tuple(self.standings))
 
     def _settled(self) -> bool:
-        """Whether nothing will happen by itself. Called with the lock held."""
+        """True if nothing will happen by itself. Called with the lock held."""
         self._note_ends()
         if any(self._heard[r] == n and r in self.run.waiting for r, n in self._told.items()):
             return self.run.finished  # the word to go is still on its way
         return self._board.settled or self.run._failed() or self.run.finished
 
     def _ending(self) -> bool:
-        """Whether the run is about to end: all ranks have, one failed, or nobody can go on."""
+        """True if the run is about to end: all ranks have, one failed, or nobody can go on."""
         over = not self.run.waiting or self.run._failed()
         return over or (self.deadlocked and not self.run._wait_forever)
 

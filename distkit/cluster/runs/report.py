@@ -247,13 +247,13 @@ def _first(raised: list[Outcome]) -> Outcome:
 
 
 def _came_first(raised: Outcome, death: Outcome, ended: list[Outcome]) -> bool:
-    """Whether an exception cannot come of a death."""
+    """True if an exception cannot come of a death."""
     before = ended.index(raised) < ended.index(death)
     return before and not _is_consequence(raised) and raised["error"]["type"] != "KVStoreError"
 
 
 def _is_consequence(outcome: Outcome) -> bool:
-    """Whether a rank failed only because its peer's connection broke."""
+    """True if a rank failed only because its peer's connection broke."""
     error = outcome["error"]
     return bool(error.get("consequence")) or BROKEN.search(error["text"]) is not None
 

@@ -122,12 +122,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all ranks have ended, well or not."""
+        """True if all ranks have ended, well or not."""
         return self._done.is_set()
 
     @property
     def ending(self) -> bool:
-        """Whether it is over, or was told to be."""
+        """True if it is over, or was told to be."""
         return self.finished or self._interrupted
 
     @property
@@ -490,7 +490,7 @@ class Run:
 
     @property
     def intact(self) -> bool:
-        """Whether the next run can use the process group: whole on every rank, and in step."""
+        """True if the next run can use the process group: whole on every rank, and in step."""
         outcomes = self._outcomes
         if self.waiting or not all(o["intact"] for o in outcomes.values()):
             return False

@@ -236,7 +236,7 @@ class Stepper:
 
     @property
     def finished(self) -> bool:
-        """Whether all ranks have ended."""
+        """True if all ranks have ended."""
         return self.run.finished
 
     @property

@@ -40,7 +40,7 @@ class Watch:
         self._waits.pop(rank, None)
 
     def due(self, running: Collection[int]) -> bool:
-        """Whether it is worth a look; ``running`` are the ranks that have not ended."""
+        """True if it is worth a look; ``running`` are the ranks that have not ended."""
         waiting = [r for r in running if r in self._waits]
         key = tuple((r, self._waits[r][0]) for r in waiting), tuple(running)
         if key != self._key:
@@ -62,7 +62,7 @@ class Watch:
         return [f for f in found if self._at_once({*f.waiting, *f.culprits} & set(running))]
 
     def _moves(self, trace: EventLog, running: Collection[int]) -> bool:
-        """Whether one of several threads of a rank waits for something that is on its way."""
+        """True if one of several threads of a rank waits for something that is on its way."""
         some = {
             (r, seq)
             for r in running
@@ -76,7 +76,7 @@ class Watch:
         return len(spans) < len(some) or any(board.has_come(s) for s in spans)
 
     def _at_once(self, ranks: Iterable[int]) -> bool:
-        """Whether there is an instant at which all of these waited."""
+        """True if there is an instant at which all of these waited."""
         waits = [self._waits.get(r) for r in ranks]
         known = [w for w in waits if w is not None]
         return len(known) == len(waits) > 0 and (

@@ -1,1 +1,1 @@
-"""What training code calls: the store of a worker, and a trainer on top of it."""
+"""The interface for training code: the store of a worker, and a trainer on top of it."""

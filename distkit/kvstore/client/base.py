@@ -1,4 +1,4 @@
-"""What every store has, so that ``create`` and ``Trainer`` take one of yours as well."""
+"""The base class of stores, so that ``create`` and ``Trainer`` accept your own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class KVStoreBase:
         raise self._lacks("set_optimizer")
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store can do this: "optimizer" is to update weights.
+        """True if the store can do this: "optimizer" is to update weights.
 
         Raises:
             KVStoreError: an unknown capability.
@@ -82,7 +82,7 @@ class KVStoreBase:
 
     @property
     def num_workers(self) -> int:
-        """How many workers share the store."""
+        """The number of workers that share the store."""
         return 1
 
     def _lacks(self, what: str) -> KVStoreError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Traffic:
-    """What a worker's pushes came to so far, in bytes.
+    """The total size of a worker's pushes so far, in bytes.
 
     ``gradients``: of all its devices; ``to_host``: copied from a device's memory to the host's;
     ``held``: the most device memory that a sum took; ``sent``: that left for the servers.

@@ -1,4 +1,4 @@
-"""What a worker knows of keys: their layouts, where their parts are, what it last pulled."""
+"""A worker's view of the keys: layouts, places of their parts, versions last pulled."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Shards:
         return Rows(ids, torch.cat(values or [empty]).view(len(ids), *layout.shape[1:]))
 
     def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
-        """What came of a pull; gradients are computed from this version from now on."""
+        """Note the result of a pull: from now on gradients are computed from this version."""
         assert isinstance(reply, Reply) and reply.value is not None
         self.versions[key, part.server] = reply.version
         if reply.dropped:
@@ -84,7 +84,7 @@ class Shards:
         return values
 
     def outs(self, key: Keys, out: Values | None) -> Outs | None:
-        """Where values are to be written, checked; None if they are to be returned."""
+        """The outputs for the values, checked; None if the values are to be returned."""
         if out is None:
             return None
         outs = pairs("pull", key, out)
@@ -119,7 +119,7 @@ class Shards:
         return layouts
 
     def layout(self, key: Key, what: str = "pull of") -> Layout:
-        """What a key was initialised as; asks its server if another worker did it."""
+        """The layout of a key; asks its server if another worker initialised it."""
         if key not in self.layouts:
             call = Call(self.servers[home(key, len(self.servers))], Describe, (key, what))
             (answer,) = self._requests.ask([call])
@@ -128,14 +128,14 @@ class Shards:
         return self.layouts[key]
 
     def parts(self, key: Key) -> list[Part]:
-        """Where its elements are."""
+        """The places of its elements."""
         found = self._parts.get(key)
         if found is None:
             found = self._parts[key] = self.place(key, self.layout(key))
         return found
 
     def place(self, key: Key, layout: Layout) -> list[Part]:
-        """Where the elements of a key would be, initialised or not."""
+        """The places of the elements of a key, initialised or not."""
         return place(key, layout.size, len(self.servers), self.bound)
 
     def held_by(self, server: int) -> list[Key]:

@@ -45,7 +45,7 @@ class LocalLink:
 
 
 def _copy(answer: Message) -> Message:
-    """What is pulled is the worker's own: the server keeps its value."""
+    """A pulled value belongs to the worker: the server keeps its own."""
     if isinstance(answer, Reply) and answer.value is not None:
         return replace(answer, value=answer.value.clone())
     return answer

@@ -215,7 +215,7 @@ class Requests:
     def _put(self, call: Call) -> int:
         if self._closed:
             raise KVStoreError(
-                f"this store was of run {self._run}, which has ended. "
+                f"this store belongs to run {self._run}, which has ended. "
                 "Make a new one with kvstore.create(...) inside the function that is run."
             )
         if self._given_up:
@@ -267,12 +267,12 @@ class Requests:
 
     @property
     def _lost(self) -> dict[int, str]:
-        """Who answers no more: so says the scheduler, or nobody came in its place for long."""
+        """The node that no longer answers, by the scheduler or since nobody replaced it."""
         lost = self._link.lost()
         return lost | self._departed if self._departed else lost
 
     def _hear(self, news: Message) -> None:
-        """What the scheduler says unasked; all else is an answer that nobody waits for."""
+        """Handle a notice of the scheduler; everything else is an answer that nobody waits for."""
         if isinstance(news, Departed):
             self._departed[news.who] = news.how
         elif isinstance(news, Replaced):
@@ -317,7 +317,7 @@ class Requests:
                         (
                             f"{self._name(node)} {lost} while {self._name(self.node)} waited "
                             f"for its answer to {what}{_of(request)}. {stopped}{loss}"
-                            "Run again, and another has its place."
+                            "Run again: it is replaced."
                         ),
                     ),
                 )

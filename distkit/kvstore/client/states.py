@@ -35,7 +35,7 @@ def write(path: str | Path, states: States, optimizer: tuple[str, dict[str, Any]
 
 
 def read(path: str | Path) -> tuple[States, tuple[str, dict[str, Any]] | None]:
-    """What :func:`write` saved.
+    """Read what :func:`write` has saved.
 
     Raises:
         KVStoreError: the file is not there, or not such a file.

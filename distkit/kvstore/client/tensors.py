@@ -34,8 +34,8 @@ def pairs(what: str, key: Keys, value: Values) -> list[tuple[Key, list[Tensor]]]
     values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
     if len(keys) != len(values):
         raise KVStoreError(
-            f"{what} of {len(keys)} keys with {len(values)} tensors. Give one for each key, "
-            "or a list of one per device for each."
+            f"{what} of {len(keys)} keys with {len(values)} tensors. Give one tensor per key, or "
+            "one list of tensors (one per device) per key."
         )
     return [(k, _tensors(what, k, v)) for k, v in zip(keys, values, strict=True)]
 
@@ -99,7 +99,7 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
 
 
 def _kind(value: Any) -> str:
-    """What was given, by its type: a value may be long."""
+    """The type of an argument, for messages: a value may be long."""
     kind = named(type(value))
     if not isinstance(value, (list, tuple)):
         return kind

@@ -290,7 +290,7 @@ class Trainer:
 
     @property
     def _rescale(self) -> float:
-        """What gradients are multiplied by at present."""
+        """The current factor of gradients."""
         return self._scale if self._made is None else self._made[2].rescale_grad
 
     @property
@@ -431,7 +431,7 @@ class Trainer:
             like = torch.zeros(1) if name == COUNT else rule.kept(w.detach()).get(name)
         if like is None or like.numel() != kept.numel():
             raise KVStoreError(
-                f"{fname} has the states of other parameters: its {k!r} has "
+                f"{fname} holds the states of different parameters: its {k!r} has "
                 f"{kept.numel()} elements of {name}."
             )
         return k, name, kept.view(like.shape)
@@ -471,7 +471,7 @@ def _replicas(params: Iterable[Any] | Mapping[str, Any]) -> list[list[Tensor]]:
         if replicas[0].requires_grad:
             found.setdefault(id(replicas[0]), replicas)
     if not found:
-        raise KVStoreError("Trainer without a parameter to train. Give model.parameters().")
+        raise KVStoreError("Trainer got no parameters to train. Give model.parameters().")
     return list(found.values())
 
 
@@ -497,7 +497,7 @@ def _store(
 def _where(
     store: KVStoreBase | None, given: Any, params: list[list[Tensor]], update: bool | None
 ) -> bool:
-    """Whether the servers update."""
+    """True if the servers update."""
     if store is None:
         return False
     if "async" in store.type and update is False:

@@ -107,7 +107,7 @@ class KVStore(KVStoreBase):
 
     @property
     def num_workers(self) -> int:
-        """How many workers share the store."""
+        """The number of workers that share the store."""
         return self._num_workers
 
     @property
@@ -116,7 +116,7 @@ class KVStore(KVStoreBase):
         return dict(self._shards.dropped)
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store can do this: "optimizer" is to update weights.
+        """True if the store can do this: "optimizer" is to update weights.
 
         Raises:
             KVStoreError: an unknown capability.
@@ -351,7 +351,7 @@ class KVStore(KVStoreBase):
         """
         if self._mode == "local":
             raise KVStoreError(
-                'set_gradient_compression on a "local" store, which sends nothing. '
+                'set_gradient_compression on a "local" store has no effect: it sends nothing. '
                 'Use "device" or a "dist_…" store.'
             )
         self._compression = Compression(Codec.of(compression_params))
@@ -391,7 +391,7 @@ class KVStore(KVStoreBase):
         """
         if self._mode.startswith("dist"):
             raise KVStoreError(
-                f'set_updater on a "{self.type}" store: functions do not travel to the servers. '
+                f'set_updater on a "{self.type}" store: functions cannot be sent to the servers. '
                 "Use kv.set_optimizer, or update on the workers: kvstore.Trainer(..., "
                 "update_on_kvstore=False)."
             )
@@ -446,7 +446,7 @@ class KVStore(KVStoreBase):
         self._set_states(found)
 
     def _slots(self, key: Key) -> dict[str, bool]:
-        """What the optimizer keeps of a key, and whether that is one number."""
+        """The optimizer's state of a key, and a flag for a single number."""
         assert self._optimizer is not None
         layout = self._shards.layout(key)
         if not getattr(torch, layout.dtype).is_floating_point:
@@ -499,7 +499,7 @@ class KVStore(KVStoreBase):
     # -- where things are -------------------------------------------------------
 
     def key_map(self, keys: Keys | None = None) -> dict[Key, list[Part]]:
-        """Which server (numbered from 0) holds which elements of which key.
+        """The server (numbered from 0) of each part of each key.
 
         Args:
             keys: a key or a list of keys; by default all that this worker has used.
@@ -511,7 +511,7 @@ class KVStore(KVStoreBase):
         return {k: self._shards.parts(k) for k in wanted}
 
     def loss(self, replication: int, node: int, asked: Sequence[Key]) -> str:
-        """What is lost with a server and all who had copies, and what would have kept it.
+        """The values lost with a server and all its copies, and what would have kept them.
 
         Args:
             replication: on how many servers each value was.
@@ -531,7 +531,7 @@ class KVStore(KVStoreBase):
             f"Lost with it: {'the values of ' + names if keys else 'its part of the values'}, "
             f"which only {where} had. To survive this, create the store with "
             f"replication={replication + 1}, in a cluster with {replication + 1} servers or more; "
-            "and save what kv.pull gives now and then, to init from it. "
+            "and regularly save what kv.pull returns, to init from it. "
         )
 
     def close(self, *, flush: bool = True) -> None:
@@ -624,8 +624,9 @@ class KVStore(KVStoreBase):
     def _finite(self, key: Key, total: Tensor | Rows) -> Tensor | Rows:
         if not bool(torch.isfinite(total.values if isinstance(total, Rows) else total).all()):
             raise KVStoreError(
-                f"push of {key!r} on worker {self.rank} with NaN or infinity: the value would be "
-                "so on every worker, for ever. Look for what made it, or lower the learning rate."
+                f"push of {key!r} on worker {self.rank} contains NaN or infinity, which would "
+                "spread to every worker and stay. Look for the operation that made it, or lower "
+                "the learning rate."
             )
         return total
 
@@ -658,7 +659,7 @@ def _part_of(total: Tensor | Rows, part: Part) -> tuple[Tensor, str]:
 
 
 def _can_hold(tensor: Tensor) -> bool:
-    """Whether each of its elements has a place in memory: not in an expanded one."""
+    """True if each of its elements has a place in memory: not in an expanded one."""
     if sparse.is_sparse(tensor):
         return True
     return all(stride or n < 2 for stride, n in zip(tensor.stride(), tensor.shape, strict=True))
@@ -669,7 +670,7 @@ def _wanted(
 ) -> list[tuple[Key, Tensor]]:
     """For each output of each key, in order, the rows that are wanted of it."""
     if row_ids is None:
-        raise KVStoreError("row_sparse_pull without row_ids. Say which rows: row_ids=tensor.")
+        raise KVStoreError("row_sparse_pull without row_ids. Name the rows: row_ids=tensor.")
     given: list[Any] = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids]
     if not many:
         given = [given]
@@ -724,7 +725,7 @@ class _Guard:
         self._weights.difference_update(keys)
 
     def without_sparse(self, outs: Outs) -> Outs:
-        """What is left to write to."""
+        """The outputs that are left."""
         if not any(sparse.is_sparse(t) for _, tensors in outs for t in tensors):
             return outs
         if "sparse" not in self._told:

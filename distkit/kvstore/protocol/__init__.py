@@ -1,1 +1,1 @@
-"""What a parameter server does, whoever carries its messages. Pure."""
+"""The protocol of the parameter server, independent of its transport. Pure."""

@@ -39,7 +39,7 @@ _NUMBERS: dict[str, tuple[str, float]] = {
 
 
 class Codec(NamedTuple):
-    """How gradients are packed.
+    """The codec of gradients.
 
     >>> Codec.of({"type": "2bit", "threshold": 0.5})
     Codec(kind='2bit', number=0.5)
@@ -149,7 +149,7 @@ def unpack(codec: str, packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     except (KeyError, ValueError, RuntimeError, IndexError):
         raise KVStoreError(
             f"a gradient of {size} elements in {packed.numel()} bytes of {codec!r}. "
-            "Let all nodes have the same distkit."
+            "Install the same version of distkit on all nodes."
         ) from None
 
 

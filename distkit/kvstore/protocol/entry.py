@@ -1,4 +1,4 @@
-"""What a server keeps: of each key, and of the pushes that it has accepted."""
+"""State of a server: of each key, and of the pushes that it has accepted."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ class Update(NamedTuple):
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """Of each gradient: how many updates the value has seen since its worker pulled it."""
+        """The staleness of each gradient: updates of the value since its worker pulled it."""
         return tuple(self.version - p.version for p in self.pushes)
 
 
 @dataclass
 class Ledger:
-    """Which pushes were accepted: so that one that comes twice counts once.
+    """The accepted pushes: one that arrives twice counts once.
 
     A worker tells with each push below which number it has all answers (``settled``): a push
     with such a number is an echo, and needs no place in memory.
@@ -109,11 +109,11 @@ class Ledger:
     _accepted: dict[int, set[int]] = field(default_factory=dict)
 
     def over(self, node: int, number: int) -> bool:
-        """Whether all of this node's pushes with a lower number are."""
+        """True if all of this node's pushes with a lower number are."""
         return self._settled.get(node, 0) >= number
 
     def knows(self, push: Push) -> bool:
-        """Whether it was accepted before."""
+        """True if it was accepted before."""
         echo = push.number < self._settled.get(push.node, 0)
         return echo or push.number in self._accepted.get(push.node, ())
 

@@ -166,7 +166,7 @@ class PolyScheduler(LRScheduler):
             )
 
     def share(self, left: float) -> float:
-        """How much of the way from ``final_lr`` to the base is left, of the updates left."""
+        """The remaining part of the way from ``final_lr`` to the base, of the updates left."""
         return float(left**self.pwr)
 
     def after_warmup(self, num_update: int, base: float) -> float:
@@ -196,7 +196,7 @@ class CosineScheduler(PolyScheduler):
         _fill(self, locals())
 
     def share(self, left: float) -> float:
-        """As in :class:`PolyScheduler`."""
+        """Same as in :class:`PolyScheduler`."""
         return (1 + math.cos(math.pi * (1 - left))) / 2
 
 

@@ -1,4 +1,4 @@
-"""What workers, servers and the scheduler say to each other.
+"""Messages between workers, servers and the scheduler.
 
 A :class:`Request` is asked by a node, and answered by one :class:`Answer` that carries the same
 ``run``, ``node`` and ``number``. Nothing here knows how messages travel (:mod:`.wire`,
@@ -37,7 +37,7 @@ class Message:
 
     @property
     def match(self) -> str:
-        """What a request and its answer have in common, unique in a trace."""
+        """The identifier that a request shares with its answer, unique in a trace."""
         return f"kv:{self.run}:{self.node}:{self.number}"
 
 
@@ -309,7 +309,7 @@ class Copy(Request):
 
 @dataclass(slots=True, eq=False)
 class Portion(Request):
-    """Of all that server ``node`` keeps: one key, or what concerns all; ``left`` more come.
+    """A part of the state of server ``node``: one key, or what concerns all; ``left`` more come.
 
     ``text`` and ``value`` are a :mod:`.snapshot`.
     """
@@ -360,8 +360,8 @@ def given_up(request: Request, name: str) -> Error:
     return error(
         request,
         (
-            f"stale: {name} was given up, because its connection broke or it sent no heartbeat "
-            "for too long, and the others went on without it. Its later requests are ignored. If "
+            f"stale: {name} was given up because its connection broke or it sent no heartbeat for "
+            "too long, and the others continued without it. Its later requests are ignored. If "
             "it was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
         ),
     )

@@ -34,7 +34,7 @@ _NARROW = torch.float16, torch.bfloat16
 
 
 class Turn(NamedTuple):
-    """Which update of which key: the ``nth`` of this key; ``updates`` of the most updated key."""
+    """The number of an update: ``nth`` of this key; ``updates`` of the most updated key."""
 
     key: Key = 0
     nth: int = 1
@@ -46,7 +46,7 @@ FIRST = Turn()
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What all optimizers have in common.
+    """The base class of optimizers.
 
     Args:
         learning_rate: step size η.
@@ -95,15 +95,15 @@ class Optimizer:
 
     @property
     def whole(self) -> bool:
-        """Whether it needs arrays in their shape, not split over servers."""
+        """True if it needs arrays in their shape, not split over servers."""
         return False
 
     def refuses(self, shape: tuple[int, ...]) -> str:
-        """Why it cannot update arrays of this shape; empty if it can."""
+        """The reason why it cannot update arrays of this shape; empty if it can."""
         return ""
 
     def goes_on(self, before: Optimizer) -> bool:
-        """Whether it can go on with what another optimizer has kept."""
+        """True if it can go on with what another optimizer has kept."""
         return type(self) is type(before)
 
     def rate(self, turn: Turn) -> float:
@@ -166,7 +166,7 @@ class Optimizer:
         return out, kept
 
     def initial(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """What it keeps of elements that were never updated."""
+        """The initial state of elements that were never updated."""
         return value.to(dtype, copy=True) if name == "master" else torch.zeros_like(value).to(dtype)
 
     def step(
@@ -198,7 +198,7 @@ class Optimizer:
         raise NotImplementedError
 
     def kept(self, like: Tensor) -> State:
-        """What it would keep of a key like this: names, shapes and dtypes."""
+        """The state that it would keep for such a key: names, shapes and dtypes."""
         zeros = torch.zeros_like(like)
         return replace(self, lr_scheduler=None).apply(zeros, zeros, {})[1]
 
@@ -238,7 +238,7 @@ class SGD(Optimizer):
     momentum: float = 0.0
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As above."""
+        """Same as above."""
         if not self.momentum:
             return torch.add(w, g, alpha=-by.lr, out=empty_like(w)), {}
         m = _kept(state, "momentum", w, self.momentum).sub_(g, alpha=by.lr)
@@ -253,7 +253,7 @@ class NAG(Optimizer):
     momentum: float = 0.0
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As above."""
+        """Same as above."""
         m = _kept(state, "momentum", w, self.momentum).sub_(g, alpha=by.lr)
         return w + self.momentum * m - by.lr * g, {"momentum": m}
 
@@ -274,7 +274,7 @@ class Signum(Optimizer):
     decay = "never"
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As above; without momentum weight decay is decoupled, too."""
+        """Same as above; without momentum weight decay is decoupled, too."""
         if not self.momentum:
             return (1 - by.lr * (by.wd + self.wd_lh)) * w - by.lr * g.sign(), {}
         m = _kept(state, "momentum", w, self.momentum).sub_(g + by.wd * w, alpha=1 - self.momentum)
@@ -310,7 +310,7 @@ class AdamW(Optimizer):
     decay = "never"
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As :class:`Adam`, then ``w ← w − η · wd · w`` with the corrected η."""
+        """Like :class:`Adam`, then ``w ← w − η · wd · w`` with the corrected η."""
         mean, var = _moments(state, w, g, self.beta1, self.beta2)
         lr = by.lr
         if self.correct_bias:
@@ -348,7 +348,7 @@ class Nadam(Optimizer):
     decay = "before"
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As :class:`Adam`, looking one momentum step ahead."""
+        """Like :class:`Adam`, looking one momentum step ahead."""
         now, after = (
             self.beta1 * (1 - 0.5 * 0.96 ** (t * self.schedule_decay)) for t in (by.t, by.t + 1)
         )
@@ -397,7 +397,7 @@ class RMSProp(Optimizer):
     decay = "before"
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As above."""
+        """Same as above."""
         n = _kept(state, "n", w, self.gamma1).addcmul_(g, g, value=1 - self.gamma1)
         kept = {"n": n}
         if self.centered:
@@ -455,12 +455,12 @@ class Test(Optimizer):
     __test__ = False  # not pytest's
 
     def update(self, w: Tensor, g: Tensor, state: State, by: Hyper) -> tuple[Tensor, State]:
-        """As above."""
+        """Same as above."""
         return w + g, {}
 
 
 def _kept(state: State, name: str, like: Tensor, factor: float = 1.0) -> Tensor:
-    """What was kept, times a factor, as a new tensor; zeros at first."""
+    """The state, times a factor, as a new tensor; zeros at first."""
     before = state.get(name)
     return torch.zeros_like(like) if before is None else before * factor
 
@@ -551,7 +551,7 @@ class Torch(Optimizer):
 
     @property
     def default_rate(self) -> float:
-        """As in torch."""
+        """Same as in torch."""
         return float(_takes(self.kind)["lr"])
 
     @property
@@ -564,7 +564,7 @@ class Torch(Optimizer):
         return "it updates matrices only" if self.kind == "Muon" and len(shape) != 2 else ""
 
     def initial(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """As torch begins."""
+        """The initial state, as in torch."""
         begin = {
             "sum": self.options.get("initial_accumulator_value", 0.0),
             "step_size": self.learning_rate,
@@ -574,7 +574,7 @@ class Torch(Optimizer):
         return super().initial(name, value, dtype)
 
     def _names(self, dims: int) -> set[str]:
-        """What it keeps of arrays of so many dimensions; with a part of that it begins anew."""
+        """The state of arrays of so many dimensions; with a part of that it begins anew."""
         known: dict[int, set[str]] = self.__dict__.setdefault("_known", {})
         if dims not in known:
             known[dims] = set(self.kept(torch.zeros([1] * dims)))
@@ -738,8 +738,8 @@ def rule_of(given: Any, options: Mapping[str, Any] | None = None) -> Optimizer:
     if isinstance(given, torch.optim.Optimizer):
         if given.state:
             raise KVStoreError(
-                f"{named(type(given))} has made steps: what it keeps of them would "
-                "be lost. Give a fresh one."
+                f"{named(type(given))} has already made steps, and its state would be lost. Give "
+                "a new one."
             )
         return from_torch(given, **options)
     if isinstance(given, Optimizer) and not options:
@@ -754,7 +754,7 @@ def _no_rule(given: Any) -> KVStoreError:
     is_class = isinstance(given, type)
     what = f"the class {named(given)}" if is_class else named(type(given))
     return KVStoreError(
-        f"set_optimizer got {what}. Code does not travel to servers: give a name that they know, "
+        f"set_optimizer got {what}. Code cannot be sent to servers: give a name that they know, "
         f"such as {', '.join(map(repr, [*_BY_NAME][:3]))}, a rule such as "
         "kvstore.SGD(learning_rate=0.1), or a class or instance of torch.optim: "
         f"{', '.join(sorted(_TORCH))}."

@@ -1,4 +1,4 @@
-"""Which server holds which part of which key.
+"""Placement of the parts of keys on servers.
 
 A key lives on one server, chosen by a hash that is the same in every process; an array of at
 least ``bound`` elements is split over all servers, in equal parts. (Li et al., 2014; MXNet calls
@@ -46,7 +46,7 @@ def home(key: Key, servers: int) -> int:
 
 
 def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> list[Part]:
-    """Where the elements of an array live.
+    """The places of the elements of an array.
 
     Args:
         key: its name.
@@ -103,8 +103,8 @@ class Layout:
             other = Layout(tuple(shape), dtype)
             raise KVStoreError(
                 f"{what} {key!r} with {other}, but the key was initialised as {self}. "
-                "Shape and dtype of a key never change: use a tensor like the first, "
-                "or another key."
+                "The shape and dtype of a key are fixed: use a tensor like the first one, or "
+                "another key."
             )
 
 

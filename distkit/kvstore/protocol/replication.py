@@ -45,7 +45,7 @@ def ring(server: int, servers: int, replication: int) -> list[int]:
 
 
 def changes(message: Message) -> bool:
-    """Whether the backups must have it."""
+    """True if the backups must have it."""
     return isinstance(message, _CHANGES) or (
         isinstance(message, Init) and message.value is not None
     )

@@ -144,7 +144,7 @@ class KVServer:
             return [error(request, refusal)]
 
     def late(self, request: Request) -> bool:
-        """Whether a worker that was taken for dead still says something."""
+        """True if a worker that was taken for dead still says something."""
         return request.number < self._over.get(request.node, 0)
 
     def _init(self, init: Init) -> list[Answer]:
@@ -155,7 +155,7 @@ class KVServer:
             again = entry.first == (init.node, init.number) or init.node in self.newcomers
             if init.value is not None and not again and (init.key, init.node) not in self._asked:
                 raise KVStoreError(
-                    f"init of {init.key!r}, which this run has initialised already. "
+                    f"init of {init.key!r}, which this run has already initialised. "
                     "Change its value with push, or use another key."
                 )
             return [entry.reply(init)]
@@ -303,7 +303,7 @@ class KVServer:
         return self._go_on()
 
     def _rest(self, rest: Rest) -> list[Answer]:
-        """Where workers may begin late, one of them may need rounds while others wait for it."""
+        """A late worker may need rounds while others wait for it."""
         done = Reply(rest.run, rest.node, rest.number)
         if not self.elastic or rest.barriers < self._barriers:
             return [done]
@@ -344,8 +344,8 @@ class KVServer:
         who = " and ".join(f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed))
         return (
             f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
-            "every worker in every round. To go on with the others, create the store with "
-            'on_crash="continue"; to have another worker take its place, with on_crash="replace".'
+            "every worker in every round. To continue with the others, create the store with "
+            'on_crash="continue"; to replace it, with on_crash="replace".'
         )
 
     # -- the optimizer ----------------------------------------------------------
@@ -366,7 +366,7 @@ class KVServer:
         return [Reply(request.run, request.node, request.number)]
 
     def _state(self, request: GetState | SetState) -> Reply:
-        """What the optimizer keeps of a key."""
+        """The optimizer's state of a key."""
         entry = self._entry("optimizer state of", request.key)
         if isinstance(request, SetState):
             self._set_state(request, entry)
@@ -411,7 +411,7 @@ class KVServer:
             raise KVStoreError(
                 f"{what} {key!r}, a key that this run has not initialised. "
                 f"Call kv.init({key!r}, value) on every worker first."
-                + (f" The closest that this server has: {near}." if near else "")
+                + (f" The most similar key on this server: {near}." if near else "")
             )
         return self.entries[key]
 
@@ -428,7 +428,7 @@ class KVServer:
         if self.must_update and self.optimizer is None and self.updater is None:
             raise KVStoreError(
                 f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
-                "as it comes, so the servers must know how. Call kv.set_optimizer("
+                "when it arrives, so the servers need an update rule. Call kv.set_optimizer("
                 "kvstore.SGD(learning_rate=...)) on every worker before the first push."
             )
         if self.optimizer is not None:

@@ -123,7 +123,7 @@ def pack(value: Any) -> tuple[str, Tensor]:
 
 
 def unpack(text: str, data: Tensor | None) -> Any:
-    """What :func:`pack` was given.
+    """Undo :func:`pack`.
 
     Raises:
         KVStoreError: malformed.

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 def is_sparse(tensor: Tensor) -> bool:
-    """Whether it is sparse in any of torch's layouts."""
+    """True if it is sparse in any of torch's layouts."""
     return tensor.layout is not torch.strided
 
 
@@ -72,7 +72,7 @@ def _row_sparse(tensor: Tensor) -> Rows:
 
 
 def weight(tensors: Sequence[Tensor], layout: Layout) -> Layout | Rows:
-    """What of these tensors travels: all, or rows; with its ``nbytes``."""
+    """The part of these tensors that is sent: all, or rows; with its ``nbytes``."""
     return rows_of(tensors) if all(map(is_sparse, tensors)) else layout
 
 
@@ -101,7 +101,7 @@ def ranges_of(ids: Tensor, width: int, part: Part) -> Tensor:
 
 
 def pack(rows: Rows, part: Part) -> Tensor:
-    """What a part's server must know of these rows, as bytes."""
+    """The information about these rows that a part's server needs, as bytes."""
     width = math.prod(rows.values.shape[1:])
     ranges = ranges_of(rows.ids, width, part)
     before = int((part.start - rows.ids * width).clamp(0, width).sum())
@@ -112,7 +112,7 @@ def pack(rows: Rows, part: Part) -> Tensor:
 
 
 def codec_of(rows: Rows) -> str:
-    """How values are packed, for the one who unpacks them."""
+    """The packing of values, for the receiver."""
     return ROWS + dtype_name(rows.values)
 
 
@@ -134,7 +134,8 @@ def unpack(codec: str, packed: Tensor) -> Tensor:
         return tensor_of(Rows(at, values), (size,))
     except (KeyError, ValueError, RuntimeError, IndexError, OverflowError):
         raise KVStoreError(
-            f"{packed.numel()} bytes of {codec!r} are no rows. Let all nodes have the same distkit."
+            f"{packed.numel()} bytes of {codec!r} are no rows. Install the same version of "
+            "distkit on all nodes."
         ) from None
 
 

@@ -21,7 +21,7 @@ ON_CRASH = ("halt", "continue", "replace")
 
 @dataclass(frozen=True)
 class Terms:
-    """What all workers of a run agree on when they create their store.
+    """Options of a store, the same on all workers of a run.
 
     Args:
         mode: one of :data:`MODES`.
@@ -56,29 +56,33 @@ class Terms:
         for wrong, what in (
             (
                 self.wait_for is not None and self.wait_for < 1,
-                f"wait_for={self.wait_for}: at least one worker must be there.",
+                f"wait_for={self.wait_for}: at least 1 worker is needed.",
             ),
             (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
             (self.mode not in MODES, _no_mode(self.mode)),
             (
                 self.on_crash not in ON_CRASH,
-                f"there is no on_crash={self.on_crash!r}. There are: {', '.join(ON_CRASH)}.",
+                f"unknown on_crash={self.on_crash!r}. Choose from: {', '.join(ON_CRASH)}.",
             ),
             (
                 self.staleness is not None and self.sync,
-                f'staleness={self.staleness} with "{self.mode}", where no gradient is stale. '
-                'Use "dist_async".',
+                f'staleness={self.staleness} with "{self.mode}", but its gradients are never '
+                f'stale. Use "dist_async".',
             ),
             (
                 self.staleness is not None and self.staleness < 0,
-                f"staleness={self.staleness}: a worker cannot be less than 0 gradients ahead.",
+                f"staleness={self.staleness}: staleness must be 0 or more.",
             ),
             (
                 self.backup and not self.sync,
                 f'backup={self.backup} with "{self.mode}", which has no rounds. Use "dist_sync".',
             ),
             (self.backup < 0, f"backup={self.backup}: give 0 or more workers."),
-            (self.replication < 1, f"replication={self.replication}: 1 is no copy, 2 is one."),
+            (
+                self.replication < 1,
+                f"replication={self.replication}: it counts the value itself, so 1 means no "
+                "copy, and 2 means one.",
+            ),
         ):
             if wrong:
                 raise KVStoreError(what)
@@ -95,12 +99,12 @@ class Terms:
 
     @property
     def spares(self) -> bool:
-        """Whether the others go on when a worker has ended."""
+        """True if the others go on when a worker has ended."""
         return self.aftermath == "continue"
 
     @property
     def aftermath(self) -> str:
-        """What becomes of the run when a worker has ended.
+        """The effect of a worker's end on the run.
 
         Without rounds nobody halts; with backup workers those who then wait in vain.
         """
@@ -109,7 +113,7 @@ class Terms:
 
     @property
     def elastic(self) -> bool:
-        """Whether workers may begin late: then nobody waits for those who have finished."""
+        """True if workers may begin late: then nobody waits for those who have finished."""
         return self.on_crash == "replace" or self.wait_for is not None
 
     def fit(self, workers: int, servers: int) -> None:
@@ -148,7 +152,7 @@ class Terms:
             return cls(mode, bound, on_crash=crash, **fields)  # type: ignore[arg-type]
         except (IndexError, TypeError):
             raise KVStoreError(
-                f"no terms: {dict(numbers)}. Let all nodes have the same distkit."
+                f"no terms: {dict(numbers)}. Install the same version of distkit on all nodes."
             ) from None
 
     def __str__(self) -> str:

@@ -53,7 +53,7 @@ DTYPES = {
 
 
 class _Kind(NamedTuple):
-    """How messages of a class are written and read."""
+    """The encoding of the messages of a class."""
 
     make: Any
     values: Callable[[Message], tuple[Any, ...]]
@@ -185,7 +185,7 @@ def _body(message: Message, enclose: Callable[[Tensor], Any]) -> list[Any]:
 
 
 def _message(body: list[Any], read: Callable[[Any], Tensor | None]) -> Message:
-    """What :func:`_body` was made of; ``read`` finds its tensor."""
+    """Undo :func:`_body`; ``read`` finds its tensor."""
     name, *values = body
     kind = _KINDS[name]
     if kind.tensor >= 0 and (said := values[kind.tensor]) is not None:
@@ -218,7 +218,7 @@ def _endpoints(value: dict[str, Any]) -> dict[int, str]:
 
 
 def _plain(value: Any, depth: int = 4) -> Any:
-    """What JSON has of its own, not nested deeply: an optimizer's options."""
+    """A plain JSON value, not nested deeply: an optimizer's options."""
     inner = list(value.values()) if type(value) is dict else value if type(value) is list else []
     if inner and not depth:
         raise ValueError("options within options")
@@ -300,7 +300,7 @@ class _Payload:
         self._size = 0
 
     def add(self, tensor: Tensor) -> list[int]:
-        """Where it will lie: from where on after the header, and so many bytes; or nothing."""
+        """The place of a tensor: its offset after the header and its bytes; or nothing."""
         buffer, size = _buffer(tensor), tensor.nbytes
         if size >= LARGE:
             self._large.append(buffer)
@@ -339,7 +339,7 @@ class _Tensors:
 
     @property
     def left(self) -> bool:
-        """Whether there are bytes that no tensor had."""
+        """True if there are bytes that no tensor had."""
         return bool(self._large) or self._end < len(self._small)
 
     def read(self, said: Any) -> Tensor:

@@ -1,1 +1,1 @@
-"""How requests travel: sockets, shared memory, the nodes of a cluster."""
+"""Transport of requests: sockets, shared memory, the nodes of a cluster."""

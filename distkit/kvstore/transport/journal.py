@@ -1,4 +1,4 @@
-"""What a scheduler leaves to the next: a small file in the cluster's folder.
+"""The journal of a scheduler for its successor: a small file in the cluster's folder.
 
 It is written after each change and before anybody hears of it. A lock on it, which ends with the
 process that holds it, keeps a second scheduler out.
@@ -22,7 +22,7 @@ def file_of(socket: Path) -> Path:
 
 
 def _told(socket: Path) -> dict[str, Any]:
-    """What its scheduler wrote last; nothing if there is none."""
+    """The last entry of its scheduler; nothing if there is none."""
     try:
         return dict(json.loads(file_of(socket).read_bytes().partition(b"\n")[0]))
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def keeper(socket: Path) -> int:
 
 
 def begun(socket: Path, run: int) -> bool:
-    """Whether its scheduler has seen all that this run needs, and told them of each other."""
+    """True if its scheduler has seen all that this run needs, and told them of each other."""
     told = _told(socket)
     return told.get("run") == run and bool(told["begun"])
 
@@ -66,7 +66,7 @@ class Journal:
             raise
 
     def read(self) -> dict[str, Any] | None:
-        """What was written last; None if nothing was."""
+        """The last entry; None if there is none."""
         line, ended, _ = os.pread(self._file, 1 << 24, 0).partition(b"\n")
         return dict(json.loads(line)) if ended else None
 
@@ -104,17 +104,17 @@ class Kept(Scheduler):
         return told is not None
 
     def journal(self) -> dict[str, Any]:
-        """As a scheduler's, and whose it is."""
+        """Same as a scheduler's, and whose it is."""
         return {"pid": os.getpid(), **super().journal()}
 
     def handle(self, request: Request) -> list[Answer]:
-        """As a scheduler does; whoever hears an answer can rely on its being written down."""
+        """Same as a scheduler, but an answer is sent only after it is written down."""
         answers = super().handle(request)
         self._keep()
         return answers
 
     def bye(self, node: int, run: int, last: int) -> list[Answer]:
-        """As a scheduler does, and kept."""
+        """Same as a scheduler, and kept."""
         answers = super().bye(node, run, last)
         self._keep()
         return answers

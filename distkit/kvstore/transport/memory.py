@@ -38,7 +38,7 @@ _FILE = 1 << 26
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: ``nbytes`` from ``start`` on in an open file of a process."""
+    """The place of a tensor: ``nbytes`` from ``start`` on in an open file of a process."""
 
     pid: int
     file: int
@@ -75,7 +75,7 @@ class Pool:
         return tensor
 
     def find(self, tensor: Tensor) -> Place | None:
-        """Where a tensor of this pool lies, or a part of one; None if it is not from here."""
+        """The place of a tensor of this pool, or of a part; None if it is not from here."""
         used = self._used.get(tensor.untyped_storage().data_ptr())
         if used is None:
             return None
@@ -124,7 +124,7 @@ class _File:
 
 
 class Exchange:
-    """What this process and one other lend to each other.
+    """The memory that this process and one other lend to each other.
 
     Args:
         pool: where this process's tensors are put.
@@ -140,7 +140,7 @@ class Exchange:
         self._given_up: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
-        """Where the other finds a flat tensor, and a number for it; None if it must be sent."""
+        """The place of a flat tensor for the peer, and a number; None if it must be sent."""
         if self._pool is None or tensor.nbytes < LARGE:
             return None
         place = self._pool.find(tensor)
@@ -179,7 +179,7 @@ class Exchange:
         return numbers
 
     def renew(self) -> None:
-        """The other has ended, and another is in its place: it has lent nothing yet."""
+        """The other has ended, and it was replaced: it has lent nothing yet."""
         self._borrowed.clear()
         self._given_up.clear()
 

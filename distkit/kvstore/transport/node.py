@@ -1,4 +1,4 @@
-"""Which process of a cluster this is."""
+"""The identity of a process in a cluster."""
 
 from __future__ import annotations
 
@@ -99,5 +99,5 @@ class Node:
         return path
 
     def endpoint(self, node: int) -> str:
-        """Where a server or the scheduler listens."""
+        """The endpoint of a server or the scheduler."""
         return f"ipc://{self.path(node)}"

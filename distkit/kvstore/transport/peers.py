@@ -67,12 +67,12 @@ class Peers:
             self.ways[peer.node] = peer
 
     def look(self) -> None:
-        """Which connections have ended: asked before a new one may have the same descriptor."""
+        """The connections that have ended: read before a new one may reuse a descriptor."""
         self._parted += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
 
     @property
     def parted(self) -> bool:
-        """Whether connections have ended."""
+        """True if connections have ended."""
         return bool(self._parted)
 
     def part(self) -> list[Peer]:

@@ -1,4 +1,4 @@
-"""What the parameter server's processes write into the trace. Nothing, when nobody records.
+"""Recording in the parameter server's processes. Does nothing when nobody records.
 
 A worker that is gone through step by step waits here, too, before it asks. A request is one
 operation at the node that asks (``push`` …), a ``recv`` and a ``send`` at the one that answers;
@@ -108,7 +108,7 @@ class Asking:
 
     @property
     def recorded(self) -> bool:
-        """Whether it is in the trace."""
+        """True if it is in the trace."""
         return self._rec is not None
 
     def answered(self, answer: Answer, clock: int | None = None) -> None:
@@ -136,7 +136,7 @@ class Asking:
 
 
 class Clocks:
-    """What servers count of this worker's gradients, where some are dropped: with backup workers.
+    """This worker's gradients that servers have dropped, with backup workers.
 
     A trace tells it with each push, since the other events do not.
     """
@@ -162,7 +162,7 @@ def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
 
 
 def stepped() -> bool:
-    """Whether this run is gone through step by step."""
+    """True if this run is gone through step by step."""
     rec = recorder.current()
     return rec is not None and rec.stepped
 

@@ -154,7 +154,7 @@ class Scheduler:
         raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
 
     def late(self, request: Request) -> bool:
-        """Whether a node that was taken for dead still says something."""
+        """True if a node that was taken for dead still says something."""
         said = request.run == self.run and not isinstance(request, (Register, Leave))
         return said and request.number < LIFE * self._lives[request.node]
 
@@ -182,7 +182,7 @@ class Scheduler:
         before = self.present.get(node)
         another = self._seat(node) != node and before is not None and before.pid != register.pid
         if another or (before is not None and life > self._lives[node]):  # quicker than bad news
-            told = self._leave(Leave(self.run, node, 0, "another is in its place"))
+            told = self._leave(Leave(self.run, node, 0, "it was replaced"))
         self._lives[node] = max(self._lives[node], life)
         self.present[node], self.changed = register, True
         self.gone.pop(node, None)
@@ -272,7 +272,7 @@ class Scheduler:
         return [n for n, there in self.present.items() if there.pid and there.pid not in alive]
 
     def _news(self, node: int) -> list[Answer]:
-        """What a node may have missed."""
+        """The news that a node may have missed."""
         if node < self.workers:
             return [self._departed(node, n) for n in self._lost()]
         stood_in = {n for n in self.present if self._seat(n) != n}  # a life before counts no more
@@ -297,7 +297,7 @@ class Scheduler:
 
     @property
     def lacks_servers(self) -> bool:
-        """Whether workers wait for the beginning, and servers have ended before it."""
+        """True if workers wait for the beginning, and servers have ended before it."""
         ended = any(n >= self.workers for n in self.gone)
         return ended and not self.begun and bool(self._working())
 
@@ -441,17 +441,17 @@ class Scheduler:
         return [n for n, holders in self.copies.items() if n in self.gone and not holders]
 
     def _halts(self) -> bool:
-        """Whether the others are told when a worker ends, and do not go on."""
+        """True if the others are told when a worker ends, and do not go on."""
         return self.terms is not None and not self.terms.spares and self.terms.on_crash == "halt"
 
     def _missing(self, what: str, nodes: list[int]) -> str:
         names = " and ".join(f"{self._name(n)}, which {ended(self.gone[n])}" for n in sorted(nodes))
         said = f"{what} waits for {names}."
         if max(nodes) >= self.workers:
-            return f"{said} Run again: another has its place then."
+            return f"{said} Run again: it is replaced then."
         return (
-            f'{said} To go on with the others, create the store with on_crash="continue"; to have '
-            'another worker take its place, with on_crash="replace".'
+            f'{said} To continue with the others, create the store with on_crash="continue"; to '
+            f'replace it, with on_crash="replace".'
         )
 
     def _name(self, node: int) -> str:

@@ -167,7 +167,7 @@ class Service:
             self._inode = path.stat().st_ino
         except BlockingIOError:
             raise KVStoreError(
-                f"{node.role} {node.index} is there already: somebody listens at "
+                f"{node.role} {node.index} is already running: a process listens at "
                 f"{endpoint}. Start each node of a cluster once."
             ) from None
         except (zmq.ZMQError, OSError) as e:
@@ -232,14 +232,14 @@ class Service:
         return not over and not (self._stopped.fileno() in ready and self._is_told_to_stop())
 
     def _is_told_to_stop(self) -> bool:
-        """What other threads say."""
+        """Handle messages from other threads."""
         said = self._stopped.recv(64)
         while not self._ended.empty():
             self._deliver(self._machine.handle(self._ended.get()))
         return _STOP in said
 
     def _look_after(self) -> None:
-        """Who ended together with the last scheduler had no connection to this one to break."""
+        """Find nodes that ended with the last scheduler: they have no connection here to break."""
         if isinstance(self._machine, Kept):
             alive = {r.pid for r in self._machine.present.values() if lives(r.pid)}
             for node in self._machine.missing(alive):
@@ -259,7 +259,7 @@ class Service:
             self._deliver(machine.give_up_servers())
 
     def _listens(self) -> bool:
-        """Whether who connects to its address comes to it, and not to one in its place."""
+        """True if who connects to its address comes to it, and not to one in its place."""
         with suppress(OSError):
             return self._path.stat().st_ino == self._inode
         return False
@@ -285,7 +285,7 @@ class Service:
         return frames is not None
 
     def _part(self) -> None:
-        """What came by connections that have ended is heard; who said no goodbye is missed."""
+        """Read what ended connections still hold; report those without a goodbye."""
         while self._serve_all():
             pass
         for peer in self._peers.part():
@@ -371,7 +371,7 @@ class Service:
                 self._obey(answer)
 
     def _obey(self, answer: Message) -> None:
-        """What the scheduler or a backup says to a server."""
+        """Handle a message from the scheduler or a backup."""
         if not (isinstance(self._machine, Shard) and isinstance(answer, Answer)):
             return
         said = self._machine.hear(answer)
@@ -411,8 +411,8 @@ class Service:
                 self._alone = False
                 if not self._listens():
                     raise KVStoreError(
-                        f"{self.node.name(self.node.id)} gave no sign of life for "
-                        "too long, and another has its place."
+                        f"{self.node.name(self.node.id)} gave no sign of life for too long, and "
+                        "was replaced."
                     )
                 self._deliver(self._machine.greet())
 
@@ -453,7 +453,7 @@ class Service:
         letter.append(message)
 
     def _waits(self, node: int) -> bool:
-        """Whether the node waits for a pull anyway, and its letter has nothing but receipts."""
+        """True if the node waits for a pull anyway, and its letter has nothing but receipts."""
         way = self._peers.ways.get(node)
         return (
             way is not None

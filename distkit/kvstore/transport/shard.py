@@ -74,7 +74,7 @@ class Shard:
 
     @property
     def over(self) -> bool:
-        """Whether it served in another's place, in a run that is over."""
+        """True if it served in another's place, in a run that is over."""
         return self._heir and not self.begun
 
     def register(self) -> Register | Present:
@@ -103,7 +103,7 @@ class Shard:
         return Copied(self.run, self.me, self._asked, who, self._firsts.get(who, 0))
 
     def late(self, request: Request) -> bool:
-        """Whether a node that was taken for dead still says something."""
+        """True if a node that was taken for dead still says something."""
         if request.run != self.run:
             return False
         if isinstance(request, Copy):
@@ -275,7 +275,7 @@ class Shard:
         return heir
 
     def open(self) -> list[Message]:
-        """What one says first that takes a dead one's place."""
+        """The first message of a server that replaces a dead one."""
         if not self._heir or self.store is None:
             return [self.register()]
         everything = portions(self.run, self.node.id, self.store)

@@ -58,7 +58,7 @@ def new_keys() -> tuple[str, str]:
 
 
 def listens(path: Path) -> bool:
-    """Whether a process listens at this socket; what one that has ended left does not count."""
+    """True if a process listens at this socket; what one that has ended left does not count."""
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(str(path))
@@ -68,7 +68,7 @@ def listens(path: Path) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process."""
+    """True if there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -79,7 +79,7 @@ def lives(pid: int) -> bool:
 
 
 def goes_on(pid: int) -> bool:
-    """Whether a process whose connections have broken hangs: one that ends is soon gone.
+    """True if a process whose connections have broken hangs: one that ends is soon gone.
 
     Only Linux tells; elsewhere it counts as one that has ended.
     """
@@ -123,7 +123,7 @@ class Ends:
         self._good, self._refused = False, 0
 
     def heard(self) -> list[str | None]:
-        """What became of the one connection of a DEALER: how it ended, None when it is good."""
+        """The state of a DEALER's one connection: how it ended, None when it is good."""
         found: list[str | None] = []
         for event, _ in self._events():
             if event in self._refusals:

@@ -151,7 +151,7 @@ def critical_path(columns: Columns, waited: Floats) -> list[int]:
 
 
 def _around(columns: Columns) -> Bools:
-    """Whether an operation is a mark around communication: it explains nothing that they do not."""
+    """True if an operation is a mark around communication: it explains nothing that they do not."""
     ops, found = columns.ops, np.zeros(len(columns.ops), bool)
     for rank in np.unique(ops.rank[ops.mark]):
         mine = np.flatnonzero(ops.rank == rank)

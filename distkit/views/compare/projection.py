@@ -167,7 +167,7 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
         if run["empty"] and not run["live"]:
             yield f"{run['name']}: nothing was recorded"
         if run["loss"] and run["loss"]["nan"] is not None:
-            yield f"{run['name']}: the loss is no finite number at step {run['loss']['nan']}"
+            yield f"{run['name']}: the loss is not finite at step {run['loss']['nan']}"
     sizes = {run["name"]: len(run["figures"]["ranks"]) for run in runs if not run["empty"]}
     if len(set(sizes.values())) > 1:
         told = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())

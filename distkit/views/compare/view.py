@@ -76,7 +76,7 @@ class Compare(View):
             raise ValueError(f"clock is one of {', '.join(map(repr, CLOCKS))}, not {clock!r}.")
         if baseline is not None and baseline not in named:
             known = ", ".join(map(repr, named))
-            raise ValueError(f"there is no trace {baseline!r} to compare with, only {known}.")
+            raise ValueError(f"no trace is named {baseline!r}: choose from {known}.")
         self._clock = clock
         self._baseline = list(named).index(baseline) if baseline is not None else 0
         found = {name: trace_of(source, "Compare") for name, source in named.items()}

@@ -104,7 +104,7 @@ export class Servers extends Sheet {
     const nothing = !picture.beats.length && !picture.cards.length;
     [this.empty.hidden, this.all.hidden] = [!nothing, nothing];
     this.empty.textContent = picture.live ? "waiting for the first message to a server"
-      : "nobody asked a parameter server in this trace";
+      : "this trace has no requests to a parameter server";
     if (nothing) return;
     this.look.ranks.forEach((color, i) => {
       this.root.style.setProperty(`--dk-r${i}`, color);

@@ -102,7 +102,7 @@ class Teller:
         assert isinstance(r, Request)
         more = "refused" if r.refused else f"computed from v{r.version}"
         if r.dropped:
-            more += ": too late, it does not count"
+            more += ": too late, not counted"
         elif not r.refused and r.arrived is not None and self.quorum.get(r.run, 1) > 1:
             here = self._lying(r.place, r.arrived)
             more += f" · {here} of {self.quorum[r.run]} are here"
@@ -160,7 +160,7 @@ class Teller:
         )
 
     def _book(self, beat: Beat) -> tuple[str, str]:
-        return f"the scheduler tells {self.name(beat.dst)} who and where everybody is", ""
+        return f"the scheduler sends {self.name(beat.dst)} the addresses of all nodes", ""
 
     def _update(self, beat: Beat) -> tuple[str, str]:
         u = beat.of
@@ -175,11 +175,11 @@ class Teller:
         if beat.end is None:
             missing = sorted({*self.story.of("worker")} - {*members})
             return "barrier", f"waits for {listed(missing, self.names)}" if missing else ""
-        return "everybody has passed the barrier", ""
+        return "all have passed the barrier", ""
 
 
 def answered(beat: Beat) -> bool:
-    """Whether it is a request that was answered: it has arrived, even if nothing says when."""
+    """True if it is a request that was answered: it has arrived, even if nothing says when."""
     return isinstance(beat.of, Request) and beat.of.back is not None
 
 

@@ -325,12 +325,12 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
     if most <= 1 and workers > 1 and bounds:
         ahead = count(max(bounds), "gradient")
         return (
-            f"Each gradient is applied as it comes. A pull waits as long as a worker is more "
+            f"Each gradient is applied when it arrives. A pull waits as long as a worker is more "
             f"than {ahead} behind."
         )
     if most <= 1 and workers > 1:
         return (
-            "Each gradient is applied as it comes: nobody waits. A gradient is late when "
+            "Each gradient is applied when it arrives: no worker waits. A gradient is late when "
             "others updated the value after its worker had pulled it."
         )
     if most == workers > 1:
@@ -338,7 +338,7 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
             f"An update takes one gradient of each of the {workers} workers. They gather in "
             "the inbox of their key, and pulls wait for the update."
         )
-    late = " of a round. One that comes later does not count." if most > 1 else "."
+    late = " of a round. A later one is not counted." if most > 1 else "."
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
 
@@ -365,7 +365,7 @@ def _notices(
     servers = [name for rank in story.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),
-        (f"{', '.join(again)} died, and another took its place", again),
+        (f"{', '.join(again)} died and had to be replaced", again),
         (
             f"what {' and '.join(servers)} recorded last may be missing: counts may be too small",
             servers,
@@ -373,7 +373,7 @@ def _notices(
         (f"{count(len(stuck), 'pull')} never answered", stuck and not live),
         (f"{count(lost, 'message')} not arrived", lost and not live),
         (f"{count(refused, 'request')} refused", refused),
-        (f"{count(dropped, 'gradient')} came too late and did not count", dropped),
+        (f"{count(dropped, 'gradient')} came too late: not counted", dropped),
         (f"{count(trace.dropped, 'event')} dropped: the recorder's buffer was full", trace.dropped),
         (f"the last {whole - first:,} of {whole:,} messages and updates are shown", first),
     ]

@@ -80,7 +80,7 @@ def _binned(found: Counter[int], most: int, width: int) -> Json:
 
 
 def _fits(drawn: Json) -> bool:
-    """Whether no label and no count reaches into the next bin; a single bin has no next one."""
+    """True if no label and no count reaches into the next bin; a single bin has no next one."""
     words = [*drawn["labels"], *(f"{n:,}" for n in drawn["totals"])]
     widest = max(text_width(word, LETTERS) for word in words)
     return WIDER * widest + FREE <= drawn["pitch"] or len(drawn["labels"]) == 1

@@ -19,7 +19,7 @@ WIDTH, LEFT, MAX_BYTES = 960, 24, 60_000
 MAX_LANES, MAX_UPDATES, MAX_ROWS = 8, 14, 24
 PANEL = 790  # where the updates are written
 TITLE, BOLD = 'font-size="11.5"', 'font-size="11" font-weight="700"'
-NOTHING = "nobody asked a parameter server in this trace"
+NOTHING = "this trace has no requests to a parameter server"
 
 
 def to_svg(picture: Json) -> str:

@@ -63,7 +63,7 @@ class Request:
 
     @property
     def unanswered(self) -> bool:
-        """Whether neither its server nor its node knows of an answer."""
+        """True if neither its server nor its node knows of an answer."""
         return self.left is None and self.back is None
 
 

@@ -99,7 +99,7 @@ class Wait:
 
     @property
     def real(self) -> bool:
-        """Whether it was for somebody: else its answer only came after other work."""
+        """True if it was for somebody: else its answer only came after other work."""
         stuck = self.asked is not None and (self.asked.unanswered or self.asked.refused)
         return stuck or any(self.on(t) for t in (self.begin, *self.changes))
 

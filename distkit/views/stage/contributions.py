@@ -66,12 +66,12 @@ class Contributions:
 
     @property
     def known(self) -> bool:
-        """Whether anything is known of who contributed."""
+        """True if anything is known of who contributed."""
         return any(p.sure or p.maybe for c in self.changes for p in c.pieces)
 
     @property
     def doubtful(self) -> bool:
-        """Whether some contents can only be bounded."""
+        """True if some contents can only be bounded."""
         return any(p.maybe for c in self.changes for p in c.pieces)
 
 

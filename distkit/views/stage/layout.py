@@ -72,7 +72,7 @@ def _shape(ranks: list[int], edges: set[Pair]) -> str:
 
 
 def _acyclic(edges: Iterable[Pair]) -> bool:
-    """Whether there is no way round."""
+    """True if there is no way round."""
     above: dict[int, int] = {}
 
     def root(a: int) -> int:
@@ -98,7 +98,7 @@ def _columns(n: int, edges: list[Pair] | None = None) -> int:
 
 
 def _near(a: int, b: int, rows: int, columns: int) -> bool:
-    """Whether two places are neighbours in a row or a column, also round the edge."""
+    """True if two places are neighbours in a row or a column, also round the edge."""
     down, across = abs(a // columns - b // columns), abs(a % columns - b % columns)
     return (down, across) in {(0, 1), (1, 0), (0, columns - 1), (rows - 1, 0)}
 

@@ -303,18 +303,15 @@ def _said(trace: EventLog, found: Contributions) -> str:
         return f"Contributions are followed among at most {MAX_RANKS} ranks."
     if found.rings:
         told = (
-            "The messages equal the schedule of a ring all-reduce, round by round: so it is "
-            "known which chunk each one carries, and whether it is added."
+            "The messages equal the schedule of a ring all-reduce, round by round: so the chunk "
+            "that each one carries is known, and whether it is added."
         )
     elif found.known:
         told = "Who contributed follows from the meaning of collectives and from equal values."
     elif any(s.op in REQUESTS for s in trace.spans):
-        return (
-            "What a server does with what it receives is not part of the trace: only values "
-            "are shown."
-        )
+        return "The trace does not record what a server computes: only values are shown."
     elif found.changes:
-        return "The trace does not tell who contributed to what: only values are shown."
+        return "The trace does not tell which ranks contributed: only values are shown."
     else:
         return ""
     told = (
@@ -322,8 +319,8 @@ def _said(trace: EventLog, found: Contributions) -> str:
         "the rank whose contribution it is. "
     ) + told
     doubt = (
-        " Pale: at most these ranks, of whom it has heard; the trace does not hold what "
-        "was computed."
+        " Pale: at most these ranks, whose values may have reached it; the trace does not hold "
+        "what was computed."
     )
     return told + (doubt if found.doubtful else "")
 

@@ -137,12 +137,12 @@ def _transfer(m: Message, chunk: int, reduce: bool, spans: dict[Key, Span]) -> T
 
 
 def _sized(ring: Ring) -> bool:
-    """Whether a chunk has one size everywhere."""
+    """True if a chunk has one size everywhere."""
     return len({(t.chunk, t.nbytes) for row in ring.rounds for t in row}) == len(ring.members)
 
 
 def _ordered(ring: Ring) -> bool:
-    """Whether everybody receives a chunk before sending it on."""
+    """True if everybody receives a chunk before sending it on."""
     n = len(ring.members)
     return all(
         row[(i - 1) % n].recv[1] < later[i].send[1]
@@ -152,7 +152,7 @@ def _ordered(ring: Ring) -> bool:
 
 
 def _gathers(ring: Ring) -> bool:
-    """Whether the all-gather passes on what it got, and the reduce-scatter something else."""
+    """True if the all-gather passes on what it got, and the reduce-scatter something else."""
     n = len(ring.members)
     same = [
         [

@@ -145,7 +145,7 @@ def _role(trace: EventLog, s: Span) -> str:
 
 
 def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str) -> Json:
-    """Whether the ranks hold the same: a word, a sentence, the ranks that differ.
+    """True if the ranks hold the same: a word, a sentence, the ranks that differ.
 
     Args:
         trace: for the ranks' names.

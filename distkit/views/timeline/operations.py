@@ -79,13 +79,13 @@ class Operations:
         return np.array([*fact] or [0])[self.look] if len(self) else np.zeros(0, np.int64)
 
     def among(self, ops: Iterable[Op]) -> Bools:
-        """Whether each operation is one of these."""
+        """True if each operation is one of these."""
         some = frozenset(ops)
         return self.each(look.op in some for look in self.looks).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
-        """Whether an operation is no communication."""
+        """True if an operation is no communication."""
         return self.among(COMPUTATION)
 
     @cached_property

@@ -107,7 +107,7 @@ class Projection:
 
     @property
     def whole(self) -> bool:
-        """Whether all that was fed is drawn."""
+        """True if all that was fed is drawn."""
         return len(self._drawn) == len(self._bars)
 
     def _picture(self, bars: Iterable[Key], arrows: dict[str, Json]) -> Json:

@@ -25,7 +25,7 @@ class Live(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether the trace is complete."""
+        """True if the trace is complete."""
 
     def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
         """Call back with events as they arrive, from any thread, and with [] at the end.
@@ -72,7 +72,7 @@ class Remark(Protocol):
 
     @property
     def hang(self) -> bool:
-        """Whether somebody can never go on."""
+        """True if somebody can never go on."""
 
     @property
     def lines(self) -> Mapping[int, str]:
@@ -104,7 +104,7 @@ class Steppable(Live, Protocol):
 
     @property
     def playing(self) -> bool:
-        """Whether it goes on by itself."""
+        """True if it goes on by itself."""
 
     @property
     def findings(self) -> Sequence[Remark]:

@@ -58,17 +58,17 @@ def _timeline(trace: EventLog) -> tuple[Json, str]:
 
 
 def _speaks(trace: EventLog) -> bool:
-    """Whether a rank said anything to another."""
+    """True if a rank said anything to another."""
     return any(e.op not in COMPUTATION for e in trace.events)
 
 
 def _has_values(trace: EventLog) -> bool:
-    """Whether the values of a message or a collective were looked at."""
+    """True if the values of a message or a collective were looked at."""
     return any(e.summary is not None and e.op not in COMPUTATION for e in trace.events)
 
 
 def _is_watched(trace: EventLog) -> bool:
-    """Whether somebody watched gradients."""
+    """True if somebody watched gradients."""
     return any(
         e.summary is not None and e.attributes.get("watched") in ("gradient", "step")
         for e in trace.events
@@ -76,16 +76,20 @@ def _is_watched(trace: EventLog) -> bool:
 
 
 def _asks(trace: EventLog) -> bool:
-    """Whether somebody asked a parameter server."""
+    """True if somebody asked a parameter server."""
     return any(e.op in REQUESTS for e in trace.events)
 
 
 VIEWS = (
-    PageView("timeline", "Who was where, when, and what they sent.", lambda _: True, _timeline),
+    PageView(
+        "timeline",
+        "Each rank's calls over time, and the messages between ranks.",
+        lambda _: True,
+        _timeline,
+    ),
     PageView(
         "stage",
-        "Messages on their way from rank to rank, and whose contributions each "
-        "tensor holds. Space plays.",
+        "Messages between ranks, and the contributions that each tensor holds. Space plays.",
         _speaks,
         _drawn(partial(stage, most=MAX_BEATS), storyboard.to_svg),
     ),
@@ -103,7 +107,7 @@ VIEWS = (
     ),
     PageView(
         "servers",
-        "Keys on their servers, pushes and pulls under way, who waits for whom.",
+        "Keys on their servers, pushes and pulls in flight, and which worker waits for which.",
         _asks,
         _drawn(servers, server_static.to_svg),
     ),

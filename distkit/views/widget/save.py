@@ -43,7 +43,7 @@ def save(picture: str, path: Path, *, dark: bool = False, width: int | None = No
             "or .pdf, or trace.to_html(path) for a page to replay."
         )
     if width is not None and width <= 0:
-        raise ValueError(f"a picture cannot be {width} pixels wide. Leave width out for its own.")
+        raise ValueError(f"width={width} is not possible. Leave width out for its own.")
     drawn = svg.dark(picture) if dark else picture
     if kind == ".svg":
         path.write_text(drawn if width is None else _scaled(drawn, width), encoding="utf-8")

@@ -206,7 +206,7 @@ def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]
     trace = getattr(source, "trace", None)
     if not isinstance(trace, EventLog):
         raise TypeError(
-            f"{view} draws a distkit.Trace, or a run that has one, not {type(source).__name__}. "
+            f"{view} needs a distkit.Trace or a run, not {type(source).__name__}. "
             f"Use {view}(run.trace), or {view}(Trace.load(path))."
         )
     live = isinstance(source, Live) and not source.finished
