@@ -97,7 +97,7 @@ class OnRanks:
         return ""
 
     def _touched(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
-        """Whether the answer does anything at all."""
+        """True if the answer does anything at all."""
 
         def nothing(*_: object) -> None:
             pass
@@ -157,7 +157,7 @@ def _numbers(returned: object) -> list[float] | None:
 
 
 def _said(error: RunError, mine: Answer) -> str:
-    """What went wrong, with the learner's lines only."""
+    """The error, with the learner's lines only."""
     if isinstance(error, DeadlockError):
         return f"deadlock in {name_of(mine)}: " + "\n".join(map(str, error.findings))
     if not isinstance(error, RankError) or not error.traceback:

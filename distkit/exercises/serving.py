@@ -61,7 +61,7 @@ def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
 
 
 def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int) -> str:
-    """Why an answer is wrong."""
+    """The reason why an answer is wrong."""
     text = f"{_state(worker, clocks, bound)}: it returns {said!r} where {right} is right"
     if not isinstance(said, COLLECTIONS):
         return f"{text}. Return a set of workers"
@@ -70,7 +70,7 @@ def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int],
         return f"{text}. There is no worker {other!r}"
     behind = clocks[worker] - clocks[other]
     if behind < 0:
-        return f"{text}. Worker {other} is ahead: nobody waits for those"
+        return f"{text}. Worker {other} is ahead: a pull waits only for workers behind it"
     how = "more than" if behind > bound else "exactly" if behind == bound else "less than"
     allowed = "" if behind > bound else ": that is allowed"
     return f"{text}. Worker {other} is {behind} behind, {how} {bound}{allowed}"

@@ -179,5 +179,5 @@ def _what(it: Event | Span) -> object:
 
 
 def _awaits(it: Event | Span) -> object:
-    """What others must have asked before this is answered."""
+    """The requests of others that must come before this is answered."""
     return (Op.PUSH, it.peer, it.attributes.get("key")) if it.op is Op.PULL else _what(it)

@@ -70,7 +70,7 @@ def call(it: Called) -> str:
 
 
 def _request(it: Called) -> str:
-    """What was asked of a parameter server."""
+    """A request to a parameter server, in words."""
     facts = it.attributes
     if it.op is Op.REGISTER:
         return f"kvstore.create({facts.get('mode', '')!r})"

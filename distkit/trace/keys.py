@@ -33,7 +33,7 @@ class Keys:
         return [key for key in _keys(it) if not self._is_set(key)]
 
     def has(self, it: Event | Span) -> bool:
-        """Whether a call has what it waits for."""
+        """True if a call has what it waits for."""
         facts = it.attributes
         if "ranks" in facts:
             return len(self._came[facts]) >= int(facts["ranks"])
@@ -44,7 +44,7 @@ class Keys:
         return self._came[it.attributes] if "ranks" in it.attributes else set()
 
     def why(self, it: Event | Span) -> str:
-        """What a call waits for, in words."""
+        """The condition that a call waits for, in words."""
         if "ranks" in it.attributes:
             return f"{len(self.came(it))} have called it"
         return f"no rank has set {shown(self.missing(it))}"

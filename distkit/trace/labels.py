@@ -49,7 +49,7 @@ def attributes(op: Op, label: str, tag: int | None, dtype: str, valued: bool) ->
 
 
 def is_tag(op: Op, label: str) -> bool:
-    """Whether a tag is that of a point-to-point call."""
+    """True if a tag is that of a point-to-point call."""
     return op in P2P and (not label or "_object" in label)
 
 

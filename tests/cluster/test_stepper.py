@@ -275,7 +275,7 @@ def test_waiting_at_a_store_is_a_step(usable: dk.Cluster) -> None:
         assert calls(stepper) == ["store.set('ready')", "store.get('ready')", "store.wait('ready')"]
         stepper.next(rank=1).next(rank=2)
         assert doing(stepper) == ["paused", "blocked", "blocked"]
-        assert stepper.moment.standings[1].reason == "nobody has set 'ready'"
+        assert stepper.moment.standings[1].reason == "no rank has set 'ready'"
         assert stepper.next(rank=0).finished
         assert stepper.finish().results == ["", "go", ""]
 

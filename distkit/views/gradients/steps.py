@@ -15,7 +15,7 @@ ByRank = dict[int, Summary]
 
 
 def is_note(it: Event | Look) -> bool:
-    """Whether this is a note of ``watch_gradients``, drawn by its own view and by no other."""
+    """True if this is a note of ``watch_gradients``, drawn by its own view and by no other."""
     return "watched" in it.attributes and it.op is Op.MARK
 
 

@@ -146,7 +146,7 @@ def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str
 
 
 def _unfinished(opened: Iterable[Open], meta: Mapping[str, Any]) -> list[str]:
-    """Whether it was stopped, and a line for each name of operations that never ended."""
+    """A flag for a stopped run, and a line for each name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if meta.get("interrupted") else []
     for rank, op, state in sorted(opened, key=lambda one: one[0]):
