@@ -47,7 +47,7 @@ class Rule(Protocol):
         """
 
     def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """Whether the gradients of these workers make an update."""
+        """True if the gradients of these workers make an update."""
 
     def needs(self, clock: int) -> int:
         """How many gradients of each worker a pull needs when its own worker is at ``clock``."""
@@ -138,7 +138,7 @@ class Asynchronous:
 
 
 def synchronous(mode: str) -> bool:
-    """Whether a store of this mode applies gradients in rounds."""
+    """True if a store of this mode applies gradients in rounds."""
     return mode.startswith("dist_sync")
 
 

@@ -83,7 +83,7 @@ class Awaiting:
 
     @property
     def rounds(self) -> bool:
-        """Whether every worker's gradient is needed in every round, to the end."""
+        """True if every worker's gradient is needed in every round, to the end."""
         return self.rule.halts and not (self.rule.backup or self._changed)
 
     def feed(self, e: Event) -> None:

@@ -89,7 +89,7 @@ class Terms:
 
     @property
     def sync(self) -> bool:
-        """Whether gradients are applied in rounds."""
+        """True if gradients are applied in rounds."""
         return synchronous(self.mode)
 
     @property
