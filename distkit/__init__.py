@@ -183,7 +183,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What ``%load_ext distkit`` calls: it brings the ``%%ranks`` magic."""
+    """The entry point of ``%load_ext distkit``: it adds the ``%%ranks`` magic."""
     from distkit import magics
 
     magics.load_ipython_extension(shell)

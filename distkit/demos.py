@@ -202,7 +202,7 @@ def accuracy(weights: Tensor) -> float:
 
 @dataclass
 class Demo:
-    """What a demonstration showed: sentences, and the traces they are drawn from."""
+    """The result of a demonstration: sentences, and the traces they are drawn from."""
 
     name: str
     title: str

@@ -124,7 +124,7 @@ class Card:
             print(f"distkit: {ranks} ready after {seconds:.1f} s", file=sys.stderr)
 
     def bundle(self, room: Room) -> dict[str, str]:
-        """What a notebook shows for the cluster itself: nothing twice in one cell."""
+        """The notebook's picture of the cluster: nothing twice in one cell."""
         now = status(room)
         return {"text/plain": repr(now), "text/html": now._repr_html_()}
 

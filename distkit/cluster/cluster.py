@@ -300,7 +300,7 @@ class Cluster:
             run.interrupt()
 
     def diagnose(self) -> list[Finding]:
-        """What is wrong with the current run, or with the latest: who waits for whom, and why."""
+        """The mistakes in the current run, or in the latest: who waits for whom, and why."""
         run = self._room.run or self._latest
         return [] if run is None else run.findings
 

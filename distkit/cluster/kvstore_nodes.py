@@ -170,7 +170,7 @@ class Nodes:
             self._flushed.acquire(timeout=2)
 
     def meta(self, host: str) -> dict[str, dict[str, Any]]:
-        """What a trace should say about them, by id."""
+        """The facts about them for a trace, by id."""
         return {
             str(n): {
                 "name": role if role == "scheduler" else f"{role} {i}",

@@ -1,4 +1,4 @@
-"""What this machine, container or pod really allows: processors and memory.
+"""The processors and memory that this machine, container or pod really allows.
 
 The host's numbers are wrong in a container (Binder: 1 CPU and 2 GB of a 64-core host), so
 the cgroup's quota counts.

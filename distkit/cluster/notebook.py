@@ -1,4 +1,4 @@
-"""What is known here and not on the ranks: which file is which cell, and the sources."""
+"""Knowledge of the notebook that ranks lack: which file is which cell, and the sources."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def show_figures(figures: list[tuple[int, bytes]]) -> None:
 
 
 def cell(depth: int = 2) -> object | None:
-    """What identifies the notebook's cell, or the line, that runs ``depth`` calls above."""
+    """The identity of the notebook's cell, or of the line, that runs ``depth`` calls above."""
     if not in_notebook():
         return None
     metadata = (shell().kernel.get_parent("shell") or {}).get("metadata", {})
@@ -54,7 +54,7 @@ def cell(depth: int = 2) -> object | None:
 
 
 class OfCells:
-    """What each cell made: running a cell again ends what it made before.
+    """Objects by cell: running a cell again ends what it made before.
 
     Args:
         end: ends one of them.

@@ -21,7 +21,7 @@ HEARTBEAT_TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cluster will be.
+    """The plan of a cluster.
 
     ``devices`` has one entry per rank; ``note`` says why this backend, for the status card;
     ``crowd`` what to expect where the machine has few cores for so many processes.
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def wish(self) -> str:
-        """What to write in ``dk.Cluster(…)`` for another one like it."""
+        """The arguments of ``dk.Cluster(…)`` for another one like it."""
         return f"workers={self.ranks}, servers={self.servers}" if self.servers else str(self.ranks)
 
 
@@ -98,7 +98,7 @@ def make_plan(
 
 
 def _crowd(processes: int, cpus: int) -> str:
-    """What to expect of more processes than the machine serves well; "" if it does."""
+    """A warning for more processes than the machine serves well; "" for fewer."""
     most = COMFORTABLE * cpus
     if processes <= most:
         return ""

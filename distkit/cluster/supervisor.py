@@ -487,7 +487,7 @@ class Room:
             self._on_change()
 
     def meta(self) -> dict[str, Any]:
-        """What a trace should say about the cluster."""
+        """The facts about the cluster for a trace."""
         plan, host = self.plan, platform.node()
         word = "worker" if plan.servers else "rank"
         ranks = {

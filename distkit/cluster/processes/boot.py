@@ -1,4 +1,4 @@
-"""What the kernel starts: the zygote, and the reaper that ends what the zygote may leave behind.
+"""Start of the zygote, and of the reaper that ends what the zygote may leave behind.
 
 Run as a file, ``python boot.py FD PATH TEMPORARY``, not as a module: Python would put the folder
 of the notebook first on its path, and a learner's ``random.py`` there in the place of its own.

@@ -1,4 +1,4 @@
-"""What the processes that a rank's program forks must not inherit: they are no ranks.
+"""Children of a rank's program: what they must not inherit, since they are not ranks.
 
 ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's workers print: both find
 what they would find in a child of a plain Python process.

@@ -72,7 +72,7 @@ def check_room(folder: str, processes: int) -> None:
 
 
 def is_full(folder: str) -> str:
-    """What to say if the file system has next to no room left; "" if it has."""
+    """A warning when the file system has next to no room left; "" otherwise."""
     with suppress(OSError):
         status = os.statvfs(folder)
         if status.f_bavail * status.f_frsize < _EACH // 2:

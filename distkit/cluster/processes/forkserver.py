@@ -187,7 +187,7 @@ class ForkServer:
             raise
 
     def gpus(self, device: str) -> int:
-        """How many GPUs torch sees for this wish; asks torch only where there are device files."""
+        """The number of GPUs that torch sees; asks torch only where there are device files."""
         if device == "cpu" or not (list(Path("/dev").glob("nvidia[0-9]*")) or _WSL.exists()):
             return 0
         self._send({"do": "gpus"})
@@ -248,7 +248,7 @@ class ForkServer:
         return child
 
     def why(self) -> str:
-        """Why nothing can be forked."""
+        """The reason why nothing can be forked."""
         if self.closed:
             return "no more processes can be started: this process is ending."
         with suppress(subprocess.TimeoutExpired):  # it may have just ended
@@ -307,7 +307,7 @@ def _environ() -> dict[str, str]:
 
 
 def _how(code: int) -> str:
-    """How the zygote ended, as its reaper tells; or the reaper itself."""
+    """The end of the zygote, as its reaper tells; or of the reaper itself."""
     number = -code if code < 0 else code - 128
     return f"signal {signal.Signals(number).name}" if number > 0 else f"exit status {code}"
 

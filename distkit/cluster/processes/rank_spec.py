@@ -1,4 +1,4 @@
-"""What a rank is told about itself. Imported by both sides; imports nothing heavy."""
+"""Facts that a rank is given about itself. Imported by both sides; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Spec:
 
 
 def surroundings() -> dict[str, Any]:
-    """What a rank takes over from the process that starts it, as fields of Spec."""
+    """Surroundings that a rank takes over from its starter, as fields of Spec."""
     return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}
 
 

@@ -1,4 +1,4 @@
-"""What the forked children do: be an engine, a plain rank, the controller, or a kvstore node.
+"""Roles of forked children: an engine, a plain rank, the controller, or a kvstore node.
 
 Each function is called in a fresh fork of the zygote, with its lifeline first.
 """
@@ -63,7 +63,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
 
 
 def _places(profile: str, folder: str) -> list[str]:
-    """Where ipyparallel writes: not to the user's home, which may be full or read-only."""
+    """The folders for ipyparallel: not the user's home, which may be full or read-only."""
     return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
 
 

@@ -1,4 +1,4 @@
-"""What a rank says to its starter: events, prints, outcomes, down its lifeline."""
+"""Messages of a rank to its starter: events, prints, outcomes, down its lifeline."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Printed:
 
 
 class Appended(Printed):
-    """What is appended to a file."""
+    """A file that is appended to."""
 
     def __init__(self, run: int, file: io.FileIO) -> None:
         super().__init__("stdout", run)

@@ -145,7 +145,7 @@ class Group:
         return not self._severed and self._joins == 1 and dist.is_initialized() and alone
 
     def made(self) -> int:
-        """How many groups were made in this generation: torch names the next one by it."""
+        """The number of groups made in this generation: torch names the next one by it."""
         return int(c10d._world.group_count)
 
     # -- user code that brings its own set-up -----------------------------------

@@ -257,7 +257,7 @@ class Rank:
         return outcome
 
     def _call(self, payload: bytes, after: ExitStack, settings: Settings) -> tuple[Any, list[str]]:
-        """What the function returns, and which copies of the notebook's containers it has filled.
+        """The function's result, and the copies of the notebook's containers that it has filled.
 
         The latter only if it returns nothing: then they are lost.
         """
@@ -279,7 +279,7 @@ class Rank:
 
     @contextmanager
     def _undoing(self, outcome: dict[str, Any]) -> Iterator[Settings]:
-        """What the function changes in its process ends with it; "worn" is what cannot."""
+        """Undo what the function changes in its process; "worn" is what cannot be undone."""
         settings, self._in_cell = Settings(), False
         try:
             yield settings

@@ -66,13 +66,13 @@ class PatientStore(dist.Store):
         return self._file.delete_key(key)
 
     def num_keys(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return self._file.num_keys()
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long to wait for a value at most."""
+        """Set the timeout for a value."""
         self._timeout = timeout
 
     def multi_get(self, keys: list[str]) -> list[bytes]:

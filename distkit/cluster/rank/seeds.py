@@ -52,7 +52,7 @@ def _takes_seed(fn: Any) -> bool:
 
 
 def told(seed: int | None) -> dict[str, int]:
-    """What a trace says about it."""
+    """The facts about it for a trace."""
     return {} if seed is None else {"seed": seed}
 
 

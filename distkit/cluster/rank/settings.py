@@ -1,4 +1,4 @@
-"""What a function may change in its rank's process, put back when it is over.
+"""Settings that a function may change in its rank's process, put back when it is over.
 
 A function is a program: under torchrun its process would end with it. So what it set ends with it
 here, too: folder, environment, torch's defaults and the like. A ``%%ranks`` cell is a cell: such
@@ -58,7 +58,7 @@ class Setting:
 
 
 class Settings:
-    """What everything was set to when this was made."""
+    """The values of all settings when this was made."""
 
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}

@@ -42,7 +42,7 @@ Failure = dict[str, Any]
 
 
 def outline(error: BaseException, *, released: bool) -> Failure:
-    """What can be told of an exception without running any code of its class.
+    """The part of an exception that needs no code of its class.
 
     ``released`` says that it comes of having been pulled out of the function.
     """
@@ -78,7 +78,7 @@ def _alone(error: BaseException, released: bool) -> Failure:
 
 
 def text(error: BaseException) -> str:
-    """What an exception says, with its notes and the members of a group, fit to be shown."""
+    """The text of an exception, with its notes and the members of a group, fit to be shown."""
     said = [_said(partial(str, error))]
     own = _said_of(lambda: object.__getattribute__(error, "__dict__").get("__notes__", ()))
     notes = own if isinstance(own, (list, tuple)) else ()
@@ -132,7 +132,7 @@ def _name(error: BaseException) -> str:
 
 
 def _before(error: BaseException) -> Iterator[BaseException]:
-    """What was being handled when this was raised, the latest first."""
+    """The exceptions that were being handled when this was raised, the latest first."""
     seen = {id(error)}
     while len(seen) <= MOST:
         before = slot(error, "__context__")

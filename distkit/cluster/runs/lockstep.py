@@ -1,4 +1,4 @@
-"""Where the ranks of a stepped run stand: letting them go, and waiting until nobody moves.
+"""States of the ranks of a stepped run: letting them go, waiting until none moves.
 
 The rule is :class:`distkit.diagnosis.rank_state.Board`, which is pure; here are the threads and
 the time.

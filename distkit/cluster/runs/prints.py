@@ -1,4 +1,4 @@
-"""What the ranks of a run print: a line at a time, labelled, where somebody waits for the run."""
+"""Output of the ranks of a run: a line at a time, labelled, where somebody waits for it."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class Budget:
         self.rows, self._most, self._at = float(most), most, 0.0
 
     def left(self, now: float) -> float:
-        """How many there are now."""
+        """The number left now."""
         since = now - self._at if self._at else 0.0
         self.rows, self._at = min(self._most, self.rows + RATE * since), now
         return self.rows
 
 
 class Page:
-    """What a notebook's page gets of the ranks' lines; a flood would cripple it. Pure.
+    """The part of the ranks' output that a page gets; a flood would cripple it. Pure.
 
     At most ``BURST`` rows at once and ``RATE`` a second in the long run. What is left out is
     counted, and its last lines are shown: when the run is over, and from time to time before.
@@ -142,7 +142,7 @@ class Page:
             yield from self.rest()
 
     def rest(self) -> Iterator[Text]:
-        """What is to be said about the lines that were left out, and their last ones."""
+        """A notice about the lines that were left out, and their last ones."""
         for rank, count in sorted(self._left_out.items()):
             last = self._last[rank]
             if (more := count - len(last)) > 0:

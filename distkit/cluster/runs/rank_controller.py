@@ -1,4 +1,4 @@
-"""What a run needs of those who have its ranks: a cluster, or the ranks of one call."""
+"""The interface of a run to the owner of its ranks: a cluster, or the ranks of one call."""
 
 from __future__ import annotations
 

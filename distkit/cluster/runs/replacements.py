@@ -1,4 +1,4 @@
-"""Who takes whose place in the middle of a run, and how the trace shows it. Pure."""
+"""Replacements in the middle of a run, and how the trace shows them. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lives:
         self.vacant: dict[int, str] = {}
 
     def of(self, node: int) -> int:
-        """How many had its place before."""
+        """The number of processes that had its place before."""
         return self._ended[node]
 
     def first(self, node: int) -> int:

@@ -56,7 +56,7 @@ def lost(rank: int) -> Outcome:
 
 
 def cause(status: int, *, asked: bool = False, hung: float = 0.0) -> str:
-    """How a process ended: by its exit status, and by what was meant to end it.
+    """The end of a process: by its exit status, and by what was meant to end it.
 
     ``hung`` is how long it had been silent when it was ended for that [s]; 0 if it was not.
     """
@@ -68,7 +68,7 @@ def cause(status: int, *, asked: bool = False, hung: float = 0.0) -> str:
 
 
 def ends(outcomes: list[Outcome]) -> dict[str, dict[str, str]]:
-    """How each rank ended, for the trace's ``meta["ends"]``."""
+    """The end of each rank, for the trace's ``meta["ends"]``."""
     return {str(o["rank"]): _end(o) for o in outcomes}
 
 
@@ -86,7 +86,7 @@ def _end(outcome: Outcome) -> dict[str, str]:
 
 
 def cut_short(error: dict[str, Any]) -> dict[str, Any]:
-    """What a rank raised that ended before it could say it all."""
+    """The exception of a rank that ended before it could say it all."""
     return {**error, "text": error["text"] or "(its text cannot be shown: making it did not end)"}
 
 
@@ -133,14 +133,14 @@ def of_stop(rank: int, how: str, pid: int) -> str:
 
 
 def interrupted(name: str, after: str, stopped: dict[str, str]) -> RunInterrupted:
-    """What ``cluster.interrupt()`` raises; ``stopped``: who was, by signals."""
+    """The error of ``cluster.interrupt()``; ``stopped``: who was, by signals."""
     said = [f"{name} was interrupted on all ranks; {after}."]
     said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
     return RunInterrupted(" ".join(said))
 
 
 def stopped(run: Run, findings: list[Finding]) -> RunStopped:
-    """What the stop button raises: with the reason, if the run could not have gone on."""
+    """The error of the stop button: with the reason, if the run could not have gone on."""
     told = Kind.STOPPED, Kind.IN_BACKEND
     found = [str(f) for f in findings if f.hang or f.kind in told]
     error = RunStopped("\n".join([f"{run.name} was interrupted on all ranks.", *found]))
@@ -283,7 +283,7 @@ def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
 
 
 def _before(trace: Trace, rank: int) -> str:
-    """How others ended in its place, in the same run."""
+    """The ends of others in its place, in the same run."""
     hows = [r["how"] for r in trace.meta.get("replaced", []) if r["node"] == rank]
     if not hows:
         return ""
@@ -293,7 +293,7 @@ def _before(trace: Trace, rank: int) -> str:
 
 
 def _last_words(log: str, most: int = 15) -> str:
-    """What a crash report says to the user: the message, and the lines that are theirs."""
+    """The part of a crash report for the user: the message, and the lines that are theirs."""
     message = log.partition("Fatal Python error")[0].splitlines()[-most:]
     crashed = log.partition("(most recent call first):")[2].partition("\n\n")[0]
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', crashed)
@@ -348,7 +348,7 @@ _IN_PLACE = re.compile(
 
 
 def _of_nothing(error: dict[str, Any]) -> list[str]:
-    """Why a variable of the line that raised is None: its collective returns nothing."""
+    """The reason why a variable of the line that raised is None: a collective returned it."""
     where = next((f for f in reversed(error["frames"]) if is_users(f[0])), None)
     if where is None or "NoneType" not in error["text"]:
         return []
@@ -357,7 +357,7 @@ def _of_nothing(error: dict[str, Any]) -> list[str]:
 
 
 def of_returned(name: str, outcomes: Iterable[Outcome], trace: Trace) -> list[str]:
-    """Why a function, or a cell, returned None everywhere: it is what a collective returned."""
+    """A remark on a function, or cell, that returns what a collective returned: None."""
     if any(o.get("of") != "NoneType" for o in outcomes):
         return []
     for text in trace.meta["sources"].values():
@@ -376,7 +376,7 @@ def of_returned(name: str, outcomes: Iterable[Outcome], trace: Trace) -> list[st
 
 
 def _why_none(lines: list[str]) -> list[str]:
-    """Why what the last of these lines uses is None: it is what a collective returned."""
+    """The reason why a name in the last of these lines is None: a collective returned it."""
     unknown = set(re.findall(r"\w+", lines[-1])) if lines else set()
     for before in reversed(lines[:-1]):
         if before.lstrip().startswith(("def ", "async def ", "class ")):
@@ -391,7 +391,7 @@ def _why_none(lines: list[str]) -> list[str]:
 
 
 def _in_place(collective: str, tensor: str) -> str:
-    """Where the result of a collective is, which returns None."""
+    """The place of the result of a collective, which returns None."""
     if collective == "send":
         return "send returns None when the transfer is over. isend returns a request to wait for."
     tensor = "gather_list" if collective == "gather" else tensor
@@ -405,7 +405,7 @@ def _headline(error: dict[str, Any]) -> str:
 
 
 def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
-    """What became of those that did not raise it."""
+    """The ends of the ranks that did not raise it."""
     released = [o["rank"] for o in others if "error" in o]
     held = [o["rank"] for o in others if "died" in o and o.get("released")]
     said = [
@@ -448,7 +448,7 @@ def _frame(file: str, number: int, function: str, text: str | None) -> str:
 
 
 def _waited(trace: Trace, rank: int) -> str:
-    """What a released rank was in, as far as the trace tells."""
+    """The call that a released rank was in, as far as the trace tells."""
     for span in reversed(trace.spans):
         if span.rank == rank and span.state is State.SCHEDULED:
             return f"rank {rank} was paused before {span.op}{_at(span.where)}"
@@ -463,7 +463,7 @@ def _name(trace: Trace, rank: int) -> str:
 
 
 def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:
-    """Where a rank was, and that in words.
+    """The line of a rank, and the same in words.
 
     A crash report names the line that it died at, the innermost of the user's. What is recorded
     names no more than its last call.

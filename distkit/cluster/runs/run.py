@@ -132,30 +132,30 @@ class Run:
 
     @property
     def results(self) -> list[Any]:
-        """What the function returned, by rank; waits, and raises as :meth:`wait` does."""
+        """The function's results, by rank; waits, and raises as :meth:`wait` does."""
         self.wait()
         return self._unpack_results()
 
     @property
     def output(self) -> list[str]:
-        """What each rank has printed so far, by rank; a notebook may show less of it."""
+        """The output of each rank so far, by rank; a notebook may show less of it."""
         return [self.prints.all_of(rank) for rank in self.ranks]
 
     @property
     def error(self) -> RunError | None:
-        """What went wrong, None if nothing has."""
+        """The error of the run, None if there is none."""
         if self.finished and self._error is None:
             self._unpack_results()
         return self._error
 
     @property
     def replaced(self) -> list[dict[str, Any]]:
-        """Who ended in the middle of the run and was replaced: node, name, how and time [s]."""
+        """Processes that ended during the run and were replaced: node, name, how and time [s]."""
         return [{**r, "time": self.clock(r["time"])} for r in self._lives.replaced]
 
     @property
     def trace(self) -> Trace:
-        """What the ranks said to each other, as far as it has arrived."""
+        """The communication of the ranks, as far as it has arrived."""
         if self._trace is None or not self.finished:
             self._unpack()
             events, until = list(self._events), self.clock(time.monotonic())
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def findings(self) -> list[Finding]:
-        """What :meth:`distkit.Trace.diagnose` finds in the trace, as far as it has arrived."""
+        """The findings of :meth:`distkit.Trace.diagnose`, as far as the trace has arrived."""
         return self._deadlock or self.trace.diagnose()
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -355,7 +355,7 @@ class Run:
         self.on_end()
 
     def life(self, rank: int) -> int:
-        """How many had this rank's place in this run before."""
+        """The number of processes that had this rank's place in this run before."""
         return self._lives.of(rank)
 
     def add_death(self, rank: int, status: int, folder: str) -> None:
@@ -565,7 +565,7 @@ class Run:
             return None
 
     def _note_ends(self, outcomes: list[dict[str, Any]]) -> None:
-        """What the ranks said about themselves in the end belongs into the trace."""
+        """Add what the ranks said about themselves in the end to the trace."""
 
         def counts(key: str) -> dict[str, Any]:
             return {str(o["rank"]): o[key] for o in outcomes if o.get(key)}

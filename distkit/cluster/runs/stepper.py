@@ -172,7 +172,7 @@ class Stepper:
 
     @property
     def moments(self) -> list[Moment]:
-        """What there is to look back at, from the first pause until now."""
+        """The moments from the first pause until now."""
         return self._stage.moments
 
     @property
@@ -190,7 +190,7 @@ class Stepper:
 
     @property
     def choices(self) -> list[tuple[int, ...]]:
-        """Who was let go in each step: the interleaving of this run."""
+        """The ranks that were let go in each step: the interleaving of this run."""
         return [moment.choice for moment in self.moments if moment.choice]
 
     def save(self, path: str | Path) -> Path:
@@ -241,14 +241,14 @@ class Stepper:
 
     @property
     def findings(self) -> list[Finding]:
-        """Why it cannot go on, if it cannot; what was wrong with it, when it is over."""
+        """The findings: why it cannot go on, or what was wrong when it is over."""
         if self.run.finished:
             return self.run.findings
         return [f for f in self.run.findings if f.hang] if self._stage.deadlocked else []
 
     @property
     def error(self) -> str:
-        """How the run went wrong, in words; "" if it has not."""
+        """The error of the run in words; "" if there is none."""
         return "" if self.run.error is None else str(self.run.error)
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:

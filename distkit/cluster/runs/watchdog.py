@@ -21,7 +21,7 @@ PATIENCE = 1.0
 
 
 class Watch:
-    """What the ranks of one run wait for."""
+    """The waits of the ranks of one run."""
 
     def __init__(self) -> None:
         # rank -> the operations that its threads wait in, since when, until when
