@@ -60,7 +60,10 @@ class Modules:
         if len(sys.modules) == len(known):  # to look at names copies the pages that they are on
             return {}
         new = [name for name in list(sys.modules) if name not in known]
-        return {name: sys.modules.pop(name) for name in new if _is_users(name, sys.modules[name])}
+        mine = {name: sys.modules[name] for name in new if _is_users(name, sys.modules[name])}
+        for name in mine:  # only now: a folder's __path__ asks for that of its parent
+            del sys.modules[name]
+        return mine
 
 
 @cache
