@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from distkit.errors import KVStoreError
+from distkit.kvstore.client.local import LocalLink
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
@@ -103,11 +104,11 @@ class InProcess:
             self._waiting.clear()
 
 
-class _Line:
+class _Line(LocalLink):
     """A worker's end of it."""
 
     def __init__(self, servers: InProcess, rank: int) -> None:
-        self._servers, self._rank = servers, rank
+        self._servers, self._rank, self._answers = servers, rank, servers.answers[rank]
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Have them answered at once."""
@@ -118,27 +119,13 @@ class _Line:
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here."""
-        servers, mine = self._servers, self._servers.answers[self._rank]
+        servers, mine = self._servers, self._answers
         with servers.changed:
             if not servers.changed.wait_for(lambda: mine or not wait, PATIENCE):
                 raise KVStoreError(f"worker {self._rank} has waited {PATIENCE:g} s for an answer.")
             found = list(mine)
             mine.clear()
             return found
-
-    def renew(self, node: int) -> None:
-        """Nobody takes its place."""
-
-    def lost(self) -> dict[int, str]:
-        """Nobody ends."""
-        return {}
-
-    def again(self) -> set[int]:
-        """Nobody was away."""
-        return set()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _travelled(message: Message) -> tuple[Message, int]:

@@ -291,14 +291,15 @@ def mark(label: str) -> Iterator[None]:
     if recorder is None:
         yield
         return
-    seq, where, given = recorder.next_seq(), user_line(2), {"label": label}
-    recorder.record(seq, Op.MARK, State.STARTED, attributes=given, where=where)
+    about: dict[str, Any] = {"attributes": {"label": label}, "where": user_line(2)}
+    seq = recorder.next_seq()
+    recorder.record(seq, Op.MARK, State.STARTED, **about)
     try:
         yield
     except BaseException:
-        recorder.record(seq, Op.MARK, State.FAILED, attributes=given, where=where)
+        recorder.record(seq, Op.MARK, State.FAILED, **about)
         raise
-    recorder.record(seq, Op.MARK, State.COMPLETED, attributes=given, where=where)
+    recorder.record(seq, Op.MARK, State.COMPLETED, **about)
 
 
 # -- values ---------------------------------------------------------------------

@@ -198,36 +198,36 @@ _known = record(
         **dict.fromkeys(_WORDS, text),
     }
 )
-_OPS, _STATES = frozenset(map(str, Op)), frozenset(map(str, State))
 
 
-def look(
-    op: Any,
-    state: Any,
-    peer: Any,
-    group: Any,
-    nbytes: Any,
-    shape: Any,
-    dtype: Any,
-    tag: Any,
-    where: Any,
-    attributes: Any,
-) -> None:
+def _attributes(value: Any, field: str) -> None:
+    by_name(_one_or_more)(value, field)
+    _known(value, field)
+
+
+def _optional(check: Check) -> Check:
+    return lambda value, field: None if value is None else check(value, field)
+
+
+#: What many events have in common, in this order.
+_LOOK: dict[str, Check] = {
+    "op": word(*map(str, Op)),
+    "state": word(*map(str, State)),
+    "peer": _optional(rank),
+    "group": text,
+    "nbytes": whole,
+    "shape": items(whole),
+    "dtype": text,
+    "tag": _optional(partial(whole, least=-LARGEST)),
+    "where": text,
+    "attributes": _attributes,
+}
+
+
+def look(*values: Any) -> None:
     """The fields that many events share."""
-    if type(op) is not str or op not in _OPS:
-        raise wrong("op", "an operation's name", op)
-    if type(state) is not str or state not in _STATES:
-        raise wrong("state", "a state's name", state)
-    if peer is not None:
-        rank(peer, "peer")
-    whole(nbytes, "nbytes")
-    items(whole)(shape, "shape")
-    if tag is not None:
-        whole(tag, "tag", least=-LARGEST)
-    for value, field in ((group, "group"), (dtype, "dtype"), (where, "where")):
-        text(value, field)
-    by_name(_one_or_more)(attributes, "attributes")
-    _known(attributes, "attributes")
+    for (field, check), value in zip(_LOOK.items(), values, strict=True):
+        check(value, field)
 
 
 def ranks(column: Any) -> None:

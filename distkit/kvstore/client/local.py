@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ class LocalLink:
 
     def __init__(self) -> None:
         self._server = KVServer(Synchronous(), workers=[0], watch=updating)
-        self._answers: list[Message] = []
+        self._answers = deque[Message]()
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Have them answered at once."""
@@ -25,7 +26,8 @@ class LocalLink:
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers to what was sent since."""
-        answers, self._answers = self._answers, []
+        answers = list(self._answers)
+        self._answers.clear()
         return answers
 
     def renew(self, node: int) -> None:

@@ -188,16 +188,10 @@ class Answering:
         if type(request) not in _MESSAGES:
             return
         facts = self._open[request.match] = _facts(request)
-        tensor = _tensor(request)
-        common = {
-            "peer": request.node,
-            "match": request.match,
-            "attributes": facts,
-            **_fields(tensor),
-        }
+        common, values = _about(request, facts)
         seq = rec.next_seq()
         rec.record(seq, Op.RECV, State.SCHEDULED, **common)
-        rec.record(seq, Op.RECV, State.COMPLETED, **common | _values(tensor))
+        rec.record(seq, Op.RECV, State.COMPLETED, **common, **values)
 
     def answering(self, answer: Message) -> None:
         """An answer is about to leave: that to a pull says that its push was accepted."""
@@ -213,19 +207,13 @@ class Answering:
         rec = recorder.current()
         if rec is None or facts is None:
             return
-        tensor = _tensor(answer)
         if isinstance(answer, Error):
             facts = {**facts, "refused": True}
         if late := getattr(answer, "dropped", 0):  # so many gradients came too late for their round
             facts = {**facts, "dropped": late}
-        common = {
-            "peer": answer.node,
-            "match": answer.match,
-            "attributes": facts,
-            **_fields(tensor),
-        }
+        common, values = _about(answer, facts)
         seq = rec.next_seq()
-        rec.record(seq, Op.SEND, State.STARTED, **common | _values(tensor))
+        rec.record(seq, Op.SEND, State.STARTED, **common, **values)
         rec.record(seq, Op.SEND, State.COMPLETED, **common)
 
 
@@ -249,7 +237,9 @@ def _updating(rec: Recorder, update: Update, server: int | None) -> Iterator[Non
         "workers": tuple(update.workers),
         "late": tuple(update.staleness),
     }
+    nbytes, shape, dtype = _layout(entry.value)
     told: dict[str, Any] = {"attributes": facts, "peer": server}
+    told |= {"nbytes": nbytes, "shape": shape, "dtype": dtype}
     rec.record(seq, Op.MARK, State.STARTED, **told, **_values(entry.value))
     yield
     rec.record(seq, Op.MARK, State.COMPLETED, **told, **_values(entry.value))
@@ -285,12 +275,14 @@ def _layout(tensor: Tensor | None) -> tuple[int, tuple[int, ...], str]:
     return tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)
 
 
-def _fields(tensor: Tensor | None) -> dict[str, Any]:
-    return dict(zip(("nbytes", "shape", "dtype"), _layout(tensor), strict=True))
+def _about(message: Message, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a message's events say at both of its ends, and its values."""
+    tensor = _tensor(message)
+    layout = zip(("nbytes", "shape", "dtype"), _layout(tensor), strict=True)
+    about = {"peer": message.node, "match": message.match, "attributes": facts, **dict(layout)}
+    return about, {} if tensor is None else _values(tensor)
 
 
-def _values(tensor: Tensor | None) -> dict[str, Any]:
+def _values(tensor: Tensor) -> dict[str, Any]:
     rec = recorder.current()
-    if tensor is None or rec is None or not rec.can_look():
-        return _fields(tensor)
-    return {**_fields(tensor), "summary": rec.look(tensor)}
+    return {"summary": rec.look(tensor)} if rec is not None and rec.can_look() else {}
