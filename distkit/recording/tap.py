@@ -469,7 +469,7 @@ class Tap:
             fitting = [call.op for call in CALLS.values() if str(call.op) in name]
             if recorder is not None and fitting:
                 op = max(fitting, key=len)  # "all_reduce_coalesced" has "reduce" in it, too
-                fields = (None, "", 0, (), "", None, user_line(2), "not a member", None)
+                fields = (None, "", 0, (), "", None, user_line(2), None, None)
                 Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
