@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distkit.views.widget.assets import esm
-
 RESULTS = Path(__file__).parents[2] / "test-results"
 
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -34,7 +32,7 @@ class Sheet:
     def __init__(self, tab: Any, view: Any, path: Path) -> None:
         self.tab, self.page, self.view = tab, tab.page, view
         name = type(view).__name__.lower()
-        script = esm(name).replace("export default", "const view =")
+        script = view._esm.replace("export default", "const view =")
         picture = json.dumps(view.get_state("picture")["picture"], allow_nan=False, default=letters)
         text = PAGE % (view._css, script, picture.replace("<", "\\u003c"))
         path.write_text(text, encoding="utf-8")

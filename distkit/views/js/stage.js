@@ -5,7 +5,7 @@ import { clamp } from "./numbers.js";
 import { brightness, readable } from "./colors.js";
 import { Bar, Player } from "./player.js";
 import { onTheme } from "./repaint.js";
-import { Scene } from "./scene.js";
+import { Scene } from "./stagescene.js";
 import { Script, words } from "./script.js";
 import { unfold } from "./unfold.js";
 

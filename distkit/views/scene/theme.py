@@ -131,3 +131,68 @@ def theme() -> dict[str, Any]:
         "dark": {"ranks": RANKS_DARK, "traces": TRACES_DARK, "warning": WARNING_DARK},
         "sizes": SIZES,
     }
+
+
+#: How marks look, by class: SVG's presentation attributes. Colours have names: ink, paper, muted
+#: and warning are the page's, "ink 5" is so many percent of ink on paper, rank is a rank's own
+#: colour and label reads well on it.
+MARKS: dict[str, dict[str, str | float]] = {
+    # areas
+    "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
+    "now": {"fill": "ink 9"},
+    "own": {"fill": "rank"},
+    "pale": {"fill": "rank", "fill-opacity": 0.22},
+    "faded": {"fill": "rank", "fill-opacity": 0.35},
+    "merging": {"fill": "rank", "fill-opacity": 0.7},
+    "full": {"fill": "ink"},
+    "gray": {"fill": "ink 45"},
+    "bad": {"fill": "warning"},
+    "slot": {"fill": "ink 4", "stroke": "ink 30", "stroke-dasharray": "3 2.5"},
+    "pill": {"fill": "paper", "stroke": "ink", "stroke-width": 1.4},
+    "ring": {"fill": "paper", "stroke": "rank", "stroke-width": 2.6},
+    "held": {
+        "fill": "paper",
+        "stroke": "rank",
+        "stroke-width": 2.6,
+        "stroke-dasharray": "3.2 2.2",
+    },
+    "waiting": {
+        "fill": "paper",
+        "stroke": "rank",
+        "stroke-width": 3,
+        "stroke-dasharray": "5.5 4",
+    },
+    "hover": {"fill": "none", "pointer-events": "all"},
+    # lines
+    "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
+    "dots": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5, "stroke-dasharray": "2 5"},
+    "axis": {"fill": "none", "stroke": "muted"},
+    "flight": {"fill": "none", "stroke": "rank", "stroke-width": 2.5, "stroke-linecap": "round"},
+    "past": {"fill": "none", "stroke": "rank", "stroke-width": 2.5, "stroke-opacity": 0.6},
+    "answer": {"fill": "none", "stroke": "muted", "stroke-width": 2.5},
+    "wrong": {"fill": "none", "stroke": "warning", "stroke-width": 2.5},
+    "lost": {
+        "fill": "none",
+        "stroke": "warning",
+        "stroke-width": 2.5,
+        "stroke-linecap": "round",
+        "stroke-dasharray": "2 7",
+    },
+    "arc": {"fill": "none", "stroke": "ink", "stroke-width": 1.6, "stroke-dasharray": "4 4"},
+    "cross": {"fill": "none", "stroke": "warning", "stroke-width": 4},
+    # words
+    "name": {"fill": "ink", "font-size": 13.5, "font-weight": 700},
+    "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code"},
+    "words": {"fill": "muted", "font-size": 12},
+    "small": {"fill": "muted", "font-size": 11},
+    "tick": {"fill": "muted", "font-size": 10.5},
+    "figure": {"fill": "ink", "font-size": 18, "font-weight": 700},
+    "count": {"fill": "ink", "font-size": 10.5},
+    "version": {"fill": "ink", "font-size": 12.5, "font-weight": 700},
+    "reversed": {"fill": "paper", "font-size": 12.5, "font-weight": 700},
+    "label": {"fill": "label", "font-size": 11, "font-weight": 700},
+    "number": {"fill": "label", "font-size": 21, "font-weight": 700},
+    "hollow": {"fill": "ink", "font-size": 21, "font-weight": 700},
+    "strong": {"fill": "ink", "font-size": 12.5, "font-weight": 700},
+    "late": {"fill": "warning", "font-size": 12, "font-weight": 700},
+}

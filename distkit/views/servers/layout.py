@@ -1,4 +1,4 @@
-"""Where servers, keys, workers and the scheduler are drawn: pixels, for both painters."""
+"""Where servers, keys, workers and the scheduler are drawn, in pixels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from distkit.views.scene.frame import Json
 
-WIDTH, FIELD = 760, 616  # with a scheduler, all others are in the field to its left
+WIDTH, FIELD = 720, 580  # with a scheduler, all others are in the field to its left
 #: At most so many are drawn; the others share a place beside them.
 MAX_SERVERS, MAX_WORKERS, MAX_KEYS = 4, 10, 6
 LEAST = 9  # width of a slot, and what follows it
-HEAD, ROW, GAP, MARGIN, AISLE = 38, 54, 20, 10, 168  # heights, and the way to the workers
+HEAD, ROW, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the way to the workers
 
 
 def cards(servers: Sequence[int], keys: dict[int, int], width: float) -> list[Json]:
@@ -54,10 +54,10 @@ def row(card: Json, nth: int, quorum: int) -> Json:
     n = max(1, quorum)
     each = min(38.0, (w - 114) / n)
     if each >= LEAST:
-        slots = [[round(x + i * each, 1), y + 28, round(each - 4, 1), 17] for i in range(n)]
+        slots = [[round(x + i * each, 1), y + 26, round(each - 4, 1), 17] for i in range(n)]
         after = x + n * each
     else:  # a bar, and how many of how many
-        slots, after = [[x, y + 28, max(20.0, min(70.0, w - 150)), 17]], x + w / 2 + 6
+        slots, after = [[x, y + 26, max(20.0, min(70.0, w - 150)), 17]], x + w / 2 + 6
     return {
         "shown": True,
         "x": x,
@@ -65,8 +65,8 @@ def row(card: Json, nth: int, quorum: int) -> Json:
         "w": w,
         "h": ROW,
         "slots": slots,
-        "wait": [round(after + 11, 1), y + 36.5],
-        "pill": [x + w - 19, y + 14],
+        "wait": [round(after + 11, 1), y + 34.5],
+        "pill": [x + w - 19, y + 13],
     }
 
 
@@ -82,7 +82,7 @@ def people(workers: Sequence[int], top: float, width: float) -> list[Json]:
             "x": round(left + i * each, 1),
             "y": top,
             "room": round(each, 1),
-            "r": 24 if spots <= 6 else 17,
+            "r": 22 if spots <= 6 else 17,
         }
         for i, rank in enumerate(drawn)
     ]

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from distkit.events import Op
 from distkit.trace.log import EventLog
@@ -70,11 +71,10 @@ def project(trace: EventLog, live: bool = False) -> Json:
             [at[u.server, u.key], u.version, u.begin, u.end, list(u.late.items())]
             for u in _recent(story.updates, start)
         ],
-        "known": _known(story, at),
-        "runs": sorted(story.begins.values()),
-        "status": [[s.time, s.node, s.kind, s.text, list(s.awaited)] for s in _from(doing, start)],
+        "versions": [v for v in _versions(story, at) if v[3] is None or v[3] > start],
+        "status": _lasting(_from(doing, start)),
         "present": [
-            [r.arrived, r.node]
+            [r.node, r.run, r.arrived, _finite(story.over(r.run))]
             for r in story.requests
             if r.op is Op.REGISTER and r.arrived is not None
         ],
@@ -131,8 +131,6 @@ def _drawn(story: Story, rows: list[tuple[int, str]], names: dict[int, str], quo
         else []
     )
     return {
-        "width": layout.WIDTH,
-        "height": top + 74,
         "cards": cards,
         "workers": people,
         "scheduler": scheduler,
@@ -214,23 +212,48 @@ def _gradients(
     return found
 
 
-def _known(story: Story, at: dict[tuple[int, str], int]) -> list[list[float]]:
-    """When each row got its first value, in each run."""
-    found: dict[tuple[int, int], float] = {}
+def _versions(story: Story, at: dict[tuple[int, str], int]) -> list[list[Any]]:
+    """Row, version, from when to when, and whose gradients the update took: [worker, late]."""
+    given: dict[tuple[int, int], float] = {}  # when each row got its first value, in each run
     for r in story.requests:
-        given_up = r.failed is not None and (r.refused or r.left is None)
-        if (r.server, r.key) not in at or r.arrived is None or given_up:
+        row = at.get((r.server, r.key))
+        lost = r.failed is not None and (r.refused or r.left is None)
+        if row is None or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
             continue
-        if r.op is not Op.INIT or r.whole:
-            one = r.run, at[r.server, r.key]
-            found[one] = min(found.get(one, math.inf), r.arrived)
-    return sorted([time, row] for (_, row), time in found.items())
+        given[r.run, row] = min(given.get((r.run, row), math.inf), r.arrived)
+    changes: list[tuple[float, int, int, int, list[tuple[int, int]]]]
+    changes = [(time, run, row, 0, []) for (run, row), time in given.items()]
+    for u in story.updates:
+        if u.end is not None:
+            changes.append((u.end, u.run, at[u.server, u.key], u.version, list(u.late.items())))
+    over = {run: _finite(story.over(run)) for run in story.begins}
+    found: list[list[Any]] = []
+    last: dict[int, tuple[int, list[Any]]] = {}
+    for time, run, place, version, late in sorted(changes):
+        before, entry = last.get(place, (-1, [place, 0, time, None]))
+        if version == 0 and before == run:
+            continue  # it has one: the server's note of the first came later
+        entry[3] = time if entry[3] is None else min(entry[3], time)
+        found.append([place, version, time, over.get(run), late])
+        last[place] = run, found[-1]
+    return found
 
 
 def _from(status: Sequence[Status], start: float) -> list[Status]:
     """The statuses since a time, and the last one before it of each node."""
     before = {s.node: s for s in status if s.time <= start}
     return [*before.values(), *(s for s in status if s.time > start)]
+
+
+def _lasting(status: list[Status]) -> list[list[Any]]:
+    """Node, kind, from when to when, text, and whom it waits for."""
+    found, last = [], dict[int, list[Any]]()
+    for s in status:
+        if s.node in last:
+            last[s.node][3] = s.time
+        last[s.node] = [s.node, s.kind, s.time, None, s.text, list(s.awaited)]
+        found.append(last[s.node])
+    return found
 
 
 def _recent(updates: list[Update], start: float) -> list[Update]:

@@ -1,4 +1,4 @@
-"""How stale the gradients of a run were: a histogram, its bins and places for both painters. Pure.
+"""How stale the gradients of a run were: the bins of a histogram and their places. Pure.
 
 The staleness of a gradient is the number of updates between its worker's pull and the moment when
 it is applied.
@@ -14,23 +14,23 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 
 #: At most so many bins; the room for all of them, the width of one and the highest bar, in pixels.
-MAX_BINS, ROOM, WIDEST, HIGH = 12, 460.0, 58.0, 50
-AXIS = "staleness: updates between a worker's pull and the applying of its gradient"
+MAX_BINS, ROOM, WIDEST, HIGH = 12, 200.0, 40.0, 36
+AXIS = ["updates between a worker's pull", "and the applying of its gradient"]
 #: The size of the letters, how much wider than ours a page's font may be, and what is left free.
-LETTERS, WIDER, FREE = 10.5, 1.14, 4.0
+LETTERS, WIDER, FREE = 10.5, 1.14, 2.0
 
 
 def histogram(late: Iterable[int]) -> Json:
     """Bins of equal width from 0 on, of one value each as long as there are few.
 
-    ``width`` is in updates; ``labels`` has the values of each bin and ``totals`` its gradients at
-    the end of the run; ``pitch`` is the distance of two bars and ``room`` all of the width in
-    pixels, ``high`` the height of the highest bar; ``axis`` is the axis' title.
+    ``width`` is in updates; ``labels`` has the first value of each bin, ``ranges`` all of them and
+    ``totals`` its gradients at the end of the run; ``pitch`` is the distance of two bars in pixels,
+    ``high`` the height of the highest one; ``axis`` is the axis' title.
 
     Args:
         late: the staleness of each gradient.
 
-    >>> histogram([0, 0, 1, 3])["labels"], histogram([0, 25, 427])["labels"][:2]
+    >>> histogram([0, 0, 1, 3])["ranges"], histogram([0, 25, 427])["ranges"][:2]
     (['0', '1', '2', '3'], ['0–49', '50–99'])
     >>> histogram([0, 25, 427])["totals"]
     [2, 0, 0, 0, 0, 0, 0, 0, 1]
@@ -51,8 +51,17 @@ def said(staleness: Json, counts: Iterable[int]) -> str:
     >>> said(histogram([0, 0, 1]), [2, 1, 0])
     '0: 2, 1: 1'
     """
-    pairs = zip(staleness["labels"], counts, strict=True)
+    pairs = zip(staleness["ranges"], counts, strict=True)
     return ", ".join(f"{label}: {n:,}" for label, n in pairs if n)
+
+
+def brief(n: int) -> str:
+    """A count in few letters.
+
+    >>> brief(9_999), brief(123_458)
+    ('9,999', '123k')
+    """
+    return f"{n:,}" if n < 10_000 else f"{n // 1000:,}k"
 
 
 def _widths(most: int) -> Iterator[int]:
@@ -66,14 +75,14 @@ def _binned(found: Counter[int], most: int, width: int) -> Json:
     totals = [0] * len(firsts)
     for late, n in found.items():
         totals[late // width] += n
-    labels = [f"{a:,}" if width == 1 else f"{a:,}–{a + width - 1:,}" for a in firsts]
+    ranges = [f"{a:,}" if width == 1 else f"{a:,}–{a + width - 1:,}" for a in firsts]
     pitch = round(min(WIDEST, ROOM / len(firsts)), 1)
     return {
         "width": width,
-        "labels": labels,
+        "labels": [f"{a:,}" for a in firsts],
+        "ranges": ranges,
         "totals": totals,
         "pitch": pitch,
-        "room": ROOM,
         "high": HIGH,
         "axis": AXIS,
     }
@@ -81,6 +90,6 @@ def _binned(found: Counter[int], most: int, width: int) -> Json:
 
 def _fits(drawn: Json) -> bool:
     """True if no label and no count reaches into the next bin; a single bin has no next one."""
-    words = [*drawn["labels"], *(f"{n:,}" for n in drawn["totals"])]
+    words = [*drawn["labels"], *map(brief, drawn["totals"])]
     widest = max(text_width(word, LETTERS) for word in words)
     return WIDER * widest + FREE <= drawn["pitch"] or len(drawn["labels"]) == 1

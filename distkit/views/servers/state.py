@@ -1,13 +1,10 @@
-"""What a run with a parameter server is like at a moment, found in the projection's intervals.
-
-js/serversstate.js does the same in the browser.
-"""
+"""What a run with a parameter server is like at a moment, found in the projection's intervals."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from distkit.views.scene.frame import Json
 
@@ -36,61 +33,47 @@ class Moment:
     present: set[int]
 
 
-def at(picture: Json, time: float) -> Moment:
+def at(run: Json, time: float) -> Moment:
     """The state at a time [s]."""
-    run = max((t for t in picture["runs"] if t <= time), default=-math.inf)
-    rows = [RowState() for _ in picture["rows"]]
-    for since, row in picture["known"]:
-        if run <= since <= time:
-            rows[row].version = 0
-    for row, version, begin, end, late in picture["updates"]:
-        if begin >= run and end is not None and end <= time:
-            rows[row].version, rows[row].last = version, late
-    for row, worker, begin, end, slot, version, _ in picture["gradients"]:
-        if begin <= time and (end is None or end > time):
-            rows[row].slots.append((slot, worker, version))
-    for row, worker, begin, end in picture["held"]:
-        if begin <= time and (end is None or end > time):
-            rows[row].held.append(worker)
-    status = {
-        node: (kind, text, awaited)
-        for since, node, kind, text, awaited in picture["status"]
-        if since <= time
-    }
-    return Moment(rows, status, {node for t, node in picture["present"] if run <= t <= time})
+
+    def now(name: str) -> Iterator[list[Any]]:
+        """Those intervals, from the third value to the fourth, that the time is in."""
+        return (s for s in run[name] if s[2] <= time and (s[3] is None or s[3] > time))
+
+    rows = [RowState() for _ in run["rows"]]
+    for row, version, _, _, late in now("versions"):
+        rows[row].version, rows[row].last = version, late
+    for row, worker, _, _, slot, version, _ in now("gradients"):
+        rows[row].slots.append((slot, worker, version))
+    for row, worker, *_ in now("held"):
+        rows[row].held.append(worker)
+    status = {node: (kind, text, awaited) for node, kind, _, _, text, awaited in now("status")}
+    return Moment(rows, status, {node for node, *_ in now("present")})
 
 
-def counts(picture: Json) -> Json:
+def counts(run: Json) -> Json:
     """The counters at the end: pushes, pulls, updates, bytes there and back, bins of staleness."""
-    sums = {**picture["base"], "late": list(picture["base"]["late"])}
-    for beat in (b for b in picture["beats"] if b["end"] is not None):
+    sums = {**run["base"], "late": list(run["base"]["late"])}
+    for beat in (b for b in run["beats"] if b["end"] is not None):
         size, kind = beat.get("nbytes", 0), beat["kind"]
         sums["pushes"] += kind == "push"
         sums["pulls"] += kind == "weights"
         sums["updates"] += kind == "update"
         sums["there"] += size * (kind == "push")
         sums["back"] += size * (kind == "weights")
-    for *_, where in picture["gradients"]:
+    for *_, where in run["gradients"]:
         if where is not None:
             sums["late"][where] += 1
     return sums
 
 
-def resting(picture: Json, time: float) -> Json | None:
-    """The beat that has ended last."""
-    ends = [b["end"] for b in picture["beats"] if b["end"] is not None]
-    i = bisect_right(ends, time)
-    return picture["beats"][i - 1] if i else None
-
-
-def stretches(picture: Json, node: int) -> list[tuple[str, float, float]]:
+def stretches(run: Json, node: int) -> list[tuple[str, float, float]]:
     """When a worker waits and computes: kind, begin and end [s]."""
-    mine = [s for s in picture["status"] if s[1] == node]
-    ends = [*(s[0] for s in mine[1:]), picture["end"]]
     found: list[tuple[str, float, float]] = []
-    for (begin, _, kind, *_), end in zip(mine, ends, strict=False):
+    for _, kind, begin, end, *_ in (s for s in run["status"] if s[0] == node):
+        until = run["end"] if end is None else end
         if found and found[-1][0] == kind and found[-1][2] == begin:
-            found[-1] = kind, found[-1][1], end
+            found[-1] = kind, found[-1][1], until
         elif kind in ("waits", "works"):
-            found.append((kind, begin, end))
+            found.append((kind, begin, until))
     return found

@@ -1,23 +1,23 @@
 """A parameter server at work: keys on servers, pushes and pulls under way, who waits for whom.
 
-What happened is read in server_story.py and server_waits.py, the projection is in
-server_projection.py, the browser's painter in js/, the static one in server_static.py.
+What happened is read in story.py and waits.py, projection.py makes it plain data, scene.py marks.
 """
 
 from __future__ import annotations
 
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
+from distkit.views.scene.units import count, human_bytes
 from distkit.views.servers.projection import project
-from distkit.views.servers.static import to_svg, to_table
-from distkit.views.widget.assets import css, esm
-from distkit.views.widget.view import WholeView
+from distkit.views.servers.scene import NOTHING, draw
+from distkit.views.servers.staleness import said
+from distkit.views.servers.state import at, counts
+from distkit.views.widget.scene import SceneView
 
-#: These parts of the picture mostly grow; of them only what is new travels.
-GROWING = ("beats", "gradients", "held", "updates", "known", "status", "present")
+MAX_ROWS = 24  # keys that are written in the table
 
 
-class Servers(WholeView):
+class Servers(SceneView):
     """Shows a run with a parameter server in trace time, message by message.
 
     Each server has its keys with their versions, and an inbox per key in which gradients wait for
@@ -45,25 +45,42 @@ class Servers(WholeView):
       1 push (8 B), 0 pulls (0 B), 1 update; gradients of staleness 0: 1
     """
 
-    _esm = esm("servers")
-    _css = css("servers")
-
     def _project(self, trace: EventLog) -> Json:
-        return project(trace, live=self._live)
-
-    def _changes(self, before: Json, now: Json) -> Json:
-        """Of the parts that grow: how much of them is as it was, and what comes after that."""
-        grown = {name: _grown(before[name], now[name]) for name in GROWING}
-        return {**now, **grown}
-
-    def _svg(self) -> str:
-        return to_svg(self._data)
+        self._run = project(trace, live=self._live)
+        return draw(self._run)
 
     def __repr__(self) -> str:
-        return to_table(self._data)
+        return to_table(self._run)
 
 
-def _grown(before: list[object], now: list[object]) -> Json:
-    pairs = zip(before, now, strict=False)
-    keep = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(now)))
-    return {"keep": keep, "more": now[keep:]}
+def to_table(run: Json) -> str:
+    """For a terminal, at the end: keys and their versions, who waits for whom, the counters."""
+    p, now = run, at(run, run["end"])
+    names = {rank: name for rank, _, name in p["lanes"]}
+    lines = [f"{p['title'] or 'Servers'}: {', '.join(p['facts'])}".rstrip(": ")]
+    if not p["beats"]:
+        return f"{lines[0]}\n  {NOTHING}"
+    for row, state in list(zip(p["rows"], now.rows, strict=True))[:MAX_ROWS]:
+        version = "no value" if state.version is None else f"v{state.version}"
+        part = ", part {} of {}".format(*row["part"]) if row["part"] else ""
+        here = f", {count(len(state.slots), 'gradient')} in the inbox" if state.slots else ""
+        server = names.get(row["server"], f"rank {row['server']}")
+        size = f"({human_bytes(row['nbytes'])}{part})"
+        lines.append(f"  {server}: {row['key']} {version} {size}{here}")
+    if len(p["rows"]) > MAX_ROWS:
+        lines.append(f"  … and {len(p['rows']) - MAX_ROWS:,} more keys")
+    lines += [
+        f"  {names.get(node, node)} {text}"
+        for node, (kind, text, _) in now.status.items()
+        if kind == "waits"
+    ]
+    sums = counts(p)
+    late = said(p["staleness"], sums["late"])
+    pushes = "1 push" if sums["pushes"] == 1 else f"{sums['pushes']:,} pushes"
+    told = [
+        f"{pushes} ({human_bytes(sums['there'])})",
+        f"{count(sums['pulls'], 'pull')} ({human_bytes(sums['back'])})",
+        count(sums["updates"], "update"),
+    ]
+    lines.append("  " + ", ".join(told) + (f"; gradients of staleness {late}" if late else ""))
+    return "\n".join([*lines, *(f"  ! {notice}" for notice in p["notices"])])

@@ -62,24 +62,14 @@ _MODULES = {
         "comparepanels",
         "compare",
     ),
-    "stage": (*_BASE, "colors", "scene", "script", "player", "unfold", "stage"),
-    "servers": (
-        *_BASE,
-        "colors",
-        "tensorsparts",
-        "script",
-        "player",
-        "serversstate",
-        "serversparts",
-        "serversscene",
-        "servers",
-    ),
+    "stage": (*_BASE, "colors", "stagescene", "script", "player", "unfold", "stage"),
+    "scene": (*_BASE, "colors", "tensorsparts", "script", "player", "marks", "scene"),
 }
 #: The style sheets of views that need more than their own.
 _SHEETS = {
     "gradients": ("tensors", "gradients"),
     "compare": ("tensors", "compare"),
-    "servers": ("tensors", "stage", "servers"),
+    "scene": ("tensors", "stage", "scene"),
 }
 #: Signs that an address holds as they are.
 _PLAIN = " !\"$&'()*+,-./:;<=>?@[]^_`{|}~"

@@ -50,7 +50,7 @@ def to_html(trace: EventLog | Mapping[str, EventLog], path: str | Path) -> Path:
 
 def _page(traces: dict[str, EventLog]) -> str:
     runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
-    shown = dict.fromkeys(view.name for run in runs for view in run.views)
+    shown = dict.fromkeys(view.painter for run in runs for view in run.views)
     titles = [run.name or run.table["title"] for run in runs]
     return _PAGE.substitute(
         title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
@@ -122,7 +122,7 @@ class _Run:
         about = f'<p class="about">{escape(view.about)}</p>' if several else ""
         return (
             f'<div id="{place}" {role}{" hidden" if n else ""}>{about}'
-            f'<div data-view="{view.name.title()}" data-picture="{place}">'
+            f'<div data-view="{view.painter.title()}" data-picture="{place}">'
             f"<noscript><h2>{view.name.title()}</h2>{static}</noscript></div></div>"
         )
 

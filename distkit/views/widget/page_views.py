@@ -11,9 +11,10 @@ from distkit.trace.log import EventLog
 from distkit.views.gradients import static as gradient_static
 from distkit.views.gradients.projection import project as gradients
 from distkit.views.scene.frame import Json
+from distkit.views.scene.painter import to_svg as scene_svg
 from distkit.views.scene.units import count
-from distkit.views.servers import static as server_static
 from distkit.views.servers.projection import project as servers
+from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage import static as storyboard
 from distkit.views.stage.projection import project as stage
 from distkit.views.tensors import static as tensor_static
@@ -32,14 +33,21 @@ MAX_BEATS, MAX_VALUES = 1_000, 16_000
 class PageView:
     """A view as pages know it.
 
-    ``name`` is its name in assets.py, ``about`` what it shows, ``fits`` tells whether a trace
-    has anything for it, ``draw`` makes the painter's picture and the static one.
+    ``name`` is its name, ``about`` what it shows, ``fits`` tells whether a trace has anything for
+    it, ``draw`` makes the painter's picture and the static one, ``kit`` is the painter that it
+    shares with others.
     """
 
     name: str
     about: str
     fits: Callable[[EventLog], bool]
     draw: Callable[[EventLog], tuple[Json, str]]
+    kit: str = ""
+
+    @property
+    def painter(self) -> str:
+        """Its name in assets.py."""
+        return self.kit or self.name
 
 
 def _drawn(
@@ -109,7 +117,8 @@ VIEWS = (
         "servers",
         "Keys on their servers, pushes and pulls in flight, and which worker waits for which.",
         _asks,
-        _drawn(servers, server_static.to_svg),
+        _drawn(lambda trace: server_scene(servers(trace)), scene_svg),
+        kit="scene",
     ),
 )
 

@@ -1,0 +1,75 @@
+// Paints the marks of a moment as SVG, whatever they mean; painter.py does the same in Python.
+
+import { s } from "./dom.js";
+
+const NAMES = { ink: "var(--dk-fg)", paper: "var(--dk-bg)", muted: "var(--dk-muted)", warning: "var(--dk-warning)", code: "var(--dk-mono)" };
+const ease = (f) => f * f * (3 - 2 * f);
+const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
+
+// A colour's name as the page's colour; anything else as it is.
+function color(value, lane) {
+  if (value === "rank") return `var(--dk-r${lane})`;
+  if (value === "label") return `var(--dk-i${lane})`;
+  const part = /^ink ([\d.]+)$/u.exec(value);
+  return part ? `color-mix(in srgb, var(--dk-fg) ${part[1]}%, var(--dk-bg))` : NAMES[value] ?? value;
+}
+
+export class Marks {
+  constructor(kind) {
+    this.root = s("svg", { class: `dkm-svg ${kind}`, "aria-hidden": "true" });
+  }
+
+  // scene: what Scene.plain() in marks.py returns; styles: attributes by class.
+  load(scene, styles) {
+    Object.assign(this, scene, { styles, made: [], shown: new Map(), layers: [], resting: new Map() });
+    this.root.setAttribute("viewBox", `0 0 ${scene.width} ${scene.height}`);
+    for (const [beat, ...mark] of this.rests) this.resting.set(beat, [...this.resting.get(beat) ?? [], mark]);
+    const numbers = [...this.marks, ...this.rests.map(([, ...mark]) => mark)].map(([, layer]) => layer);
+    for (const layer of [...new Set(numbers)].sort((a, b) => a - b)) this.layers[layer] = s("g");
+    this.root.replaceChildren(...this.layers.filter(Boolean));
+  }
+
+  // beat: the one that has just ended, -1: none.
+  draw(time, beat) {
+    const before = this.shown;
+    this.shown = new Map();
+    for (let i = 0; i < this.marks.length && this.marks[i][2] <= time; i++) {
+      const [drawing, layer, begin, end, x, y, x2, y2, steady] = this.marks[i];
+      if (end !== null && end <= time) continue;
+      const element = this.#show(i, before, drawing, layer, x, y);
+      if (x2 === undefined || end === null) continue;
+      const part = (time - begin) / (end - begin);
+      const f = steady ? part : ease(part);
+      element.setAttribute("transform", at(x + f * (x2 - x), y + f * (y2 - y)));
+      if (!steady) element.setAttribute("class", "dkm-moving");
+    }
+    (this.resting.get(beat) ?? []).forEach((mark, i) => this.#show(`${beat} ${i}`, before, ...mark));
+    for (const [key, element] of before) if (!this.shown.has(key)) element.remove();
+  }
+
+  #show(key, before, drawing, layer, x, y) {
+    const element = before.get(key) ?? this.layers[layer].appendChild(this.#make(drawing));
+    if (!before.has(key)) element.setAttribute("transform", at(x, y));
+    element.drawing = drawing;
+    this.shown.set(key, element);
+    return element;
+  }
+
+  #make(n) {
+    this.made[n] ??= s("g", {}, ...this.drawings[n].map((shape) => this.shape(shape)));
+    return this.made[n].cloneNode(true);
+  }
+
+  shape([tag, style, lane, attributes, words]) {
+    const look = Object.entries(this.styles[style] ?? {}).map(([name, value]) => [name, color(value, lane)]);
+    const element = s(tag, { ...Object.fromEntries(look), ...attributes, class: `dkm-${style}` });
+    element.textContent = words;
+    return element;
+  }
+
+  // What is to be told aloud of what is shown.
+  get aloud() {
+    return [...this.shown.values()].flatMap(({ drawing }) => this.drawings[drawing])
+      .filter(([tag, style]) => tag === "title" && style === "aloud").map(([, , , , words]) => words);
+  }
+}

@@ -1,0 +1,224 @@
+"""A picture as timed marks: drawings with their place, from when until when, and where to.
+
+A view computes its marks once, in Python. Two painters draw those of a moment: js/marks.js in the
+browser and painter.py as SVG. Neither knows what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from distkit.views.scene.frame import Json
+from distkit.views.scene.theme import MARKS
+
+#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane whose colour it has, attributes,
+#: words. Places are relative to the mark's.
+Shape = tuple[str, str, int, dict[str, str | float], str]
+
+T = TypeVar("T")
+
+
+def rect(
+    w: float, h: float, style: str, *, x: float = 0, y: float = 0, r: float = 0, lane: int = 0
+) -> Shape:
+    """A rectangle from its left upper corner."""
+    return _shape("rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r})
+
+
+def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -> Shape:
+    """A circle around its middle."""
+    return _shape("circle", style, lane, {"cx": x, "cy": y, "r": r})
+
+
+def path(d: str, style: str, *, lane: int = 0) -> Shape:
+    """A line, or an area, in SVG's words."""
+    return "path", style, lane, {"d": d}, ""
+
+
+def text(
+    words: str,
+    style: str,
+    *,
+    x: float = 0,
+    y: float = 0,
+    anchor: str = "",
+    lane: int = 0,
+    size: float = 0,
+) -> Shape:
+    """One line of text.
+
+    ``anchor`` is "middle" or "end" where it does not begin at x, ``size`` that of its letters where
+    it is not the class's.
+    """
+    tag, _, _, place, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
+    more: dict[str, str | float] = {"text-anchor": anchor} if anchor else {}
+    return tag, style, lane, place | more, words
+
+
+def title(words: str, *, aloud: bool = False) -> Shape:
+    """Words shown where the pointer rests on the drawing; ``aloud``: told to screen readers."""
+    return "title", "aloud" if aloud else "", 0, {}, words
+
+
+def arrow(
+    a: Sequence[float], b: Sequence[float], style: str, head: str, *, lane: int = 0
+) -> tuple[Shape, ...]:
+    """A line from a to b with a head of another class."""
+    (x, y), length = b, math.dist(a, b) or 1.0
+    ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
+    tip = f"M{x:.1f} {y:.1f}L{x - 10 * ux - 4.5 * uy:.1f} {y - 10 * uy + 4.5 * ux:.1f}"
+    tip += f"L{x - 10 * ux + 4.5 * uy:.1f} {y - 10 * uy - 4.5 * ux:.1f}z"
+    return line(a, b, style, lane=lane), path(tip, head, lane=lane)
+
+
+def line(a: Sequence[float], b: Sequence[float], style: str, *, lane: int = 0) -> Shape:
+    """A straight line."""
+    return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
+
+
+def _shape(tag: str, style: str, lane: int, at: dict[str, float]) -> Shape:
+    return tag, style, lane, {k: round(v, 1) for k, v in at.items() if v}, ""
+
+
+class Scene:
+    """Marks on a field of ``width`` by ``height`` pixels.
+
+    Args:
+        width: of the field.
+        height: of the field.
+        start: when the picture begins [s]; what ended before is left out.
+
+    >>> scene = Scene(100, 20)
+    >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
+    >>> scene.plain()["marks"]
+    [[0, 0, 0.0, 2.0, 5, 10, 95, 10, 0]]
+    """
+
+    def __init__(self, width: float, height: float, start: float = 0.0) -> None:
+        self.width, self.height, self.start = width, height, start
+        self._marks: list[tuple[float, float, int, tuple[Shape, ...], list[float]]] = []
+        self._rests: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
+
+    def add(
+        self,
+        x: float,
+        y: float,
+        *drawing: Shape,
+        begin: float = -math.inf,
+        end: float | None = None,
+        to: Sequence[float] | None = None,
+        steady: bool = False,
+        layer: int = 0,
+    ) -> None:
+        """Put a drawing on the field.
+
+        Args:
+            x: where it is.
+            y: where it is.
+            drawing: its shapes.
+            begin: when it appears [s]; from the beginning unless given.
+            end: when it is gone [s]; it stays unless given.
+            to: where it is at ``end``.
+            steady: it moves at one speed; else it starts and arrives softly.
+            layer: drawn above all of lower layers.
+        """
+        if end is None or end > max(begin, self.start):
+            place = [x, y, *(to or ()), *([int(steady)] if to else ())]
+            mark = max(begin - self.start, 0.0), math.inf if end is None else end - self.start
+            self._marks.append((*mark, layer, drawing, [round(v, 1) for v in place]))
+
+    def rest(self, beat: int, x: float, y: float, *drawing: Shape, layer: int = 0) -> None:
+        """Put a drawing on the field while the picture rests on a beat that has just ended."""
+        self._rests.append((beat, layer, drawing, [round(x, 1), round(y, 1)]))
+
+    def plain(self) -> Json:
+        """The scene as plain data; a drawing that is there many times is in it once.
+
+        ``marks``: drawing, layer, begin, end (None: never), x, y, and for those that move also
+        where to and whether steadily. They are in the order of their begins, so that the marks of
+        a run that goes on grow at their end. ``rests``: beat, drawing, layer, x, y.
+        """
+        drawings: dict[str, int] = {}
+        shapes: list[tuple[Shape, ...]] = []
+
+        def number(drawing: tuple[Shape, ...]) -> int:
+            n = drawings.setdefault(repr(drawing), len(shapes))
+            if n == len(shapes):
+                shapes.append(drawing)
+            return n
+
+        marks = [
+            [number(drawing), layer, round(begin, 9), _finite(end), *place]
+            for begin, end, layer, drawing, place in sorted(self._marks, key=lambda m: m[0])
+        ]
+        rests = [[beat, number(d), layer, *place] for beat, layer, d, place in self._rests]
+        return {
+            "width": self.width,
+            "height": self.height,
+            "drawings": shapes,
+            "marks": marks,
+            "rests": rests,
+        }
+
+
+def _finite(time: float) -> float | None:
+    return round(time, 9) if math.isfinite(time) else None
+
+
+def pieces(
+    spans: Iterable[tuple[float, float | None, T]],
+) -> Iterator[tuple[float, float | None, list[T]]]:
+    """What goes on between one change and the next: begin, end, and the items, the oldest first.
+
+    >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
+    [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]
+    """
+    changes: list[tuple[float, int, int, T]] = []
+    for i, (begin, end, item) in enumerate(spans):
+        if end is None or end > begin:
+            changes.append((begin, 1, i, item))
+            changes += [(end, 0, i, item)] if end is not None else []
+    changes.sort(key=lambda c: c[:3])
+    here: dict[int, T] = {}
+    for n, (time, comes, i, item) in enumerate(changes):
+        if comes:
+            here[i] = item
+        else:
+            del here[i]
+        after = changes[n + 1][0] if n + 1 < len(changes) else None
+        if here and after != time:
+            yield time, after, list(here.values())
+
+
+def picture(scene: Scene, *, title: str, end: float | None = None, **more: object) -> Json:
+    """A picture of a scene: what both painters get.
+
+    Args:
+        scene: the marks.
+        title: of the picture.
+        end: when it ends [s]; the beginning unless given, for a picture that does not move.
+        more: what else there is, as in the keys below.
+    """
+    last = 0.0 if end is None else end - scene.start
+    found: Json = {
+        "view": "scene",  # a word for the page's style sheet
+        "title": title,
+        "facts": [],  # beside the title
+        "notices": [],  # what the reader must know
+        "said": "",  # how to read it, in a sentence
+        "live": False,  # whether the run goes on
+        "empty": "",  # if there is nothing to draw: the reason
+        "legend": [],  # drawings and what they mean
+        "start": 0.0,
+        "end": last,
+        "opening": last,  # the moment that is shown first
+        "beats": [],  # what happens: begin, end, who, more, where; in the order of their ends
+        "list": None,  # of some beats: name, all, rows [beat, group, key, part, value, who, more]
+        "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
+        "scene": scene.plain(),
+        "side": None,  # another scene, beside
+        "styles": MARKS,
+    }
+    return found | more
