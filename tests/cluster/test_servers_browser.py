@@ -1,5 +1,6 @@
 """The server view in a real browser, with traces of real workers and servers."""
 
+import re
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +15,10 @@ import distkit as dk
 from distkit import kvstore
 from distkit.events import Op
 from distkit.trace.trace import Trace
+from distkit.views.scene.painter import at, body
 from distkit.views.scene.theme import theme
 from distkit.views.servers.projection import project
+from distkit.views.servers.scene import draw
 from distkit.views.servers.story import read
 
 
@@ -96,26 +99,26 @@ def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) ->
     view = sheet(tab, tmp_path, real["in_step"])
     assert "dist_sync" in view.text(".dk-facts")
     assert "one gradient of each of the 2 workers" in view.text(".dk-said")
-    cards = drawn(view, ".dkp-cards .dkp-name")
-    assert cards == ["server 0", "server 1", "scheduler"]
-    assert view.root.locator(".dkp-rows > g").count() == 3  # w has a part on each server
+    named = drawn(view, ".dkm-main .mark-name")
+    assert named == ["server 0", "server 1", "scheduler", "worker 0", "worker 1"]
+    assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # w has a part on each server
     view.root.focus()
     tab.page.keyboard.press("Home")
     tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
-    assert "no value yet" in drawn(view, ".dkp-rows")[0]
-    assert view.root.locator(".dkp-updates [aria-current]").count() == 0
+    assert drawn(view, ".dkm-main .mark-small").count("no value yet") == 3
+    assert view.root.locator(".dkm-list [aria-current]").count() == 0
     view.press("ArrowRight")
     assert "registers with the scheduler" in view.text(".dk-fact")
-    assert "1 of 4 registered" in drawn(view, ".dkp-cards")[0]
+    assert "1 of 4 registered" in drawn(view, ".mark-words")
     view.press("PageDown")
     assert "updates" in view.text(".dk-fact strong") and "to v1" in view.text(".dk-fact strong")
     assert "with worker 0 + worker 1" in view.text(".dk-fact")
-    assert view.root.locator(".dkp-fresh").count() == 1
-    row = view.root.locator(".dkp-updates [aria-current=step]")
-    assert row.locator(".dkp-who").all_inner_texts() == ["0", "1"]
+    assert drawn(view, ".mark-reversed") == ["v1"]
+    row = view.root.locator(".dkm-list [aria-current=step]")
+    assert row.locator(".dkm-who").all_inner_texts() == ["0", "1"]
     view.press("End")
-    assert drawn(view, ".dkp-rows .dkp-pill") == ["v3"] * 3
-    assert view.text(".dk-tile b") == "18"  # three parts, three steps, two workers
+    assert drawn(view, ".dkm-main .mark-version") == ["v3"] * 3
+    assert drawn(view, ".mark-figure")[0] == "18"  # three parts, three steps, two workers
     assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
     spoken = view.root.locator("> .dk-spoken").text_content()
     assert view.text(".dk-fact strong") in spoken
@@ -125,18 +128,18 @@ def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) ->
 def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["out_of_step"])
     assert "to v4" in view.text(".dk-fact strong")  # it opens at the most stale gradient
-    assert drawn(view, ".dkp-svg .dkp-late") == ["3 late"]
-    assert view.texts(".dkp-updates li .dkp-who")[-1].split() == ["1", "3", "late"]
-    assert drawn(view, ".dkp-count") == ["3", "", "", "1"]
-    assert drawn(view, ".dkp-tick") == ["0", "1", "2", "3"]
+    assert drawn(view, ".dkm-main .mark-late") == ["3 late"]
+    assert view.texts(".dkm-list li .dkm-who")[-1].split() == ["1", "3", "late"]
+    assert drawn(view, ".mark-count") == ["3", "1"]
+    assert drawn(view, ".mark-tick") == ["0", "1", "2", "3"]
     view.root.focus()
     said = []
     while not any("computed from v0" in fact for fact in said):  # others may speak in between
         view.press("ArrowLeft")
         said.append(view.text(".dk-fact"))
         assert len(said) < 6, said
-    view.root.locator(".dkp-updates li").first.click()
-    view.root.locator(".dkp-pill", has_text="v1").wait_for()
+    view.root.locator(".dkm-list li").first.click()
+    view.root.locator(".dkm-main .mark-version", has_text="v1").wait_for()
     view.fine()
 
 
@@ -152,13 +155,13 @@ def test_bins_of_large_staleness_can_be_read(tab: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, s.trace(ranks=traces.names("worker", "server")))
     view.root.focus()
     view.press("Home", "End")
-    assert drawn(view, ".dkp-tick") == [f"{n}–{n + 49}" for n in range(0, 450, 50)]
-    assert drawn(view, ".dkp-count") == ["6", *[""] * 7, "1"]
-    told = view.root.locator(".dkp-staleness").get_attribute("aria-label")
-    assert told == "gradients of staleness 0–49: 6, 400–449: 1"
+    assert drawn(view, ".mark-tick") == [str(n) for n in range(0, 450, 50)]
+    assert drawn(view, ".mark-count") == ["6", "1"]
+    told = ["6 gradients of staleness 0–49", "1 gradient of staleness 400–449"]
+    assert drawn(view, ".dkm-beside title") == told
     for width in (1200, 760):
         tab.page.set_viewport_size({"width": width, "height": 900})
-        for kind in (".dkp-tick", ".dkp-count"):
+        for kind in (".mark-tick", ".mark-count"):
             boxes = view.root.evaluate(
                 "(root, kind) => [...root.querySelectorAll(kind)].filter((e) => e.textContent)"
                 ".map((e) => e.getBoundingClientRect()).map((b) => [b.left, b.right])",
@@ -172,9 +175,10 @@ def test_who_waits_for_whom(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["left_alone"])
     assert "1 pull never answered" in view.text(".dk-notices")
     assert "waits for the gradient of worker 1" in view.text(".dk-fact")
-    assert "waits for worker 1" in drawn(view, ".dkp-waits.dkp-person")[0]
-    assert view.root.locator(".dkp-arc").count() == 1
-    assert view.root.locator(".dkp-wait").count() == 1
+    assert drawn(view, ".mark-strong") == ["waits for worker 1"]
+    assert view.root.locator(".dkm-main .mark-waiting").count() == 1
+    assert view.root.locator(".mark-arc").count() == 1
+    assert view.root.locator(".dkm-main .mark-held").count() == 1
     assert "worker 0 waits for worker 1" in view.root.locator("> .dk-spoken").text_content()
     view.fine()
 
@@ -185,8 +189,8 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.keyboard.press("Home")
     tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
     tab.page.keyboard.press("Space")
-    tab.page.wait_for_selector(".dkp-token", state="attached")
-    token = tab.page.locator(".dkp-token").first
+    tab.page.wait_for_selector(".dkm-moving", state="attached")
+    token = tab.page.locator(".dkm-moving").first
     assert token.get_attribute("transform")
     tab.page.keyboard.press("Space")
     assert view.root.get_attribute("data-playing") == "false"
@@ -199,8 +203,8 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.click(".dk-play")
     tab.page.wait_for_selector(".distkit-servers[data-playing=true]")
     tab.page.wait_for_selector(".distkit-servers[data-playing=false]")
-    assert drawn(view, ".dkp-rows .dkp-pill") == ["v3"] * 3
-    assert view.root.locator(".dkp-token").count() == 0
+    assert drawn(view, ".dkm-main .mark-version") == ["v3"] * 3
+    assert view.root.locator(".dkm-moving").count() == 0
     view.fine()
 
 
@@ -226,11 +230,11 @@ def test_without_motion_playing_goes_from_message_to_message(
 
 def test_updates_of_one_key(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["in_step"])
-    tab.page.select_option(".dkp-side select", "b")
-    rows = view.texts(".dkp-updates .dk-who")
+    tab.page.select_option(".dkm-list select", "b")
+    rows = view.texts(".dkm-list .dk-who")
     assert [row.split() for row in rows] == [["b", "v1"], ["b", "v2"], ["b", "v3"]]
     seek(view, 1.0)
-    assert view.text(".dkp-updates [aria-current=step] .dk-who").split() == ["b", "v3"]
+    assert view.text(".dkm-list [aria-current=step] .dk-who").split() == ["b", "v3"]
     view.fine()
 
 
@@ -238,7 +242,7 @@ def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> 
     whole = real["in_step"]
     early = Trace(whole[: len(whole) // 2], whole.meta)
     view = dk.Servers(early)
-    view._data = project(early, live=True)
+    view._data = draw(project(early, live=True))
     tab.page.emulate_media(reduced_motion="reduce")
     page = Sheet(tab, view, tmp_path / "servers.html")
     assert page.text(".dk-live") == "live"
@@ -247,7 +251,7 @@ def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> 
     assert patch["beats"]["keep"] <= known
     page.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
     assert page.root.locator(".dk-live").count() == 0
-    assert page.text(".dk-tile b") == "18"  # it followed to the end
+    assert drawn(page, ".mark-figure")[0] == "18"  # it followed to the end
     page.fine()
 
 
@@ -258,7 +262,7 @@ def test_odd_traces(tab: Any, make: Any, tmp_path: Path) -> None:
     for key in ("ArrowRight", "PageDown", "End", "ArrowRight", "Home", "PageUp", "Space", "Space"):
         tab.page.keyboard.press(key)
     if make is traces.parameter_server:
-        assert view.root.locator(".dkp-person").count() == 2
+        assert view.root.locator(".mark-number, .mark-hollow").count() == 2
     else:
         assert view.text(".dkv-empty") == "this trace has no requests to a parameter server"
     view.fine()
@@ -277,11 +281,23 @@ def test_a_hundred_workers(tab: Any, tmp_path: Path) -> None:
         s.op(100 + worker % 9, Op.RECV, worker * 1e-3, worker * 1e-3 + 5e-4, peer=worker, **said)
     roles = traces.names(*["worker"] * 100, *["server"] * 9)
     view = sheet(tab, tmp_path, s.trace(ranks=roles))
-    assert view.root.locator(".dkp-person").count() == 10
-    assert "+ 90" in drawn(view, ".dkp-cards")[0] and "+ 5 servers" in drawn(view, ".dkp-cards")[0]
+    assert view.root.locator(".mark-number").count() == 10
+    assert {"+ 90", "+ 5 servers"} <= {*drawn(view, ".mark-words")}
     view.root.focus()
     view.press("End", "ArrowLeft")
     view.fine()
+
+
+def test_both_painters_draw_the_same(tab: Any, real: Any, tmp_path: Path) -> None:
+    """The shapes and the words of the moment at which a view opens."""
+    for trace in real.values():
+        view = sheet(tab, tmp_path, trace)
+        scene, time = view.view._data["scene"], view.view._data["opening"]
+        svg = body(scene, time, at(view.view._data, time))
+        for tag in ("rect", "circle", "path", "text", "title"):
+            assert view.root.locator(f".dkm-main {tag}").count() == svg.count(f"<{tag}")
+        words = view.root.locator(".dkm-main text").all_text_contents()
+        assert sorted(words) == sorted(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
 
 
 def test_pictures(tab: Any, real: Any, tmp_path: Path) -> None:
@@ -291,6 +307,9 @@ def test_pictures(tab: Any, real: Any, tmp_path: Path) -> None:
         view.pictures(f"servers-{name.replace('_', '-')}")
         assert view.root.evaluate("e => getComputedStyle(e).backgroundColor") != light
         assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+        tab.page.set_viewport_size({"width": 1280, "height": 720})
+        view.root.locator(".dk-clock").wait_for()
+        assert view.root.bounding_box()["height"] <= 640  # a projector shows all of it
         first = view.root.evaluate("r => getComputedStyle(r).getPropertyValue('--dk-r0')")
         assert first == theme()["dark"]["ranks"][0]
         tab.page.emulate_media(color_scheme="light")

@@ -44,13 +44,13 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
     for cell in (0, 1, 2):
         run_cell(page, cell)
     views = page.locator(".distkit-servers")
-    views.first.locator(".dkp-card").first.wait_for()
+    views.first.locator(".mark-card").first.wait_for()
     page.wait_for_function("() => !document.querySelector('.distkit-servers .dk-live')")
     sync = views.first
     sync.focus()
     page.keyboard.press("End")
-    sync.locator(".dkp-pill", has_text="v8").first.wait_for()
-    assert set(sync.locator(".dkp-rows .dkp-pill").all_text_contents()) == {"v8"}
+    sync.locator(".dkm-main .mark-version", has_text="v8").first.wait_for()
+    assert set(sync.locator(".dkm-main .mark-version").all_text_contents()) == {"v8"}
     page.keyboard.press("PageUp")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("a")  # JupyterLab would insert a cell
@@ -61,7 +61,7 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
     assert "dist_async" in free.locator(".dk-facts").inner_text()
     free.focus()
     page.keyboard.press("End")
-    free.locator(".dkp-pill", has_text="v24").first.wait_for()
+    free.locator(".dkm-main .mark-version", has_text="v24").first.wait_for()
     sync.focus()
     page.keyboard.press("PageUp")
     for _ in range(4):

@@ -84,7 +84,7 @@ export class Scene extends Sheet {
     [this.bar.scrub.hidden, this.controls.hidden] = [!beats.length, !beats.length];
     this.column.hidden = !list && !side;
     this.tools.replaceChildren(...picture.legend.map(([shapes, width, words]) =>
-      h("span", { class: "dkm-key" }, s("svg", { width, height: 20, "aria-hidden": "true" }, ...shapes.map((shape) => this.marks.shape(shape))), words)));
+      h("span", { class: "dkm-sign" }, s("svg", { width, height: 20, "aria-hidden": "true" }, ...shapes.map((shape) => this.marks.shape(shape))), words)));
   }
 
   merge(patch) {
@@ -165,10 +165,10 @@ class List {
     const shown = rows.filter(([, group]) => !only || group === only);
     const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
       h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
-    this.list.replaceChildren(...shown.map(([beat, , key, part, value, who, more]) => h("li", { "data-beat": beat },
+    this.list.replaceChildren(...shown.map(([beat, , key, part, value, who, others]) => h("li", { "data-beat": beat },
       h("span", { class: "dk-who" }, h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
       h("span", { class: "dk-when" }, humanSeconds(script.beats[beat].end - script.start)),
-      h("span", { class: "dk-what" }, who.map(badge), more))), ...(shown.length ? [] : [h("li", { class: "dkm-none" }, "none yet")]));
+      h("span", { class: "dk-what" }, who.map(badge), others ? `and ${others} more` : ""))), ...(shown.length ? [] : [h("li", { class: "dkm-none" }, "none yet")]));
     this.beats = shown.map(([beat]) => beat);
     this.marked = undefined;
     this.mark(this.beat ?? -1);

@@ -126,8 +126,12 @@ class Scene:
         """
         if end is None or end > max(begin, self.start):
             place = [x, y, *(to or ()), *([int(steady)] if to else ())]
-            mark = max(begin - self.start, 0.0), math.inf if end is None else end - self.start
+            mark = max(self.when(begin), 0.0), math.inf if end is None else self.when(end)
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in place]))
+
+    def when(self, time: float) -> float:
+        """A time since the picture's beginning [s], in which all of its times are."""
+        return round(time - self.start, 9)
 
     def rest(self, beat: int, x: float, y: float, *drawing: Shape, layer: int = 0) -> None:
         """Put a drawing on the field while the picture rests on a beat that has just ended."""
@@ -150,7 +154,7 @@ class Scene:
             return n
 
         marks = [
-            [number(drawing), layer, round(begin, 9), _finite(end), *place]
+            [number(drawing), layer, begin, end if math.isfinite(end) else None, *place]
             for begin, end, layer, drawing, place in sorted(self._marks, key=lambda m: m[0])
         ]
         rests = [[beat, number(d), layer, *place] for beat, layer, d, place in self._rests]
@@ -161,10 +165,6 @@ class Scene:
             "marks": marks,
             "rests": rests,
         }
-
-
-def _finite(time: float) -> float | None:
-    return round(time, 9) if math.isfinite(time) else None
 
 
 def pieces(
@@ -201,7 +201,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: objec
         end: when it ends [s]; the beginning unless given, for a picture that does not move.
         more: what else there is, as in the keys below.
     """
-    last = 0.0 if end is None else end - scene.start
+    last = 0.0 if end is None else scene.when(end)
     found: Json = {
         "view": "scene",  # a word for the page's style sheet
         "title": title,
@@ -215,7 +215,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: objec
         "end": last,
         "opening": last,  # the moment that is shown first
         "beats": [],  # what happens: begin, end, who, more, where; in the order of their ends
-        "list": None,  # of some beats: name, all, rows [beat, group, key, part, value, who, more]
+        "list": None,  # of some beats: name, all, rows [beat, group, key, part, value, who, others]
         "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
         "scene": scene.plain(),
         "side": None,  # another scene, beside

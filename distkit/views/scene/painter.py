@@ -147,24 +147,26 @@ def _list(listed: Json, beat: int, x: float, y: float, room: float) -> Iterator[
     yield svg.text(x, y, f"{listed['name']} until now", INK, 'font-weight="700"')
     if not done:
         yield svg.text(x, y + LINE, "none yet", GRAY)
-    for _, _, key, part, value, who, _ in done[-max(1, int((room - 34) / LINE)) :]:
+    for _, _, key, part, value, who, others in done[-max(1, int((room - 34) / LINE)) :]:
         y += LINE
         words = f"{cut(key, 76, 11)}{part} {value}"
         yield svg.text(x, y, words, INK, f'font-family="{svg.CODE}" font-size="11"')
-        yield from _who(who, x + 6.7 * len(words) + 10, y)
+        yield from _who(who, others, x + 6.7 * len(words) + 10, y)
 
 
-def _who(who: list[tuple[int, str, str]], x: float, y: float) -> Iterator[str]:
+def _who(who: list[tuple[int, str, str]], others: int, x: float, y: float) -> Iterator[str]:
     """A dot for each, and what is to be said of it, as far as there is room."""
     for i, (lane, _, more) in enumerate(who):
         wide = 12 + (text_width(more, 12) + 6 if more else 0)
-        if x + wide > WIDTH - (LEFT if i + 1 == len(who) else 3 * LEFT):
-            yield svg.text(x - 4, y, f"+ {len(who) - i}", GRAY, SMALL)
+        if x + wide > WIDTH - (LEFT if i + 1 == len(who) + others else 3 * LEFT):
+            yield svg.text(x - 4, y, f"+ {len(who) + others - i}", GRAY, SMALL)
             return
         yield f'<circle cx="{x:.0f}" cy="{y - 4:.0f}" r="4.2" fill="{rank_color(lane)}"/>'
         if more:
             yield svg.text(x + 8, y, more, WARNING_LIGHT, f'{SMALL} font-weight="700"')
         x += wide
+    if others:
+        yield svg.text(x - 4, y, f"+ {others}", GRAY, SMALL)
 
 
 def cut(words: str, room: float, size: float) -> str:

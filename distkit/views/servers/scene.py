@@ -83,7 +83,7 @@ class _Painter:
         self.side = Scene(SIDE, 172, run["start"])
 
     def picture(self) -> Json:
-        run, start = self.run, self.run["start"]
+        run = self.run
         self._links()
         self._cards()
         self._scheduler()
@@ -111,7 +111,7 @@ class _Painter:
             live=run["live"],
             empty=(waiting if run["live"] else NOTHING) if nothing else "",
             legend=LEGEND,
-            opening=run["opening"] - start,
+            opening=self.scene.when(run["opening"]),
             beats=[self._told(beat) for beat in run["beats"]],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
@@ -119,12 +119,9 @@ class _Painter:
         )
 
     def _told(self, beat: Json) -> Json:
-        begin, end, start = beat["begin"], beat["end"], self.run["start"]
-        return {
-            "begin": round(begin - start, 9),
-            "end": None if end is None else round(end - start, 9),
-            **{key: beat[key] for key in ("who", "more", "where") if beat.get(key)},
-        }
+        when, end = self.scene.when, beat["end"]
+        told = {key: beat[key] for key in ("who", "more", "where") if beat.get(key)}
+        return {"begin": when(beat["begin"]), "end": None if end is None else when(end), **told}
 
     def _lane(self, rank: int) -> int:
         return self.lane.get(rank, 7)
@@ -307,7 +304,7 @@ class _Painter:
             name, said = cut(person["name"], room, 12), _fitting(words, room, size or 13)
             shapes.append(text(name, "name", y=r + 17, anchor="middle", size=size))
             look = "strong" if waits else "words"
-            shapes.append(text(said, look, y=r + 33, anchor="middle", size=size))
+            shapes += [text(said, look, y=r + 33, anchor="middle", size=size)] if said else []
         told = f"{person['name']} {words}".strip()
         self.scene.add(
             person["x"],
@@ -415,8 +412,8 @@ class _Painter:
                 late = self.took[beat["row"], beat["begin"]]
                 part = " {}/{}".format(*row["part"]) if row["part"] else ""
                 who = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in late[:NAMED]]
-                more = f"and {len(late) - NAMED} more" if len(late) > NAMED else ""
-                yield [i, row["key"], row["key"], part, f"v{beat['v']}", who, more]
+                others = max(0, len(late) - NAMED)
+                yield [i, row["key"], row["key"], part, f"v{beat['v']}", who, others]
 
     def _waiting(self) -> None:
         """Per worker the whole run: full while it waits for others, pale while it computes."""
