@@ -62,7 +62,7 @@ export class Marks {
 
   shape([tag, style, lane, attributes, words]) {
     const look = Object.entries(this.styles[style] ?? {}).map(([name, value]) => [name, color(value, lane)]);
-    const element = s(tag, { ...Object.fromEntries(look), ...attributes, class: `mark-${style}` });
+    const element = s(tag, { ...Object.fromEntries([...look, ...attributes]), class: `mark-${style}` });
     element.textContent = words;
     return element;
   }

@@ -7,19 +7,28 @@ browser and painter.py as SVG. Neither knows what they mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import MARKS
 
 #: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane whose colour it has, attributes,
-#: words. Places are relative to the mark's.
-Shape = tuple[str, str, int, dict[str, str | float], str]
+#: words. Places are relative to the mark's. The functions that make one remember it.
+Shape = tuple[str, str, int, tuple[tuple[str, str | float], ...], str]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def remembered(make: F) -> F:
+    """A function that makes the same drawing only once."""
+    return cast(F, lru_cache(1 << 13)(make))
+
+
+@remembered
 def rect(
     w: float, h: float, style: str, *, x: float = 0, y: float = 0, r: float = 0, lane: int = 0
 ) -> Shape:
@@ -27,16 +36,19 @@ def rect(
     return _shape("rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r})
 
 
+@remembered
 def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -> Shape:
     """A circle around its middle."""
     return _shape("circle", style, lane, {"cx": x, "cy": y, "r": r})
 
 
+@remembered
 def path(d: str, style: str, *, lane: int = 0) -> Shape:
     """A line, or an area, in SVG's words."""
-    return "path", style, lane, {"d": d}, ""
+    return "path", style, lane, (("d", d),), ""
 
 
+@remembered
 def text(
     words: str,
     style: str,
@@ -53,17 +65,19 @@ def text(
     it is not the class's.
     """
     tag, _, _, place, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
-    more: dict[str, str | float] = {"text-anchor": anchor} if anchor else {}
-    return tag, style, lane, place | more, words
+    more = (("text-anchor", anchor),) if anchor else ()
+    return tag, style, lane, (*place, *more), words
 
 
+@remembered
 def title(words: str, *, aloud: bool = False) -> Shape:
     """Words shown where the pointer rests on the drawing; ``aloud``: told to screen readers."""
-    return "title", "aloud" if aloud else "", 0, {}, words
+    return "title", "aloud" if aloud else "", 0, (), words
 
 
+@remembered
 def arrow(
-    a: Sequence[float], b: Sequence[float], style: str, head: str, *, lane: int = 0
+    a: tuple[float, float], b: tuple[float, float], style: str, head: str, *, lane: int = 0
 ) -> tuple[Shape, ...]:
     """A line from a to b with a head of another class."""
     (x, y), length = b, math.dist(a, b) or 1.0
@@ -73,13 +87,14 @@ def arrow(
     return line(a, b, style, lane=lane), path(tip, head, lane=lane)
 
 
-def line(a: Sequence[float], b: Sequence[float], style: str, *, lane: int = 0) -> Shape:
+@remembered
+def line(a: tuple[float, float], b: tuple[float, float], style: str, *, lane: int = 0) -> Shape:
     """A straight line."""
     return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
 
 
 def _shape(tag: str, style: str, lane: int, at: dict[str, float]) -> Shape:
-    return tag, style, lane, {k: round(v, 1) for k, v in at.items() if v}, ""
+    return tag, style, lane, tuple((k, round(v, 1)) for k, v in at.items() if v), ""
 
 
 class Scene:
@@ -144,14 +159,13 @@ class Scene:
         where to and whether steadily. They are in the order of their begins, so that the marks of
         a run that goes on grow at their end. ``rests``: beat, drawing, layer, x, y.
         """
-        drawings: dict[str, int] = {}
-        shapes: list[tuple[Shape, ...]] = []
+        numbers: dict[tuple[Shape, ...], int] = {}
+        known: dict[tuple[int, ...], int] = {}  # most shapes are the same objects: no look inside
 
         def number(drawing: tuple[Shape, ...]) -> int:
-            n = drawings.setdefault(repr(drawing), len(shapes))
-            if n == len(shapes):
-                shapes.append(drawing)
-            return n
+            if (ids := tuple(map(id, drawing))) not in known:
+                known[ids] = numbers.setdefault(drawing, len(numbers))
+            return known[ids]
 
         marks = [
             [number(drawing), layer, begin, end if math.isfinite(end) else None, *place]
@@ -161,7 +175,7 @@ class Scene:
         return {
             "width": self.width,
             "height": self.height,
-            "drawings": shapes,
+            "drawings": list(numbers),
             "marks": marks,
             "rests": rests,
         }
@@ -190,6 +204,16 @@ def pieces(
         after = changes[n + 1][0] if n + 1 < len(changes) else None
         if here and after != time:
             yield time, after, list(here.values())
+
+
+def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
+    """Between one time and the next: begin, end, and how many have been.
+
+    >>> list(steps([1.0]))
+    [(-inf, 1.0, 0), (1.0, None, 1)]
+    """
+    for n, (begin, end) in enumerate(pairwise([-math.inf, *times, math.inf])):
+        yield begin, end if math.isfinite(end) else None, n
 
 
 def picture(scene: Scene, *, title: str, end: float | None = None, **more: object) -> Json:

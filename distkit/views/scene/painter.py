@@ -65,9 +65,10 @@ def to_table(picture: Json) -> str:
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
     scene = picture["scene"]
     for _, n, x, y in _shown(scene, picture["opening"]):
-        for tag, _, _, at_, words in scene["drawings"][n]:
+        for tag, _, _, attributes, words in scene["drawings"][n]:
             if tag == "text":
-                lines[y + at_.get("y", 0)].append((x + at_.get("x", 0), words))
+                place = dict(attributes)
+                lines[y + place.get("y", 0)].append((x + place.get("x", 0), words))
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     body = ("  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines))
     notices = (f"! {notice}" for notice in picture["notices"])
@@ -101,7 +102,7 @@ def _shape(shape: Shape) -> str:
     if tag == "title":
         return f"<title>{escape(words)}</title>"
     look = {k: _color(v, lane) for k, v in MARKS[style].items()}
-    told = "".join(f' {k}="{escape(str(v))}"' for k, v in {**look, **attributes}.items())
+    told = "".join(f' {k}="{escape(str(v))}"' for k, v in {**look, **dict(attributes)}.items())
     return f"<{tag}{told}>{escape(words)}</{tag}>" if words else f"<{tag}{told}/>"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from distkit.views.scene.frame import Json
@@ -20,6 +20,8 @@ from distkit.views.scene.marks import (
     picture,
     pieces,
     rect,
+    remembered,
+    steps,
     text,
     title,
 )
@@ -282,7 +284,8 @@ class _Painter:
                 self._person(person, kind, words, begin, end)
                 for other in awaited if kind == "waits" else ():
                     if other in self.people:
-                        arc = _arc(person, self.people[other])
+                        to = self.people[other]["x"]
+                        arc = _arc(person["x"], to, person["y"], person["r"])
                         self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
     def _person(self, person: Json, kind: str, words: str, begin: float, end: float | None) -> None:
@@ -454,7 +457,7 @@ class _Painter:
             done = [b for b in self.run["beats"] if b["kind"] == kind and b["end"] is not None]
             sizes = [base.get(way, 0), *(b.get("nbytes", 0) for b in done)]
             sums = list(accumulate(sizes))
-            for begin, end, n in _running(b["end"] for b in done):
+            for begin, end, n in steps(b["end"] for b in done):
                 whole = base[noun] + n
                 self.side.add(70 * i, 18, text(f"{whole:,}", "figure"), begin=begin, end=end)
                 if way:
@@ -467,7 +470,7 @@ class _Painter:
         drawn, side, base = self.run["staleness"], self.side, self.run["base"]["late"]
         pitch, high, floor = drawn["pitch"], drawn["high"], 80 + drawn["high"]
         taken = sorted((g[3], g[6]) for g in self.run["gradients"] if g[6] is not None)
-        for begin, end, n in _running([end for end, _ in taken[:1]]):
+        for begin, end, n in steps([end for end, _ in taken[:1]]):
             words = "gradients, by staleness" if n or any(base) else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)
         side.add(0, floor, path(f"M0 0H{pitch * len(base):.1f}", "axis"))
@@ -475,7 +478,7 @@ class _Painter:
             side.add(0, floor + y, text(words, "small"))
         for i, label in enumerate(drawn["labels"]):
             side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
-            for begin, end, n in _running([end for end, which in taken if which == i]):
+            for begin, end, n in steps([end for end, which in taken if which == i]):
                 if whole := base[i] + n:
                     tall = max(2.0, high * whole / max(drawn["totals"]))
                     told = f"{count(whole, 'gradient')} of staleness {drawn['ranges'][i]}"
@@ -484,12 +487,7 @@ class _Painter:
                     side.add(i * pitch, floor, title(told), bar, number, begin=begin, end=end)
 
 
-def _running(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
-    """Between one time and the next: begin, end, and how many have been."""
-    for n, (begin, end) in enumerate(pairwise([-math.inf, *times, math.inf])):
-        yield begin, end if math.isfinite(end) else None, n
-
-
+@remembered
 def _box(
     w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
@@ -500,6 +498,7 @@ def _box(
     return box, text(words, "label", x=x + w / 2, y=y + h / 2 + 4, anchor="middle", lane=lane)
 
 
+@remembered
 def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
     """A version, around its middle."""
     told = f"v{version}"
@@ -510,18 +509,19 @@ def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
     )
 
 
-def _arc(a: Json, b: Json) -> tuple[Shape, ...]:
+@remembered
+def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
     """Who waits for whom, a curve from worker to worker."""
-    way = 1 if b["x"] > a["x"] else -1
-    x1, x2 = a["x"] + way * a["r"] * 0.72, b["x"] - way * b["r"] * 0.72
-    y = a["y"] - a["r"] * 0.82
-    high = y - min(max(abs(b["x"] - a["x"]) * 0.22, 22), 74)
+    side = math.copysign(0.72 * r, b - a)
+    x1, x2, low = a + side, b - side, y - 0.82 * r
+    high = low - min(max(abs(b - a) * 0.22, 22), 74)
     dx = (x2 - x1) * 0.22
-    curve = f"M{x1:.1f} {y:.1f}C{x1 + dx:.1f} {high:.1f} {x2 - dx:.1f} {high:.1f} {x2:.1f} {y:.1f}"
-    _, head = arrow((x2 - dx, high), (x2, y), "arc", "full")
-    return path(curve, "arc"), head
+    bend = f"{x1 + dx:.1f} {high:.1f} {x2 - dx:.1f} {high:.1f}"
+    _, head = arrow((x2 - dx, high), (x2, low), "arc", "full")
+    return path(f"M{x1:.1f} {low:.1f}C{bend} {x2:.1f} {low:.1f}", "arc"), head
 
 
+@remembered
 def _fitting(words: str, room: float, size: float) -> str:
     """What a worker does, in as few words as its place asks for."""
     for short in (words, words.replace("worker ", "")):

@@ -1,0 +1,122 @@
+"""Scenes: timed marks, the painter of a moment, and the example of a view in CONTRIBUTING.md."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import traces
+
+from distkit.trace.trace import Trace
+from distkit.views.scene import svg
+from distkit.views.scene.marks import Scene, circle, picture, pieces, rect, text
+from distkit.views.scene.painter import body, to_svg
+from distkit.views.scene.theme import MARKS
+from distkit.views.widget.scene import patch
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The names that the example defines, and its lines."""
+    (code,) = re.findall(
+        r"```python\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    names = {"__name__": "example"}
+    exec(compile(code, str(CONTRIBUTING), "exec"), names)
+    return names, code.splitlines()
+
+
+def test_the_example_is_a_view_of_sixty_lines(example) -> None:
+    names, lines = example
+    assert len(lines) <= 60
+    trace = traces.ring()
+    view = names["BytesSent"](trace)
+    json.dumps(view._picture(), allow_nan=False)
+    sent = [sum(m.nbytes for m in trace.messages if m.src == r) for r in trace.ranks]
+    bars = {lane: [] for lane in range(4)}
+    scene = view._data["scene"]
+    for drawing, _, begin, end, *_ in scene["marks"]:
+        for tag, _, lane, attributes, _ in scene["drawings"][drawing]:
+            if tag == "rect":
+                bars[lane].append((begin, end, dict(attributes)["width"]))
+    for lane, found in bars.items():
+        widths = [width for _, _, width in found]
+        assert widths == sorted(widths) and found[-1][1] is None
+        assert widths[-1] == pytest.approx(480 * sent[lane] / max(sent), abs=0.1)
+    assert repr(view).splitlines()[0] == "Bytes sent" and "rank 3" in repr(view)
+    assert ET.fromstring(view._svg()).tag.endswith("svg")
+    assert "nobody sent a message" in names["BytesSent"](Trace())._svg()
+
+
+def test_a_mark_is_there_from_its_begin_until_its_end() -> None:
+    scene = Scene(100, 20, start=5.0)
+    scene.add(0, 0, text("old", "name"), end=5.0)  # over before the picture begins
+    scene.add(1, 2, text("now", "name"), begin=6.0, end=7.0)
+    scene.add(3, 4, text("ever", "name"))
+    scene.rest(0, 5, 6, text("rest", "name"))
+    plain = scene.plain()
+
+    def words(time, beat=-1):
+        return re.findall(r">(\w+)</text>", body(plain, time, beat))
+
+    assert [words(t) for t in (0.0, 0.999, 1.0, 1.999, 2.0)] == [
+        ["ever"],
+        ["ever"],
+        ["ever", "now"],
+        ["ever", "now"],
+        ["ever"],
+    ]
+    assert words(2.0, beat=0) == ["rest", "ever"]
+
+
+def test_a_mark_moves_softly_or_steadily() -> None:
+    for steady, quarter in ((True, 25.0), (False, 15.6)):
+        scene = Scene(100, 20)
+        scene.add(0, 0, circle(2, "own"), begin=0.0, end=4.0, to=(100, 50), steady=steady)
+        assert f"translate({quarter:.1f} {quarter / 2:.1f})" in body(scene.plain(), 1.0)
+        assert "translate(50.0 25.0)" in body(scene.plain(), 2.0)
+
+
+def test_higher_layers_are_drawn_above_and_a_drawing_is_stored_once() -> None:
+    scene = Scene(100, 20)
+    for n in range(5):
+        scene.add(n, 0, text("high", "name"), layer=2)
+    scene.add(0, 0, text("low", "name"), layer=1, begin=1.0)
+    plain = scene.plain()
+    assert len(plain["drawings"]) == 2 and len(plain["marks"]) == 6
+    drawn = body(plain, 2.0)
+    assert drawn.index("low") < drawn.index("high")
+
+
+@pytest.mark.parametrize("style", MARKS)
+def test_every_class_has_colours_on_white_and_on_dark_paper(style) -> None:
+    scene = Scene(10, 10)
+    scene.add(0, 0, rect(5, 5, style))
+    drawn = to_svg(picture(scene, title=style))
+    for paper in (drawn, svg.dark(drawn)):
+        ET.fromstring(paper)
+        assert not re.search(r'(fill|stroke)="(ink|paper|muted|warning|rank|label)', paper)
+
+
+def test_pieces_are_what_goes_on_between_changes() -> None:
+    spans = [(0, 4, "a"), (1, 2, "b"), (1, 3, "c"), (5, 5, "never"), (6, None, "d")]
+    found = [(begin, end, "".join(items)) for begin, end, items in pieces(spans)]
+    assert found == [(0, 1, "a"), (1, 2, "abc"), (2, 3, "ac"), (3, 4, "a"), (6, None, "d")]
+
+
+def test_a_patch_makes_the_new_picture_of_the_old() -> None:
+    old = {"a": [1, 2, 3], "b": {"c": [1], "d": "x"}, "e": None, "f": [0]}
+    new = {"a": [1, 5], "b": {"c": [1, 2], "d": "y"}, "e": {"g": 1}, "f": [0]}
+
+    def merged(old, patch):  # as in js/scene.js
+        if not isinstance(patch, dict) or old is None:
+            return patch
+        if "more" in patch and isinstance(old, list):
+            return [*old[: patch["keep"]], *patch["more"]]
+        return {**old, **{k: merged(old.get(k), v) for k, v in patch.items()}}
+
+    assert merged(old, patch(old, new)) == new
+    assert patch(old, old) == {}
