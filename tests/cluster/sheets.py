@@ -31,7 +31,7 @@ class Sheet:
 
     def __init__(self, tab: Any, view: Any, path: Path) -> None:
         self.tab, self.page, self.view = tab, tab.page, view
-        name = type(view).__name__.lower()
+        name = view.get_state("picture")["picture"].get("view") or type(view).__name__.lower()
         script = view._esm.replace("export default", "const view =")
         picture = json.dumps(view.get_state("picture")["picture"], allow_nan=False, default=letters)
         text = PAGE % (view._css, script, picture.replace("<", "\\u003c"))

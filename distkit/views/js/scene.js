@@ -11,7 +11,7 @@ import { Sheet } from "./tensorsparts.js";
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
 const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
-const HIGH = 470; // pixels of a scene, at most
+const [HIGH, LARGE] = [470, 1.4]; // a scene is at most so many pixels high, and so many times its size
 const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous message, " +
   "page down and page up along the list, Home and End to the ends.";
 
@@ -78,7 +78,7 @@ export class Scene extends Sheet {
     this.marks.load(scene, styles);
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
-    this.field.style.maxWidth = `${(HIGH * scene.width) / scene.height}px`;
+    this.field.style.maxWidth = `${scene.width * Math.min(HIGH / scene.height, LARGE)}px`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
     [this.bar.scrub.hidden, this.controls.hidden] = [!beats.length, !beats.length];

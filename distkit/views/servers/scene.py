@@ -82,7 +82,7 @@ class _Painter:
         self.stripes = floor + 46
         height = self.stripes + PITCH * min(len(workers), LANES) + 2
         self.scene = Scene(WIDTH, height, run["start"])
-        self.side = Scene(SIDE, 172, run["start"])
+        self.side = Scene(SIDE, 170, run["start"])
 
     def picture(self) -> Json:
         run = self.run
@@ -468,13 +468,13 @@ class _Painter:
     def _staleness(self) -> None:
         """A histogram of the gradients until now: its bins are those of the whole run."""
         drawn, side, base = self.run["staleness"], self.side, self.run["base"]["late"]
-        pitch, high, floor = drawn["pitch"], drawn["high"], 80 + drawn["high"]
+        pitch, high, floor = drawn["pitch"], drawn["high"], 84 + drawn["high"]
         taken = sorted((g[3], g[6]) for g in self.run["gradients"] if g[6] is not None)
         for begin, end, n in steps([end for end, _ in taken[:1]]):
             words = "gradients, by staleness" if n or any(base) else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)
         side.add(0, floor, path(f"M0 0H{pitch * len(base):.1f}", "axis"))
-        for y, words in zip((31, 44), drawn["axis"], strict=True):
+        for y, words in zip((30, 43), drawn["axis"], strict=True):
             side.add(0, floor + y, text(words, "small"))
         for i, label in enumerate(drawn["labels"]):
             side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
