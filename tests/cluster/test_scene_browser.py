@@ -1,4 +1,4 @@
-"""A new view in a real browser: the example of CONTRIBUTING.md, which has no JavaScript of its own."""
+"""A new view in a real browser: CONTRIBUTING.md's example, without JavaScript of its own."""
 
 import re
 from pathlib import Path
