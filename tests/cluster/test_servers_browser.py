@@ -100,7 +100,7 @@ def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) ->
     assert "dist_sync" in view.text(".dk-facts")
     assert "one gradient of each of the 2 workers" in view.text(".dk-said")
     named = drawn(view, ".dkm-main .mark-name")
-    assert named == ["server 0", "server 1", "scheduler", "worker 0", "worker 1"]
+    assert sorted(named) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
     assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # w has a part on each server
     view.root.focus()
     tab.page.keyboard.press("Home")
