@@ -59,6 +59,7 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
     run_cell(page, 3)
     free = views.nth(1)
     assert "dist_async" in free.locator(".dk-facts").inner_text()
+    page.wait_for_function(IDLE, timeout=60_000)  # a cell that ends takes the focus
     free.focus()
     page.keyboard.press("End")
     free.locator(".dkm-main .mark-version", has_text="v24").first.wait_for()
