@@ -27,6 +27,8 @@ SPARSE = "sparse "
 class _Word(str, Enum):
     """A string enum that prints as its value."""
 
+    __hash__ = str.__hash__  # Enum's own is slow, and not that of an equal string
+
     def __str__(self) -> str:
         return str(self.value)
 

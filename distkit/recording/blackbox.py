@@ -17,7 +17,10 @@ from distkit.events import Op, State
 #: So many events are kept, each in so many bytes (longer ones are left out).
 SLOTS, SIZE = 256, 512
 
-_HEAD = struct.Struct("<QQI")  # the run, the event's number in it from 1, bytes that follow
+#: The run, the event's number in it from 1, bytes that follow; seq, operation, state and time.
+_HEAD = struct.Struct("<QQIqBBd")
+_OPS, _STATES = list(Op), list(State)
+_NUMBER_OF = {word: i for words in (_OPS, _STATES) for i, word in enumerate(words)}
 
 
 class BlackBox:
@@ -27,15 +30,20 @@ class BlackBox:
         path.write_bytes(bytes(SLOTS * SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SLOTS * SIZE)
+        self._fields: tuple[tuple[Any, ...], bytes] = (), b""  # of the latest row, and packed
 
     def note(self, run: int, number: int, row: tuple[Any, ...]) -> None:
         """Keep an event's row; ``number`` counts from 1 in each run."""
-        seq, op, state, *rest = row[:-1]  # all but the summary
-        body = marshal.dumps((seq, op.value, state.value, *rest))
-        if len(body) > SIZE - _HEAD.size:
-            return
-        at = number % SLOTS * SIZE
-        self._memory[at : at + _HEAD.size + len(body)] = _HEAD.pack(run, number, len(body)) + body
+        seq, op, state, when, fields, _ = row
+        packed = self._fields
+        if packed[0] is not fields:
+            packed = self._fields = fields, marshal.dumps(fields)
+        body = packed[1]
+        told = run, number, len(body), seq, _NUMBER_OF[op], _NUMBER_OF[state], when
+        entry = _HEAD.pack(*told) + body
+        if len(entry) <= SIZE:
+            at = number % SLOTS * SIZE
+            self._memory[at : at + len(entry)] = entry
 
 
 def read(path: Path, run: int, after: int) -> list[tuple[Any, ...]]:
@@ -43,9 +51,9 @@ def read(path: Path, run: int, after: int) -> list[tuple[Any, ...]]:
     memory = path.read_bytes()
     found = []
     for at in range(0, len(memory), SIZE):
-        which, number, size = _HEAD.unpack_from(memory, at)
+        which, number, size, seq, op, state, when = _HEAD.unpack_from(memory, at)
         if which == run and number > after:
             begin = at + _HEAD.size
-            seq, op, state, *rest = marshal.loads(memory[begin : begin + size])
-            found.append((number, (seq, Op(op), State(state), *rest, None)))
+            fields = marshal.loads(memory[begin : begin + size])
+            found.append((number, (seq, _OPS[op], _STATES[state], when, fields, None)))
     return [row for _, row in sorted(found)]

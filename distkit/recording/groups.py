@@ -39,21 +39,27 @@ class Groups:
         #: Called with the name and the members of each group when it is first seen.
         self.on_group: Callable[[str, list[int]], None] | None = None
         self._named: dict[str, tuple[Any, Known]] = {}
+        self._latest: tuple[Any, Known] | None = None  # of them
         self._made: weakref.WeakKeyDictionary[Any, Known] = weakref.WeakKeyDictionary()
         self._count: Counter[int] = Counter()  # groups without a name, by their size
 
     def clear(self) -> None:
         """The run is over."""
         self._named.clear()
+        self._latest = None
         self._made.clear()
         self._count.clear()
 
     def known(self, script: Any, rank: int) -> Known:
         """The group that rank ``rank`` calls an operator with."""
         group = dist.ProcessGroup.unbox(script)
+        latest = self._latest
+        if latest is not None and latest[0]() is group:
+            return latest[1]
         name = _name(group)
         found = self._named.get(name)
         if found is not None and found[0]() is group:
+            self._latest = found
             return found[1]
         return self._of_torch(group, name) or self._by_hand(group, name, rank)
 

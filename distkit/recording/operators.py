@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -87,9 +88,10 @@ def of_objects(frame: FrameType | None) -> str:
 
 def is_functional(frame: FrameType) -> bool:
     """True if an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
-    return frame.f_code.co_filename == torch._ops.__file__
+    return frame.f_code.co_filename == _OPS
 
 
+_OPS = torch._ops.__file__
 _TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every function of the former
 
 
@@ -115,11 +117,16 @@ def described(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
     if not touched:
         return (), "", 0
     first = touched[0]
-    dtype = str(first.dtype)[6:]
+    dtype = _dtype(first.dtype)
     if first.layout is not torch.strided:
         dtype = f"{SPARSE}{dtype}"
     nbytes = _nbytes(first) if len(touched) == 1 else sum(map(_nbytes, touched))
     return tuple(first.shape), dtype, nbytes
+
+
+@cache
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

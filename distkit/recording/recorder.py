@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distkit.events import NO_ATTRIBUTES, WORLD, Event, Op, State, Summary
+from distkit.events import NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,16 +36,19 @@ ALLOWANCE, SHARE = 0.005, 0.005
 #: So many kinds of what was not recorded are told apart.
 MOST_UNSEEN = 100
 
+#: So many calls that differ in what they say are remembered.
+MOST_SHARED = 1000
+
 #: In a long run, collected events leave this often [s].
 SLOWEST = 0.2
 
 #: A wait that takes this long is noted [s].
 PATIENCE = 0.1
 
-#: An event on its way: Event's fields without the rank, with the summary as a plain tuple, and
-#: the attributes as a plain dict, or () if there are none.
+#: An event on its way: number, operation, state and time; a tuple of the fields that the events of
+#: an operation share, from peer to match; and the summary as a plain tuple.
 Row = tuple[Any, ...]
-Facts = dict[str, Any] | tuple[()]
+Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
 
 
 class Waitable(Protocol):
@@ -99,6 +102,7 @@ class Recorder:
         self.waits: dict[int, Wait] = {}  # by thread
         self.hurry: Callable[[], None] = _nothing  # have it sent now
         self._rows: list[Row] = []
+        self._fields: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._seq = itertools.count()
         self._idle: tuple[int, int, float] | None = None  # where the main thread waits for others
         self._began, self._looked = time.monotonic(), 0.0
@@ -106,6 +110,12 @@ class Recorder:
     def next_seq(self) -> int:
         """A number for the next operation."""
         return next(self._seq)
+
+    def shared(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Equal fields, seen before if they were: those of a loop are packed and sent once."""
+        if len(self._fields) > MOST_SHARED:
+            self._fields.clear()
+        return self._fields.setdefault(fields, fields)
 
     def record(
         self,
@@ -141,7 +151,7 @@ class Recorder:
         if len(self._rows) >= self.limit:
             self.dropped += 1
             return
-        row = seq, op, state, at, *fields, summary
+        row = seq, op, state, at, fields, summary
         self._rows.append(row)
         number = next(self._number)
         if self._keep is not None and state is not State.SCHEDULED:  # it has started right after
@@ -254,11 +264,10 @@ def to_event(
     rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
 ) -> Event:
     """The event of a row; ``place`` and ``clock`` put its line and time into the reader's words."""
-    *call, at = row[:4]
-    where, facts, match, summary = row[-4:]
-    attributes = facts or NO_ATTRIBUTES
+    seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
-    return Event(*(rank, *call, clock(at), *row[4:-4], place(where), attributes, match, values))
+    attributes = Attributes(facts) if facts else NO_ATTRIBUTES
+    return Event(*(rank, seq, op, state, clock(at), *call, place(where), attributes, match, values))
 
 
 _current: Recorder | None = None

@@ -24,8 +24,9 @@ from distkit.trace.calls import UNEQUAL
 #: So many calls of each member are kept; a rank that is further ahead is not compared.
 SLOTS, SIZE = 16, 32
 
-_ENTRY = struct.Struct("<IIqiiII")  # run, number, share, operation, root, words; and their sum
-_RUN_AND_NUMBER, _SUM = 8, _ENTRY.size - 4
+_BODY = struct.Struct("<IIqiiI")  # run, number, share, operation, root, words; then their sum
+_CHECK = struct.Struct("<I")
+_RUN_AND_NUMBER, _SUM, _SIZE = 8, _BODY.size, _BODY.size + 4
 _NUMBER_OF = {op: i for i, op in enumerate(Op)}
 
 
@@ -79,13 +80,14 @@ class RollCall:
             return True
         sheet, own, others = found
         number = next(self._count[group])
-        body = _ENTRY.pack(self._run, number, *_what(op, fields), 0)[:_SUM]
+        body = _BODY.pack(self._run, number, *_what(op, fields))
+        mine = body + _CHECK.pack(zlib.crc32(body))
         at = number % SLOTS * SIZE
-        sheet[own + at : own + at + _ENTRY.size] = body + _sum(body)
+        sheet[own + at : own + at + _SIZE] = mine
         for start in others:
-            theirs = sheet[start + at : start + at + _ENTRY.size]
-            if theirs[:_SUM] != body and theirs[:_RUN_AND_NUMBER] == body[:_RUN_AND_NUMBER]:
-                if theirs[_SUM:] == _sum(theirs[:_SUM]):
+            theirs = sheet[start + at : start + at + _SIZE]
+            if theirs != mine and theirs[:_RUN_AND_NUMBER] == body[:_RUN_AND_NUMBER]:
+                if theirs[_SUM:] == _CHECK.pack(zlib.crc32(theirs[:_SUM])):
                     return False
         return True
 
@@ -119,9 +121,6 @@ def _what(op: Op, fields: tuple[Any, ...]) -> tuple[int, int, int, int]:
         share = math.prod(shape)
     facts = dict(attributes)
     # in any order, they are the same members
-    said = facts.get("function", "") or str(sorted(facts.get("members", ())))
-    return share, _NUMBER_OF[op], -1 if peer is None else peer, zlib.crc32(said.encode())
-
-
-def _sum(body: bytes) -> bytes:
-    return zlib.crc32(body).to_bytes(4, "little")
+    said = facts.get("function") or sorted(facts.get("members", ()))
+    words = zlib.crc32(str(said).encode()) if said else 0
+    return share, _NUMBER_OF[op], -1 if peer is None else peer, words

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import DisableTorchFunction
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import P2P, WORLD, Op, State
@@ -178,7 +179,8 @@ class Tap:
             if pending is None:
                 return redispatch(keys - _KEY, *args)
             _check_peer(call, args, pending)
-            self._hand_over(recorder, pending, _read_by(call, args, pending), called)
+            read = _read_by(call, args, pending) if pending.look else []
+            self._hand_over(recorder, pending, read, called)
             if call.blocks:
                 limit = None if call.limit is None else args[call.limit]
                 recorder.wait_begins(pending, limited=_is_limit(limit))
@@ -204,7 +206,7 @@ class Tap:
         A program goes on as without us when we fail to read its call, and the trace says so.
         """
         try:
-            with torch._C.DisableTorchFunction():  # a subclass does not hear of our looks
+            with DisableTorchFunction():  # a subclass does not hear of our looks
                 return self._read(recorder, call, args, sys._getframe(2))
         except Exception as error:
             recorder.miss(f"{call.op}: {type(error).__name__}: {error}")
@@ -213,13 +215,15 @@ class Tap:
     def _read(
         self, recorder: Recorder, call: Call, args: tuple[Any, ...], caller: FrameType
     ) -> Pending:
-        self.threads.add(threading.get_ident())
+        thread, in_backward = threading.get_ident(), torch._C._current_graph_task_id() >= 0
+        self.threads.add(thread)
         outputs = tensors(args, call.outputs)
-        touched = tensors(args, call.inputs) or outputs
+        touched = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         group = self.groups.known(args[call.group], recorder.rank)
         if call.op not in P2P:
             self.collectives[group.name] += 1
-            self._note_thread(group.name)
+            if not in_backward:  # autograd has threads of its own
+                self._note_thread(group.name, thread)
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
         shape, dtype, nbytes = described(touched)
@@ -237,16 +241,13 @@ class Tap:
             dtype,
             tag,
             user_line(3),
-            _facts(call, caller),
+            _facts(call, caller, in_backward),
             match,
         )
-        return Pending(recorder, seq, call.op, fields, outputs, look)
+        return Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look)
 
-    def _note_thread(self, group: str) -> None:
+    def _note_thread(self, group: str, thread: int) -> None:
         """Tell of a group whose collectives several threads of this rank call: no order holds."""
-        if torch._C._current_graph_task_id() >= 0:  # autograd has threads of its own
-            return
-        thread = threading.get_ident()
         if self._threads.setdefault(group, thread) not in (thread, 0):
             self._threads[group] = 0  # once is enough
             self.on_threads(group)
@@ -256,7 +257,7 @@ class Tap:
     ) -> None:
         """Note the call, pass the gates, and note that it goes to the backend."""
         seq, op, fields = pending.seq, pending.op, pending.fields
-        values = recorder.look(*read) if read and pending.look else None
+        values = recorder.look(*read) if read else None
         recorder.put(seq, op, State.SCHEDULED, called, fields, values if recorder.stepped else None)
         for pass_by in self.before:
             pass_by(op, fields[2])
@@ -337,8 +338,10 @@ class Tap:
         """Note how a work has ended."""
         try:
             if future is None:
-                with suppress(RuntimeError):
+                try:
                     future = _get_future(work)
+                except RuntimeError:  # as in _by_future
+                    pass
             if future is not None:
                 future.value()
         except Exception:
@@ -510,13 +513,13 @@ def _is_limit(given: timedelta | int | None) -> bool:
     return given is not None and 0 < given <= PATIENT
 
 
-def _facts(call: Call, caller: FrameType) -> Facts:
+def _facts(call: Call, caller: FrameType, in_backward: bool) -> Facts:
     """A reduction, and what a call is a part of."""
     name = "reduction" if call.reduces else "function"
     value = reduction(caller) if call.reduces else of_objects(caller)
-    found: Facts = {name: value} if value else ()
-    if torch._C._current_graph_task_id() >= 0 and not is_functional(caller):
-        return {**dict(found), "gradients": True}
+    found: Facts = ((name, value),) if value else ()
+    if in_backward and not is_functional(caller):
+        return *found, ("gradients", True)
     return found
 
 

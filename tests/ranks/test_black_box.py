@@ -18,7 +18,7 @@ from distkit.recording.blackbox import SLOTS, BlackBox
 
 def row(seq: int, where: str = "train.py:3") -> tuple[object, ...]:
     fields = None, "world", 12, (3,), "float32", None, where, "", None
-    return seq, Op.ALL_REDUCE, State.STARTED, 0.5, *fields, None
+    return seq, Op.ALL_REDUCE, State.STARTED, 0.5, fields, None
 
 
 def lost(run: object) -> dk.Trace:

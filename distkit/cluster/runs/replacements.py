@@ -59,15 +59,17 @@ def failed(events: Iterable[Event], rank: int, first: int, at: float) -> tuple[i
             s.op,
             State.FAILED,
             at,
-            s.peer,
-            s.group,
-            s.nbytes,
-            s.shape,
-            s.dtype,
-            s.tag,
-            s.where,
-            dict(s.attributes),
-            s.match,
+            (
+                s.peer,
+                s.group,
+                s.nbytes,
+                s.shape,
+                s.dtype,
+                s.tag,
+                s.where,
+                dict(s.attributes),
+                s.match,
+            ),
             None,
         )
         for s in begun
@@ -78,9 +80,9 @@ def failed(events: Iterable[Event], rank: int, first: int, at: float) -> tuple[i
 
 def note(how: str, began: float, ended: float) -> tuple[int, bytes]:
     """Rows that show when a place was vacant, and why."""
-    told = {"label": f"replaced: {how}"}
+    fields = (None, WORLD, 0, (), "", None, "", (("label", f"replaced: {how}"),), None)
     rows = [
-        (-1, Op.MARK, state, at, None, WORLD, 0, (), "", None, "", told, None, None)
+        (-1, Op.MARK, state, at, fields, None)
         for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
     ]
     return len(rows), dumps(rows)
