@@ -134,7 +134,7 @@ def test_a_run_keeps_the_trouble_it_began_with() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"delay": {3: 0.1}}, r"names rank 3, and there are ranks 0 to 1"),
+        ({"delay": {3: 0.1}}, r"names rank 3, but the ranks are 0 to 1"),
         ({"kill": {-1: 0}}, r"names rank -1"),
         ({"drop_rank": 2}, r"names rank 2"),
     ],
