@@ -15,6 +15,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def _open(path: Path, size: int) -> mmap.mmap:
         os.close(file)
 
 
+@lru_cache
 def _what(op: Op, fields: tuple[Any, ...]) -> tuple[int, int, int, int]:
     """The values that must agree on all members: see :func:`distkit.trace.calls.difference`.
 

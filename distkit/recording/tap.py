@@ -444,7 +444,7 @@ class Tap:
             recorder = _recorder.current()
             if recorder is None or kwargs.get("use_local_synchronization"):
                 return make(ranks, *args, **kwargs)
-            facts: Facts = () if ranks is None else {"members": tuple(ranks)}
+            facts: Facts = () if ranks is None else (("members", tuple(ranks)),)
             fields = (None, WORLD, 0, (), "", None, user_line(2), facts, None)
             pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
             self._hand_over(recorder, pending, [], time.monotonic())
