@@ -56,7 +56,8 @@ class Group:
         self._kept: list[Any] = []  # every group made, until it is safe to let go of it
         self.busy: list[dist.Work] = []  # the collectives that a run has left under way …
         self.released = False  # … or it was released, perhaps from one that nobody has noted yet
-        self._stuck: list[Any] = []  # groups that a thread of gloo will never leave
+        self._stuck: list[Any] = []  # groups that a thread of gloo may never leave, and …
+        self._stuck_works: list[dist.Work] = []  # … what they have under way
         self._store: PatientStore | None = None
         self._init: Callable[..., Any] = dist.init_process_group
 
@@ -76,7 +77,7 @@ class Group:
         self._let_go(keep=None)
         self._join()
         self._meet()
-        renew(self._worlds, dist.group.WORLD)
+        renew(self._worlds, dist.group.WORLD, kept=self._stuck)
         self._worlds.clear()
 
     def _meet(self) -> None:
@@ -135,7 +136,8 @@ class Group:
         if past:
             time.sleep(REST)
             if self.released or not all(work.is_completed() for work in self.busy):
-                self._stuck.append((past, self.busy))
+                self._stuck += past
+                self._stuck_works += self.busy
             self._kept, self.busy = [group for group in self._kept if group is keep], []
         self.released = False
 

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -178,7 +179,9 @@ class Rank:
         """While inside, the starter may end the function from outside."""
 
         def on_signal(number: int, frame: Any) -> None:
-            if self._running is not None:
+            if self._pulled and _imports_a_library(frame):
+                threading.Timer(AGAIN, self._pull).start()
+            elif self._running is not None:
                 raise Released if self._pulled else KeyboardInterrupt(SIGINT)
 
         before = signal.signal(signal.SIGINT, on_signal)
@@ -365,6 +368,15 @@ class Rank:
         witness = Witness(emit, rollcall, self._let_go.wait)
         witness.meet(WORLD, list(range(spec.world_size)))  # new_group may be the first call
         return witness
+
+
+def _imports_a_library(frame: FrameType | None) -> bool:
+    """True if a library is being imported: half a library would stay in this process."""
+    while frame is not None and not recorder.is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _no_keyboard(prompt: object = "") -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
@@ -17,12 +17,17 @@ from typing import Any
 AT_ONCE = 10_000
 
 
-def renew(old: list[Any], new: Any) -> None:
+def renew(old: list[Any], new: Any, kept: Sequence[Any] = ()) -> None:
     """Put ``new`` into every module, class, object, closure and default argument that holds one.
 
     What is only local to a running function stays, and so do lists and sets.
+
+    Args:
+        old: the groups of the past.
+        new: the group of today.
+        kept: what the caller itself holds: a group that is held there alone is not looked for.
     """
-    if not _held(old):
+    if not _held(old, kept):
         return
     stale = {id(group) for group in old}
     holders = sorted(
@@ -43,12 +48,12 @@ def renew(old: list[Any], new: Any) -> None:
             space.update(dict.fromkeys(_names(space, stale), new))
 
 
-def _held(old: list[Any]) -> bool:
-    """True if anybody but this list refers to one of them."""
+def _held(old: list[Any], kept: Sequence[Any] = ()) -> bool:
+    """True if anybody but these lists refers to one of the old ones."""
     nobodys = object()
     held = {id(group): group for group in [*old, nobodys]}
     *counts, alone = [sys.getrefcount(group) for group in held.values()]
-    lists = [sum(one is group for one in old) for group in held.values()]
+    lists = [sum(one is group for one in (*old, *kept)) for group in held.values()]
     return any(count - n > alone - 1 for count, n in zip(counts, lists, strict=False))
 
 
