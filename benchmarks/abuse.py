@@ -115,9 +115,9 @@ class Trial:
             after = [row[2] for row in self.cluster.status().rows]
             verdict.restart = self._timed(verdict, "restart", lambda: self._restart(verdict))
         told = " ".join([verdict.said, *(str(w.message) for w in warned)])
-        fresh = "fresh process" in told
+        fresh = "has a new process" in told
         if abuse.replaced not in (None, fresh) or (fresh and before == after):
-            verdict.wrong.append(f"a fresh process: {not abuse.replaced}")
+            verdict.wrong.append(f"a new process: {fresh}")
         return verdict
 
     def _run(self, abuse: Abuse, verdict: Verdict) -> None:

@@ -329,7 +329,7 @@ def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
         ({"ranks": 10**7}, "fit"),
         ({"ranks": 2, "device": "cuda"}, "no GPU"),
         ({"ranks": 2, "device": "tpu"}, "not known"),
-        ({"ranks": 2, "backend": "nccl"}, "GPU of its own"),
+        ({"ranks": 2, "backend": "nccl"}, "one GPU for each of 2 ranks"),
         ({"ranks": 2, "workers": 2}, "not both"),
         ({"workers": 2, "servers": -1}, "at least 0"),
         ({"ranks": "four"}, "whole number"),
