@@ -42,7 +42,7 @@ from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import Scheduler
-from distkit.kvstore.transport.shard import Shard
+from distkit.kvstore.transport.shard import ServerSession
 
 #: Workers and servers, the servers' ids, and the scheduler's.
 W, S = 2, 3
@@ -58,7 +58,7 @@ class Letter(NamedTuple):
     """A message, the server that sent it, and for a copy where it goes."""
 
     message: Message
-    sender: Shard | None
+    sender: ServerSession | None
     where: str
 
 
@@ -77,10 +77,10 @@ class Network:
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
         self.terms = Terms(mode, 100, replication=replication, on_crash=on_crash)
         self.chief, self.run = Scheduler(W, S), 0
-        self.hosts: dict[int, list[Shard]] = {}
+        self.hosts: dict[int, list[ServerSession]] = {}
         self.lines: dict[tuple[int, int], deque[Letter]] = defaultdict(deque)
         self.heard: dict[int, list[Message]] = defaultdict(list)
-        self._ways: dict[int, Shard | None] = {}  # whom the scheduler reaches by an id
+        self._ways: dict[int, ServerSession | None] = {}  # whom the scheduler reaches by an id
         self._starts = 0
         for n in SERVERS:
             self.come(n)
@@ -90,11 +90,11 @@ class Network:
         self.heard.clear()
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[ServerSession]:
         """All that are there."""
         return list(chain.from_iterable(self.hosts.values()))
 
-    def shard(self, node: int) -> Shard | None:
+    def shard(self, node: int) -> ServerSession | None:
         """The one that serves in this server's place."""
         return next((s for s in self.shards if s.node.id == node and s.store is not None), None)
 
@@ -108,7 +108,9 @@ class Network:
         """The servers that have no process."""
         return [n for n in SERVERS if n not in {host[0].node.id for host in self.hosts.values()}]
 
-    def send(self, src: int, dst: int, message: Message, sender: Shard | None = None) -> None:
+    def send(
+        self, src: int, dst: int, message: Message, sender: ServerSession | None = None
+    ) -> None:
         """Put a message on its way."""
         copied = isinstance(message, Copy)
         where = sender.endpoints[dst] if copied and sender is not None else ""
@@ -133,7 +135,7 @@ class Network:
             elif isinstance(message, Answer):
                 self._say(shard, shard.hear(message))
 
-    def _receiver(self, line: tuple[int, int], letter: Letter) -> Shard | None:
+    def _receiver(self, line: tuple[int, int], letter: Letter) -> ServerSession | None:
         """Who gets it: a copy who listens where it went, all else who has the id now."""
         if letter.where:
             mine = (h[0] for h in self.hosts.values() if h[0].endpoint == letter.where)
@@ -141,7 +143,7 @@ class Network:
         found = self._ways.get(line[1]) if line[0] == CHIEF else self.shard(line[1])
         return found if found in self.shards else None
 
-    def _say(self, shard: Shard, said: list[Message]) -> None:
+    def _say(self, shard: ServerSession, said: list[Message]) -> None:
         for m in said:
             if isinstance(m, Copy):
                 self.send(m.node, m.to, m, shard)
@@ -156,7 +158,7 @@ class Network:
             host.append(heir)
             self._say(heir, heir.open())
 
-    def _ask_chief(self, src: int, message: Message, sender: Shard | None) -> None:
+    def _ask_chief(self, src: int, message: Message, sender: ServerSession | None) -> None:
         assert isinstance(message, Request)
         if isinstance(message, Leave):
             if sender is not None and self._ways.get(src) is not sender:
@@ -186,7 +188,7 @@ class Network:
         self._starts += 1
         pid = server if self._starts <= S else 100 + self._starts
         node = Node("server", server - W, W, S, "f", start=self._starts - 1)
-        shard = Shard(node)
+        shard = ServerSession(node)
         shard.pid = pid
         self.hosts[pid] = [shard]
         self._say(shard, shard.open())

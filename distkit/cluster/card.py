@@ -16,7 +16,7 @@ from distkit.views.scene.units import aligned, count
 
 if TYPE_CHECKING:
     from distkit.cluster.runs.run import Run
-    from distkit.cluster.supervisor import Room
+    from distkit.cluster.supervisor import Supervisor
 
 #: In a notebook, a run that takes longer than this shows its timeline while it goes on [s].
 PATIENCE = 1.0
@@ -50,7 +50,7 @@ class Status:
         )
 
 
-def status(room: Room) -> Status:
+def status(room: Supervisor) -> Status:
     """The cluster now."""
     plan = room.plan
     what = count(plan.ranks, "rank")
@@ -61,7 +61,7 @@ def status(room: Room) -> Status:
     return Status(f"distkit cluster: {what} · {stage}", note, _rows(room))
 
 
-def _rows(room: Room) -> list[tuple[str, str, int, str, str]]:
+def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
     running = room.run
     rows = []
     for name, facts in sorted(room.meta()["ranks"].items(), key=lambda kv: int(kv[0])):
@@ -86,12 +86,12 @@ class Card:
     """Shows the status in the cell that made the cluster, and keeps it true."""
 
     def __init__(self) -> None:
-        self._room: Room | None = None
+        self._room: Supervisor | None = None
         self._handle: Any = None
         self._last = ""
         self._lock = threading.Lock()
 
-    def show(self, room: Room) -> None:
+    def show(self, room: Supervisor) -> None:
         """Show it now; outside notebooks a terminal gets one line when the ranks are ready."""
         self._room = room
         if in_notebook():
@@ -117,13 +117,13 @@ class Card:
                 with suppress(ZMQError):  # the kernel is ending: nobody looks any more
                     self._handle.update(now)
 
-    def _say(self, room: Room) -> None:
+    def _say(self, room: Supervisor) -> None:
         if room.stage == "ready" and not self._last and sys.stderr.isatty():
             self._last = "said"
             ranks, seconds = count(room.plan.ranks, "rank"), time.monotonic() - room.started
             print(f"distkit: {ranks} ready after {seconds:.1f} s", file=sys.stderr)
 
-    def bundle(self, room: Room) -> dict[str, str]:
+    def bundle(self, room: Supervisor) -> dict[str, str]:
         """The notebook's picture of the cluster: nothing twice in one cell."""
         now = status(room)
         return {"text/plain": repr(now), "text/html": now._repr_html_()}

@@ -20,7 +20,7 @@ from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.run import GRACE, LET_GO, Run
 from distkit.cluster.runs.stepper import Stepper
-from distkit.cluster.supervisor import Room
+from distkit.cluster.supervisor import Supervisor
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import trouble
@@ -94,8 +94,8 @@ class Cluster:
         """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
         with _uninterrupted():
-            self._room = Room(plan, self._card.refresh, heartbeat_timeout)
-            self._end = weakref.finalize(self, Room.close, self._room)
+            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout)
+            self._end = weakref.finalize(self, Supervisor.close, self._room)
         self._runs = 0
         self._latest: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None

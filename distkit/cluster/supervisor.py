@@ -45,7 +45,7 @@ _WIPED = (
 )
 
 
-class Room:
+class Supervisor:
     """The processes of one cluster.
 
     ``stage`` says how far starting has come, ``on_change`` is called when it or a rank's
@@ -136,7 +136,7 @@ class Room:
             self.run.hear(node, kind, what)
 
     def settle(self, run: int) -> None:
-        """Crew: have the servers and the scheduler hand over what they still hold."""
+        """RankController: have the servers and the scheduler hand over what they still hold."""
         self.nodes.settle()
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
@@ -264,7 +264,7 @@ class Room:
             self.engines.apply(rank, execute, (self._call[0], options), reply)
 
     def replace(self, run: Run, rank: int, life: int) -> None:
-        """Crew: put another in a dead rank's place, in the middle of its run.
+        """RankController: put another in a dead rank's place, in the middle of its run.
 
         It runs the function from its beginning. It is in no process group: the others' would
         have to be made anew on every rank.
@@ -309,7 +309,7 @@ class Room:
             self._on_change()
 
     def release(self, ranks: Iterable[int], run: int) -> None:
-        """Crew: get these ranks out of whatever they wait in."""
+        """RankController: get these ranks out of whatever they wait in."""
         for r in ranks:
             with suppress(OSError):
                 self.ranks[r].channel.send(("release", run))
@@ -321,7 +321,7 @@ class Room:
                 self.ranks[r].channel.send(("go", run, count))
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Crew: end these ranks' processes."""
+        """RankController: end these ranks' processes."""
         self._fork.kill([self.ranks[r] for r in ranks])
 
     # -- ranks that end ---------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from distkit.diagnosis.program import Program
-from distkit.diagnosis.rank_state import Board, Doing, Standing
+from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call, named
@@ -59,10 +59,10 @@ class Evidence:
         self.board = self._board()
         self.stuck = {r: self.board.standing(r) for r in self.board.stuck()}
 
-    def _board(self) -> Board:
+    def _board(self) -> WaitForGraph:
         groups = self.trace.meta.get("groups", {})
         size = int(self.trace.meta.get("world_size", 0))
-        board = Board(size or max(self.ranks, default=-1) + 1, groups)
+        board = WaitForGraph(size or max(self.ranks, default=-1) + 1, groups)
         board.feed(self._before_release())
         for rank, end in self.ends.items():
             board.end(rank, end.how)
@@ -173,7 +173,7 @@ class Evidence:
 
     # -- ranks ------------------------------------------------------------------
 
-    def span(self, standing: Standing) -> Span:
+    def span(self, standing: RankState) -> Span:
         """The operation that a rank is blocked in."""
         assert standing.seq is not None
         return self.by_key[standing.rank, standing.seq]

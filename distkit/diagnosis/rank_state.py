@@ -1,8 +1,7 @@
 """State of each rank: running, paused, blocked (and why), finished or failed. Pure.
 
-:class:`Board` is fed with events while they arrive and keeps just enough of them to tell which
-blocked rank waits for which: the wait-for graph of the run. Its rules are those of
-:attr:`distkit.events.Trace.matches`.
+:class:`WaitForGraph` is fed with events while they arrive and keeps just enough of them to tell
+which blocked rank waits for which. Its rules are those of :attr:`distkit.Trace.matches`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _ENDS = {"returned": Doing.FINISHED, "released": Doing.RELEASED, "died": Doing.D
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankState:
     """The state of a rank; the facts are those of the call it is paused before or blocked in.
 
     ``waits_for`` are the ranks that have not started their part of it, ``reason`` says why
@@ -106,14 +105,14 @@ class _Inbox:
         return len(self.anyone) - taken
 
 
-class Board:
+class WaitForGraph:
     """The states of all ranks of a run, updated event by event.
 
     Args:
         world_size: number of ranks; those with higher numbers are servers and their scheduler.
         groups: the global ranks of each group, as far as they are known.
 
-    >>> board = Board(2)
+    >>> board = WaitForGraph(2)
     >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
     >>> board.feed(Event(**start, state=s, time=0.0) for s in (State.STARTED, State.BLOCKED))
     >>> print(board.standing(1))
@@ -225,7 +224,7 @@ class Board:
         return range(self._size)
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[RankState]:
         """The state of every rank."""
         return [self.standing(rank) for rank in range(self._size)]
 
@@ -234,7 +233,7 @@ class Board:
         """True if nothing will move by itself: no rank runs, and the blocked wait for others."""
         return all(self.standing(rank).doing is not Doing.RUNNING for rank in range(self._size))
 
-    def standing(self, rank: int) -> Standing:
+    def standing(self, rank: int) -> RankState:
         """The state of a rank."""
         e = self._at.get(rank)
         if rank in self._ends:
@@ -243,7 +242,7 @@ class Board:
                 return self._gone(rank, doing, why)
             last = e or self._last.get(rank)
             if last is None or doing is Doing.FINISHED:
-                return Standing(rank, doing, reason=why)
+                return RankState(rank, doing, reason=why)
             return _standing(last, doing, reason=why)
         if rank in self._vacant:
             why = f"its process died ({self._again[rank]}), and a new one replaces it"
@@ -251,19 +250,19 @@ class Board:
         how = self._again.get(rank)
         again = f"it replaces one that died ({how})" if how is not None else ""
         if e is None:
-            return Standing(rank, Doing.RUNNING, reason=again)
+            return RankState(rank, Doing.RUNNING, reason=again)
         if e.state is State.SCHEDULED:
             return _standing(e, Doing.PAUSED, reason=again)
         waits_for = self._missing(e)
         if not waits_for:
-            return Standing(rank, Doing.RUNNING)  # its partners have come: it is on its way
+            return RankState(rank, Doing.RUNNING)  # its partners have come: it is on its way
         return _standing(e, Doing.BLOCKED, waits_for, self._reason(e, waits_for))
 
-    def _gone(self, rank: int, doing: Doing, why: str) -> Standing:
+    def _gone(self, rank: int, doing: Doing, why: str) -> RankState:
         """The last known line of a rank whose process has ended."""
         e = self._heard.get(rank)
         told = "; ".join(filter(None, [why, seen(e) if e else ""]))
-        return Standing(rank, doing, where=e.where if e else "", reason=told)
+        return RankState(rank, doing, where=e.where if e else "", reason=told)
 
     def stuck(self) -> list[int]:
         """The blocked ranks that can never go on: all that they wait for is stuck or has ended."""
@@ -406,8 +405,8 @@ class Board:
 
 def _standing(
     e: Event, doing: Doing, waits_for: tuple[int, ...] = (), reason: str = ""
-) -> Standing:
-    return Standing(
+) -> RankState:
+    return RankState(
         e.rank,
         doing,
         e.op,

@@ -22,7 +22,7 @@ from distkit.experiments.panel import Bar, Panel
 from distkit.experiments.results import Activity, State
 from distkit.experiments.running import Clusters, follow, submit
 from distkit.recording.progress import Meter
-from distkit.views.widget.snapshot import Still
+from distkit.views.widget.snapshot import NotebookSnapshot
 
 if TYPE_CHECKING:
     import pandas
@@ -97,7 +97,7 @@ class Experiment(State):
         self._alone, self._stopping = threading.Lock(), threading.Event()
         self._run: Run | None = None
         self._panel: Panel | None = None
-        self._still = Still(self._draw)
+        self._still = NotebookSnapshot(self._draw)
         self._watchers: list[Callable[[Experiment], None]] = []
         self._end = weakref.finalize(self, Clusters.close, self._clusters)
 

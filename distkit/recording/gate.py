@@ -3,7 +3,7 @@
 It stands in the tap's hook, so that every program passes it, DDP's C++ reducer included. The word
 to go on comes from another thread, since the rank's main thread is the one that waits here.
 What the others see of a waiting rank is an operation that is *scheduled* and not *started*;
-:class:`distkit.diagnosis.rank_state.Board` is the rule that makes sense of that.
+:class:`distkit.diagnosis.rank_state.WaitForGraph` is the rule that makes sense of that.
 """
 
 from __future__ import annotations

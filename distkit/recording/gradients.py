@@ -6,7 +6,7 @@ They enter the trace as marks with values, bounded like all values: whole tensor
 attributes           before (STARTED)                after (COMPLETED)
 ===================  ==============================  ============================================
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
-``alone NAME``                                       the gradient of :meth:`Watch.alone`
+``alone NAME``                                       the gradient of :meth:`GradientRecorder.alone`
 ``weights CRC``                                      a sketch of all weights
 ``step``                                             (loss, learning rate, samples), NaN: not told
 ===================  ==============================  ============================================
@@ -39,7 +39,7 @@ EXACT_WEIGHTS = 1 << 22
 
 
 @contextmanager
-def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[Watch]:
+def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRecorder]:
     """Note gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
 
     It sees each gradient when ``backward`` has made it, before any all-reduce, and once more
@@ -60,14 +60,14 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[Watch]:
     ...         loss.backward()
     ...         watch.step(loss=loss, lr=0.1, samples=5)
     """
-    watch = Watch(_inside(model), most)
+    watch = GradientRecorder(_inside(model), most)
     try:
         yield watch
     finally:
         watch.close()
 
 
-class Watch:
+class GradientRecorder:
     """The handle of :func:`watch_gradients`: call :meth:`step` at the end of each step."""
 
     def __init__(self, model: nn.Module, most: int) -> None:

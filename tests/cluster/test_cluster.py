@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.cluster.supervisor import Room
+from distkit.cluster.supervisor import Supervisor
 from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -229,7 +229,7 @@ def test_restart_gives_fresh_processes(usable: dk.Cluster) -> None:
 def test_whose_end_nobody_has_told_is_replaced_with_the_others() -> None:
     """The thread that replaces one rank is the one that would tell of the next."""
     known, forked = {1, 2}, list[int]()
-    room = object.__new__(Room)
+    room = object.__new__(Supervisor)
     room._over = room.closed = False
     room._engines = SimpleNamespace(find=lambda r: r if r in known else None, forget=known.discard)
     room._fork_ranks = lambda ranks, join: forked.extend(ranks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from traces import MS, summary
 
-from distkit.diagnosis.rank_state import Board, Doing, Standing
+from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.errors import RunError
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
@@ -21,7 +21,7 @@ class Moment:
     events: int
     time: float
     choice: tuple[int, ...]
-    standings: tuple[Standing, ...]
+    standings: tuple[RankState, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FakeStepper:
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
         self.ends: dict[str, dict[str, str]] = {}
-        self._board, self._events = Board(len(scripts)), []
+        self._board, self._events = WaitForGraph(len(scripts)), []
         self._clock, self._next, self._in = 4711.0, [-1] * len(scripts), {}
         self._watchers, self._readers = [], []
         self.moments, self.position = [], 0

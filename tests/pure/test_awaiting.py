@@ -13,7 +13,7 @@ from test_views_servers import Shop, shop
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
-from distkit.diagnosis.rank_state import Board, Doing
+from distkit.diagnosis.rank_state import Doing, WaitForGraph
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Register, ended
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, _facts
@@ -91,7 +91,7 @@ def watched(run: Shop) -> list[Event]:
 @given(st.integers(1, 4), RULES, STEPS)
 def test_blocked_are_those_whom_the_server_does_not_answer(workers, rule, steps) -> None:
     run = play(workers, rule, steps)
-    board, entry = Board(workers), run.server.entries["w"]
+    board, entry = WaitForGraph(workers), run.server.entries["w"]
     board.feed(watched(run))
     for node, clock in waiting(run).items():
         s = board.standing(node)
@@ -108,7 +108,7 @@ def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended
     """However often those push that still can, the server does not answer them."""
     run = play(workers, rule, steps)
     ended = ended & set(range(workers)) - waiting(run).keys()
-    board = Board(workers)
+    board = WaitForGraph(workers)
     board.feed(watched(run))
     for rank in ended:
         board.end(rank, "returned")
@@ -332,14 +332,14 @@ def test_servers_are_no_members_of_the_world() -> None:
 
 
 def test_paused_before_a_call_of_several_keys() -> None:
-    board = Board(2)
+    board = WaitForGraph(2)
     board.feed(asked(0, 5, Op.PUSH, "scheduled", attributes=Step.of(["a", 3, "7"]).facts))
     assert str(board.standing(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
     assert Step.of(range(9)).facts == {"keys": (0, 1, 2, "…", 8)} and Step.of(["w"]).facts == ()
 
 
 def test_why_a_worker_waits() -> None:
-    board = Board(2)
+    board = WaitForGraph(2)
     board.feed([*worker(0, 2, *MORE), *worker(1, 2)])
     said = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
     assert str(board.standing(0)) == f"{said}has pushed 'w' 2 of 3 times"

@@ -32,10 +32,10 @@ from distkit.kvstore.protocol.messages import (
     RollCall,
 )
 from distkit.kvstore.protocol.terms import Terms
-from distkit.kvstore.transport.journal import Journal, Kept
+from distkit.kvstore.transport.journal import DurableScheduler, Journal
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler
-from distkit.kvstore.transport.shard import Shard
+from distkit.kvstore.transport.shard import ServerSession
 
 W, S = 2, 2
 
@@ -137,12 +137,12 @@ def init(run: int, node: int = 0) -> Init:
 
 
 def test_a_server_registers_with_the_endpoint_it_listens_on() -> None:
-    register = Shard(NODE).register()
+    register = ServerSession(NODE).register()
     assert (register.node, register.endpoint) == (2, "ipc://f/kv2")
 
 
 def test_requests_that_overtake_the_address_book_are_kept() -> None:
-    shard = Shard(NODE)
+    shard = ServerSession(NODE)
     assert shard.handle(init(0)) == []
     (reply,) = shard.hear(book(0))
     assert isinstance(reply, Reply)
@@ -152,7 +152,7 @@ def test_requests_that_overtake_the_address_book_are_kept() -> None:
     ("mode", "rule"), [("dist_sync", Synchronous()), ("dist_async_device", Asynchronous())]
 )
 def test_the_mode_is_a_rule(mode: str, rule: Rule) -> None:
-    shard = Shard(NODE)
+    shard = ServerSession(NODE)
     shard.hear(book(0, mode))
     assert shard.store is not None
     assert shard.store.rule == rule
@@ -160,7 +160,7 @@ def test_the_mode_is_a_rule(mode: str, rule: Rule) -> None:
 
 
 def test_each_run_has_a_store_of_its_own() -> None:
-    shard = Shard(NODE)
+    shard = ServerSession(NODE)
     shard.hear(book(0))
     shard.handle(init(0))
     (register,) = shard.hear(RollCall(1, 2, 0))
@@ -173,7 +173,7 @@ def test_each_run_has_a_store_of_its_own() -> None:
 
 
 def test_a_request_of_a_newer_run_begins_it() -> None:
-    shard = Shard(NODE)
+    shard = ServerSession(NODE)
     shard.hear(book(0))
     (register,) = shard.handle(init(5))
     assert (type(register), register.run) == (Register, 5)
@@ -183,7 +183,7 @@ def test_a_request_of_a_newer_run_begins_it() -> None:
 
 def test_a_server_that_is_refused_does_not_serve() -> None:
     with pytest.raises(KVStoreError, match="wrong number"):
-        Shard(NODE).hear(Error(0, 2, 1, "wrong number of servers"))
+        ServerSession(NODE).hear(Error(0, 2, 1, "wrong number of servers"))
 
 
 # -- nodes ----------------------------------------------------------------------
@@ -452,11 +452,11 @@ def test_a_stand_in_that_ends_is_replaced_however_late_the_news() -> None:
 
 
 def test_the_journal_is_whole_and_has_one_owner(tmp_path: Path) -> None:
-    first = Kept(W, S)
+    first = DurableScheduler(W, S)
     first.open(tmp_path / "j")
     first.handle(server(2, run=3))
     with pytest.raises(BlockingIOError):
-        Kept(W, S).open(tmp_path / "j")
+        DurableScheduler(W, S).open(tmp_path / "j")
     told = json.loads((tmp_path / "j").read_text())
     assert (told["run"], told["callable"]) == (3, [2])
     first.close()

@@ -36,7 +36,7 @@ from distkit.kvstore.protocol.replication import Backups
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler
-from distkit.kvstore.transport.shard import Shard
+from distkit.kvstore.transport.shard import ServerSession
 from distkit.trace.calls import silence
 
 W, S = 2, 3
@@ -44,7 +44,7 @@ SERVERS = range(W, W + S)
 SCHEDULER = -1  # processes: that of the scheduler, 0 and 1 of the workers, others of servers
 
 
-def answers(shard: Shard, request: Request) -> list[Message]:
+def answers(shard: ServerSession, request: Request) -> list[Message]:
     """Those of a server, as :class:`.transport.Service` asks for them."""
     if shard.late(request):
         return [given_up(request, shard.node.name(request.node))]
@@ -61,7 +61,7 @@ class Processes:
     def __init__(self, terms: Terms) -> None:
         self.scheduler, self.terms = Scheduler(W, S), terms
         self.lines: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        self.shards = {n: Shard(Node("server", n - W, W, S, "f")) for n in SERVERS}
+        self.shards = {n: ServerSession(Node("server", n - W, W, S, "f")) for n in SERVERS}
         self.host = {n: n for n in SERVERS}  # of each, the process that ends with it
         self.at: dict[int, int] = {n: n for n in SERVERS}
         self.links = {(w, n): n for w in range(W) for n in SERVERS}

@@ -168,8 +168,9 @@ def test_silent_excepts_and_no_sync_are_ways_out():
 # -- the roll call ------------------------------------------------------------------------
 
 
-def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=(), group="world"):
-    return peer, group, nbytes, shape, dtype, None, "", attributes, None
+def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, group="world"):
+    facts = tuple((attributes or {}).items())
+    return peer, group, nbytes, shape, dtype, None, "", facts, None
 
 
 @pytest.fixture

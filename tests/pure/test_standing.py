@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulated import Simulation
 from test_diagnosis import Author
 
-from distkit.diagnosis.rank_state import Board, Doing
+from distkit.diagnosis.rank_state import Doing, WaitForGraph
 from distkit.events import Event, Op, State
 
 UP_TO = {
@@ -27,7 +27,7 @@ def op(rank, seq, kind, until, **fields):
 
 
 def board(n, *parts, **groups):
-    made = Board(n, groups)
+    made = WaitForGraph(n, groups)
     for events in parts:
         made.feed(events)
     return made
@@ -227,7 +227,7 @@ def test_pieces_in_any_order_of_the_ranks_make_no_difference(seed, n, cut, order
     author.programs = [[s for s in p if s.wait is None or s.wait in p] for p in author.programs]
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     rows = sim.live().by_rank
-    once, pieces = Board(n, author.groups), Board(n, author.groups)
+    once, pieces = WaitForGraph(n, author.groups), WaitForGraph(n, author.groups)
     once.feed(sim.live())
     while any(rows.values()):
         rank = order.choice([r for r in rows if rows[r]])
@@ -243,7 +243,7 @@ def test_pieces_in_any_order_of_the_ranks_make_no_difference(seed, n, cut, order
 def test_blocked_are_exactly_those_who_wait(seed, n, cut):
     author = Author(seed, n).write(8)
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
-    made = Board(n, author.groups)
+    made = WaitForGraph(n, author.groups)
     made.feed(sim.live())
     blocked = [s.rank for s in made.standings if s.doing is Doing.BLOCKED]
     assert made.stuck() == [] and set(blocked) <= set(sim.stuck)

@@ -12,7 +12,7 @@ import pytest
 from distkit import Trace
 from distkit.cluster.runs.run import Run
 from distkit.views import Timeline
-from distkit.views.widget.snapshot import Still
+from distkit.views.widget.snapshot import NotebookSnapshot
 
 
 class Handle:
@@ -35,7 +35,7 @@ def test_a_slow_drawing_does_not_replace_a_newer_one() -> None:
             finish.wait(10)
         return "<svg/>", now
 
-    still = Still(draw)
+    still = NotebookSnapshot(draw)
     handle: Any = Handle()
     still._handle = handle
     slow = threading.Thread(target=still.renew)
@@ -67,7 +67,7 @@ def test_what_changes_while_it_is_displayed_is_sent_after_it(
         handle.sent.append(bundle["text/plain"])
         return handle
 
-    still = Still(lambda: ("<svg/>", state[0]))
+    still = NotebookSnapshot(lambda: ("<svg/>", state[0]))
     monkeypatch.setattr(IPython.display, "display", display)
     still.show({})
     renewals[0].join(10)

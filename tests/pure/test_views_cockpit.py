@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
 from traces import big
 
-from distkit.diagnosis.rank_state import Doing, Standing
+from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.errors import RunError
 from distkit.events import Event, Op, State
 from distkit.views import Cockpit
@@ -264,7 +264,7 @@ def test_what_was_received_counts_more_than_what_was_sent():
 
 
 def blocked(rank, *waits_for, op=Op.RECV, peer=0):
-    return Standing(rank, Doing.BLOCKED, op, 0, peer, where=f"a.py:{rank}", waits_for=waits_for)
+    return RankState(rank, Doing.BLOCKED, op, 0, peer, where=f"a.py:{rank}", waits_for=waits_for)
 
 
 def test_two_that_wait_for_each_other_are_named():
@@ -281,9 +281,9 @@ def test_two_that_wait_for_each_other_are_named():
     [
         ([blocked(0, 1), blocked(1, 2), blocked(2, 0)], [0, 1, 2]),
         ([blocked(0, 1), blocked(1, 2), blocked(2, 1)], [1, 2]),  # one waits at the circle's side
-        ([blocked(0, 1), blocked(1, 2), Standing(2, Doing.RUNNING)], []),
+        ([blocked(0, 1), blocked(1, 2), RankState(2, Doing.RUNNING)], []),
         ([blocked(0, 1, 2, peer=None), blocked(1, 0)], []),  # from any source: 2 may still send
-        ([blocked(0, 1, 2, op=Op.ALL_REDUCE), Standing(1, Doing.PAUSED), blocked(2, 0)], [0, 2]),
+        ([blocked(0, 1, 2, op=Op.ALL_REDUCE), RankState(1, Doing.PAUSED), blocked(2, 0)], [0, 2]),
         ([], []),
     ],
 )

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from distkit.cluster.runs import watchdog
-from distkit.cluster.runs.watchdog import Watch
+from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.findings import Kind
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
@@ -42,11 +42,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_nobody_waits() -> None:
-    assert not Watch().due([0, 1])
+    assert not DeadlockWatchdog().due([0, 1])
 
 
 def test_all_wait_at_one_instant() -> None:
-    it = Watch()
+    it = DeadlockWatchdog()
     it.hear(0, (0,), 1.0, 1.4)
     assert not it.due([0, 1]), "rank 1 computes"
     it.hear(1, (0,), 1.2, 1.5)
@@ -56,7 +56,7 @@ def test_all_wait_at_one_instant() -> None:
 
 
 def test_waits_that_follow_each_other_prove_nothing() -> None:
-    it = Watch()
+    it = DeadlockWatchdog()
     it.hear(0, (0,), 1.0, 1.2)
     it.hear(1, (0,), 1.3, 1.5)  # rank 0 may have gone on at 1.25
     assert not it.due([0, 1])
@@ -67,7 +67,7 @@ def test_waits_that_follow_each_other_prove_nothing() -> None:
 
 
 def test_who_has_ended_need_not_wait() -> None:
-    it = Watch()
+    it = DeadlockWatchdog()
     it.hear(0, (3,), 1.0, 1.4)
     trace = Trace(
         [Event(0, 3, Op.RECV, s, 1.0, peer=1) for s in (State.STARTED, State.BLOCKED)],
@@ -79,7 +79,7 @@ def test_who_has_ended_need_not_wait() -> None:
 
 
 def test_what_was_fine_is_not_looked_at_again_until_something_moves() -> None:
-    it = Watch()
+    it = DeadlockWatchdog()
     it.hear(0, (0,), 1.0, 1.4)
     it.hear(1, (0,), 1.0, 1.4)
     assert it.due([0, 1])
@@ -94,7 +94,7 @@ def test_what_was_fine_is_not_looked_at_again_until_something_moves() -> None:
 
 
 def test_a_part_of_the_ranks_in_a_deadlock_while_others_compute(now: list[float]) -> None:
-    it = Watch()
+    it = DeadlockWatchdog()
     for rank in (0, 1):
         it.hear(rank, (0,), 0.0, 0.4)
     assert not it.due([0, 1, 2]), "rank 2 computes: that may be the reason"
@@ -106,7 +106,7 @@ def test_a_part_of_the_ranks_in_a_deadlock_while_others_compute(now: list[float]
 
 
 def test_looking_in_vain_becomes_rare(now: list[float]) -> None:
-    it, looks = Watch(), []
+    it, looks = DeadlockWatchdog(), []
     for n in range(1, 200):
         now[0] = n / 10
         it.hear(0, n // 5, now[0] - 0.1, now[0])  # a new operation every half second
@@ -125,7 +125,7 @@ def test_looking_in_vain_becomes_rare(now: list[float]) -> None:
 
 
 def test_what_looked_fine_is_looked_at_again(now: list[float]) -> None:
-    it, looks = Watch(), []
+    it, looks = DeadlockWatchdog(), []
     for n in range(1, 400):
         now[0] = n / 10
         it.hear(0, (0,), 0.0, now[0])  # one wait that never ends
@@ -137,7 +137,7 @@ def test_what_looked_fine_is_looked_at_again(now: list[float]) -> None:
 
 
 def test_a_finding_without_a_common_instant_waits_for_one(now: list[float]) -> None:
-    it = Watch()
+    it = DeadlockWatchdog()
     it.hear(0, (0,), 1.0, 1.2)
     it.hear(1, (0,), 1.3, 1.5)
     now[0] = 10.0

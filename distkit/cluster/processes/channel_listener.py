@@ -13,7 +13,7 @@ from typing import Any
 from distkit.cluster.processes.channel import Channel
 
 
-class Lines:
+class ChannelListener:
     """Reads many channels, and hands every message to the one who asked for it."""
 
     def __init__(self) -> None:
@@ -64,16 +64,16 @@ class Lines:
             traceback.print_exc(file=sys.__stderr__)
 
 
-_lines: Lines | None = None
+_lines: ChannelListener | None = None
 _guard = threading.Lock()
 
 
-def lines() -> Lines:
+def lines() -> ChannelListener:
     """This process's listener, started if need be."""
     global _lines
     with _guard:
         if _lines is None:
-            _lines = Lines()
+            _lines = ChannelListener()
         return _lines
 
 

@@ -1,7 +1,7 @@
 """States of the ranks of a stepped run: letting them go, waiting until none moves.
 
-The rule is :class:`distkit.diagnosis.rank_state.Board`, which is pure; here are the threads and
-the time.
+The rule is :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; here are the
+threads and the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from distkit.cluster.runs import report
 from distkit.cluster.runs.run import Run
-from distkit.diagnosis.rank_state import Board, Doing, Standing
+from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import Event
 
 #: A rank that is blocked may be freed by a message under way: so long nothing must happen [s].
@@ -38,10 +38,10 @@ class Moment:
     events: int
     time: float
     choice: tuple[int, ...]
-    standings: tuple[Standing, ...]
+    standings: tuple[RankState, ...]
 
 
-class Stage:
+class Lockstep:
     """The ranks of a stepped run, and the moments that they have been through.
 
     Args:
@@ -56,7 +56,7 @@ class Stage:
     ) -> None:
         self.run, self._go, self._collect, self._changed = run, go, collect, changed
         self.moments: list[Moment] = []
-        self._board = Board(len(run.ranks))
+        self._board = WaitForGraph(len(run.ranks))
         self._heard: Counter[int] = Counter()  # events of each rank
         self._told: dict[int, int] = {}  # how many those were when it was let go
         #: When each pause began, and how long all pauses were before it and with it [s].
@@ -72,12 +72,12 @@ class Stage:
     # -- looking --------------------------------------------------------------------
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[RankState]:
         """The state of every rank."""
         return self._board.standings
 
     @property
-    def paused(self) -> list[Standing]:
+    def paused(self) -> list[RankState]:
         """The ranks that can be let go."""
         return [s for s in self.standings if s.doing is Doing.PAUSED]
 

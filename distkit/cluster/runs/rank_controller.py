@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from distkit.cluster.runs.run import Run
 
 
-class Crew(Protocol):
+class RankController(Protocol):
     """Those who run it: whatever can release or end ranks."""
 
     def release(self, ranks: Iterable[int], run: int) -> None:

@@ -17,7 +17,7 @@ MOST = 3
 APART = 1 << 32
 
 
-class Lives:
+class Replacements:
     """The lives that ranks, servers and the scheduler have had in a run.
 
     ``replaced`` tells what happened: the node's id and name, how it ended, and when. ``vacant``

@@ -17,9 +17,9 @@ from typing import Any
 from distkit.cluster.notebook import place, show_figures, sources
 from distkit.cluster.runs import report
 from distkit.cluster.runs.prints import Prints
-from distkit.cluster.runs.rank_controller import Crew
-from distkit.cluster.runs.replacements import Lives, failed, note
-from distkit.cluster.runs.watchdog import Watch
+from distkit.cluster.runs.rank_controller import RankController
+from distkit.cluster.runs.replacements import Replacements, failed, note
+from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DistkitError, RunError, RunStopped
 from distkit.events import Event, Op
@@ -66,10 +66,10 @@ class Run:
         self.stepped, self.doomed = False, set[int]()  # those that dk.trouble is going to kill
         self.lost = ""  # why all ranks have ended at once, if their cluster is over
         self.hung: dict[int, float] = {}  # how long those were silent that are ended for it [s]
-        self._lives = Lives()
+        self._lives = Replacements()
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
-        self._watch, self._wait_forever = Watch(), wait_forever
+        self._watch, self._wait_forever = DeadlockWatchdog(), wait_forever
         self._deadlock: list[Finding] = []
         self._explained = 0.0  # when it was found
         self._events: list[Event] = []
@@ -387,7 +387,7 @@ class Run:
 
     # -- conducting -------------------------------------------------------------
 
-    def conduct(self, crew: Crew) -> None:
+    def conduct(self, crew: RankController) -> None:
         """See the run through to its end: when one rank fails, the others are released."""
         try:
             self._see_through(crew)
@@ -399,7 +399,7 @@ class Run:
         finally:
             self._announce()
 
-    def _see_through(self, crew: Crew) -> None:
+    def _see_through(self, crew: RankController) -> None:
         self._until_end_or_deadlock(crew)
         if self.waiting:
             if not (self._interrupted or self._deadlock):
@@ -412,7 +412,7 @@ class Run:
             self._until(lambda: not self.waiting, LET_GO)
         crew.settle(self.number)
 
-    def _until_end_or_deadlock(self, crew: Crew) -> None:
+    def _until_end_or_deadlock(self, crew: RankController) -> None:
         def over() -> bool:
             return self._interrupted or self._failed() or not self.waiting
 
@@ -438,7 +438,7 @@ class Run:
                 self._deadlock, self._explained = certain, time.monotonic()
                 return
 
-    def _replace(self, crew: Crew, rank: int, how: str) -> None:
+    def _replace(self, crew: RankController, rank: int, how: str) -> None:
         """A rank's process has ended: what it was in failed, and another begins."""
         began = time.monotonic()
         self._unpack()
@@ -460,7 +460,7 @@ class Run:
     def _named(self, node: int) -> str:
         return str(self._meta["ranks"][str(node)]["name"])
 
-    def _end(self, crew: Crew, ranks: list[int]) -> None:
+    def _end(self, crew: RankController, ranks: list[int]) -> None:
         self._ended.update(ranks)
         crew.end(ranks)
 

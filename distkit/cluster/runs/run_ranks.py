@@ -112,7 +112,7 @@ class _Gang:
         run.add_death(rank, status, self.folder)
 
     def release(self, ranks: Iterable[int], run: int) -> None:
-        """Crew: get these ranks out of whatever they wait in."""
+        """RankController: get these ranks out of whatever they wait in."""
         for r in ranks:
             try:
                 self.ranks[r].channel.send(("release", run))
@@ -120,15 +120,15 @@ class _Gang:
                 continue
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Crew: end these ranks' processes."""
+        """RankController: end these ranks' processes."""
         self._fork.kill([self.ranks[r] for r in ranks])
 
     def replace(self, run: Run, rank: int, life: int) -> None:
-        """Crew: never asked for without a parameter server."""
+        """RankController: never asked for without a parameter server."""
         raise NotImplementedError
 
     def settle(self, run: int) -> None:
-        """Crew: the ranks are all there is."""
+        """RankController: the ranks are all there is."""
 
     def meta(self) -> dict[str, Any]:
         ranks = {

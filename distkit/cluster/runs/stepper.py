@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.runs.lockstep import Go, Moment, Stage
+from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
 from distkit.cluster.runs.report import listing
 from distkit.cluster.runs.run import GRACE, LET_GO, Run
 from distkit.diagnosis.diagnose import Finding
-from distkit.diagnosis.rank_state import Doing, Standing
+from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.errors import StepError
 from distkit.events import Event, Op
 from distkit.trace.trace import Trace
@@ -46,7 +46,7 @@ class Stepper:
         self._pause = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
-        self._stage = Stage(run, go, collect, self._notify)
+        self._stage = Lockstep(run, go, collect, self._notify)
 
     # -- going on -------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Stepper:
         if op is not None and str(op) not in {str(o) for o in Op}:
             raise StepError(f"there is no operation {op!r}: choose from {', '.join(map(str, Op))}.")
 
-        def there(s: Standing) -> bool:
+        def there(s: RankState) -> bool:
             return (line is None or f":{s.where}".endswith(f":{line}")) and op in (None, s.op)
 
         with self._one_at_a_time():

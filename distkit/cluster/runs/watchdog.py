@@ -20,7 +20,7 @@ from distkit.trace.log import EventLog
 PATIENCE = 1.0
 
 
-class Watch:
+class DeadlockWatchdog:
     """The waits of the ranks of one run."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
 
 
-class Shards:
+class KeyDirectory:
     """The servers of a store, as its worker sees them.
 
     ``layouts`` of the keys that it has used; ``versions`` that it last pulled, by key and

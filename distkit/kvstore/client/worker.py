@@ -15,7 +15,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.client import states
 from distkit.kvstore.client.base import KVStoreBase
 from distkit.kvstore.client.devices import Traffic, add_up
-from distkit.kvstore.client.key_directory import Outs, Shards
+from distkit.kvstore.client.key_directory import KeyDirectory, Outs
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
     Keys,
@@ -83,7 +83,7 @@ class KVStore(KVStoreBase):
         self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
         self._mode = canonical(type)
         self._requests, self._scheduler = requests, scheduler
-        self._shards = Shards(requests, servers, bound)
+        self._shards = KeyDirectory(requests, servers, bound)
         self._check_finite, self._elastic, self._barriers = check_finite, elastic, barriers
         self._compression: Compression | None = None
         self._optimizer: Optimizer | None = None

@@ -83,7 +83,7 @@ class Journal:
         os.close(self._file)
 
 
-class Kept(Scheduler):
+class DurableScheduler(Scheduler):
     """A scheduler that keeps a journal, and goes on where the one before it stopped."""
 
     _journal: Journal | None = None

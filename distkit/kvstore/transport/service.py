@@ -38,14 +38,14 @@ from distkit.kvstore.protocol.messages import (
 )
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.journal import Kept, file_of, keeper
+from distkit.kvstore.transport.journal import DurableScheduler, file_of, keeper
 from distkit.kvstore.transport.link import BYE, MOVED, Line
 from distkit.kvstore.transport.memory import Exchange
 from distkit.kvstore.transport.node import PATIENCE, Node
 from distkit.kvstore.transport.peers import Peer, Peers
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.kvstore.transport.scheduler import LIFE
-from distkit.kvstore.transport.shard import Shard
+from distkit.kvstore.transport.shard import ServerSession
 from distkit.kvstore.transport.sockets import (
     BROKEN,
     LAST_WORD,
@@ -86,7 +86,7 @@ class Service:
         KVStoreError: the node is a worker, or cannot listen in its folder.
     """
 
-    def __init__(self, node: Node, heir: Shard | None = None) -> None:
+    def __init__(self, node: Node, heir: ServerSession | None = None) -> None:
         if node.role == "worker":
             raise KVStoreError(
                 f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
@@ -110,15 +110,17 @@ class Service:
         self._heir = heir is not None
         self._backups: dict[str, Line] = {}  # by where they listen
         self._heirs: list[tuple[Service, threading.Thread]] = []
-        self._machine: Kept | Shard = heir or (
-            Shard(node, updating)
+        self._machine: DurableScheduler | ServerSession = heir or (
+            ServerSession(node, updating)
             if node.role == "server"
-            else Kept(node.workers, node.servers, node.run)
+            else DurableScheduler(node.workers, node.servers, node.run)
         )
-        if isinstance(self._machine, Kept):
+        if isinstance(self._machine, DurableScheduler):
             self._machine.lost = self._lost
         machine = self._machine
-        self._endpoint = machine.endpoint if isinstance(machine, Shard) else node.endpoint(node.id)
+        self._endpoint = (
+            machine.endpoint if isinstance(machine, ServerSession) else node.endpoint(node.id)
+        )
 
     def stop(self) -> None:
         """End :meth:`run`, from any thread or signal handler; twice does no harm."""
@@ -161,7 +163,7 @@ class Service:
         try:
             if not self._heir and listens(path):  # the dead may still be closing
                 raise BlockingIOError
-            if isinstance(self._machine, Kept):
+            if isinstance(self._machine, DurableScheduler):
                 self._unsure = self._machine.open(file_of(path))
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
@@ -179,7 +181,7 @@ class Service:
         ends = self._ends.socket, self._schedulers.socket
         for end in (self._router, self._scheduler, self._stopped, *ends):
             self._poller.register(end, zmq.POLLIN)
-        if isinstance(self._machine, Shard):
+        if isinstance(self._machine, ServerSession):
             self._scheduler.connect(node.endpoint(node.scheduler))
             self._deliver(self._machine.open())
 
@@ -200,7 +202,7 @@ class Service:
                 self._scheduler.close()
             if self._listens():
                 self._path.unlink()  # ZeroMQ leaves it
-            if isinstance(self._machine, Kept):
+            if isinstance(self._machine, DurableScheduler):
                 self._machine.close()
 
     def _turn(self) -> bool:
@@ -228,7 +230,7 @@ class Service:
             self._greet()
         if self._heirs and self._heirs[0][0].node.run < self._machine.run:
             self._retire()  # a server has its place again
-        over = isinstance(self._machine, Shard) and self._machine.over
+        over = isinstance(self._machine, ServerSession) and self._machine.over
         return not over and not (self._stopped.fileno() in ready and self._is_told_to_stop())
 
     def _is_told_to_stop(self) -> bool:
@@ -240,7 +242,7 @@ class Service:
 
     def _look_after(self) -> None:
         """Find nodes that ended with the last scheduler: they have no connection here to break."""
-        if isinstance(self._machine, Kept):
+        if isinstance(self._machine, DurableScheduler):
             alive = {r.pid for r in self._machine.present.values() if lives(r.pid)}
             for node in self._machine.missing(alive):
                 if node not in self._peers.ways:
@@ -251,7 +253,7 @@ class Service:
     def _await_servers(self) -> None:
         """Wait for other servers before the beginning, but not for ever."""
         machine = self._machine
-        if not isinstance(machine, Kept) or not machine.lacks_servers:
+        if not isinstance(machine, DurableScheduler) or not machine.lacks_servers:
             self._lacking = 0.0
             return
         self._lacking = self._lacking or time.monotonic()
@@ -330,7 +332,7 @@ class Service:
         peer.exchange.take_back(batch.back)
         peer.line = batch.line
         found = [m for m in batch.messages if isinstance(m, Request)]
-        if isinstance(self._machine, Kept):
+        if isinstance(self._machine, DurableScheduler):
             for request in found:
                 request.node = self._machine.asker(request)
         nodes = {m.node for m in batch.messages}
@@ -348,7 +350,7 @@ class Service:
     def _miss(self, peer: Peer) -> None:
         """A connection broke without a last word: the process at its other end counts as dead."""
         of_this_run = peer.run == self._machine.run
-        if isinstance(self._machine, Shard):
+        if isinstance(self._machine, ServerSession):
             if of_this_run:
                 self._deliver([self._machine.miss(peer.node, peer.last, BROKEN)])
         elif of_this_run or peer.node >= self.node.workers:
@@ -372,7 +374,7 @@ class Service:
 
     def _obey(self, answer: Message) -> None:
         """Handle a message from the scheduler or a backup."""
-        if not (isinstance(self._machine, Shard) and isinstance(answer, Answer)):
+        if not (isinstance(self._machine, ServerSession) and isinstance(answer, Answer)):
             return
         said = self._machine.hear(answer)
         if self._registering is not None and self._machine.begun:
@@ -407,7 +409,7 @@ class Service:
             elif self._chief and not self._alone:
                 self.missed(self._chief)  # it has ended, or hangs
             self._alone = self._alone or how is not None
-            if self._alone and how is None and isinstance(self._machine, Shard):
+            if self._alone and how is None and isinstance(self._machine, ServerSession):
                 self._alone = False
                 if not self._listens():
                     raise KVStoreError(
@@ -434,7 +436,7 @@ class Service:
                     self._registering = Asking(message, self.node.scheduler)
                 self._scheduler.send_multipart(encode(message))
             elif isinstance(message, Copy):
-                assert isinstance(self._machine, Shard)
+                assert isinstance(self._machine, ServerSession)
                 copies.setdefault(self._machine.endpoints[message.to], []).append(message)
             elif message.node in self._peers.ways:
                 self._notes.answering(message)

@@ -37,7 +37,7 @@ from distkit.kvstore.transport.node import Node
 FINISHED = "finished"
 
 
-class Shard:
+class ServerSession:
     """Registers a server for each run and hands its requests to the run's KVServer; no I/O.
 
     ``backups`` have copies of what it holds, ``replicas`` are its own copies of others' values,
@@ -62,7 +62,7 @@ class Shard:
         self.store: KVServer | None = None
         self.backups = Backups(self.run, self.node.id, [])
         self.replicas: dict[int, KVServer] = {}
-        self.heirs: list[Shard] = []
+        self.heirs: list[ServerSession] = []
         #: Where those listen to whom copies go, and from which number on they count.
         self.endpoints: dict[int, str] = {}
         self._firsts: dict[int, int] = {}
@@ -259,10 +259,12 @@ class Shard:
         if replica is not None:
             self.heirs.append(self._heir_of(appointed, replica))
 
-    def _heir_of(self, appointed: Appointed, store: KVServer) -> Shard:
+    def _heir_of(self, appointed: Appointed, store: KVServer) -> ServerSession:
         """The one that serves in its place; the other copies begin anew with what it has."""
         server, others = appointed.who, dict(appointed.endpoints)
-        heir = Shard(replace(self.node, index=server - self.node.workers, run=self.run), self.watch)
+        heir = ServerSession(
+            replace(self.node, index=server - self.node.workers, run=self.run), self.watch
+        )
         heir._heir, heir.begun = True, True
         heir.endpoint, heir.pid = others.pop(server), self.pid
         heir.store, store.watch, heir._fresh = store, self.watch, self._fresh

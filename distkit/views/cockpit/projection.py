@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from distkit.diagnosis.rank_state import Doing, Standing
+from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at
 from distkit.trace.log import EventLog
@@ -186,7 +186,7 @@ def _moment(moment: Moment, last: Mapping[int, str], lines: Mapping[int, str]) -
     )
 
 
-def _line(s: Standing, events: Sequence[Event], ends: Mapping[int, str]) -> str:
+def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
     """Where a rank is; one that has ended too early stays at its last line."""
     if s.doing is Doing.FAILED and s.rank in ends:
         return ends[s.rank]
@@ -195,7 +195,7 @@ def _line(s: Standing, events: Sequence[Event], ends: Mapping[int, str]) -> str:
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")
 
 
-def _rank(s: Standing, last: str | None, where: str) -> Json:
+def _rank(s: RankState, last: str | None, where: str) -> Json:
     return compact(
         rank=s.rank,
         doing=str(s.doing),
@@ -209,7 +209,7 @@ def _rank(s: Standing, last: str | None, where: str) -> Json:
     )
 
 
-def in_a_circle(standings: Sequence[Standing]) -> list[Standing]:
+def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:
     """Blocked ranks of which each waits for the next, and the last for the first; [] if none."""
     blocked = {
         s.rank: s
@@ -227,7 +227,7 @@ def in_a_circle(standings: Sequence[Standing]) -> list[Standing]:
     return []
 
 
-def sentence(circle: Sequence[Standing]) -> str:
+def sentence(circle: Sequence[RankState]) -> str:
     """A circle of waiting ranks in words."""
     waits = [f"rank {s.rank} waits in {s.call()}{at(s.where)}" for s in circle]
     other = "other" if len(circle) == 2 else "next"

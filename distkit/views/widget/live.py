@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from distkit.diagnosis.rank_state import Standing
+from distkit.diagnosis.rank_state import RankState
 from distkit.events import Event
 from distkit.trace.log import EventLog
 
@@ -51,7 +51,7 @@ class Moment(Protocol):
         """The ranks that were let go to get here; none for the first moment."""
 
     @property
-    def standings(self) -> Sequence[Standing]:
+    def standings(self) -> Sequence[RankState]:
         """Where each rank was."""
 
 

@@ -25,7 +25,7 @@ _STYLE = (
 )
 
 
-class Still:
+class NotebookSnapshot:
     """The static picture beside a widget.
 
     Args:

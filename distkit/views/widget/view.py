@@ -19,7 +19,7 @@ from distkit.views.timeline.projection import Json
 from distkit.views.widget.assets import dressed
 from distkit.views.widget.live import PERIOD, Live, Throttle
 from distkit.views.widget.save import save
-from distkit.views.widget.snapshot import Still
+from distkit.views.widget.snapshot import NotebookSnapshot
 
 #: Takes in events; returns what changed in the picture, None for nothing.
 Take = Callable[[list[Event]], Json | None]
@@ -56,7 +56,7 @@ class View(anywidget.AnyWidget):
         """Become a widget; what there is to draw is known by now."""
         self._lock = threading.RLock()
         self._patches = 0
-        self._still = Still(self._draw)
+        self._still = NotebookSnapshot(self._draw)
         super().__init__()
 
     def _draw(self) -> tuple[str, str]:
