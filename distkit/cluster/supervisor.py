@@ -104,7 +104,7 @@ class Supervisor:
             period=PERIOD,
             misses=MISSES,
         )
-        fork.preload("distkit.cluster.processes.preload")
+        fork.preload("distkit.cluster.processes.preload:hook")
         self._stage("importing torch")
         try:
             connection = self._controller.channel.recv()

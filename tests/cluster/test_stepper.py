@@ -224,7 +224,7 @@ def test_ddp_can_be_stepped_through(usable: dk.Cluster) -> None:
 
 def functional() -> float:
     x = torch.ones(3) * (dist.get_rank() + 1)
-    total = all_reduce(x, "sum", dist.group.WORLD)
+    total = all_reduce(x, "sum", dist.group.WORLD) + 0  # who uses it waits for it
     with torch.inference_mode():
         y = torch.ones(3)
         dist.all_reduce(y)

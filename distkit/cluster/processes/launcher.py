@@ -49,7 +49,7 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
         connection = json.loads(self.environment["IPP_CONNECTION_INFO"])
         self._fork = server()
         self._folder = self._fork.make_folder(n)
-        self._fork.preload("distkit.cluster.processes.preload")
+        self._fork.preload("distkit.cluster.processes.preload:hook")
         around = {**surroundings(), "port": free_port()}
         self._children = self._fork.fork_all(
             "distkit.cluster.processes.roles:engine",

@@ -1,11 +1,12 @@
 """What the zygote does before it forks: ranks share these modules and hooks, in memory and in time.
 
-Importing this module is the whole of it. Nothing here may start a thread or open a socket.
+Importing this module brings the modules. Nothing here may start a thread or open a socket.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 # Engines have no debugger attached; debugpy would cost each of them 0.1 s and 15 MB.
 sys.modules["debugpy"] = None  # type: ignore[assignment]
@@ -29,8 +30,12 @@ import distkit.cluster.rank.rank  # noqa: E402, F401
 from distkit.cluster.rank import interpreter  # noqa: E402
 from distkit.recording import tap, witness  # noqa: E402
 
-tap.tap.install()
-witness.look_after_backward()
-interpreter.known_modules()
-
 __all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "torch", "tornado"]
+
+
+@cache
+def hook() -> None:
+    """Hook torch, once for all ranks."""
+    tap.tap.install()
+    witness.look_after_backward()
+    interpreter.known_modules()

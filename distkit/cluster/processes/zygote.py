@@ -69,9 +69,12 @@ class Zygote:
             self._clean_up()
 
     def do_import(self, fd: int | None, modules: list[str]) -> None:
-        """Import now what the children to come will need."""
+        """Import now what the children to come will need; of "module:function", call it, too."""
         for name in modules:
-            __import__(name)
+            module, _, function = name.partition(":")
+            __import__(module)
+            if function:
+                getattr(sys.modules[module], function)()
 
     def do_gpus(self, fd: int | None) -> None:
         """Count the GPUs by NVML: the count initialises nothing that a fork would inherit."""

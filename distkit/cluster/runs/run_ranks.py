@@ -81,7 +81,7 @@ class _Gang:
     def __init__(self, n: int, threads: int) -> None:
         self._fork = server()
         self.folder = self._fork.make_folder(n)
-        self._fork.preload("distkit.cluster.processes.preload")
+        self._fork.preload("distkit.cluster.processes.preload:hook")
         around = {**surroundings(), "port": free_port()}
         self.ranks: list[Child] = self._fork.fork_all(
             "distkit.cluster.processes.roles:plain",
