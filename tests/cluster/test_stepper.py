@@ -167,10 +167,10 @@ def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
 
 def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
-    threading.Event().wait(0.3)
+    threading.Event().wait(1)
     while not stepper.finished:
         stepper.next()
-    assert stepper.trace.seconds < 0.25
+    assert stepper.trace.seconds < 1
     times = [e.time for e in stepper.trace]
     assert times == sorted(times)
     assert all(a.time <= b.time for a, b in zip(stepper.moments, stepper.moments[1:], strict=False))
