@@ -506,14 +506,14 @@ def test_the_parameter_server_is_left_out():
     assert not [f for f in traces.parameter_server().diagnose() if f.kind is not Kind.STRAGGLER]
 
 
-def test_twenty_thousand_events_take_less_than_a_second():
+def test_twenty_thousand_events_take_less_than_a_second_of_a_processor():
     import traces
 
     trace = traces.big(7_200)
     assert len(trace) > 20_000
-    began = time.perf_counter()
+    began = time.process_time()
     assert diagnose(trace) == []
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 # -- random programs ---------------------------------------------------------------------
