@@ -137,7 +137,7 @@ class Trial:
             verdict.wrong.append(f"not {abuse.value!r:.60}, but {verdict.said[:400]!r}")
 
     def _interrupt(self, run: Any) -> None:
-        run.prints.print_until(lambda: run.finished, 2.0)
+        run._conductor.prints.print_until(lambda: run.finished, 2.0)
         self.cluster.interrupt()
 
     def _next(self, verdict: Verdict) -> None:

@@ -106,7 +106,7 @@ def _catalogue(
                 wrong.append(f"{name}: {first}")
             if isinstance(run.error, DeadlockError):
                 blocked = [e.time for e in run.trace if e.state is State.BLOCKED]
-                found.setdefault(name, []).append(run._explained - max(blocked))
+                found.setdefault(name, []).append(run._conductor.explained - max(blocked))
             elif case.how == "hangs":
                 wrong.append(f"{name}: ended with {run.error!r}")
     return {name: times for name, times in found.items() if len(times) == reps}, wrong

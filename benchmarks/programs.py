@@ -246,11 +246,12 @@ def under_torchrun(script: Path, program: Program) -> Printed:
 
 def _finish(run: Run) -> Printed:
     """Wait for a run, and return what its ranks have printed to their standard outputs."""
-    if not run._done.wait(PATIENCE):
+    from distkit.cluster.runs.run import poll
+
+    lines = poll(run, PATIENCE)  # what is found is looked at here
+    if not run.finished:
         run.interrupt()
-        run._done.wait(20)
-    run._looked = True  # what is found is looked at here
-    lines = [*run.prints.take()]
+        lines += poll(run, 20)
     return [
         [text for r, stream, text in lines if (r, stream) == (rank, "stdout")] for rank in run.ranks
     ]
@@ -304,7 +305,7 @@ def _stepped(cluster: Cluster, script: Path, program: Program, expected: Printed
             for _ in range(2):
                 if not stepper.finished:
                     stepper.next()
-            stepper._stage.let_go(stepper.ranks, None)
+            stepper._lockstep.let_go(stepper.ranks, None)
         except RunError as error:
             return str(error).partition("\n")[0]
         rest = _finish(stepper.run)

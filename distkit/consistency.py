@@ -21,46 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
-
-
-class Rule(Protocol):
-    """A consistency model: the questions that are asked about a key.
-
-    ``backup``: how many workers a round does not wait for. ``staleness``: by how many gradients a
-    worker may be ahead, where that is bounded. ``halts``: whether gradients are applied in rounds,
-    so that the others cannot go on without a worker.
-    """
-
-    @property
-    def backup(self) -> int: ...  # noqa: D102
-    @property
-    def staleness(self) -> int | None: ...  # noqa: D102
-    @property
-    def halts(self) -> bool: ...  # noqa: D102
-
-    def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """The round that a gradient belongs to and its worker's next clock; None: too late.
-
-        ``clock`` is its worker's, ``pulled`` the version it was computed from, ``version`` the
-        present one, which is the number of the present round.
-        """
-
-    def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """True if the gradients of these workers make an update."""
-
-    def needs(self, clock: int) -> int:
-        """How many gradients of each worker a pull needs when its own worker is at ``clock``."""
-
-    def awaits(
-        self,
-        clock: int,
-        version: int,
-        arrived: Collection[int],
-        members: Collection[int],
-        clocks: Mapping[int, int],
-    ) -> set[int]:
-        """The workers that a pull waits for, asked when its own worker was at ``clock``."""
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -76,16 +37,21 @@ class Synchronous:
     halts: ClassVar[bool] = True
 
     def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """With backup workers, the round of the weights that it was computed from."""
+        """The round that a gradient belongs to and its worker's next clock; None: too late.
+
+        With backup workers, the round of the weights that it was computed from. ``clock`` is its
+        worker's, ``pulled`` the version it was computed from, ``version`` the present one, which
+        is the number of the present round.
+        """
         n = max(clock, pulled if self.backup else version)
         return (n, n + 1) if n >= version else None
 
     def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """All are there, or enough."""
+        """True if the gradients of these workers make an update: all are there, or enough."""
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def needs(self, clock: int) -> int:
-        """As many as its own."""
+        """The number of gradients of each worker that a pull needs: as many as its own."""
         return clock
 
     def awaits(
@@ -96,7 +62,10 @@ class Synchronous:
         members: Collection[int],
         clocks: Mapping[int, int],
     ) -> set[int]:
-        """Those who miss, until its own gradients are in."""
+        """The workers that a pull waits for, asked when its own worker was at ``clock``.
+
+        Those who miss, until its own gradients are in.
+        """
         return set() if version >= self.needs(clock) else set(members).difference(arrived)
 
 
@@ -135,6 +104,12 @@ class Asynchronous:
         """Those who are too far behind."""
         least = self.needs(clock)
         return {m for m in members if clocks.get(m, 0) < least}
+
+
+#: ``backup``: how many workers a round does not wait for. ``staleness``: by how many gradients a
+#: worker may be ahead, where that is bounded. ``halts``: whether gradients are applied in rounds,
+#: so that the others cannot go on without a worker.
+Rule = Synchronous | Asynchronous
 
 
 def synchronous(mode: str) -> bool:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
@@ -38,7 +38,7 @@ class _Brief(BaseException):
     """In a notebook it shows its message and the reader's line, not the way through distkit."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows."""
+        """The traceback that IPython shows."""
         frames = traceback.extract_tb(self.__traceback__)
         theirs = [
             f
@@ -124,12 +124,29 @@ class RankDied(RankError):
 class DeadlockError(RunError):
     """Ranks waited for each other for ever, and were released.
 
-    ``findings`` says who waited for whom, where, and what to do about it.
+    ``findings`` says who waited for whom, where, and what to do about it. In a notebook a picture
+    of that stands above the message.
     """
+
+    #: Makes the picture, for every kind of front end; empty if there is none.
+    draw: Callable[[], dict[str, str]] = dict
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.findings = list(findings)
+        self._shown = False
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """The picture alone, as ``display(error)`` shows it."""
+        return self.draw() or {"text/plain": repr(self)}
+
+    def _render_traceback_(self) -> list[str]:
+        if not self._shown and (picture := self.draw()):  # a kernel asks twice
+            from IPython.display import display
+
+            self._shown = True
+            display({**picture, "text/plain": ""}, raw=True)
+        return super()._render_traceback_()
 
 
 class NotPicklableError(RunError, TypeError):

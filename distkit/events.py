@@ -130,6 +130,8 @@ def label_of(it: Any) -> str:
     'w'
     """
     facts = it.attributes
+    if "caller" in facts:
+        facts = {name: value for name, value in facts.items() if name != "caller"}
     match facts:
         case {"label": name} | {"reduction": name} | {"function": name}:
             return str(name)
@@ -193,6 +195,8 @@ class Event:
                                      ``on_crash`` where they are not as usual
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
                                      push's ``clock``; a reply's ``refused`` or ``dropped``
+    any, while scheduled             ``caller``: the line that called the page of ``where``, a
+                                     function such as ``dk.ring_all_reduce``; of stepped runs
     ===============================  ============================================================
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))

@@ -1,4 +1,4 @@
-"""What ``import distkit`` brings to IPython: ``%%ranks``, and errors in a line or two.
+"""The additions of ``import distkit`` to IPython: ``%%ranks``, and errors in a line or two.
 
 An error that distkit or torch raises about a mistake in a cell is shown with the cell's line and
 the message. Any other error is shown as IPython does.

@@ -18,8 +18,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from distkit.cluster.cluster import Cluster, latest
-from distkit.cluster.notebook import place
-from distkit.cluster.rank.execute_source import known
+from distkit.cluster.notebook import name_running_cell, place
 from distkit.errors import DistkitError, RankError, RunStopped
 
 
@@ -41,7 +40,7 @@ class RankMagics(Magics):
         if cluster is None:
             raise UsageError("there is no cluster. Make one first: cluster = dk.Cluster(4)")
         chosen = _numbers([word for word in words if word != "--step"], cluster)
-        file = known(f"%%ranks {line}".rstrip() + f"\n{cell}")
+        file = name_running_cell(f"%%ranks {line}".rstrip() + f"\n{cell}")
         try:
             return cluster.execute("\n" + cell, chosen, step=step, file=file, seed=seed)
         except SyntaxError as error:
@@ -96,5 +95,5 @@ def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What ``%load_ext distkit`` calls."""
+    """The entry point of ``%load_ext distkit``."""
     shell.register_magics(RankMagics)

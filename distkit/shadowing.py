@@ -55,7 +55,7 @@ def check(*names: str) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """Which file hides a module, if that is why something was not found in it; "" if not."""
+    """The file that hides a module, if that is why something was not found in it; "" if not."""
     if type(error) not in (AttributeError, ImportError, ModuleNotFoundError):
         return ""  # the attributes of a class of the user's may do anything
     if isinstance(error, AttributeError):

@@ -120,8 +120,8 @@ def judge(bug: Bug, start: Callable[[Callable[[], None]], Run] | None = None) ->
     finding = next(iter(run.findings), None)
     waits = [e.time for e in run.trace if e.state is State.BLOCKED]
     seconds = now - float(run.trace.meta["until"])  # it ended by itself, and was looked through
-    if run._explained:
-        seconds = run._explained - max(waits)
+    if explained := run._conductor.explained:
+        seconds = explained - max(waits)
     return Verdict(bug, finding, shown, seconds, tuple(_wrong(bug, finding, shown, seconds)))
 
 

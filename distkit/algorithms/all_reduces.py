@@ -1,4 +1,8 @@
-"""The pages of the other all-reduces that take the tensor as a whole, or halve it.
+"""The pages of the other all-reduces; and gossip, for contrast, which is none.
+
+First those that take the tensor as a whole, or halve it; then those that cut it in segments,
+several of them on their way; at last those that know of hosts, with slower links between them than
+inside.
 
 All have the contract of ``dist.all_reduce(x, op, group)``, as
 :func:`~distkit.algorithms.collectives.ring_all_reduce` has.
@@ -6,12 +10,15 @@ All have the contract of ``dist.all_reduce(x, op, group)``, as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.distributed as dist
 from torch import Tensor, empty_like
 
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine
-from distkit.algorithms.p2p import exchange, isend, recv, send
-from distkit.algorithms.rounds import bits, highest_bit, offsets
+from distkit.algorithms.p2p import exchange, irecv, isend, recv, send
+from distkit.algorithms.rounds import bits, depth, highest_bit, offsets, parents
+from distkit.algorithms.schedules import columns
 
 
 @collective()
@@ -196,3 +203,259 @@ def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         exchange(block(place, bit), partner, block(place ^ bit, bit), partner, group)
 
     unfold(x, group)
+
+
+# -- segments --------------------------------------------------------------------------------
+
+
+@collective()
+def pipelined_ring_all_reduce(
+    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, segments: int = 2
+) -> None:
+    """The ring, with each chunk cut in segments: one is reduced while the next is on its way.
+
+    ::
+
+        receive   a1  a2  b1  b2  c1  c2
+        reduce        a1  a2  b1  b2  c1  c2
+        send on           a1  a2  b1  b2  c1  c2
+
+    2(n-1)·S α + 2(n-1)/n Kβ + (n-1)/(nS) Kγ with S segments: more messages, hidden arithmetic.
+
+    Args:
+        x: tensor of any shape, the same on every rank; K bytes.
+        op: SUM, AVG, MIN, MAX or PRODUCT.
+        group: the process group; None is the world.
+        segments: pieces per chunk, S.
+
+    Source:
+        Gloo, ``allreduce_ring_chunked``, with two segments.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    left, right = (rank - 1) % n, (rank + 1) % n
+    pieces = x.tensor_split(n * segments)
+    inboxes = [empty_like(pieces[0]) for _ in range(segments)]
+    if n == 1:
+        return
+
+    def step(s: int) -> tuple[Tensor, ...]:
+        """The segments that come in step s-1 and go on in step s."""
+        first = (rank - s) % n * segments
+        return pieces[first : first + segments]
+
+    sending = [isend(out, right, group) for out in step(0)]
+    for s in range(1, 2 * n - 1):  # n-1 steps of reduce-scatter, n-1 of all-gather
+        reduces, mine = s < n, step(s)
+        into = [b[: len(m)] for b, m in zip(inboxes, mine, strict=True)] if reduces else mine
+        coming = [irecv(t, left, group) for t in into]
+        for j in range(segments):
+            coming[j].wait()
+            if reduces:
+                combine(mine[j], into[j], op)
+            sending[j].wait()
+            if s < 2 * n - 2:
+                sending[j] = isend(mine[j], right, group)
+
+
+@collective()
+def double_tree_all_reduce(
+    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, segments: int = 4
+) -> None:
+    """Two trees, each for half of the data; who is a leaf in one works in the other.
+
+    ::
+
+        tree 0        0              tree 1              7
+                      └── 4                          3 ──┘
+                      2 ──┴── 6                  1 ──┴── 5
+                    1─┴─3   5─┴─7              0─┴─2   4─┴─6
+
+    Each half goes up its tree and down again in S segments, one level in each round, both ways
+    at the same time: some S + 2⌈lg n⌉ rounds, a number that grows with lg n and not with n.
+
+    Args:
+        x: tensor of any shape, the same on every rank; K bytes.
+        op: SUM, AVG, MIN, MAX or PRODUCT.
+        group: the process group; None is the world.
+        segments: pieces per half, S.
+
+    Source:
+        Sanders, Speck & Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+        scan", 2009; these trees: Jeaugey, "Massively scale your deep learning training with
+        NCCL 2.4", 2019.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    pieces, trees = x.tensor_split(2 * segments), []
+    for half, up in (pieces[:segments], parents(n)), (pieces[segments:], parents(n, other=True)):
+        children = [r for r in range(n) if up[r] == rank]
+        trees.append((half, depth(up), int(up[rank]), children))
+    deepest, inbox, numbers = max(trees[0][1]), empty_like(pieces[0]), range(segments)
+
+    for t in range(segments + 2 * deepest - 1):
+        sending = []
+        for half, deep, parent, children in trees:
+            rises, sinks = t - deepest + deep[rank], t - deepest - deep[rank]
+            if parent >= 0 and rises in numbers:
+                sending.append(isend(half[rises], parent, group))
+            if sinks in numbers:
+                sending += [isend(half[sinks], c, group) for c in children]
+        for half, deep, parent, children in trees:
+            rises, sinks = t + 1 - deepest + deep[rank], t + 1 - deepest - deep[rank]
+            for child in children if rises in numbers else []:
+                mine = half[rises]
+                combine(mine, recv(inbox[: len(mine)], child, group), op)
+            if parent >= 0 and sinks in numbers:
+                recv(half[sinks], parent, group)
+        for work in sending:
+            work.wait()
+
+
+# -- hosts -----------------------------------------------------------------------------------
+
+
+def go_round(
+    chunks: Sequence[Tensor],
+    first: int,
+    left: int,
+    right: int,
+    group: Group,
+    op: ReduceOp | None = None,
+) -> None:
+    """One trip round a ring: pass on chunk ``first``, and then always what came last.
+
+    Args:
+        chunks: as many as ranks on the ring.
+        first: the chunk that this rank passes on first.
+        left: neighbour in the group to receive from.
+        right: neighbour in the group to send to.
+        group: the process group.
+        op: how to combine what comes with one's own; None replaces one's own by it.
+    """
+    m, inbox = len(chunks), empty_like(chunks[0])
+    for s in range(m - 1):
+        out, mine = chunks[(first - s) % m], chunks[(first - s - 1) % m]
+        if op is None:
+            exchange(out, right, mine, left, group)
+        else:
+            combine(mine, exchange(out, right, inbox[: len(mine)], left, group), op)
+
+
+@collective()
+def hierarchical_all_reduce(
+    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, devices_per_host: int = 2
+) -> None:
+    """Reduce inside each host to its leader, all-reduce between the leaders, broadcast inside.
+
+    ::
+
+        host 0     1 ─► 0 ◄─ 2         0            0 ─► 1, 2
+                                   ring ╲
+        host 1     4 ─► 3 ◄─ 5         ► 3          3 ─► 4, 5
+
+    Of g devices per host and m hosts: 2(α + (g-1)Kβ) inside, 2(m-1)α + 2(m-1)/m Kβ between.
+
+    Args:
+        x: tensor of any shape, the same on every rank; K bytes.
+        op: SUM, AVG, MIN, MAX or PRODUCT.
+        group: the process group; None is the world.
+        devices_per_host: ranks of a host, which are neighbours; the last host may have fewer.
+
+    Source:
+        TensorFlow, ``tf.distribute.HierarchicalCopyAllReduce``; the ring between hosts: Horovod,
+        ``HOROVOD_HIERARCHICAL_ALLREDUCE``.
+    """
+    rank, n, g = dist.get_rank(group), dist.get_world_size(group), devices_per_host
+    leader = rank - rank % g
+    if rank != leader:
+        send(x, leader, group)
+        recv(x, leader, group)
+        return
+
+    devices, inbox = range(rank + 1, min(rank + g, n)), empty_like(x)
+    for device in devices:
+        combine(x, recv(inbox, device, group), op)
+
+    leaders = range(0, n, g)
+    host, hosts = rank // g, len(leaders)
+    left, right = leaders[host - 1], leaders[(host + 1) % hosts]
+    chunks = x.tensor_split(hosts)
+    go_round(chunks, host, left, right, group, op)
+    go_round(chunks, host + 1, left, right, group)
+
+    for device in devices:
+        send(x, device, group)
+
+
+@collective()
+def torus_all_reduce(
+    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, devices_per_host: int | None = None
+) -> None:
+    """Rings along the rows and the columns of a grid of m hosts with g devices each.
+
+    Reduce-scatter along the row, all-reduce of that shard along the column, all-gather along
+    the row::
+
+        host 0    0 ─► 1 ─► 2 ─┐       between hosts each device
+                  ▼    ▼    ▼          passes only K/g bytes
+        host 1    3 ─► 4 ─► 5 ─┐
+
+    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Of those 2(g-1)/g Kβ stay
+    inside the host, and 2(m-1)/m K/g β go between hosts.
+
+    Args:
+        x: tensor of any shape, the same on every rank; K bytes.
+        op: SUM, AVG, MIN, MAX or PRODUCT.
+        group: the process group; None is the world.
+        devices_per_host: g, which divides the number of ranks; as square as can be by default.
+
+    Source:
+        Ying et al., "Image classification at supercomputer scale", 2018; Mikami et al.,
+        "Massively distributed SGD", 2018.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    g = columns(n, devices_per_host)
+    m, (row, column) = n // g, divmod(rank, g)
+    left, right = row * g + (column - 1) % g, row * g + (column + 1) % g
+    above, below = (rank - g) % n, (rank + g) % n
+
+    start = offsets(len(x), n)
+    shards = [x[start[i * m] : start[(i + 1) * m]] for i in range(g)]
+    mine = (column + 1) % g  # the shard that this column completes
+    pieces = [x[start[i] : start[i + 1]] for i in range(mine * m, (mine + 1) * m)]
+
+    go_round(shards, column, left, right, group, op)
+    go_round(pieces, row, above, below, group, op)
+    go_round(pieces, row + 1, above, below, group)
+    go_round(shards, column + 1, left, right, group)
+
+
+@collective()
+def gossip_average(x: Tensor, group: Group = None, *, rounds: int = 1) -> None:
+    """Average ``x`` with both neighbours on a ring, in place. **No** all-reduce.
+
+    ::
+
+        x_r ← (x_{r-1} + x_r + x_{r+1}) / 3
+
+    Everybody's mean stays what it was, and the ranks come nearer to it from round to round, by
+    a factor of (1 + 2 cos 2π/n)/3. A round takes 2α + 2Kβ, however many ranks there are: that is
+    what decentralised SGD buys with ranks that differ.
+
+    Args:
+        x: floating-point tensor of any shape, the same on every rank; K bytes.
+        group: the process group; None is the world.
+        rounds: how often.
+
+    Source:
+        Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 2017.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    left, right = (rank - 1) % n, (rank + 1) % n
+    if n == 1:
+        return
+
+    from_left, from_right = empty_like(x), empty_like(x)
+    for _ in range(rounds):
+        exchange(x, right, from_left, left, group)
+        exchange(x, left, from_right, right, group)
+        x.add_(from_left).add_(from_right).div_(3)

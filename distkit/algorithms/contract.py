@@ -1,4 +1,4 @@
-"""What every page shares: the contract of ``torch.distributed``'s own calls.
+"""The contract of ``torch.distributed``'s own calls, which every page shares.
 
 A page is written for the plain case: flat, contiguous tensors, one of four operations, a rank
 that belongs to the group. :func:`collective` makes every other case plain, or says what is
@@ -195,7 +195,7 @@ def _plain(value: Any, group: Group) -> Any:
 def _write_back(
     given: Sequence[Tensor], plain: Sequence[Tensor], op: ReduceOp | None, group: Group
 ) -> None:
-    """What the page computed becomes what the caller holds."""
+    """Copy what the page computed into what the caller holds."""
     for t, result in zip(given, plain, strict=True):
         if op == AVG:
             result.div_(dist.get_world_size(group))

@@ -1,4 +1,4 @@
-"""What schedules are made of, what they achieve (:func:`held`) and send (:func:`traffic`)."""
+"""The parts of schedules, what they achieve (:func:`held`) and send (:func:`traffic`)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
 
 
 def chunk_sizes(length: int, chunks: int) -> Ints:
-    """How many elements each chunk has: those of ``torch.tensor_split``.
+    """The number of elements of each chunk: those of ``torch.tensor_split``.
 
     >>> chunk_sizes(5, 3)
     array([2, 2, 1])
@@ -92,7 +92,7 @@ def chunk_sizes(length: int, chunks: int) -> Ints:
 
 
 def offsets(length: int, chunks: int) -> list[int]:
-    """Where each chunk begins, and the last one ends.
+    """The offsets at which each chunk begins, and the last one ends.
 
     >>> offsets(5, 3)
     [0, 2, 4, 5]
@@ -103,7 +103,7 @@ def offsets(length: int, chunks: int) -> list[int]:
 def traffic(
     schedule: Iterable[Round], n: int, nbytes: int, chunks: int | None = None, itemsize: int = 1
 ) -> tuple[Ints, Ints]:
-    """How many messages and bytes each rank sends.
+    """The number of messages and bytes that each rank sends.
 
     Args:
         schedule: rounds over ``n`` ranks.
@@ -154,3 +154,37 @@ def bits(n: int) -> list[int]:
     ([1, 2, 4], [1, 2, 4, 8])
     """
     return [1 << k for k in range((n - 1).bit_length())]
+
+
+def parents(n: int, other: bool = False) -> Ints:
+    """Each rank's parent in the balanced tree in which odd ranks are leaves; -1 for the root.
+
+    Args:
+        n: number of ranks.
+        other: the second tree, mirrored for an even n and shifted by one for an odd one.
+
+    Example:
+        >>> parents(8)
+        array([-1,  2,  4,  2,  0,  6,  4,  6])
+        >>> parents(8, other=True)
+        array([ 1,  3,  1,  7,  5,  3,  5, -1])
+    """
+    r = np.arange(n)
+    low = r & -r
+    up = (r ^ low) | (low << 1)
+    up = np.where(up < n, up, r ^ low)
+    up[0] = -1
+    if other:
+        place = n - 1 - r if n % 2 == 0 else (r - 1) % n
+        name = np.argsort(place)
+        up = np.where(up[place] < 0, -1, name[up[place]])
+    return up
+
+
+def depth(up: Ints) -> Ints:
+    """The depth of each rank below the root, in edges, from :func:`parents`."""
+    deep, above = np.zeros(len(up), dtype=int), up
+    while (above >= 0).any():
+        deep += above >= 0
+        above = np.where(above >= 0, up[above], -1)
+    return deep

@@ -18,11 +18,12 @@ from distkit.algorithms.rounds import (
     Round,
     bits,
     chunk_sizes,
+    depth,
     held,
     highest_bit,
+    parents,
     traffic,
 )
-from distkit.algorithms.trees import depth, parents
 
 __all__ = [
     "Ints",
@@ -136,7 +137,7 @@ def torus(n: int, devices_per_host: int | None = None) -> Iterator[Round]:
 
 
 def columns(n: int, devices_per_host: int | None = None) -> int:
-    """How long a row of the :func:`torus` is.
+    """The length of a row of the :func:`torus`.
 
     >>> columns(12), columns(7)
     (3, 1)

@@ -155,7 +155,7 @@ class Segment:
             raise ValueError(_difference(said))
 
     def _fence(self) -> None:
-        """What is written before is seen before, also on processors that do not promise it."""
+        """Order memory: earlier writes are seen earlier, on weakly ordered processors, too."""
         self._lock.release()
         self._lock.acquire()
 

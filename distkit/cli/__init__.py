@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from distkit.cli.checkout import add_bench, add_lab
-from distkit.cli.demo import add_demo
-from distkit.cli.hang import add_hang
+from distkit.cli.demo import add_demo, add_hang
 from distkit.cli.traces import add_replay, add_trace
 from distkit.errors import DistkitError
 

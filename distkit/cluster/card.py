@@ -15,11 +15,8 @@ from distkit.cluster.notebook import in_notebook
 from distkit.views.scene.units import aligned, count
 
 if TYPE_CHECKING:
-    from distkit.cluster.runs.run import Run
+    from distkit.cluster.status_widget import StatusWidget
     from distkit.cluster.supervisor import Supervisor
-
-#: In a notebook, a run that takes longer than this shows its timeline while it goes on [s].
-PATIENCE = 1.0
 
 _COLUMNS = ("node", "host", "pid", "device", "state")
 
@@ -28,9 +25,15 @@ _COLUMNS = ("node", "host", "pid", "device", "state")
 class Status:
     """A cluster at one moment: ``rows`` of (node, host, pid, device, state)."""
 
-    title: str
+    what: str
+    stage: str
     note: str
     rows: list[tuple[str, str, int, str, str]]
+
+    @property
+    def title(self) -> str:
+        """The cluster in one line."""
+        return f"{self.what} · {self.stage}"
 
     def __repr__(self) -> str:
         table = [_COLUMNS, *(tuple(map(str, row)) for row in self.rows)]
@@ -58,7 +61,7 @@ def status(room: Supervisor) -> Status:
         what = f"{count(plan.ranks, 'worker')}, {count(plan.servers, 'server')}, 1 scheduler"
     stage = room.failure if room.stage == "failed" else room.stage
     note = f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} a rank"
-    return Status(f"distkit cluster: {what} · {stage}", note, _rows(room))
+    return Status(f"distkit cluster: {what}", stage, note, _rows(room))
 
 
 def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
@@ -87,7 +90,7 @@ class Card:
 
     def __init__(self) -> None:
         self._room: Supervisor | None = None
-        self._handle: Any = None
+        self._widget: StatusWidget | None = None
         self._last = ""
         self._lock = threading.Lock()
 
@@ -95,9 +98,10 @@ class Card:
         """Show it now; outside notebooks a terminal gets one line when the ranks are ready."""
         self._room = room
         if in_notebook():
-            from IPython.display import display
+            from distkit.cluster.status_widget import StatusWidget
 
-            self._handle = display(status(room), display_id=True)
+            self._widget = StatusWidget(_COLUMNS, status(room))
+            self._widget.show()
         self.refresh()
 
     def refresh(self) -> None:
@@ -105,7 +109,7 @@ class Card:
         room = self._room
         if room is None:
             return
-        if self._handle is None:
+        if self._widget is None:
             self._say(room)
             return
         from zmq import ZMQError
@@ -115,7 +119,7 @@ class Card:
             if repr(now) != self._last:
                 self._last = repr(now)
                 with suppress(ZMQError):  # the kernel is ending: nobody looks any more
-                    self._handle.update(now)
+                    self._widget.update(now)
 
     def _say(self, room: Supervisor) -> None:
         if room.stage == "ready" and not self._last and sys.stderr.isatty():
@@ -123,23 +127,11 @@ class Card:
             ranks, seconds = count(room.plan.ranks, "rank"), time.monotonic() - room.started
             print(f"distkit: {ranks} ready after {seconds:.1f} s", file=sys.stderr)
 
-    def bundle(self, room: Supervisor) -> dict[str, str]:
-        """The notebook's picture of the cluster: nothing twice in one cell."""
-        now = status(room)
-        return {"text/plain": repr(now), "text/html": now._repr_html_()}
-
-
-def follow(run: Run) -> Run:
-    """Wait for a run; in a notebook a long one shows its timeline meanwhile."""
-    with run.ended_by_interrupt():  # to show a program that has told a lot takes a while
-        if not in_notebook():
-            return run.wait()
-        with suppress(TimeoutError):  # it may be over by now, all the same
-            return run.wait(PATIENCE)
+    def show_again(self, room: Supervisor) -> None:
+        """Show it in another cell."""
         from IPython.display import display
 
-        from distkit.views import Timeline
-
-        display(Timeline(run))
-        run._shown = True
-        return run.wait()
+        if self._widget is not None:
+            self._widget.show()
+        else:
+            display(status(room))

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import card, limits
-from distkit.cluster.notebook import OfCells, cell
+from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
-from distkit.cluster.runs.run import GRACE, LET_GO, Run
+from distkit.cluster.runs.conductor import ENDS_WITHIN, Conductor
+from distkit.cluster.runs.run import Run, ended_by_interrupt, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.diagnosis.diagnose import Finding
@@ -131,7 +132,7 @@ class Cluster:
             NotPicklableError: something cannot travel; the message names it.
             StoppedError: the cluster was stopped.
         """
-        return card.follow(self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs))
+        return follow(self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs))
 
     def submit(
         self,
@@ -170,9 +171,7 @@ class Cluster:
             SyntaxError: the source is no Python.
             ClusterError: there is no such rank.
         """
-        from distkit.cluster.rank.execute_source import cell, known
-
-        file = file or known(source)
+        file = file or name_running_cell(source)
         compile(source, file, "exec")
         chosen = range(self.plan.ranks) if ranks is None else sorted(set(ranks))
         if unknown := [r for r in chosen if r not in range(self.plan.ranks)]:
@@ -180,7 +179,7 @@ class Cluster:
                 f"there is no rank {unknown[0]}: this cluster has ranks 0 to {self.plan.ranks - 1}."
             )
         do = self.step if step else self.run
-        return do(cell, source, file, list(chosen), seed=seed)
+        return do(Cell(source, file, list(chosen)), seed=seed)
 
     def step(
         self,
@@ -230,7 +229,7 @@ class Cluster:
         with self._busy:
             running = self._room.run
             if running is not None and running.ending:
-                self._room.settled.wait(GRACE + 2 * LET_GO)
+                self._room.settled.wait(ENDS_WITHIN)
                 running = self._room.run
             self.wait()
             if running is not None:
@@ -240,21 +239,22 @@ class Cluster:
                 made.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            run = Run(
+            conductor = Conductor(
                 name,
                 self._runs,
                 sorted(self._room.ranks),
                 {**self._room.meta(), **seeds.told(seed)},
+                stepped=options.get("step", False),
                 wait_forever=wait_forever,
+                expected_exits=made.kill if made is not None else (),
             )
-            self._latest, run.stepped = run, options.get("step", False)
-            run.doomed = set(made.kill) if made is not None else set()
-            with run.ended_by_interrupt(), _uninterrupted():
-                self._room.submit(run, payload, {**options, "trouble": made, "seed": seed})
+            run = self._latest = Run(conductor)
+            with ended_by_interrupt(run), _uninterrupted():
+                self._room.submit(conductor, payload, {**options, "trouble": made, "seed": seed})
         return run
 
-    def _busy_with(self, run: Run) -> str:
-        if self.stepper is not None and self.stepper.run is run:
+    def _busy_with(self, run: Conductor) -> str:
+        if self.stepper is not None and self.stepper.run.number == run.number:
             return (
                 f"the cluster is stepping through {run.name}. Let it run to its end "
                 "(cluster.stepper.finish()), or end it (cluster.interrupt())."
@@ -342,8 +342,8 @@ class Cluster:
     def __repr__(self) -> str:
         return repr(self.status())
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return self._card.bundle(self._room)
+    def _ipython_display_(self) -> None:
+        self._card.show_again(self._room)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.processes.forkserver import Child, ForkServer
-from distkit.cluster.runs.replacements import MOST
+from distkit.cluster.runs.report import MOST_REPLACEMENTS
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Nodes:
     def _start_again(self, node: int) -> None:
         """Start another; one that ends while it starts is replaced in turn, a few times."""
         with self._starting:  # if all of them fail, the next run will tell
-            while self._ended(node) and not self.closed and self._losses[node] < MOST:
+            while self._ended(node) and not self.closed and self._losses[node] < MOST_REPLACEMENTS:
                 self._losses[node] += 1
                 with suppress(StartError):
                     self._start({node: self.roles[node]})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import linecache
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,35 @@ def name_cell(text: str, count: int) -> str:
     return file
 
 
+def name_running_cell(source: str) -> str:
+    """Give source code a name under which its lines can be shown: that of the running cell."""
+    history = getattr(shell(), "history_manager", None)
+    # its inputs begin with an empty one; execution_count is one more here in IPython 9, not in 8
+    return name_cell(source, 0 if history is None else len(history.input_hist_raw) - 1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Source code for some ranks, in variables that stay there: what ``%%ranks`` runs."""
+
+    source: str
+    file: str
+    ranks: list[int]
+    __name__ = "cell"
+
+    def __call__(self, namespace: dict[str, Any]) -> Any:
+        """Run it; print the value of an expression in the last line, and return it."""
+        tree = ast.parse(self.source, self.file)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, self.file, "exec"), namespace)
+        if not isinstance(last, ast.Expr):
+            return None
+        value = eval(compile(ast.Expression(last.value), self.file, "eval"), namespace)
+        if value is not None:
+            print(repr(value))
+        return value
+
+
 def place(where: str) -> str:
     """``file:line`` as the reader knows it: ``In[5]:3`` for a cell, a short path for a file."""
     return _place(where, getattr(shell(), "execution_count", 0))
@@ -117,7 +148,8 @@ def _short(file: str) -> str:
 
 def sources(events: Iterable[Event]) -> dict[str, str]:
     """The text of every source that the events point into, by the reader's name for it."""
-    wanted = {e.where.rpartition(":")[0] for e in events if e.where}
+    lines = {line for e in events for line in (e.where, e.attributes.get("caller"))}
+    wanted = {line.rpartition(":")[0] for line in lines if line}
     return {label: text for label in sorted(wanted) if (text := _text(label))}
 
 

@@ -21,9 +21,9 @@ from distkit.cluster.processes import folders
 from distkit.cluster.processes.engines import PATIENCE, Engines
 from distkit.cluster.processes.forkserver import Child, Stop, server
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
-from distkit.cluster.runs.replacements import MOST
-from distkit.cluster.runs.report import cause
-from distkit.cluster.runs.run import LET_GO, Run
+from distkit.cluster.runs.conductor import LET_GO, Conductor
+from distkit.cluster.runs.outcome import Failure, Outcome
+from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
 from distkit.errors import ClusterError, DistkitError, StartError
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
@@ -63,7 +63,7 @@ class Supervisor:
         self.generation = 0
         self._beginning: set[int] = set()  # ranks that are forked again
         self.started = time.monotonic()
-        self.run: Run | None = None
+        self.run: Conductor | None = None
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run and its aftermath are over
         self.closed = False
@@ -234,10 +234,12 @@ class Supervisor:
         self._check_folder()
         with self._lock:
             if self._up and any(c.channel.broken() for c in self.ranks.values()):
-                self.ready.clear()  # the notice of its end is on its way, and leads to _replace
+                self.ready.clear()  # the notice of its end is on its way, and leads to _replace …
+                if self._over:
+                    self.ready.set()  # … unless all has ended since
         return self.ready.wait(timeout)
 
-    def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
+    def submit(self, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
         options = {**options, "run": run.number, "generation": self.generation}
         missing = [r for r in run.ranks if self.engines.find(r) is None]
@@ -256,14 +258,14 @@ class Supervisor:
             self._execute(run, r, options)
         threading.Thread(target=self._conduct, args=(run,), name="distkit-run", daemon=True).start()
 
-    def _execute(self, run: Run, rank: int, options: dict[str, Any]) -> None:
+    def _execute(self, run: Conductor, rank: int, options: dict[str, Any]) -> None:
         from distkit.cluster.processes.roles import execute
 
         reply = partial(self._on_reply, run, rank)
         with self._lock:
             self.engines.apply(rank, execute, (self._call[0], options), reply)
 
-    def replace(self, run: Run, rank: int, life: int) -> None:
+    def replace(self, run: Conductor, rank: int, life: int) -> None:
         """RankController: put another in a dead rank's place, in the middle of its run.
 
         It runs the function from its beginning. It is in no process group: the others' would
@@ -283,17 +285,17 @@ class Supervisor:
         if run is not None and run.number == number:
             run.hear(rank, kind, what)
 
-    def _on_reply(self, run: Run, rank: int, reply: Any) -> None:
+    def _on_reply(self, run: Conductor, rank: int, reply: Any) -> None:
         """The engine answered: what its rank said itself counts, unless it could say nothing."""
         error = reply.exception()
         if error is not None and self.ranks[rank].status is None:
-            run.add_outcome(rank, _broken(rank, error))
+            run.add_outcome(Outcome(rank, error=Failure(type(error).__name__, str(error))))
 
-    def _conduct(self, run: Run) -> None:
+    def _conduct(self, run: Conductor) -> None:
         run.conduct(self)
         if not run.intact:
             self.generation += 1
-        unfit = [self.ranks[r] for r in run.unfit if not self.closed]
+        unfit = [] if self.closed else [self.ranks[r] for r, o in run.outcomes.items() if o.unfit]
         self._fork.kill(unfit)
         for child in unfit:
             child.wait(LET_GO)
@@ -332,7 +334,7 @@ class Supervisor:
         for n, child in everybody:
             if child.pid == pid and not child.wait(ENDS) and not self.closed:
                 if self.run is not None:
-                    self.run.hung[n] = self._heartbeat_timeout
+                    self.run.silent_for[n] = self._heartbeat_timeout
                 self._fork.kill([child])
 
     def _on_stop(self, rank: int, stop: Stop) -> None:
@@ -371,9 +373,10 @@ class Supervisor:
             self.failure = f"{why} {self._again()}"
         run = self.run
         if run is not None:
-            run.lost = why
+            run.cluster_failure = why
         self._stage("failed")
         self._over = True
+        self.ready.set()  # nobody is replaced: who waits for that hears why
         self._fork.kill(list(self.ranks.values()))
         threading.Thread(target=self._tidy, name="distkit-tidy", daemon=True).start()
 
@@ -414,7 +417,7 @@ class Supervisor:
         """Fork new ranks; those that end while they start are replaced in turn, a few times."""
         self._beginning.update(gone)
         try:
-            for left in reversed(range(MOST)):
+            for left in reversed(range(MOST_REPLACEMENTS)):
                 try:
                     self._fork_anew(gone)
                     if all(self.ranks[r].status is None for r in gone):
@@ -502,15 +505,3 @@ class Supervisor:
         }
         ranks |= self.nodes.meta(host)
         return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
-
-
-def _broken(rank: int, error: BaseException) -> dict[str, Any]:
-    """The outcome of a rank whose engine answered with an error of its own."""
-    described: dict[str, Any] = {
-        "type": type(error).__name__,
-        "text": str(error),
-        "frames": [],
-        "cause": None,
-        "released": False,
-    }
-    return {"rank": rank, "error": described, "intact": False}

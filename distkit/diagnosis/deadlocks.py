@@ -24,8 +24,8 @@ from distkit.diagnosis.findings import (
 )
 from distkit.diagnosis.mismatches import NEW_GROUP
 from distkit.events import COLLECTIVES, P2P, Op, Span
+from distkit.trace.awaiting import similar
 from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, named, ordinal, seen
-from distkit.trace.keys import similar
 
 #: A finding, and the stuck ranks that it is about.
 Told = tuple[Finding, set[int]]

@@ -217,3 +217,8 @@ def _was_held(end: End, failed: bool) -> bool:
         waits = _CONSEQUENCE.search(end.text) is not None
         return waits and (failed or end.how == "died")
     return end.how == "released"
+
+
+def standings(trace: EventLog) -> list[RankState]:
+    """The state of every rank at a trace's end, or where it stood when it was released."""
+    return Evidence(trace).board.standings

@@ -39,6 +39,15 @@ from distkit.trace.calls import at, call, difference, named, ordinal, share
 #: A finding, and the operations that its mistake concerns.
 Mismatch = tuple[Finding, list[Span]]
 
+#: A remedy that several rules give.
+NEW_GROUP = "Call new_group on every rank of the world, members or not: move it out of the `if`."
+
+#: Calls that every rank must make: the mistake when one does not, their name, and the remedy.
+_WAIT_FOR_ALL = {
+    Op.NEW_GROUP: (Kind.NEW_GROUP, "new_group", NEW_GROUP),
+    Op.BARRIER: (Kind.MISSING_BARRIER, "the barrier", BARRIER),
+}
+
 _WINDOW = 8  # so far apart may calls be that changed places
 
 
@@ -139,26 +148,17 @@ def _says(column: Column, tensors: bool = False) -> str:
 
 def _op(column: Column) -> Finding:
     ops = {s.op for s in column.values()}
-    for op, make in ((Op.NEW_GROUP, _not_by_all), (Op.BARRIER, _no_barrier)):
+    for op, (kind, name, remedy) in _WAIT_FOR_ALL.items():
         without = tuple(r for r, s in column.items() if s.op is not op)
         if op in ops and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
-            return make(column, without)
+            message = f"{_says(column)}: {name} waits for every rank."
+            return _finding(kind, column, message, remedy, without)
     return _finding(
         Kind.DIFFERENT_COLLECTIVE,
         column,
         f"{_says(column)}: these calls are matched with each other, but they differ.",
         "Call the same collectives on every rank, in the same order; look for an `if` around one.",
     )
-
-
-def _not_by_all(column: Column, without: tuple[int, ...]) -> Finding:
-    message = f"{_says(column)}: new_group waits for every rank."
-    return _finding(Kind.NEW_GROUP, column, message, NEW_GROUP, without)
-
-
-def _no_barrier(column: Column, without: tuple[int, ...]) -> Finding:
-    message = f"{_says(column)}: the barrier waits for every rank."
-    return _finding(Kind.MISSING_BARRIER, column, message, BARRIER, without)
 
 
 def _members(column: Column) -> Finding:
@@ -373,8 +373,3 @@ def _wrong_tensor(send: Span, recv: Span, ranks: tuple[int, ...], spans: list[Sp
         ranks,
         lines=lines(*spans),
     )
-
-
-# -- remedies that more than one rule gives --------------------------------------------
-
-NEW_GROUP = "Call new_group on every rank of the world, members or not: move it out of the `if`."

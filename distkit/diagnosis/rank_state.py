@@ -24,9 +24,8 @@ from distkit.events import (
     State,
     _Word,
 )
-from distkit.trace.awaiting import Awaited, Awaiting, concerns
+from distkit.trace.awaiting import Awaited, Awaiting, Keys, concerns
 from distkit.trace.calls import at, call, keys, named, never_meet, seen
-from distkit.trace.keys import Keys
 
 
 class Doing(_Word):

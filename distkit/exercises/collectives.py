@@ -18,7 +18,7 @@ from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import DeadlockError, RankError, RunError
 from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, name_of
 from distkit.trace.trace import Trace
-from distkit.views.compare.figures import rounds, sent_bytes
+from distkit.views.compare.figures import rounds
 from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns
 
@@ -114,9 +114,7 @@ class OnRanks:
         best, columns = self.algorithm, Columns(trace)
         size = 4 * LENGTH * (N if self.parts else 1)
         optimum = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
-        for what, mine, theirs in zip(
-            ("messages", "bytes"), sent_bytes(columns), optimum, strict=True
-        ):
+        for what, mine, theirs in zip(("messages", "bytes"), columns.sent, optimum, strict=True):
             most = int(mine.max(initial=0))
             yield _point(f"{what} sent by the busiest rank", most, int(theirs.max()), best.title)
         yield _point("rounds", rounds(columns), best.rounds(N), best.title)

@@ -1,25 +1,302 @@
 """The parameter server's exercises: the push handler, whom a pull waits for, which bound.
 
-The handler is judged in pushes.py, a staleness bound and the rule behind it here: beside the real
-rule and the real server. A worker's seconds are counted, not waited for: the messages come in the
-order of their times.
+All are judged beside the real rule and the real server. A push handler gets messages in random
+orders: gradient i is 1 at place i and 0 elsewhere, and the value their sum, so it tells how often
+each gradient has been applied. For a staleness bound a worker's seconds are counted, not waited
+for: the messages come in the order of their times.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
+from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from distkit.consistency import Asynchronous
-from distkit.exercises import pages, pushes
-from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, attempt
+from distkit.consistency import Asynchronous, Synchronous
+from distkit.exercises import pages
+from distkit.exercises.pages import Server
+from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, attempt, raised
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
+
+#: Rounds in a game, and random games of each kind.
+ROUNDS, GAMES = 3, 60
+#: Of a game that went wrong, the last so many messages are told.
+TOLD = 7
+
+#: What is tried, the simplest first: in words, whether it is synchronous, how often pushes come
+#: again.
+KINDS = (
+    ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
+    ("dist_async: an update with each gradient, at once", False, 0.0),
+    ("exactly once, under dist_async, when pushes come again", False, 0.4),
+    ("exactly once, under dist_sync, when pushes come again, even rounds later", True, 0.4),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A message, and what the real server made of it.
+
+    Args:
+        pull: whether it is a pull, else a push.
+        number: of this worker's push, from 0.
+        again: it came before.
+        value: afterwards.
+        updates: how many there have been.
+        answered: the workers whose pulls were answered by it.
+        missing: the workers that have not pushed yet in this round.
+    """
+
+    pull: bool
+    worker: int
+    number: int
+    again: bool
+    value: Tensor
+    updates: int
+    answered: frozenset[int]
+    missing: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.pull:
+            return f"worker {self.worker} pulls{'' if self.answered else ', and waits'}"
+        return f"push {self.number} of worker {self.worker}{' comes again' * self.again}"
+
+
+class Real:
+    """The library's server with one key; it plays along."""
+
+    def __init__(self, sync: bool, workers: int) -> None:
+        self.rule = Synchronous() if sync else Asynchronous()
+        self.server = KVServer(self.rule, range(workers))
+        self.server.handle(SetOptimizer(0, 0, 0, "sgd", {"learning_rate": -1.0}))
+        size = (workers * ROUNDS,)
+        self.server.handle(Init(0, 0, 1, "w", size, "float32", torch.zeros(size)))
+        self.sync, self.workers, self._asked = sync, workers, 0
+
+    def gradient(self, worker: int, number: int) -> Tensor:
+        """1 at its own place."""
+        x = torch.zeros(self.workers * ROUNDS)
+        x[worker * ROUNDS + number] = 1
+        return x
+
+    def take(self, pull: bool, worker: int, number: int, again: bool) -> Step:
+        """A message, and what comes of it."""
+        self._asked += 1
+        entry = self.server.entries["w"]
+        if pull:
+            answers = self.server.handle(Pull(0, worker, 1000 + self._asked, "w"))
+        else:
+            x = self.gradient(worker, number)
+            answers = self.server.handle(
+                Push(0, worker, number, "w", tuple(x.shape), entry.version, x)
+            )
+        pulls = frozenset(a.node for a in answers if getattr(a, "value", None) is not None)
+        missing = tuple(w for w in range(self.workers) if self.sync and w not in entry.arrived)
+        return Step(pull, worker, number, again, entry.value, entry.version, pulls, missing)
+
+
+def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
+    """A random order of pushes and pulls: each worker pushes, pulls, and waits for the answer.
+
+    Args:
+        sync: which server.
+        again: how likely it is that a push comes again, once or late.
+        workers: how many.
+        rng: draws.
+    """
+    real = Real(sync, workers)
+    number, pushed, held = [0] * workers, [False] * workers, set[int]()
+    past: list[tuple[int, int]] = []
+    while True:
+        able = [w for w in range(workers) if w not in held and number[w] < ROUNDS]
+        if past and rng.random() < again:
+            yield real.take(False, *rng.choice(past), again=True)
+            continue
+        if not able:
+            return
+        w = rng.choice(able)
+        step = real.take(pushed[w], w, number[w], again=False)
+        if step.pull:
+            held.add(w)
+        else:
+            past.append((w, number[w]))
+            pushed[w] = True
+        for done in step.answered:
+            held.discard(done)
+            pushed[done] = False
+            number[done] += 1
+        yield step
+
+
+def judge(mine: Answer) -> Iterator[Point]:
+    """Play games of every kind, until one goes wrong."""
+    if _idle(mine):
+        raise NotAttempted
+    rng = Random(0)
+    for words, sync, again in KINDS:
+        for n in range(GAMES):
+            workers = 2 + n % 3
+            if wrong := play(mine, sync, workers, list(game(sync, again, workers, rng))):
+                raise Mistake(wrong)
+        yield Point(True, words)
+    yield Point(True, f"as the real server in {GAMES * len(KINDS)} random orders")
+
+
+def _idle(mine: Answer) -> bool:
+    """True if it does nothing with a round of pushes."""
+    server, real = Server(True, 2, torch.zeros(2 * ROUNDS)), Real(True, 2)
+    before = repr(server)
+    try:
+        said = [mine(server, worker, 0, real.gradient(worker, 0)) for worker in range(2)]
+    except NotImplementedError:
+        return True
+    except Exception:
+        return False
+    return said == [None, None] and repr(server) == before
+
+
+def play(mine: Answer, sync: bool, workers: int, steps: list[Step]) -> str:
+    """Let a handler take these messages; the first mistake in words, "" if there is none."""
+    server, real = Server(sync, workers, torch.zeros(workers * ROUNDS)), Real(sync, workers)
+    for i, step in enumerate(steps):
+        if step.pull:
+            server.waiting += [] if step.answered else [step.worker]
+            continue
+        waiting = list(server.waiting)
+        try:
+            said = mine(server, step.worker, step.number, real.gradient(step.worker, step.number))
+            wrong = _wrong(server, steps[: i + 1], said, waiting)
+        except Exception as error:
+            wrong = raised(error, mine)
+        if wrong:
+            return _told(server, steps[: i + 1], wrong)
+    return ""
+
+
+# -- in words --------------------------------------------------------------------------
+
+
+def _told(server: Server, steps: list[Step], wrong: str) -> str:
+    """The messages before a mistake, and the mistake."""
+    mode = "dist_sync" if server.sync else "dist_async"
+    more = ", the last messages" if len(steps) > TOLD else ""
+    story = [f"  {step}" for step in steps[-TOLD:]]
+    return "\n".join([f"{mode} with {server.workers} workers{more}:", *story, wrong])
+
+
+def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> str:
+    """The difference of a handler from the real server after the last push; "" if none."""
+    step = steps[-1]
+    if wrong := _applied(server, steps):
+        return wrong
+    if not isinstance(said, (list, tuple, set)):
+        return (
+            f"it returns {said!r}: return the list of workers whose pulls are answered now, "
+            "[] if there are none"
+        )
+    if strangers := sorted(set(said) - set(waiting), key=str):
+        return (
+            f"it answers worker {strangers[0]}, whose pull does not wait: "
+            f"server.waiting is {waiting}"
+        )
+    if early := sorted(set(said) - step.answered):
+        return (
+            f"it answers the pull of worker {early[0]}, but the round is not complete: "
+            f"{_missing(step)}. Under dist_sync a pull gets the weights of the whole "
+            "round"
+        )
+    if late := sorted(step.answered - set(said)):
+        return (
+            f"the round is complete, and the pull of worker {late[0]} still waits: it would "
+            f"wait for ever. {_late(server)}"
+        )
+    return _left(server, step, waiting)
+
+
+def _late(server: Server) -> str:
+    if server.waiting:
+        return "Return everybody in server.waiting"
+    return (
+        "server.waiting was empty when it was returned. Keep the list before you empty it: "
+        "answered, server.waiting = server.waiting, []"
+    )
+
+
+def _left(server: Server, step: Step, waiting: list[int]) -> str:
+    """The mistake in the pulls that still wait; "" if there is none."""
+    right, left = [w for w in waiting if w not in step.answered], server.waiting
+    if not isinstance(left, list):
+        return f"server.waiting is {left!r}: leave a list of workers there"
+    if twice := [w for w in left if w in step.answered]:
+        return (
+            f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
+            "it would be answered again in the next round. Remove the workers that you answer: "
+            "answered, server.waiting = server.waiting, []"
+        )
+    if lost := [w for w in right if w not in left]:
+        return (
+            f"worker {lost[0]} is no longer in server.waiting, but its pull has no answer: it "
+            "would wait for ever. Empty the list only when you answer"
+        )
+    return ""
+
+
+def _applied(server: Server, steps: list[Step]) -> str:
+    """The mistake in the value; "" if there is none."""
+    got, right = server.value, steps[-1].value
+    if not isinstance(got, Tensor) or got.shape != right.shape:
+        return f"server.value is {got!r}: change it with server.update(total) alone"
+    if different := (got != right).nonzero().flatten().tolist():
+        worker, number = divmod(different[0], ROUNDS)
+        return _misapplied(server, steps, worker, number, got[different[0]].item())
+    if server.updates == steps[-1].updates:
+        return ""
+    if server.updates == 0:
+        return "the value is right, but without server.update(total), which makes the step"
+    return f"{server.updates} updates where {steps[-1].updates} would be right: " + (
+        "a round is one update, with the sum" if server.sync else "each gradient is one update"
+    )
+
+
+def _misapplied(server: Server, steps: list[Step], worker: int, number: int, times: float) -> str:
+    """The mistake in a gradient that was applied so many times."""
+    which = f"push {number} of worker {worker}"
+    if times != round(times):
+        return (
+            f"{which} went in {times:.2f} times: it averages. A server sums up; the learning rate "
+            "divides by the number of workers"
+        )
+    if times > 1:
+        again = any(s.again and (s.worker, s.number) == (worker, number) for s in steps)
+        return f"{which} has been applied {times:.0f} times: " + (
+            "a push that comes again counts once, even if it comes rounds later"
+            if again
+            else "it was still in the inbox from the round before"
+        )
+    if times == 1 and server.sync:
+        return (
+            f"{which} has been applied, but the round is not complete: {_missing(steps[-1])}. "
+            "Under dist_sync it waits in the inbox"
+        )
+    if times == 0 and server.sync:
+        return f"the round is complete, but the value has no {which}"
+    if times == 0:
+        return f"the value has no {which}: dist_async applies each gradient at once"
+    return f"{which} went in {times:.0f} times"
+
+
+def _missing(step: Step) -> str:
+    who = " and ".join(f"worker {w}" for w in step.missing)
+    return f"{who} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
+
 
 #: Seconds of a step and of a pause that a bound is tried with.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
@@ -164,7 +441,7 @@ TASKS: list[Task] = [
             "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
             "server.seen: the echo of a push may come rounds later.",
         ),
-        pushes.judge,
+        judge,
     ),
     Task(
         "waits_for",

@@ -1,4 +1,4 @@
-"""Any result of an experiment against any parameter, and the table beside it. Pure.
+"""Any result of an experiment against any parameter or result, and the table beside it. Pure.
 
 The charts are matplotlib's. In a page their colours are CSS variables, so that they follow its
 theme while they are shown; in a static picture they are those of paper.
@@ -30,6 +30,7 @@ from distkit.experiments.results import (
 from distkit.views.scene import svg
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
+from distkit.views.widget.snapshot import as_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,12 @@ MAX_ROWS, ROW = 12, 22
 MAX_WIDTH = 940
 
 #: The colours of a page around a chart: see panel.css.
-THEMED = {INK: "var(--dkx-fg)", GRAY: "var(--dkx-muted)", "#ffffff": "var(--dkx-bg)"}
+THEMED = {
+    INK: "var(--dkx-fg)",
+    GRAY: "var(--dkx-muted)",
+    "#ffffff": "var(--dkx-bg)",
+    **{c.lower(): f"color-mix(in srgb, {c} 80%, var(--dkx-fg))" for c in RANKS_LIGHT if c != GRAY},
+}
 #: matplotlib's settings belong to the process, and widgets call from other threads.
 _drawing = threading.Lock()
 
@@ -82,7 +88,7 @@ def is_number(value: Any) -> bool:
 
 
 def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> Figure:
-    """Results of runs that ended well against a parameter: one chart a result.
+    """Results of runs that ended well against a parameter or a result: one chart a result.
 
     Runs that differ in other parameters, too, are series of their own: a dot per run, a line
     through the means.
@@ -90,7 +96,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     Args:
         records: the runs.
         results: names of columns; the seconds and what was returned when empty.
-        against: a parameter; what was varied when "".
+        against: a parameter that was varied, or another result; what was varied when "".
 
     Raises:
         ValueError: there is no such result or parameter, or nothing was varied.
@@ -102,10 +108,11 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     if not names:
         raise ValueError("no plot yet: run at least twice, with different values of a knob.")
     against, results = against or names[0], list(results) or known[:RESULTS]
-    for name, choice in [(against, names), *((r, known) for r in results)]:
+    for name, choice in [(against, [*names, *known]), *((r, known) for r in results)]:
         if name not in choice:
             raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
-    series = _series(well, against, [n for n in names if n != against])
+    along = against if against in names else names[0]
+    series = _series(well, [n for n in names if n != along])
     figure = Figure(figsize=(WIDTH * len(results), HEIGHT), dpi=DPI, layout="constrained")
     for axes, result in zip(
         figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
@@ -126,10 +133,8 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     return figure
 
 
-def _series(
-    records: Sequence[Record], against: str, others: Sequence[str]
-) -> dict[str, list[Record]]:
-    """By what else they were given: the records that differ in nothing but ``against``."""
+def _series(records: Sequence[Record], others: Sequence[str]) -> dict[str, list[Record]]:
+    """By what else they were given: the records that differ in none of ``others``."""
     found: dict[str, list[Record]] = {}
     for r in records:
         key = ", ".join(f"{n}={shown(n, r.parameters.get(n))}" for n in others)
@@ -138,13 +143,12 @@ def _series(
 
 
 def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, against: str) -> None:
-    place = _axis(
-        axes, [r.parameters.get(against) for some in series.values() for r in some], against
-    )
+    rows = [r.row for some in series.values() for r in some]
+    place = _axis(axes, [row[against] for row in rows if {result, against} <= row.keys()], against)
     for n, (name, records) in enumerate(series.items()):
         by: dict[float, list[float]] = defaultdict(list)
-        for r in (r for r in records if result in r.row):
-            by[place(r.parameters.get(against))].append(r.row[result])
+        for row in (r.row for r in records if {result, against} <= r.row.keys()):
+            by[place(row[against])].append(row[result])
         color = RANKS_LIGHT[n] if n < NAMED else GRAY
         label = name if n < NAMED and len(series) > 1 else None
         means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
@@ -263,7 +267,7 @@ class Picture:
         return to_text(self._name, self._records)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"image/svg+xml": to_svg(self._name, self._records), "text/plain": repr(self)}
+        return as_picture(to_svg(self._name, self._records), repr(self))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> tuple[str, float]:

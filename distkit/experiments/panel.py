@@ -13,6 +13,7 @@ from typing import Any
 
 import ipywidgets
 
+from distkit.cluster import limits
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.experiments import chart, results
@@ -171,7 +172,7 @@ class Panel:
 
 
 class Chart:
-    """The plot, and what it shows: any result against any parameter that was varied."""
+    """The plot, and what it shows: any result against any parameter or other result."""
 
     #: What is chosen before anybody chooses.
     RESULTS, VARIED = "seconds and results", "what was varied"
@@ -182,8 +183,8 @@ class Chart:
         self._choice = ipywidgets.HBox([self._result, self._against])
         self._choice.add_class("dkx-choice")
         self._choice.layout.display = "none"
-        self._drawn = _html("dkx-drawn")
-        self.widget = ipywidgets.VBox([self._choice, self._drawn])
+        self._drawn, self._note = _html("dkx-drawn"), _html("dkx-caption")
+        self.widget = ipywidgets.VBox([self._choice, self._drawn, self._note])
         self.widget.add_class("dkx-chart")
         self._records: list[Record] = []
         self._offering = False
@@ -196,7 +197,8 @@ class Chart:
         self._records = well = [r for r in records if not r.outcome]
         self._offering = True
         _offer(self._result, [self.RESULTS, *results.plottable(well)])
-        _offer(self._against, [self.VARIED, *chart.varied(well)])
+        _offer(self._against, [self.VARIED, *chart.varied(well), *results.plottable(well)])
+        _set(self._note, escape(results.of_ranks(well, limits.cpus())))
         self._offering = False
         self._draw()
 

@@ -12,7 +12,7 @@ from typing import Any
 from distkit.cluster.runs.run import LOOKED_AT, Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
-from distkit.experiments.controls import BYTES, STRAGGLER, said
+from distkit.experiments.controls import BYTES, RANKS, STRAGGLER, said
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 from distkit.views.timeline.columns import Columns
 
@@ -149,16 +149,11 @@ def constant(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def columns(records: Sequence[Record]) -> list[str]:
-    """The columns that tell something: what differs, what was measured, what was returned."""
+    """The columns that tell something: what differs, what was returned, what was measured."""
     same = constant(records)
     names = dict.fromkeys(n for r in records for n in r.parameters if n not in same)
     failed = [OUTCOME] if any(r.outcome for r in records) else []
-    return [
-        *names,
-        *(name for name in MEASURED if any(r.measured.get(name) for r in records)),
-        *dict.fromkeys(name for r in records for name in r.values),
-        *failed,
-    ]
+    return [*names, *plottable(records), *failed]
 
 
 def plottable(records: Sequence[Record]) -> list[str]:
@@ -166,6 +161,39 @@ def plottable(records: Sequence[Record]) -> list[str]:
     returned = dict.fromkeys(name for r in records for name in r.values)
     measured = (name for name in MEASURED if any(r.measured.get(name) for r in records))
     return list(dict.fromkeys([SECONDS, *returned, *measured]))
+
+
+def of_ranks(records: Sequence[Record], cpus: int) -> str:
+    """Words about runs on different numbers of ranks: what was not the same in them; "" if none.
+
+    >>> of_ranks([], 2)
+    ''
+    """
+    steps: dict[int, float] = {
+        r.parameters[RANKS]: r.measured.get(STEPS, 0)
+        for r in records
+        if RANKS in r.parameters and not r.outcome
+    }
+    if len(steps) < 2:
+        return ""
+    few, many = min(steps), max(steps)
+    said = []
+    if steps[many] < steps[few]:
+        said.append(
+            f"With {many} ranks each made {steps[many]:,} steps, with {few} ranks {steps[few]:,}: "
+            "fewer updates of the weights. Compare losses after as many steps."
+        )
+    elif steps[few] and steps[many] == steps[few]:
+        said.append(
+            f"Each rank made {steps[few]:,} steps, however many ranks there were: if its batch "
+            f"was the same, {many} ranks did {many / few:.3g} times the work of {few}."
+        )
+    if many > cpus:
+        said.append(
+            f"This machine has {count(cpus, 'processor')}: more ranks than that take turns, and "
+            "each step takes longer."
+        )
+    return " ".join(said)
 
 
 def table(records: Sequence[Record], limit: int) -> list[list[str]]:

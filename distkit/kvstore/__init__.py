@@ -18,29 +18,15 @@ MXNet's.
 
 from __future__ import annotations
 
-import inspect
-import os
-import warnings
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
-from distkit.errors import KVStoreError
 from distkit.kvstore.client.base import KVStoreBase
-from distkit.kvstore.client.devices import split_and_load, split_data
-from distkit.kvstore.client.local import LocalLink
-from distkit.kvstore.client.requests import Call, Requests
+from distkit.kvstore.client.create import create, release, use
+from distkit.kvstore.client.tensors import split_and_load, split_data
 from distkit.kvstore.client.trainer import Trainer
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol import lr_scheduler, optimizer
-from distkit.kvstore.protocol.messages import AddressBook, Present, Register
 from distkit.kvstore.protocol.optimizer import SGD, Adam
-from distkit.kvstore.protocol.placement import BIGARRAY_BOUND, Part
-from distkit.kvstore.protocol.terms import Terms, canonical
-from distkit.kvstore.transport.link import ZmqLink
-from distkit.kvstore.transport.node import PATIENCE, Node
-from distkit.kvstore.transport.recording import Clocks
-from distkit.kvstore.transport.scheduler import LIFE
+from distkit.kvstore.protocol.placement import Part
+from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.service import Service
 
 __all__ = [
@@ -61,186 +47,6 @@ __all__ = [
     "split_data",
     "use",
 ]
-
-_here: Node | None = None
-_store: KVStore | None = None
-_terms: Terms | None = None  # of _store
-_tell: Callable[[str], None]
-
-
-def create(
-    name: str = "local",
-    *,
-    bigarray_bound: int = BIGARRAY_BOUND,
-    staleness: int | None = None,
-    backup: int = 0,
-    replication: int = 1,
-    on_crash: str = "halt",
-    wait_for: int | None = None,
-    check_finite: bool = False,
-    **unknown: Any,
-) -> KVStore:
-    """A store of this name, the same on every worker of the run.
-
-    Args:
-        name: ``"local"``: in this process alone. ``"device"``: the same, on the device of its
-            tensors. ``"dist_sync"``: servers wait for every worker's gradient, sum them, update
-            once. ``"dist_async"``: servers update with each gradient as it comes; nobody waits.
-            ``"dist_sync_device"``, ``"dist_async_device"``: the same; gradients of a worker's
-            several devices are added on a device. MXNet's other spellings, such as
-            ``"dist_device_sync"``, are known, and classes of your own that were registered with
-            :meth:`.KVStoreBase.register`.
-        bigarray_bound: number of elements from which an array is split over all servers.
-        staleness: with dist_async: by how many gradients a worker may be ahead of the slowest;
-            its pulls wait when it is further (bounded staleness). None: any number.
-        backup: with dist_sync: how many of the workers a round does not wait for; their
-            gradients are dropped when they come too late (``kv.dropped`` counts them).
-        replication: on how many servers each value is: one less of them may crash at once, and
-            no acknowledged push is lost. Copies are made anew at once, in a process that takes the
-            dead one's place; when they are there, as many may crash again.
-        on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
-            names it, when they wait for it in vain: with ``backup`` only if too many have ended.
-            ``"continue"``: they go on without it; the sum is of fewer gradients.
-            ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
-            once: it runs the function again from its beginning, and pulls what is there. With
-            dist_async, too, where nobody waits.
-        wait_for: how many workers must be there to begin; those that come later join in then.
-        check_finite: refuse gradients with NaN or infinity, on this worker.
-        unknown: refused.
-
-    Raises:
-        KVStoreError: no such name or option, no cluster with servers, or other workers chose
-            otherwise.
-
-    >>> create("local")
-    <KVStore local: worker 0 of 1>
-    """
-    global _store, _terms
-    if unknown:
-        raise KVStoreError(
-            f"create with {', '.join(map(repr, unknown))}. Its options are: {', '.join(_OPTIONS)}."
-        )
-    if not isinstance(name, str):
-        raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
-    spelled, name = name.lower(), canonical(name)
-    if spelled in KVStoreBase.kv_registry:
-        own: Any = KVStoreBase.kv_registry[spelled]()
-        return own  # type: ignore[no-any-return]
-    if name in ("local", "device"):
-        _hint(name)
-        local = Requests(LocalLink(), 0, 0, local=True)
-        return KVStore(
-            local,
-            type=spelled,
-            num_workers=1,
-            servers=[0],
-            scheduler=None,
-            bound=bigarray_bound,
-            check_finite=check_finite,
-        )
-    terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash, wait_for)
-    node = _check(name)
-    terms.fit(node.workers, node.servers)
-    if _store is None:
-        _tell(terms.aftermath)  # first: whoever is there may end any time
-        _store, _terms = _join(node, terms, check_finite, spelled), terms
-    if _terms != terms:
-        raise KVStoreError(
-            f"worker {node.index} has a store {_terms} in this run and asks for {terms}. "
-            "Use one kind per run."
-        )
-    return _store
-
-
-#: What ``create`` takes beside the name.
-_OPTIONS = [n for n in inspect.signature(create).parameters if n not in ("name", "unknown")]
-
-
-def _hint(name: str) -> None:
-    """A store of one process in a cluster with servers is hardly meant."""
-    if _here is not None and _here.servers:
-        warnings.warn(
-            f'a "{name}" store is each worker\'s own, and this cluster has servers: '
-            'kvstore.create("dist_sync") is shared by its workers.',
-            stacklevel=3,
-        )
-
-
-def _check(name: str) -> Node:
-    """The place of this process in a cluster that can have such a store."""
-    if _here is None or not _here.servers:
-        raise KVStoreError(
-            f'a "{name}" store needs a cluster with servers, and this process is not one of its '
-            "workers: start one with dk.Cluster(workers=4, servers=2) "
-            "and call kvstore.create inside the function that it runs."
-        )
-    return _here
-
-
-def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore:
-    """Register with the scheduler, wait for everybody, and connect to the servers."""
-    link = ZmqLink(node.keys)
-    requests = Requests(link, node.run, node.id, name=node.name)
-    requests.count_from(LIFE * node.life)
-    requests.greetings[node.scheduler] = Present, ("", os.getpid())
-    try:
-        link.connect(node.scheduler, node.endpoint(node.scheduler), patience=PATIENCE)
-        agreed = terms.mode, terms.bound, terms.numbers()
-        me = ("", node.workers, node.servers, *agreed, os.getpid())
-        (book,) = requests.ask([Call(node.scheduler, Register, me)])
-        assert isinstance(book, AddressBook)
-        requests.count_from(book.first)
-        requests.clocks = Clocks() if terms.backup else None
-        servers = range(node.workers, node.scheduler)
-        for server in servers:
-            link.connect(server, book.endpoints[server], patience=PATIENCE)
-    except BaseException:
-        requests.close()
-        raise
-    store = KVStore(
-        requests,
-        type=spelled,
-        num_workers=node.workers,
-        servers=servers,
-        scheduler=node.scheduler,
-        bound=terms.bound,
-        check_finite=check_finite,
-        elastic=terms.elastic,
-        barriers=book.barriers,
-    )
-    requests.loss = partial(store.loss, terms.replication)
-    return store
-
-
-def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> None:
-    """Make this process a worker of a cluster, for the run that ``node`` names.
-
-    What is left of an earlier run is closed.
-
-    Args:
-        node: its place.
-        tell: called when a store is created: what becomes of its run when a worker ends, as
-            ``on_crash`` says.
-    """
-    global _here, _tell
-    release(flush=False)
-    _here, _tell = node, tell
-
-
-def release(*, flush: bool = True) -> None:
-    """End this process's part in the run: close its store.
-
-    Args:
-        flush: first wait until the pushes have arrived. Without, it returns at once: for a run
-            that was interrupted or failed.
-
-    Raises:
-        KVStoreError: a push was refused and no call has told yet.
-    """
-    global _here, _store
-    store, _here, _store = _store, None, None
-    if store is not None:
-        store.close(flush=flush)
 
 
 def serve(node: Node) -> Service:

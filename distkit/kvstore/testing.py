@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.client.local import LocalLink
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
@@ -21,6 +20,7 @@ from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.terms import Terms, canonical
 from distkit.kvstore.protocol.wire import decode, encode
+from distkit.kvstore.transport.link import LocalLink
 
 #: So long a worker waits for an answer before the test is given up [s].
 PATIENCE = 30.0

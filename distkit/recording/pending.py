@@ -1,15 +1,31 @@
-"""An operation between its call and its end."""
+"""Operations between call and end; collectives with ``async_op=True`` that nobody waits for.
+
+The completion of the latter says nothing: the backend completes them either way. So each ``Work``
+that a program was given is remembered until the program waits for it, asks for its future, or
+sees it completed.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import overrides
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import Op, State
-from distkit.recording.recorder import Recorder
+from distkit.recording.recorder import Recorder, is_users
 
 
 class Pending:
@@ -49,7 +65,97 @@ class Pending:
                 now = time.monotonic()
                 self.recorder.put(self.seq, self.op, State.FAILED, now, self.fields)
 
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Inside, its caller waits for it; an exception is its end."""
+        try:
+            yield
+        except BaseException:
+            self.fail()
+            raise
+        finally:
+            self.recorder.wait_ends()
+
     @property
     def sender(self) -> tuple[int | None, str]:
         """The peer as far as it is known, and the group."""
         return self.fields[0], self.fields[1]
+
+
+# -- those that nobody waits for ------------------------------------------------------------
+
+#: What a program can do with a Work, beside wait(), to know that it is over.
+_LOOKS = (
+    "get_future",
+    "is_completed",
+    "is_success",
+    "synchronize",
+    "result",
+    "block_current_stream",
+)
+
+#: A run reports at most so many calls.
+_MOST = 100
+
+_BETWEEN = (c10d.__file__, c10d_logger.__file__, overrides.__file__, str(Path(__file__).parent))
+
+
+class Unwaited:
+    """The asynchronous collectives of a run that its program has not waited for."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[weakref.ref[Any], int]] = {}  # id of the work -> work, seq
+        self._latest: deque[Any] = deque(maxlen=8)  # keeps a work until its caller has it
+        self._lost: list[int] = []  # of works that are gone
+        self._stock: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Notice what programs do with a Work."""
+        self._stock = {n: getattr(dist.Work, n) for n in _LOOKS if hasattr(dist.Work, n)}
+        for name, method in self._stock.items():
+            setattr(dist.Work, name, self._noticing(method, name == "is_completed"))
+
+    def remove(self) -> None:
+        """Restore stock torch."""
+        for name, method in self._stock.items():
+            setattr(dist.Work, name, method)
+        self._stock.clear()
+
+    def add(self, work: Any, pending: Pending, caller: FrameType | None) -> None:
+        """A call returns ``work``; it counts if the user's own code made the call."""
+        while caller is not None and caller.f_code.co_filename.startswith(_BETWEEN):
+            caller = caller.f_back
+        if caller is None or not is_users(caller.f_code.co_filename):
+            return
+        key, seq = id(work), pending.seq
+        self._latest.append(work)
+        self._given[key] = weakref.ref(work, lambda _: self._gone(key, seq)), seq
+
+    def _gone(self, key: int, seq: int) -> None:
+        if self._given.pop(key, None) is not None and len(self._lost) < _MOST:
+            self._lost.append(seq)
+
+    def forget(self, work: Any) -> None:
+        """The program waits for it, and may want its memory back."""
+        if self._given.pop(id(work), None) is not None and work in self._latest:
+            self._latest.remove(work)
+
+    def calls(self) -> list[int]:
+        """The numbers of the calls that were not waited for."""
+        return sorted([*self._lost, *(seq for _, seq in list(self._given.values()))])[:_MOST]
+
+    def clear(self) -> None:
+        """The run is over."""
+        self._given.clear()
+        self._latest.clear()
+        self._lost.clear()
+
+    def _noticing(self, method: Callable[..., Any], polls: bool) -> Callable[..., Any]:
+        @wraps(method)
+        def noticing(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(work, *args, **kwargs)
+            if not polls or result:
+                self.forget(work)
+            return result
+
+        return noticing

@@ -267,6 +267,8 @@ def to_event(
     seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
+    if "caller" in attributes:
+        attributes = Attributes(attributes | {"caller": place(attributes["caller"])})
     return Event(*(rank, seq, op, state, clock(at), *call, place(where), attributes, match, values))
 
 
@@ -441,6 +443,21 @@ def user_line(depth: int = 1) -> str:
     return ""
 
 
+def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An operation's fields with the ``caller`` of the page that it is in, if it is in one.
+
+    That is the innermost line of the user's that is on no page of distkit's own.
+    """
+    *before, where, facts, match = fields
+    frame = sys._getframe(1) if where.startswith(PACKAGE) else None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGE) and is_users(file):
+            return *before, where, (*(facts or ()), ("caller", f"{file}:{frame.f_lineno}")), match
+        frame = frame.f_back
+    return fields
+
+
 def make_users(filename: str) -> None:
     """Take a source file for the user's, wherever it is: a script or function of it is run."""
     if filename not in _made_users and not filename.startswith(MACHINERY):
@@ -462,6 +479,7 @@ def is_users(filename: str) -> bool:
 def busy_threads() -> list[threading.Thread]:
     """The threads, besides the main one, that run a function of the user's, or will."""
     frames = sys._current_frames()
+    del frames[threading.get_ident()]  # its own holds them all, till the next garbage collection
 
     def is_busy(thread: threading.Thread) -> bool:
         begun = getattr(thread, "function", None) or getattr(thread, "_target", None)

@@ -1,8 +1,9 @@
-"""Recording what a program does with a store: the keys that it sets, and those it waits for.
+"""Recording what passes no operator of ``c10d``: stores, and ``torch.distributed.rpc``.
 
 ``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key, for
 minutes, in C++, where no interrupt reaches them. So a wait whose key is not there yet looks for it
-again and again, as torch's own FileStore does.
+again and again, as torch's own FileStore does. Calls of rpc are counted only: the trace says that
+they are no events.
 """
 
 from __future__ import annotations
@@ -96,15 +97,10 @@ class Stores:
         op = Op.STORE_WAIT if waits else Op.STORE_SET
         pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
         self._hand_over(recorder, pending, [], time.monotonic())
-        try:
+        with pending.waited_for():
             if waits:
                 self._wait(recorder, pending, store, keys, _limit(store, given), name)
             result = method(store, *args, **kwargs)
-        except BaseException:
-            pending.fail()
-            raise
-        finally:
-            recorder.wait_ends()
         pending.complete()
         return result
 
@@ -138,3 +134,49 @@ def _limit(store: Any, given: tuple[Any, ...]) -> timedelta:
     said = next((value for value in given if isinstance(value, timedelta)), None)
     limit: timedelta = store.timeout if said is None else said
     return limit
+
+
+# -- torch.distributed.rpc ------------------------------------------------------------------
+
+#: How the trace tells of its calls.
+NOT_RECORDED = "calls of torch.distributed.rpc are not recorded"
+
+#: Through these ``rpc_sync``, ``rpc_async`` and ``remote`` leave the rank.
+_WAYS = (
+    "_invoke_rpc",
+    "_invoke_remote_builtin",
+    "_invoke_remote_torchscript",
+    "_invoke_remote_python_udf",
+)
+
+
+class Remote:
+    """The hooks of ``torch.distributed.rpc``."""
+
+    def __init__(self) -> None:
+        self._stock: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Count the calls from now on."""
+        if not dist.rpc.is_available():
+            return
+        self._stock = {way: getattr(dist.rpc.api, way) for way in _WAYS}
+        for way, call in self._stock.items():
+            setattr(dist.rpc.api, way, _counting(call))
+
+    def remove(self) -> None:
+        """Restore stock torch."""
+        for way, call in self._stock.items():
+            setattr(dist.rpc.api, way, call)
+        self._stock.clear()
+
+
+def _counting(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder.current()
+        if recorder is not None:
+            recorder.miss(NOT_RECORDED)
+        return call(*args, **kwargs)
+
+    return counting

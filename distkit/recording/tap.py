@@ -29,11 +29,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
-from distkit.recording.groups import Groups
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
     Call,
+    Groups,
     described,
     is_async,
     is_functional,
@@ -42,11 +42,9 @@ from distkit.recording.operators import (
     storage_of,
     tensors,
 )
-from distkit.recording.pending import Pending
-from distkit.recording.recorder import Facts, Recorder, user_line
-from distkit.recording.remote import Remote
-from distkit.recording.stores import Stores
-from distkit.recording.unwaited import Unwaited
+from distkit.recording.pending import Pending, Unwaited
+from distkit.recording.recorder import Facts, Recorder, user_line, with_caller
+from distkit.recording.stores import Remote, Stores
 from distkit.recording.witness import Witness
 
 #: A program that sets a time limit up to this [ms] handles it: it is not released before.
@@ -258,7 +256,10 @@ class Tap:
         """Note the call, pass the gates, and note that it goes to the backend."""
         seq, op, fields = pending.seq, pending.op, pending.fields
         values = recorder.look(*read) if read else None
-        recorder.put(seq, op, State.SCHEDULED, called, fields, values if recorder.stepped else None)
+        if recorder.stepped:
+            recorder.put(seq, op, State.SCHEDULED, called, with_caller(fields), values)
+        else:
+            recorder.put(seq, op, State.SCHEDULED, called, fields)
         for pass_by in self.before:
             pass_by(op, fields[2])
         recorder.put(seq, op, State.STARTED, time.monotonic(), fields, values)
@@ -450,13 +451,8 @@ class Tap:
             self._hand_over(recorder, pending, [], time.monotonic())
             limit = kwargs.get("timeout", args[0] if args else None)
             recorder.wait_begins(pending, limited=_is_limit(limit))
-            try:
+            with pending.waited_for():
                 made = make(ranks, *args, **kwargs)
-            except BaseException:
-                pending.fail()
-                raise
-            finally:
-                recorder.wait_ends()
             pending.complete()
             if _is_limit(limit) and isinstance(made, dist.ProcessGroup):
                 self._limited.add(made.group_name)

@@ -9,13 +9,17 @@ workers and servers share.
 
 from distkit.simulation import cost
 from distkit.simulation.calibration import Measured, calibrate
-from distkit.simulation.game import Served
-from distkit.simulation.hosting import Host
 from distkit.simulation.network import Link, Network
 from distkit.simulation.plots import compare
-from distkit.simulation.serving import parameter_server, place
-from distkit.simulation.simulator import finish_times, simulate
-from distkit.simulation.stragglers import Stragglers, constant, exponential, lognormal
+from distkit.simulation.serving import Host, Served, parameter_server, place
+from distkit.simulation.simulator import (
+    Stragglers,
+    constant,
+    exponential,
+    finish_times,
+    lognormal,
+    simulate,
+)
 from distkit.simulation.training import Workload, data_parallel, pipeline
 
 __all__ = [

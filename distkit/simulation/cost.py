@@ -220,7 +220,10 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
     """
     if algorithm not in ALL_REDUCES:
         known = ", ".join(ALL_REDUCES)
-        raise ValueError(f"no cost formula for {algorithm!r}: choose from {known}")
+        raise ValueError(
+            f"no cost formula for {algorithm!r}: choose from {known}, or add its closed form to "
+            "ALL_REDUCES in distkit/simulation/cost.py."
+        )
     return ALL_REDUCES[algorithm](n, nbytes, link, **options)
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from distkit.simulation.network import Link
+from distkit.simulation.network import Floats, Link
 
-Floats = NDArray[np.float64]
 Batches = Mapping[int, Sequence[float]]
 
 #: At most so many protocols, each of so many sizes at least.

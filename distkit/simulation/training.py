@@ -9,15 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distkit.events import Op
-from distkit.simulation.network import Network, a_network
-from distkit.simulation.simulator import Player, Schedule, Writer, plan
-from distkit.simulation.stragglers import Delay, Stragglers
+from distkit.simulation.network import Floats, Network, a_network
+from distkit.simulation.simulator import Delay, Player, Schedule, Stragglers, Writer, plan
 from distkit.trace.trace import Trace
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Whom a worker's request to the parameter server waits for, told from workers' events alone. Pure.
+"""Whom a request to the parameter server waits for, and which key a store, by events alone. Pure.
+
+A parameter server is judged by the events of its workers:
 
 ===========  =====================================================================
 request      is answered when
@@ -30,6 +32,7 @@ from typing import Any
 
 from distkit.consistency import Asynchronous, Rule, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
+from distkit.trace.calls import keys as shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +184,68 @@ def _what(it: Event | Span) -> object:
 def _awaits(it: Event | Span) -> object:
     """The requests of others that must come before this is answered."""
     return (Op.PUSH, it.peer, it.attributes.get("key")) if it.op is Op.PULL else _what(it)
+
+
+class Keys:
+    """The keys of stores that are set so far, and the ranks at the barriers of stores.
+
+    A store is shared by all who know its address; behind a prefix a key has another name. Two keys
+    are taken for one when one of them ends with the other: so nobody is said to wait in vain who
+    does not.
+    """
+
+    def __init__(self) -> None:
+        self.set: dict[str, Event] = {}  # by whom first
+        self._came: dict[object, set[int]] = defaultdict(set)  # to barriers
+
+    def feed(self, e: Event) -> None:
+        """A rank sets keys, or comes to a barrier."""
+        if e.op is Op.STORE_SET:
+            for key in _keys(e):
+                self.set.setdefault(key, e)
+        elif "ranks" in e.attributes:
+            self._came[e.attributes].add(e.rank)
+
+    def missing(self, it: Event | Span) -> list[str]:
+        """The keys that a call waits for, and that no rank has set."""
+        return [key for key in _keys(it) if not self._is_set(key)]
+
+    def has(self, it: Event | Span) -> bool:
+        """True if a call has what it waits for."""
+        facts = it.attributes
+        if "ranks" in facts:
+            return len(self._came[facts]) >= int(facts["ranks"])
+        return not self.missing(it)
+
+    def came(self, it: Event | Span) -> set[int]:
+        """The ranks that have come to a store's barrier."""
+        return self._came[it.attributes] if "ranks" in it.attributes else set()
+
+    def why(self, it: Event | Span) -> str:
+        """The condition that a call waits for, in words."""
+        if "ranks" in it.attributes:
+            return f"{len(self.came(it))} have called it"
+        return f"no rank has set {shown(self.missing(it))}"
+
+    def _is_set(self, key: str) -> bool:
+        return any(_same(key, other) for other in self.set)
+
+
+def _keys(it: Event | Span) -> tuple[str, ...]:
+    keys: tuple[str, ...] = it.attributes.get("keys", ())
+    return keys
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
+
+
+def similar(key: str, others: Iterable[str]) -> str:
+    """The key that was perhaps meant; "" if none looks like it.
+
+    >>> similar("ready", ["redy", "done"])
+    'redy'
+    """
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(key, list(others), 1)), "")

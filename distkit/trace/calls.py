@@ -69,6 +69,17 @@ def call(it: Called) -> str:
     return f"{name}({', '.join(given)})"
 
 
+def op_name(it: Called) -> str:
+    """The operation's name, as a program writes it.
+
+    >>> from distkit.events import State
+    >>> got = {"method": "get", "keys": ("ready",)}
+    >>> op_name(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=got))
+    'store.get'
+    """
+    return call(it).partition("(")[0] if it.op in STORES else str(it.op)
+
+
 def _request(it: Called) -> str:
     """A request to a parameter server, in words."""
     facts = it.attributes

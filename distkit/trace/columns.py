@@ -44,7 +44,7 @@ _facts = attrgetter(*Look._fields)
 
 
 def look_at(it: Event | Span) -> Look:
-    """What this one has in common with others."""
+    """The template that this event shares with others."""
     return Look(*_facts(it))
 
 

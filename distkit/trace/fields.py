@@ -194,6 +194,7 @@ _known = record(
         "members": items(rank),
         "checksum": text,
         "wait_for": whole,
+        "caller": text,
         **dict.fromkeys(_NUMBERS, whole),
         **dict.fromkeys(_WORDS, text),
     }

@@ -42,7 +42,8 @@ def span_of(events: Sequence[Event]) -> Span:
         where=first.where,
         attributes=last.attributes or first.attributes,
         match=first.match or last.match or None,
-        before=started.summary or first.summary,
+        # a receive's buffer may hold anything: earlier recorders looked at it all the same
+        before=None if first.op is Op.RECV else started.summary or first.summary,
         after=last.summary if ended else None,
     )
 

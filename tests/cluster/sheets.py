@@ -11,9 +11,11 @@ PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content
 <style>%s</style><p id="before" tabindex="0">before</p><div id="at"></div>
 <script type="module">%s
 const state = {picture: %s}, on = [];
-const model = {get: (k) => state[k], on: (k, f) => on.push(f),
-  off: (k, f) => on.splice(on.indexOf(f), 1)};
-window.feed = (more) => { Object.assign(state, more); for (const f of on) f(); };
+const model = {get: (k) => state[k], on: (k, f) => on.push([k, f]),
+  off: (k, f) => on.splice(on.findIndex((one) => one[1] === f), 1)};
+const tell = (name) => { for (const [k, f] of on) if (k.split(":")[0] === name) f(); };
+window.feed = (more) => { Object.assign(state, more); tell("change"); };
+window.lose = () => tell("comm_live_update");
 window.dispose = view.render({model, el: document.getElementById("at")});
 window.listeners = () => on.length;
 window.leaked = [];

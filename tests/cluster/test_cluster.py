@@ -211,7 +211,7 @@ def test_the_stop_button(usable: dk.Cluster) -> None:
 
     def press() -> None:
         while not any(f.hang for f in usable.diagnose()):
-            run._done.wait(0.02)
+            run._conductor.done.wait(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()

@@ -13,7 +13,6 @@ from sheets import Sheet
 import distkit as dk
 from benchmarks.views import long_trace
 from distkit.trace.trace import Trace
-from distkit.views.compare.figures import figures
 from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns
 
@@ -114,19 +113,31 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
     sheet.fine()
 
 
-def test_the_highlighted_critical_path_is_the_one_that_is_counted(
-    tab: Any, tmp_path: Path, runs: dict[str, Trace]
-) -> None:
-    """The browser's path, from js/causes.js, is the one of compare_figures.py."""
+def test_the_critical_paths(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     named = {**runs, "sgd": traces.sync_sgd(), "servers": traces.parameter_server()}
     sheet = opened(tab, tmp_path, named)
     sheet.root.locator("canvas").first.focus()
     sheet.press("c")
     for n, trace in enumerate(named.values()):
         told = sheet.root.locator(".dkc-path").nth(n).inner_text()
-        counted = int(figures(Columns(trace))["critical"])
-        assert told == f"{count(counted, 'communication')} on the critical path"
-        assert cell(sheet, "critical", n)[0] == str(counted)
+        columns = Columns(trace)
+        ranks = {int(columns.ops.rank[i]) for i in columns.causes.path}
+        assert told == f"its critical path goes through {count(len(ranks), 'rank')}"
+    sheet.fine()
+
+
+def test_on_a_projector_it_is_seen_as_a_whole(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace]
+) -> None:
+    """Runs side by side with their figures, without scrolling; in a narrow column as well."""
+    sheet = opened(tab, tmp_path, {**runs, "sgd": traces.sync_sgd()})
+    tall = "e => e.getBoundingClientRect().height"
+    tab.page.set_viewport_size({"width": 1280, "height": 720})
+    tab.page.wait_for_timeout(200)
+    assert sheet.root.evaluate(tall) <= 640
+    tab.page.set_viewport_size({"width": 400, "height": 720})
+    tab.page.wait_for_timeout(200)
+    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.fine()
 
 

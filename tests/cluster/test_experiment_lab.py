@@ -111,7 +111,7 @@ def test_drive_an_experiment(page: Any) -> None:
     assert "[(33, 40, False), (33, 100000, False), (33, 40, False), (33, 40, True)]\n" in said
 
     run_cell(page, 3, 120_000)
-    swept = page.locator(".jp-Cell").nth(3).locator(".jp-RenderedSVG img")
+    swept = page.locator(".jp-Cell").nth(3).locator(".distkit-picture")
     swept.wait_for()
     panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
     panel.locator(".dkx-choice select").first.select_option(label="loss")

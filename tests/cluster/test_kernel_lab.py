@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
-from labs import run_cell
+from labs import look, run_cell
 
 from benchmarks.lab import IDLE, command
 from benchmarks.step import notebook
@@ -84,4 +84,50 @@ def test_a_kernel_goes_on(lab: Any, tab: Any, state: str, how: str) -> None:
     run_cell(page, 2)
     page.locator(".jp-OutputArea-output", has_text="after [0, 1]").wait_for()
     run_cell(page, 3)
+    assert tab.outside == []
+
+
+#: How a kernel ends: each is a promise that the page awaits; None: the cell before has killed it.
+ENDS = {
+    "restart": "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()",
+    "shutdown": "() => jupyterapp.shell.currentWidget.sessionContext.shutdown()",
+    "crash": None,
+}
+ENDED = "the kernel has ended"
+#: In the page: both cards say it, or that their cluster was stopped.
+SAYS_SO = """() => [...document.querySelectorAll(".distkit-still > .distkit-card")].filter(
+    (card) => /stopped|the kernel has ended/.test(card.parentElement.innerText)).length === 2"""
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any, how: str) -> None:
+    page, name = tab.page, f"ended-{how}.ipynb"
+    live = "live = cluster.submit(dist.recv, torch.zeros(1), wait_forever=True)\nlive"
+    crash = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+    (lab.root / name).write_text(notebook(SETUP, live, "cluster", crash))
+    page.goto(lab.address(name))
+    page.wait_for_function(IDLE, timeout=60_000)
+    for cell in (0, 1, 2):
+        run_cell(page, cell)
+    cards, views = page.locator(".distkit-status"), page.locator(".distkit-timeline")
+    cards.nth(1).locator("td", has_text="rank 1").wait_for()
+    assert cards.locator(".dk-status").all_inner_texts() == ["ready", "ready"]
+    assert page.locator(".dk-ended").count() == 0
+    if ENDS[how]:
+        page.evaluate(ENDS[how])
+    else:
+        page.evaluate("() => { jupyterapp.shell.currentWidget.content.activeCellIndex = 3; }")
+        command(page, "notebook:run-cell")
+    cards.locator(".dk-status", has_text=ENDED).nth(1).wait_for()
+    views.nth(0).locator(".dk-ended", has_text=ENDED).wait_for()  # it had finished
+    views.nth(1).locator(".dk-live, .dk-ended", has_text=ENDED).wait_for()
+    look(page, {f"ended-{how}": page})
+
+    command(page, "docmanager:save")
+    page.goto(lab.address(name))  # now nobody knows the widgets, and their pictures are seen
+    page.wait_for_function(SAYS_SO, timeout=60_000)
+    assert page.locator(".distkit-still:visible").count() == 4
+    if how == "crash":  # otherwise the kernel may have told that it stopped cluster and run
+        assert page.locator(".distkit-ended:visible").count() == 3
+    look(page, {f"ended-{how}-again": page})
     assert tab.outside == []

@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -169,6 +171,25 @@ def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
     until(lambda: ended(pids))
     assert dk.run_ranks(total, 2).results == [2.0, 2.0]
     until(lambda: not Path(folder).exists())
+    cluster.stop()
+
+
+def test_a_run_asked_for_before_the_end_of_the_zygote_is_known(
+    fresh: forkserver.ForkServer,
+) -> None:
+    """The ranks' lines are broken already: it waits for others in their place."""
+    waits = threading.Event()
+    fresh._on_loss.append(lambda why: waits.wait(10) or None)  # before the cluster hears of it
+    cluster = dk.Cluster(2).wait()
+    room = cluster._room
+    zygote(fresh).kill()
+    until(lambda: all(child.channel.broken() for child in room.ranks.values()))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(cluster.run, total)
+        until(lambda: not room.ready.is_set())
+        waits.set()
+        with pytest.raises(dk.StartError, match="forked from ended"):
+            asked.result(20)
     cluster.stop()
 
 

@@ -154,7 +154,7 @@ def test_a_hang_is_announced(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "hang.html")
     told = tab.page.locator(".dk-notices").inner_text()
     assert "still in recv: rank 3" in told and "1,203 events dropped" in told
-    point(tab, canvas, 0.9, 300)
+    point(tab, canvas, 0.9, 282)
     told = tab.page.locator(".dk-tip").inner_text()
     assert "still in recv" in told and "rank 0" in told
 
@@ -184,8 +184,16 @@ def told(tab: Any) -> str:
     return str(tab.page.locator(".dk-told").inner_text())
 
 
-def test_a_long_run_opens_where_it_begins_and_the_minimap_moves_it(tab: Any, pages: Path) -> None:
+def closer(tab: Any, canvas: Any, times: int) -> None:
+    canvas.focus()
+    for _ in range(times):
+        tab.page.keyboard.press("+")
+        tab.page.wait_for_timeout(220)
+
+
+def test_the_minimap_moves_the_part_of_a_long_run_that_is_shown(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
+    closer(tab, canvas, 3)
     first = picture(canvas)
     box = tab.page.locator(".dk-map").bounding_box()
     tab.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 10)
@@ -227,12 +235,14 @@ def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: 
     )
     s.op(1, Op.RECV, 1 * MS, 5 * MS, peer=0, nbytes=8)
     s.op(2, Op.MARK, 0, 3 * MS, attributes={"label": "other"})
-    s.op(1, Op.BARRIER, 5 * MS, 6 * MS).op(2, Op.BARRIER, 3 * MS, 6 * MS)
+    s.op(1, Op.ALL_REDUCE, 5 * MS, 6 * MS).op(2, Op.ALL_REDUCE, 3 * MS, 6 * MS)
     to_html(s.trace(world_size=3), tmp_path / "causes.html")
     canvas = open_page(tab, tmp_path / "causes.html")
     canvas.focus()
-    tab.page.keyboard.press("c")  # slow, send, recv, and the last barrier to begin
-    assert told(tab) == "4 operations on 2 ranks"
+    tab.page.keyboard.press(
+        "c"
+    )  # slow, send, and the last all_reduce to begin; not the recv that waited
+    assert told(tab) == "3 operations on 2 ranks"
     tab.page.keyboard.press("w")
     assert told(tab) == "5 ms on all ranks together"
     tab.page.keyboard.press("h")
@@ -242,6 +252,26 @@ def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: 
     assert "recv" in tab.page.locator(".dk-spoken").text_content()
     assert told(tab) == "2 operations before it, 2 after it"
     assert quiet(tab)
+
+
+def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Path) -> None:
+    canvas = open_page(tab, pages / "big.html")
+    assert told(tab).startswith("how much of the time is in operations")
+    assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
+    closer(tab, canvas, 12)
+    assert told(tab) == "" and quiet(tab)
+
+
+def test_who_sent_nothing_stands_in_line(tab: Any, tmp_path: Path) -> None:
+    s = Script().op(0, Op.SEND, 0, MS, peer=1, nbytes=8).op(1, Op.RECV, 0, MS, peer=0, nbytes=8)
+    to_html(s.trace(world_size=2), tmp_path / "one.html")
+    open_page(tab, tmp_path / "one.html")
+    meters = tab.page.locator(".dk-meter")
+    assert meters.locator("small").all_inner_texts() == ["1 sent · 8 B", "nothing sent"]
+    tops = meters.evaluate_all(
+        "all => all.map((one) => one.firstChild.getBoundingClientRect().top)"
+    )
+    assert tops[0] == tops[1] and quiet(tab)
 
 
 LIVE = """<!DOCTYPE html><meta charset="utf-8"><style>%s</style><div id="at"></div>

@@ -62,7 +62,7 @@ HANGS = [
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_is_interrupted_at_once(cluster: dk.Cluster, name: str) -> None:
+def test_a_hang_is_interrupted_within_a_second(cluster: dk.Cluster, name: str) -> None:
     case = ALL[name]
     run = cluster.submit(case.program, wait_forever=True)
     until(lambda: hung(cluster))
@@ -72,7 +72,7 @@ def test_a_hang_is_interrupted_at_once(cluster: dk.Cluster, name: str) -> None:
     with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
         run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1, 2]
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 1
     assert [(f.kind, f.culprits) for f in run.findings if f.hang] == [(case.kind, case.culprits)]
 
 
@@ -160,7 +160,7 @@ def blocks_its_rank() -> None:
 def test_a_rank_that_never_begins_the_next_run_is_named_and_replaced(
     shared: dk.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distkit.cluster.runs.run.BEGIN", 5.0)
+    monkeypatch.setattr("distkit.cluster.runs.conductor.BEGIN", 5.0)
     shared.run(blocks_its_rank)
     with pytest.raises(dk.RankDied, match=r"rank 1 .* gave no sign of life for 5 s"):
         shared.run(dist.get_rank)

@@ -26,7 +26,7 @@ def test_the_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> No
             float(w) for w in bars.evaluate_all("all => all.map((e) => e.getAttribute('width'))")
         ]
 
-    assert widths() == pytest.approx([480] * 4)
+    assert widths() == pytest.approx([680] * 4)
     view.root.focus()
     view.press("Home")
     assert widths() == pytest.approx([1] * 4)

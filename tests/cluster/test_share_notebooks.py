@@ -56,8 +56,9 @@ telling.close()
 telling._thread.join()  # it has told the last step
 cluster.stop()"""
 
-#: In the page: of each view, whether its picture and its widget are seen.
-SEEN = """() => [...document.querySelectorAll('.distkit-still')].map((still) => {
+#: In the page: of each view, whether its picture and its widget are seen. The cluster's card, which
+#: is no picture, is passed over.
+SEEN = """() => [...document.querySelectorAll('.distkit-still:has(img)')].map((still) => {
     const output = still.closest('.jp-OutputArea-child'), image = still.querySelector('img');
     const next = output.nextElementSibling;
     return [image.checkVisibility() && image.complete && image.naturalWidth > 900 &&

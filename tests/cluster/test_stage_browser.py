@@ -1,32 +1,19 @@
 """The stage in a real browser, with traces of real ranks: played, stepped, scrubbed."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from sheets import RESULTS, Sheet
 from traces import hang, odd_values, parameter_server
 
 import distkit as dk
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.theme import theme
-from distkit.views.stage.projection import project
-from distkit.views.widget.assets import css, esm
-
-RESULTS = Path(__file__).parents[2] / "test-results"
-
-PAGE = """<!DOCTYPE html><meta charset="utf-8"><style>%s
-body { margin: 16px } @media (prefers-color-scheme: dark) { body { background: #0b0e12 } }
-</style><div id="at"></div>
-<script type="module">%s
-const state = {picture: %s}, listeners = [];
-const model = {get: (k) => state[k], on: (_, f) => listeners.push(f), off: () => {}};
-window.feed = (name, patch) => { state[name] = patch; listeners.forEach((f) => f()); };
-window.dispose = stage.render({model, el: document.getElementById("at")});
-</script>"""
 
 
 def ring() -> None:
@@ -63,173 +50,184 @@ def real() -> dict[str, Trace]:
     return {f.__name__: recorded(f) for f in (ring, tree, native)}
 
 
-def load(tab: Any, folder: Path, picture: dict[str, Any], **more: Any) -> Any:
-    """The stage on a page of its own."""
-    snapshot = json.dumps({**picture, "theme": theme(), "next": 0}).replace("<", "\\u003c")
-    script = esm("stage").replace("export default", "const stage =")
-    path = folder / "stage.html"
-    path.write_text(PAGE % (css("stage"), script, snapshot), encoding="utf-8")
-    tab.page.emulate_media(**more)
-    tab.page.goto(path.as_uri())
-    root = tab.page.locator(".distkit-stage[data-stage=ready]")
-    root.wait_for()
-    return root
+@pytest.fixture
+def load(tab: Any, tmp_path: Path) -> Callable[..., "Shown"]:
+    """The stage on a page of its own, without motion unless asked for."""
+
+    def make(trace: Trace, clock: str = "rounds", **media: Any) -> Shown:
+        tab.page.emulate_media(**{"reduced_motion": "reduce", "color_scheme": "light", **media})
+        return Shown(tab, dk.Stage(trace, clock=clock), tmp_path / "stage.html")
+
+    return make
 
 
-def quiet(tab: Any) -> bool:
-    return tab.errors == [] and tab.outside == []
+#: The words of the elements that nothing covers in their middle.
+ON_TOP = """all => all.filter((e) => {
+    const { x, y, width, height } = e.getBoundingClientRect();
+    return e.parentNode.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+}).map((e) => e.textContent)"""
 
 
-def at(tab: Any, beat: int) -> None:
-    """Wait until a beat is the current one, and the picture rests."""
-    tab.page.wait_for_selector(f".distkit-stage[data-beat='{beat}']")
+class Shown(Sheet):
+    """A stage in the browser."""
+
+    def at(self, beat: int) -> None:
+        """Wait until a beat is the current one."""
+        self.page.wait_for_selector(f".distkit-stage[data-beat='{beat}']")
+
+    def layers(self) -> int:
+        """How many contributions all strips hold together."""
+        return self.main("rect.mark-own").count()
+
+    def main(self, what: str) -> Any:
+        """What is seen of the large picture, without badges."""
+        return self.root.locator(f".dkm-main {what}").locator("visible=true")
+
+    def panel(self) -> str:
+        return self.text(".dkm-panels [aria-current] b")
 
 
-def full(tab: Any) -> int:
-    """How many contributions all strips hold together."""
-    return tab.page.locator(".dk-strips .dk-sure").count()
+def test_a_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: Any) -> None:
+    view = load(real["ring"])
+    assert "schedule of a ring all-reduce" in view.text(".dk-said")
+    assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
+    assert view.layers() == 16  # four chunks on each of four ranks, its own contribution in each
+    view.root.focus()
+    for rounds, held in enumerate((20, 28, 40, 52, 60, 64), 1):
+        view.press("ArrowRight")
+        view.at(rounds - 1)
+        assert view.layers() == held
+        assert view.panel() == view.text(".dk-clock") == f"round {rounds} of 6"
+        assert view.main(".mark-fresh").count() == 4  # the chunks that have just come
+    fact = view.text(".dk-fact")
+    assert "4 messages" in fact and "16 B each" in fact and "replace" in fact
+    assert "collectives.py" in fact
+    view.press("PageUp")
+    view.at(4)
+    view.press("Home")
+    view.at(-1)
+    assert view.layers() == 16
+    view.fine()
 
 
-def test_a_ring_all_reduce_is_stepped_through(tab: Any, real: Any, tmp_path: Path) -> None:
-    root = load(tab, tmp_path, project(real["ring"]), reduced_motion="reduce")
-    assert "schedule of a ring all-reduce" in tab.page.locator(".dk-said").inner_text()
-    assert tab.page.locator(".dk-beats li").count() == 24
-    assert full(tab) == 16  # four chunks on each of four ranks, its own contribution in each
-    root.focus()
-    tab.page.keyboard.press("ArrowRight")
-    at(tab, 0)
-    assert full(tab) == 17
-    assert tab.page.locator(".dk-beats [aria-current=step]").count() == 1
-    fact = tab.page.locator(".dk-fact").inner_text()
-    assert "→" in fact and "added" in fact and "16 B" in fact and "collectives.py" in fact
-    tab.page.keyboard.press("ArrowLeft")
-    at(tab, -1)
-    assert full(tab) == 16
-    tab.page.keyboard.press("End")
-    at(tab, 23)
-    assert full(tab) == 64
-    tab.page.keyboard.press("Home")
-    tab.page.keyboard.press("PageDown")
-    assert int(root.get_attribute("data-beat")) >= 3
-    assert quiet(tab)
+def test_the_place_is_kept_when_rounds_and_time_are_switched(load: Any, real: Any) -> None:
+    view = load(real["ring"])
+    view.root.focus()
+    view.press("ArrowRight", "ArrowRight")
+    view.drawn(lambda: view.page.click("[data-name=time]"))
+    data = dk.Stage(real["ring"])._data
+    last = data["beats"][1]["also"]
+    view.at(last)  # the last message of round 2
+    assert view.panel() == "round 2 of 6"
+    view.press("ArrowLeft", "ArrowRight", "ArrowRight")
+    view.at(last + 1)
+    fact = view.text(".dk-fact")
+    assert "→" in fact and "chunk" in fact and "16 B" in fact
+    view.drawn(lambda: view.page.click("[data-name=rounds]"))
+    view.at(data["clocks"]["time"]["beats"][last + 1]["also"])  # its round
+    view.drawn(lambda: view.page.click("[data-name=time]"))
+    view.at(last + 1)  # and back to where one was
+    view.fine()
 
 
-def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
-    root = load(tab, tmp_path, project(real["ring"]), reduced_motion="no-preference")
-    tab.page.select_option(".dk-speed", "4")
-    root.focus()
-    tab.page.keyboard.press("Space")
-    tab.page.wait_for_selector(".dk-token")
-    token = tab.page.locator(".dk-token").first
+def test_it_plays_pauses_and_ends(load: Any, real: Any) -> None:
+    view = load(real["ring"], reduced_motion="no-preference")
+    view.page.select_option(".dk-speed", "4")
+    view.root.focus()
+    view.page.keyboard.press("Space")
+    token = view.main(".dkm-moving").first
+    token.wait_for()
     first = token.get_attribute("transform")
-    tab.page.wait_for_function(
-        "t => document.querySelector('.dk-token')?.getAttribute('transform') !== t", arg=first
+    view.page.wait_for_function(
+        "t => document.querySelector('.dkm-moving')?.getAttribute('transform') !== t", arg=first
     )
-    tab.page.keyboard.press("Space")
-    assert root.get_attribute("data-playing") == "false"
-    paused = tab.page.locator(".dk-clock").inner_text()
-    tab.page.evaluate(
+    view.page.keyboard.press("Space")
+    assert view.root.get_attribute("data-playing") == "false"
+    paused = view.page.locator(".dk-scrub").input_value()
+    view.page.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
-    assert tab.page.locator(".dk-clock").inner_text() == paused
-    tab.page.click(".dk-play")
-    at(tab, 23)
-    tab.page.wait_for_selector(".distkit-stage[data-playing=false]")
-    assert full(tab) == 64 and tab.page.locator(".dk-token").count() == 0
-    assert quiet(tab)
+    assert view.page.locator(".dk-scrub").input_value() == paused
+    view.page.click(".dk-play")
+    view.at(5)
+    view.page.wait_for_selector(".distkit-stage[data-playing=false]")
+    assert view.layers() == 64 and view.main(".dkm-moving").count() == 0
+    view.fine()
 
 
-def test_with_reduced_motion_playing_goes_from_message_to_message(
-    tab: Any, real: Any, tmp_path: Path
-) -> None:
-    root = load(tab, tmp_path, project(real["tree"]), reduced_motion="reduce")
-    tab.page.select_option(".dk-speed", "4")
-    root.focus()
-    tab.page.keyboard.press("Space")
-    for beat in range(3):
-        at(tab, beat)
-    tab.page.wait_for_selector(".distkit-stage[data-playing=false]")
-    colours = tab.page.eval_on_selector_all(
-        ".dk-strips .dk-sure", "all => all.map(r => r.getAttribute('fill'))"
-    )
-    assert colours == ["var(--dk-r0)"] * 4
-    assert quiet(tab)
+def test_no_flying_chunk_hides_a_rank_s_number(load: Any, real: Any) -> None:
+    view = load(real["ring"])
+    for part in range(5, 90, 6):
+        view.drawn(lambda part=part: view.page.locator(".dk-scrub").fill(str(2000 * part // 600)))
+        assert view.main("text.mark-number").evaluate_all(ON_TOP) == ["0", "1", "2", "3"], part
+    view.fine()
 
 
-def test_time_is_scrubbed_and_a_row_is_chosen(tab: Any, real: Any, tmp_path: Path) -> None:
-    load(tab, tmp_path, project(real["ring"]), reduced_motion="reduce")
-    tab.page.locator(".dk-scrub").fill("1000")
-    at(tab, 23)
-    late = tab.page.locator(".dk-clock").inner_text()
-    tab.page.locator(".dk-beats li").nth(4).click()
-    at(tab, 4)
-    assert tab.page.locator(".dk-clock").inner_text() != late
-    assert full(tab) < 64 and quiet(tab)
+def test_with_reduced_motion_playing_goes_from_round_to_round(load: Any, real: Any) -> None:
+    view = load(real["tree"])
+    view.page.select_option(".dk-speed", "4")
+    view.root.focus()
+    view.page.keyboard.press("Space")
+    view.at(1)
+    view.page.wait_for_selector(".distkit-stage[data-playing=false]")
+    fills = view.main("rect.mark-own").evaluate_all("all => all.map(r => r.getAttribute('fill'))")
+    assert fills == ["var(--dk-r0)"] * 4
+    view.fine()
 
 
-def test_by_rounds_all_messages_of_a_round_fly_together(
-    tab: Any, real: Any, tmp_path: Path
-) -> None:
-    root = load(tab, tmp_path, project(real["ring"]), reduced_motion="reduce")
-    tab.page.click("[data-clock=rounds]")
-    assert tab.page.locator(".dk-clock").inner_text() == "round 1"
-    root.focus()
-    for rounds, held in enumerate((20, 28, 40, 52, 60, 64), 1):
-        tab.page.keyboard.press("PageDown")
-        at(tab, 4 * rounds - 1)
-        assert full(tab) == held
-    tab.page.keyboard.press("ArrowLeft")
-    at(tab, 22)
-    tab.page.locator(".dk-scrub").fill("420")  # 2.52 of 6: in the middle of round 3
-    assert tab.page.locator(".dk-token").count() == 4
-    tab.page.click("[data-clock=time]")
-    assert full(tab) == 16 and quiet(tab)
+def test_time_is_scrubbed_and_a_moment_is_chosen(load: Any, real: Any) -> None:
+    view = load(real["ring"], clock="time")
+    view.page.locator(".dk-scrub").fill("2000")
+    view.at(23)
+    late = view.text(".dk-clock")
+    view.drawn(lambda: view.page.locator(".dk-scrub").fill("1999"))
+    assert view.page.locator(".dk-scrub").input_value() == "1999"  # time goes along the scale
+    view.drawn(lambda: view.page.click(".dkm-panels li:nth-child(2) button"))
+    view.at(dk.Stage(real["ring"])._data["beats"][1]["also"])
+    assert view.panel() == "round 2 of 6"
+    assert view.text(".dk-clock") != late and view.layers() < 64
+    view.fine()
 
 
-def test_values_instead_of_contributions(tab: Any, real: Any, tmp_path: Path) -> None:
-    root = load(tab, tmp_path, project(real["ring"]), reduced_motion="reduce")
-    root.focus()
-    tab.page.keyboard.press("v")
-    assert full(tab) == 0
-    assert tab.page.locator("[data-mode=values]").get_attribute("aria-pressed") == "true"
-    fills = set(
-        tab.page.eval_on_selector_all(
-            ".dk-strips rect[fill]", "all => all.map(r => r.getAttribute('fill'))"
-        )
-    )
-    assert len(fills) > 8
-    tab.page.click("[data-mode=contributions]")
-    assert full(tab) == 16 and quiet(tab)
+def test_values_instead_of_contributions(load: Any, real: Any) -> None:
+    view = load(real["ring"])
+    view.root.focus()
+    view.page.keyboard.press("v")
+    assert view.layers() == 0
+    assert view.page.locator("[data-name=values]").get_attribute("aria-pressed") == "true"
+    torch.manual_seed(0)
+    first = torch.randn(16)[0]
+    assert f"{first:.3g}".replace("-", "−") in view.main("text.mark-count").all_text_contents()
+    view.page.click("[data-name=contributions]")
+    assert view.layers() == 16
+    view.fine()
 
 
-def test_collectives_meet_in_a_hub(tab: Any, real: Any, tmp_path: Path) -> None:
-    picture = project(real["native"])
-    load(tab, tmp_path, picture, reduced_motion="reduce")
-    beat = picture["beats"][0]
-    part = 1000 * (beat["meet"] - picture["start"]) / (picture["end"] - picture["start"])
-    tab.page.locator(".dk-scrub").fill(str(int(part)))
-    assert tab.page.locator(".dk-hub").count() >= 1  # who has left may be in the next one
-    tab.page.locator(".dk-scrub").fill("1000")
-    assert full(tab) == 16  # four ranks, one chunk, all four contributions
-    rows = tab.page.locator(".dk-beats li").all_inner_texts()
-    assert [row.split("\n")[0] for row in rows] == ["all_reduce", "barrier"]
-    assert quiet(tab)
+def test_collectives_meet_in_a_hub(load: Any, real: Any) -> None:
+    view = load(real["native"])
+    view.page.locator(".dk-scrub").fill("600")  # of two rounds
+    assert view.main(".mark-hub").count() == 1 and view.main(".mark-token").count() == 4
+    view.page.locator(".dk-scrub").fill("2000")
+    assert view.layers() == 16  # four ranks, one chunk, all four contributions
+    assert view.texts(".dkm-panels b") == ["before", "all_reduce", "barrier"]
+    view.fine()
 
 
 @pytest.mark.parametrize("make", [hang, odd_values, parameter_server, Trace])
-def test_odd_runs_are_shown_without_a_murmur(tab: Any, make: Any, tmp_path: Path) -> None:
-    picture = project(make())
-    root = load(tab, tmp_path, picture, reduced_motion="reduce")
-    root.focus()
+def test_odd_runs_are_shown_without_a_murmur(load: Any, make: Any) -> None:
+    view = load(make())
+    view.root.focus()
     for key in ("ArrowRight", "PageDown", "v", "End", "ArrowRight", "Home", "ArrowLeft"):
-        tab.page.keyboard.press(key)
-    assert tab.page.locator(".dk-notices li").count() == len(picture["notices"])
-    said = tab.page.locator(".dk-fact").inner_text()
-    assert said == ("at the start" if picture["beats"] else "nothing was said")
-    assert quiet(tab)
+        view.page.keyboard.press(key)
+    assert view.page.locator(".dk-notices li").count() == len(view.view._data["notices"])
+    if view.view._data["beats"]:
+        assert view.text(".dk-fact") == "before the first message"
+    else:
+        assert "no messages" in view.text(".dkv-empty")
+    view.fine()
 
 
-def test_a_thousand_ranks(tab: Any, tmp_path: Path) -> None:
+def test_a_thousand_ranks(load: Any) -> None:
     events = []
     for r in range(1000):
         left, right = (r - 1) % 1000, (r + 1) % 1000
@@ -238,46 +236,55 @@ def test_a_thousand_ranks(tab: Any, tmp_path: Path) -> None:
             Event(r, 1, Op.RECV, State.STARTED, 0.0, peer=left, nbytes=4),
             Event(r, 1, Op.RECV, State.COMPLETED, 0.5 + r / 1e4, peer=left),
         ]
-    root = load(tab, tmp_path, project(Trace(events)), reduced_motion="reduce")
-    assert tab.page.locator(".dk-nodes circle").count() == 1000
-    assert tab.page.locator(".dk-number").count() == 0
-    assert tab.page.locator(".dk-link").count() == 1
-    root.focus()
-    tab.page.keyboard.press("End")
-    at(tab, 999)
-    assert quiet(tab)
+    view = load(Trace(events), clock="time")
+    dots = view.main("path.mark-dot").evaluate_all("all => all.map(p => p.getAttribute('d'))")
+    assert sum(d.count("M") for d in dots) == 1000
+    assert view.main(".mark-number").count() == 0
+    assert view.main(".mark-link").count() == 1
+    view.root.focus()
+    view.page.keyboard.press("End")
+    view.at(999)
+    view.fine()
 
 
-def test_a_live_run_grows_until_it_ends(tab: Any, real: Any, tmp_path: Path) -> None:
+def test_a_live_run_grows_until_it_ends(load: Any, real: Any) -> None:
     whole = real["ring"]
-    early = project(Trace(whole.events[:60], whole.meta), live=True)
-    root = load(tab, tmp_path, early, reduced_motion="reduce")
-    assert tab.page.locator(".dk-live").is_visible()
-    tab.page.evaluate("patch => feed('patch0', patch)", project(whole))
-    assert not tab.page.locator(".dk-live").is_visible()
-    assert tab.page.locator(".dk-beats li").count() == 24
-    root.focus()
-    tab.page.keyboard.press("End")
-    at(tab, 23)
-    assert full(tab) == 64
-    tab.page.evaluate("dispose()")
-    assert root.count() == 0 and quiet(tab)
+    view = load(Trace(whole.events[:60], whole.meta))
+    before = view.layers()
+    stage = dk.Stage(Trace(whole.events[:60], whole.meta))
+    patch = stage._renew(whole)
+    view.drawn(lambda: view.page.evaluate("patch => feed({patch0: patch})", patch))
+    view.root.focus()
+    view.press("End")
+    view.at(5)
+    assert view.layers() == 64 > before
+    view.fine()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 760])
+@pytest.mark.parametrize("width", [1200, 760, 400])
 def test_it_is_drawn_in_light_and_dark(
-    tab: Any, real: Any, tmp_path: Path, scheme: Any, width: int
+    tab: Any, load: Any, real: Any, scheme: Any, width: int
 ) -> None:
     tab.page.set_viewport_size({"width": width, "height": 860})
-    root = load(tab, tmp_path, project(real["ring"]), reduced_motion="reduce", color_scheme=scheme)
-    root.focus()
-    for _ in range(2):
-        tab.page.keyboard.press("PageDown")
+    view = load(real["ring"], color_scheme=scheme)
+    view.root.focus()
+    view.press("PageDown", "PageDown")
     RESULTS.mkdir(exist_ok=True)
-    tab.page.screenshot(path=RESULTS / f"stage-ring-{width}-{scheme}.png")
-    first = root.evaluate("r => getComputedStyle(r).getPropertyValue('--dk-r0')")
+    tab.page.screenshot(path=RESULTS / f"stage-ring-{width}-{scheme}.png", full_page=True)
+    first = view.root.evaluate("r => getComputedStyle(r).getPropertyValue('--dk-r0')")
     assert first == theme()[scheme]["ranks"][0]
-    box, svg = root.bounding_box(), tab.page.locator(".dk-svg").bounding_box()
+    box, svg = view.root.bounding_box(), tab.page.locator(".dkm-main").bounding_box()
     assert svg["x"] >= box["x"] and svg["x"] + svg["width"] <= box["x"] + box["width"]
-    assert quiet(tab)
+    assert box["height"] <= (640 if width == 1200 else 900)
+    view.fine()
+
+
+def test_another_theme_repaints_it(tab: Any, load: Any, real: Any) -> None:
+    view = load(real["ring"])
+    fill = "e => getComputedStyle(e).fill"
+    layer = view.main("rect.mark-own").first
+    light = layer.evaluate(fill)
+    view.drawn(lambda: tab.page.emulate_media(color_scheme="dark"))
+    assert layer.evaluate(fill) != light
+    view.fine()

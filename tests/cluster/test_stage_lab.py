@@ -33,7 +33,8 @@ def at(page: Any, beat: int) -> None:
 def play(page: Any, stage: Any) -> None:
     """Go through it by keys and clicks, to where every rank holds everything."""
     assert "ring all-reduce, round by round" in stage.locator(".dk-said").inner_text()
-    assert stage.locator(".dk-beats li").count() == 25
+    assert stage.locator(".dkm-panels li").count() == 6
+    assert stage.locator(".dk-beats li").count() == 7  # six rounds, and torch's own all_reduce
     stage.focus()
     page.keyboard.press("ArrowRight")
     at(page, 0)
@@ -43,13 +44,13 @@ def play(page: Any, stage: Any) -> None:
     page.wait_for_selector(".distkit-stage[data-playing='true']")
     page.keyboard.press(" ")
     page.wait_for_selector(".distkit-stage[data-playing='false']")
-    stage.get_by_role("button", name="rounds").click()
+    stage.get_by_role("button", name="time", exact=True).click()
     stage.locator(".dk-beats li").nth(9).click()
     at(page, 9)
     stage.get_by_role("button", name="values").click()
-    page.wait_for_selector(".distkit-stage [data-mode='values'][aria-pressed='true']")
+    page.wait_for_selector(".distkit-stage [data-name='values'][aria-pressed='true']")
     stage.get_by_role("button", name="contributions").click()
-    assert stage.locator(".dk-strips .dk-sure").count() > 16  # some chunks are sums by now
+    assert stage.locator(".dkm-main rect.mark-own").count() > 16  # some chunks are sums by now
 
 
 @pytest.mark.parametrize("width", [1280, 760])
@@ -63,7 +64,7 @@ def test_the_stage_is_played_in_a_notebook(width: int, lab: Any, tab: Any) -> No
     for cell in (0, 1):
         run_cell(page, cell)
     stage, timeline = page.locator(".distkit-stage"), page.locator(".distkit-timeline[data-taken]")
-    page.wait_for_selector(".distkit-stage[data-stage='ready']")
+    page.wait_for_selector(".distkit-stage[data-drawn]")
     if width == 1280:
         play(page, stage)
     run_cell(page, 2)

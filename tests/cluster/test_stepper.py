@@ -79,6 +79,21 @@ def test_calls_within_a_call_are_steps_as_well(usable: dk.Cluster) -> None:
         assert stepper.finish().results == [6.0] * 3
 
 
+def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
+    def total() -> None:
+        dk.ring_all_reduce(torch.ones(2))
+
+    first = total.__code__.co_firstlineno + 1
+    with usable.step(total) as stepper:
+        stepper.next()
+        now = stepper.moment.standings[0]
+        label, _, line = now.attributes["caller"].rpartition(":")
+        assert now.where.split(":")[0].endswith("collectives.py") and int(line) == first
+        assert label in stepper.trace.meta["sources"]
+        started = [e for e in stepper.trace.events if e.state is not State.SCHEDULED]
+        assert started and not any("caller" in e.attributes for e in started)
+
+
 def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).next()
     assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
@@ -309,6 +324,20 @@ def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
         stepper.next(rank=1)
     assert [f.culprits for f in caught.value.findings] == [(0, 1)]
     assert stepper.findings == caught.value.findings
+
+
+def test_a_deadlock_has_a_picture_in_its_display(
+    usable: dk.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    with pytest.raises(dk.DeadlockError) as caught:
+        usable.run(cross)
+    picture = caught.value._repr_mimebundle_()
+    assert "who waits for whom" in picture["text/html"]
+    assert ">0</text>" in picture["image/svg+xml"]
+    assert "DeadlockError" in caught.value._render_traceback_()[-1]
+    assert shown == [{**picture, "text/plain": ""}]
 
 
 def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:

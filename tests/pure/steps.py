@@ -137,6 +137,9 @@ class FakeStepper:
     def _tell(self, rank: int, state: State, values: str = "") -> None:
         self._clock += 0.07 * MS
         call = dict(self.scripts[rank][self._next[rank]])
+        caller = call.pop("caller", None)
+        if caller and state is State.SCHEDULED:
+            call["attributes"] = {"caller": caller}
         seen = {"before": call.pop("before", None), "after": call.pop("after", None)}.get(values)
         event = Event(
             rank,
@@ -257,6 +260,16 @@ def ring(n: int = 4, size: int = 64) -> FakeStepper:
     for script in scripts:
         script.append(dict(op=Op.BARRIER, where="In[5]:6"))
     return FakeStepper("fn", scripts, {"In[5]": CELL, "collectives.py": RING})
+
+
+def called() -> FakeStepper:
+    """The same, as it is recorded where ``ring_all_reduce`` is a page of distkit's own."""
+    stepper = ring()
+    scripts = [
+        [{**call, "caller": "In[5]:5"} if ":6" not in call["where"] else call for call in script]
+        for script in stepper.scripts
+    ]
+    return FakeStepper("fn", scripts, stepper.sources)
 
 
 def cycle() -> FakeStepper:

@@ -19,7 +19,7 @@ from distkit.kvstore.protocol.messages import Register, ended
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, _facts
 from distkit.trace.awaiting import Awaiting
 from distkit.trace.calls import call, silence
-from distkit.trace.labels import attributes as facts_of
+from distkit.trace.file import attributes as facts_of
 from distkit.trace.trace import Trace
 
 RULES = st.one_of(

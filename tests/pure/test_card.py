@@ -10,7 +10,8 @@ import pytest
 from zmq import ZMQError
 
 from distkit.cluster import card
-from distkit.cluster.runs.run import Run
+from distkit.cluster.runs.conductor import Conductor
+from distkit.cluster.runs.run import Run, follow
 from distkit.views import Timeline
 
 
@@ -20,16 +21,18 @@ class SlowRun(Run):
     def wait(self, timeout: float | None = None) -> Run:
         if timeout is not None:
             raise TimeoutError
-        self._announce()
+        self._conductor._announce()
         return self
 
 
 def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr(card, "in_notebook", lambda: True)
+    monkeypatch.setattr("distkit.cluster.runs.run.in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", lambda thing, **_: shown.append(thing))
-    run = SlowRun("train", 1, [], {})
-    assert card.follow(run) is run
+    conductor = Conductor("train", 1, [], {})
+    conductor.live.mark_replacement(0, "told", 0.0, 1.0)  # one that says nothing is not shown
+    run = SlowRun(conductor)
+    assert follow(run) is run
     (live,) = shown
     assert isinstance(live, Timeline) and live.comm is not None
     run._ipython_display_()
@@ -47,7 +50,7 @@ def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None
 
 
 def test_the_card_of_a_kernel_that_ends_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Handle:
+    class Widget:
         def update(self, _: object) -> None:
             raise ZMQError
 
@@ -56,6 +59,6 @@ def test_the_card_of_a_kernel_that_ends_is_not_drawn_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(card, "status", Unfinished)
     it = card.Card()
-    it._room, it._handle = Any, Handle()
+    it._room, it._widget = Any, Widget()
     it.refresh()
     assert "title" in it._last

@@ -16,9 +16,10 @@ import pytest
 import benchmarks
 from benchmarks.figure import Figure, Report, figure
 from distkit import cli, hangs
-from distkit.cli import demo, files
+from distkit.cli import demo, traces
 from distkit.cli.checkout import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
+from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run
 from distkit.demos import Demo
 from distkit.diagnosis.findings import Finding, Kind
@@ -124,7 +125,7 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DistkitError, match=r"t\.gz cannot be written \(No space left"):
-        files.write(tmp_path / "t.gz", full)
+        traces.write(tmp_path / "t.gz", full)
 
 
 # -- demo ------------------------------------------------------------------------
@@ -193,8 +194,8 @@ def test_a_failing_script_leaves_its_trace(
 ) -> None:
     def run_ranks(*_: Any, **__: Any) -> None:
         error = RankError("rank 1 raised ValueError: no", rank=1)
-        error.run = run = Run("train.py", 1, [0, 1], {})
-        run._events = list(TRACE)
+        error.run = run = Run(Conductor("train.py", 1, [0, 1], {}))
+        run._conductor.live._events = list(TRACE)
         raise error
 
     monkeypatch.setattr(local, "run_ranks", run_ranks)
@@ -219,8 +220,9 @@ def suffer(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Finding], RunError
 
     def ending(findings: list[Finding], error: RunError | None) -> None:
         def run_ranks(*_: Any) -> Run:
-            run = Run("recv_cycle", 1, [0, 1], {})
-            run.seconds, run._deadlock = 0.25, findings
+            conductor = Conductor("recv_cycle", 1, [0, 1], {})
+            conductor.seconds, conductor.deadlock = 0.25, findings
+            run = Run(conductor)
             if error is not None:
                 error.run = run
                 raise error

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import distkit as dk
 from distkit.events import COLLECTIVES, P2P, Event, Op, State, Summary
-from distkit.trace.labels import attributes, is_tag
+from distkit.trace.file import attributes, is_tag
 from distkit.trace.trace import Trace
 
 floats = st.floats(allow_nan=True, allow_infinity=True)

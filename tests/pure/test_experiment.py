@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -304,10 +305,10 @@ def test_the_table() -> None:
     ]
     assert results.to_text("train", some) == (
         "Experiment with train: 3 runs, 1 not to the end, 250 ms to 500 ms (ranks=2)\n"
-        "  #  batch  seconds  messages  bytes  loss  outcome\n"
-        "  3  32     100 ms   1         8 B          RankError\n"
-        "  2  16     250 ms   1         8 B    1.5   ok\n"
-        "  1  8      500 ms   1         8 B    2     ok"
+        "  #  batch  seconds  loss  messages  bytes  outcome\n"
+        "  3  32     100 ms         1         8 B    RankError\n"
+        "  2  16     250 ms   1.5   1         8 B    ok\n"
+        "  1  8      500 ms   2     1         8 B    ok"
     )
     assert results.to_text("train", []) == "Experiment with train: no run yet"
     assert "ranks=2" not in results.to_text("train", some[:1])
@@ -376,12 +377,34 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
     assert lines == [[[0.1, 0.1], [0.2, 0.2]]] * 2  # one for each batch
     assert took.get_xlabel() == "lr"
     assert [text.get_text() for text in took.figure.legends[0].texts] == ["batch=8", "batch=16"]
+    (loss,) = chart.plot(some, ["loss"], "took").axes  # a result against another one
+    lines = [line.get_xydata().tolist() for line in loss.lines if line.get_linestyle() == "-"]
+    assert lines == [[[0.1, 8.1], [0.2, 8.2]], [[0.1, 16.1], [0.2, 16.2]]]
     with pytest.raises(ValueError, match=r"'speed' cannot be plotted: there is seconds, loss, "):
         chart.plot(some, ["speed"])
-    with pytest.raises(ValueError, match="'ranks' cannot be plotted: there is lr, batch"):
+    with pytest.raises(ValueError, match="'ranks' cannot be plotted: there is lr, batch, seconds"):
         chart.plot(some, against="ranks")
     with pytest.raises(ValueError, match="run at least twice"):
         chart.plot(some[:1])
+
+
+def test_what_differs_between_numbers_of_ranks_is_said() -> None:
+    def run(ranks: int, steps: int) -> Record:
+        return replace(done(1.0, ranks=ranks), measured={"seconds": 1.0, "steps made": steps})
+
+    assert results.of_ranks([run(2, 40), run(2, 40)], 8) == ""
+    assert results.of_ranks([done(1.0, ranks=2), done(1.0, ranks=4)], 8) == ""
+    fewer = results.of_ranks([run(2, 40), run(4, 20)], 8)
+    assert fewer.startswith("With 4 ranks each made 20 steps, with 2 ranks 40: fewer updates")
+    same = results.of_ranks([run(6, 40), run(2, 40)], 2)
+    assert "6 ranks did 3 times the work of 2" in same
+    assert same.endswith(
+        "This machine has 2 processors: more ranks than that take turns, and "
+        "each step takes longer."
+    )
+    panel = Chart()
+    panel.show([run(2, 40), run(64_000, 40)])
+    assert "take turns" in panel._note.value and "seconds" in panel._against.options
 
 
 def test_the_chart_keeps_what_was_chosen() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks import abuses
 from distkit.cluster.runs import report
-from distkit.cluster.runs.failure import DEEPEST, LONGEST, describe, printable
+from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Outcome, describe, printable
 from distkit.trace.trace import Trace
 
 
@@ -44,13 +45,13 @@ def test_any_exception_is_told(name: str) -> None:
         return
     failure = describe(caught(HOSTILE[name].deed), released=False)
     assert pickle.loads(pickle.dumps(failure)) == failure
-    said = [failure["type"], failure["text"], failure["cause"] or ""]
+    said = [failure.type, failure.text, failure.cause or ""]
     assert all(type(text) is str and text[:LONGEST] == printable(text[:LONGEST]) for text in said)
-    assert len(failure["text"]) < 2 * LONGEST and len(failure["frames"]) <= DEEPEST + 1
-    outcome = {"rank": 1, "error": failure, "intact": True}
-    error = report.verdict("train", [outcome], [1], Trace([], {"world_size": 2}))
+    assert len(failure.text) < 2 * LONGEST and len(failure.frames) <= DEEPEST + 1
+    outcome = Outcome(1, error=failure)
+    error = report.verdict("train", [outcome], Trace([], {"world_size": 2}))
     first = str(error).partition("\n")[0]
-    assert first.startswith(f"rank 1 raised {failure['type']}") and "abuses.py:" in first
+    assert first.startswith(f"rank 1 raised {failure.type}") and "abuses.py:" in first
 
 
 def test_a_deep_recursion_keeps_its_ends() -> None:
@@ -58,11 +59,11 @@ def test_a_deep_recursion_keeps_its_ends() -> None:
         deeper()
 
     failure = describe(caught(deeper), released=False)
-    assert failure["type"] == "RecursionError"
-    assert failure["frames"][0][2] == "caught" and failure["frames"][-1][2] == "deeper"
-    assert any(file == "" and "more frames" in what for file, _, what, _ in failure["frames"])
-    outcome = {"rank": 1, "error": failure, "intact": True}
-    said = str(report.verdict("train", [outcome], [1], Trace([], {"world_size": 2})))
+    assert failure.type == "RecursionError"
+    assert failure.frames[0][2] == "caught" and failure.frames[-1][2] == "deeper"
+    assert any(file == "" and "more frames" in what for file, _, what, _ in failure.frames)
+    outcome = Outcome(1, error=failure)
+    said = str(report.verdict("train", [outcome], Trace([], {"world_size": 2})))
     assert len(said) < 1500
 
 
@@ -88,31 +89,29 @@ def release_in(where: str) -> BaseException:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the bytecode does not tell")
 def test_what_a_rank_was_leaving_with_is_its_error() -> None:
     failure = describe(release_in("finally"), released=True)
-    assert (failure["type"], failure["text"]) == ("ValueError", "bad batch")
-    assert failure["leaving"] and not failure["released"]
+    assert (failure.type, failure.text) == ("ValueError", "bad batch")
+    assert failure.leaving and not failure.released
 
 
 def test_what_a_rank_had_caught_is_told_beside() -> None:
     failure = describe(release_in("except"), released=True)
-    assert (failure["type"], failure["released"]) == ("Released", True)
-    assert failure["handled"]["text"] == "bad batch"
+    assert (failure.type, failure.released) == ("Released", True)
+    assert failure.handled is not None and failure.handled.text == "bad batch"
 
 
 # -- the first cause comes first --------------------------------------------------------
 
 
-def raised(rank: int, error: BaseException | None = None) -> dict[str, Any]:
-    told = describe(error or caught(abuses.raise_it), released=False)
-    return {"rank": rank, "error": told, "intact": False}
+def raised(rank: int, error: BaseException | None = None) -> Outcome:
+    return Outcome(rank, error=describe(error or caught(abuses.raise_it), released=False))
 
 
-def died(rank: int, how: str = "exit status 3", **more: Any) -> dict[str, Any]:
-    return {"rank": rank, "died": how, "log": "", "intact": False, **more}
+def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:
+    return Outcome(rank, died=how, **more)
 
 
-def verdict(*outcomes: dict[str, Any]) -> str:
-    order = [o["rank"] for o in outcomes]
-    return str(report.verdict("train", list(outcomes), order, Trace([], {"world_size": 2})))
+def verdict(*outcomes: Outcome) -> str:
+    return str(report.verdict("train", list(outcomes), Trace([], {"world_size": 2})))
 
 
 def test_an_error_comes_before_what_came_of_it() -> None:
@@ -128,7 +127,8 @@ def test_an_error_comes_before_what_came_of_it() -> None:
 def test_the_first_to_raise_is_named_and_of_those_together_the_lowest() -> None:
     first, second = raised(1), raised(0)
     assert verdict(first, second).startswith("rank 0 raised")
-    second["error"]["time"] = first["error"]["time"] + 2 * report.TOGETHER
+    assert first.error is not None and second.error is not None
+    second.error = replace(second.error, time=first.error.time + 2 * report.TOGETHER)
     assert verdict(second, first).startswith("rank 1 raised")
 
 

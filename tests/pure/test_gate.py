@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distkit.recording.gate import Gate
+from distkit.cluster.rank.rank import Gate
 
 
 class Walker:

@@ -9,8 +9,8 @@ import pytest
 from distkit.kvstore.protocol.messages import Request
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.link import MOVED, ZmqLink
-from distkit.kvstore.transport.peers import Peer, Peers
 from distkit.kvstore.transport.scheduler import LIFE
+from distkit.kvstore.transport.service import Peer, Peers
 
 
 def asked(peers: Peers, name: bytes, line: int, *, run: int = 1, number: int = 7) -> Peer:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
+from msgspec.structs import fields
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages as m
@@ -22,7 +22,7 @@ from distkit.kvstore.protocol.wire import DTYPES, decode, encode, filled, outlin
 from distkit.kvstore.transport.memory import LARGE, Exchange, Pool
 
 POOL = Pool()
-KEYS = st.integers() | st.text()
+KEYS = st.integers(-(2**63), 2**63 - 1) | st.text()
 COUNTS = st.integers(0, 2**40)
 SHAPES = st.lists(COUNTS, max_size=4).map(tuple)
 TENSORS = st.builds(
@@ -51,7 +51,10 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
         | st.lists(st.tuples(KEYS, st.floats(allow_nan=False)).map(list), max_size=3),
         max_size=4,
     ),
-    "dict[str, float]": st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
+    "dict[str, int | float]": st.dictionaries(
+        st.text(), COUNTS | st.floats(allow_nan=False), max_size=4
+    ),
+    "bytes": st.binary(),
 }
 KINDS = [
     m.Register,
@@ -72,9 +75,14 @@ KINDS = [
     m.Reply,
     m.Error,
 ]
-MESSAGES = st.one_of(
-    [st.builds(kind, *(BY_TYPE[str(f.type)] for f in fields(kind))) for kind in KINDS]
-)
+
+
+def declared(kind: type) -> list[str]:
+    """The annotations of a message's fields, in order, as they are written."""
+    return [a for cls in kind.__mro__[::-1] for a in vars(cls).get("__annotations__", {}).values()]
+
+
+MESSAGES = st.one_of([st.builds(kind, *(BY_TYPE[f] for f in declared(kind))) for kind in KINDS])
 
 
 def bits(value: object) -> object:
@@ -98,6 +106,7 @@ def test_round_trip(sent: list[m.Message]) -> None:
         assert type(other) is type(message)
         for f in fields(message):
             assert bits(getattr(other, f.name)) == bits(getattr(message, f.name))
+            assert type(getattr(other, f.name)) is type(getattr(message, f.name))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -170,9 +179,9 @@ def hostile_places() -> Iterator[list[int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
     for place in hostile_places():
-        said = json.dumps([0, [], ["SetState", 0, 0, 0, "w", "s", ["uint8", *place]]])
+        said = said_of("uint8", *place)
         with pytest.raises(KVStoreError):
-            decode([letter(said.encode())], Exchange(POOL, writable=False).borrow)
+            decode([letter(said)], Exchange(POOL, writable=False).borrow)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
@@ -202,7 +211,13 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
         assert "none of distkit's" in str(e)
 
 
-SAID = b'[[],["SetState",0,0,0,"w","s",%s]]'
+def said_of(*place: object) -> bytes:
+    """A header that says of its one tensor that it is there."""
+    return msgpack.encode([0, [], [["SetState", 0, 0, 0, "w", "s", place]]])
+
+
+def header(*bodies: object) -> bytes:
+    return letter(msgpack.encode([0, [], bodies]))
 
 
 @pytest.mark.parametrize(
@@ -210,30 +225,33 @@ SAID = b'[[],["SetState",0,0,0,"w","s",%s]]'
     [
         [],
         [b""],
-        [b"\xff\xff\xff\xff[]"],
-        [letter(b"[" * 100_000)],
-        [letter(b"[]")],
-        [letter(b"{}")],
-        [letter(b"[[1.5]]")],
-        [letter(b'[["w"]]')],
-        [letter(b"[[],[]]")],
-        [letter(b'[[],["Describe",0,0,0,"w","x"]]', b"more")],
-        [letter(b'[[],["Describe",0,0,0,"w","x"]]'), b"more"],
-        [letter(b'[[],["Describe",0,0,0,true,"x"]]')],
-        [letter(b'[[],["Describe",0,0,"w","x"]]')],
-        [letter(b'[[],["Pickle",0,0,0]]')],
-        [letter(SAID % b'"float32"', b"abcd")],
-        [letter(SAID % b"[]", b"abcd")],
-        [letter(SAID % b'["float32"]')],
-        [letter(SAID % b'["float32"]'), b"abc"],
-        [letter(SAID % b'["float32",0,4]', b"abc")],
-        [letter(SAID % b'["float32",0,3]', b"abcd")],
-        [letter(SAID % b'["float32",-16,4]', b"abcd" * 8)],
-        [letter(SAID % b'["float32",8,4]', b"abcd" * 8)],
-        [letter(SAID % b'["float32",0,99999999999]', b"abcd")],
-        [letter(SAID % b'["save"]'), b"abcd"],
-        [letter(SAID % b'["float32",1,2,3,4,5,6]')],
-        [letter(b'[[],["Describe",0,0,0,"' + b"w" * (1 << 20) + b'","x"]]')],
+        [b"\xff\xff\xff\xff\x90"],
+        [letter(b"\x91" * 100_000)],
+        [letter(msgpack.encode([]))],
+        [letter(msgpack.encode({}))],
+        [letter(msgpack.encode([0, [1.5], []]))],
+        [letter(msgpack.encode([True, [], []]))],
+        [letter(msgpack.encode([0, ["w"], []]))],
+        [letter(msgpack.encode([0, [], [], []]))],
+        [header([])],
+        [header(["Describe", 0, 0, 0, "w", "x"]) + b"more"],
+        [header(["Describe", 0, 0, 0, "w", "x"]), b"more"],
+        [header(["Describe", 0, 0, 0, True, "x"])],
+        [header(["Describe", 0, 0, "w", "x"])],
+        [header(["Describe", 0, 0, 0, "w", "x", "y"])],
+        [header(["Pickle", 0, 0, 0])],
+        [letter(said_of("float32"), b"abcd")],
+        [letter(said_of(), b"abcd")],
+        [letter(said_of("float32"))],
+        [letter(said_of("float32")), b"abc"],
+        [letter(said_of("float32", 0, 4), b"abc")],
+        [letter(said_of("float32", 0, 3), b"abcd")],
+        [letter(said_of("float32", -16, 4), b"abcd" * 8)],
+        [letter(said_of("float32", 8, 4), b"abcd" * 8)],
+        [letter(said_of("float32", 0, 99999999999), b"abcd")],
+        [letter(said_of("save")), b"abcd"],
+        [letter(said_of("float32", 1, 2, 3, 4, 5, 6))],
+        [header(["Describe", 0, 0, 0, "w" * (1 << 20), "x"])],
     ],
     ids=lambda frames: repr(frames[:1])[:40],
 )
@@ -250,7 +268,15 @@ def test_an_outline_and_a_tensor_make_a_message(sent: m.Message) -> None:
     assert getattr(found, "value", None) is value
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '["Pickle"]', '["Leave",0,0,0]', "[" * 9999])
-def test_no_outline_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "said", [[], {}, ["Pickle"], ["Leave", 0, 0, 0], ["SetState", 0, 0, 0, "w", "s", True]], ids=str
+)
+def test_no_outline_is_refused(said: object) -> None:
     with pytest.raises(KVStoreError, match="none of distkit's"):
-        filled(text, None)
+        filled(msgpack.encode(said), None)
+
+
+@pytest.mark.parametrize("outline", [b"", b"\x91" * 9999])
+def test_damaged_outlines_are_refused(outline: bytes) -> None:
+    with pytest.raises(KVStoreError, match="none of distkit's"):
+        filled(outline, None)

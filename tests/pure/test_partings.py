@@ -12,7 +12,7 @@ from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
 from distkit.diagnosis.program import Program
 from distkit.events import Event, Op, State
-from distkit.recording.rollcall import SLOTS, RollCall
+from distkit.recording.witness import SLOTS, RollCall
 from distkit.trace.trace import Trace
 
 LOOP = """\

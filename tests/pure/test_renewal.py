@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from types import ModuleType
 
-from distkit.cluster.rank.renewal import _held, renew
+from distkit.cluster.rank.process_group import _held, renew
 
 #: Stands for a process group: an object that the collector does not follow, either.
 Group = object

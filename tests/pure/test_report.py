@@ -11,7 +11,7 @@ import pytest
 
 import distkit as dk
 from distkit.cluster.runs import report
-from distkit.cluster.runs.failure import describe
+from distkit.cluster.runs.outcome import Failure, Outcome, describe
 from distkit.kvstore.protocol.terms import Terms
 from distkit.recording import trouble
 from distkit.trace.calls import SILENT, silence
@@ -20,15 +20,15 @@ from distkit.trace.trace import Trace
 WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
 
 
-def died(how: str, rank: int = 1) -> dict[str, Any]:
-    return {"rank": rank, "died": how, "log": "", "intact": False}
+def died(how: str, rank: int = 1) -> Outcome:
+    return Outcome(rank, died=how)
 
 
-def told(outcome: dict[str, Any], **meta: Any) -> dk.RankError:
+def told(outcome: Outcome, **meta: Any) -> dk.RankError:
     """The error of a run in which one rank came to this end."""
     ends = report.ends([outcome])
     trace = Trace([], {"world_size": 2, "ranks": WORKERS, "ends": ends, **meta})
-    error = report.verdict("train", [outcome], [outcome["rank"]], trace)
+    error = report.verdict("train", [outcome], trace)
     assert isinstance(error, dk.RankError)
     return error
 
@@ -45,7 +45,7 @@ def raised() -> Exception:
 
 
 def test_code_that_nobody_can_read_is_not_to_blame() -> None:
-    error = told({"rank": 0, "error": describe(raised(), released=False)})
+    error = told(Outcome(0, error=describe(raised(), released=False)))
     file, _, number = error.line.rpartition(":")
     assert file.endswith("test_report.py")
     assert 'on_crash="replce"' in linecache.getline(__file__, int(number))
@@ -69,15 +69,14 @@ def test_a_notebook_breaks_long_messages_at_spaces() -> None:
 def test_a_program_without_a_file_has_lines_all_the_same() -> None:
     """As with ``python -c``."""
     frames = [("<string>", 3, "<module>", None), ("<string>", 2, "train", None)]
-    error = {"type": "E", "text": "", "frames": frames, "cause": None, "released": False, "time": 0}
-    assert told({"rank": 0, "error": error}).line == "<string>:2"
+    assert told(Outcome(0, error=Failure("E", frames=frames))).line == "<string>:2"
 
 
 # -- processes that are gone ------------------------------------------------------------
 
 
 def test_one_that_hung_is_told_from_one_that_crashed() -> None:
-    hung = report.cause(-signal.SIGKILL, hung=2.5)
+    hung = report.cause(-signal.SIGKILL, silent_for=2.5)
     assert hung == f"it {silence(2.5)}"
     said = str(told(died(hung)))
     assert "rank 1 hung in the middle of train (it gave no sign of life for 2.5 s" in said
@@ -99,7 +98,7 @@ def test_how_a_process_ended_says_where_to_look(how: str, says: str) -> None:
 
 
 def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
-    assert report.cause(-signal.SIGSEGV, hung=2.5) == "signal SIGSEGV"
+    assert report.cause(-signal.SIGSEGV, silent_for=2.5) == "signal SIGSEGV"
 
 
 @pytest.mark.parametrize(

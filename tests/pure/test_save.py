@@ -27,7 +27,7 @@ from distkit.views.scene.theme import (
     channels,
     darkened,
 )
-from distkit.views.widget.save import save
+from distkit.views.widget.snapshot import save
 
 VIEWS = [Timeline, Stage, Tensors, Gradients]
 

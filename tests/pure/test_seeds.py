@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from distkit.cluster.notebook import Cell
 from distkit.cluster.rank import seeds
-from distkit.cluster.rank.execute_source import cell
 
 
 def plain(x: int) -> None: ...
@@ -43,6 +43,7 @@ def test_a_seed_is_the_runs_and_also_the_functions_if_it_takes_one(fn, passed) -
 
 def test_runs_draw_seeds_and_cells_go_on() -> None:
     assert seeds.of_call(plain, {}, None) != seeds.of_call(plain, {}, None)
+    cell = Cell("x = 1", "In[1]", [0])
     assert seeds.of_call(cell, {}, None) == (None, {})
     assert seeds.of_call(cell, {}, 5) == (5, {})
 

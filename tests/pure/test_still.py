@@ -10,6 +10,8 @@ import IPython.display
 import pytest
 
 from distkit import Trace
+from distkit.cluster.runs.conductor import Conductor
+from distkit.cluster.runs.outcome import Outcome
 from distkit.cluster.runs.run import Run
 from distkit.views import Timeline
 from distkit.views.widget.snapshot import NotebookSnapshot
@@ -82,7 +84,8 @@ class OneRank:
 
 
 def test_who_waits_for_a_run_goes_on_when_the_views_have_their_last_picture() -> None:
-    run = Run("f", 1, [0], {"ranks": {}})
+    conductor = Conductor("f", 1, [0], {"ranks": {}})
+    run = Run(conductor)
     order: list[str] = []
     waiter = threading.Thread(target=lambda: (run.wait(), order.append("waited")))
 
@@ -93,12 +96,33 @@ def test_who_waits_for_a_run_goes_on_when_the_views_have_their_last_picture() ->
         order.append(f"drawn, finished: {run.finished}")
 
     run.subscribe(draw)
-    run.add_outcome(0, {"rank": 0, "result": dumps(7), "log": "", "intact": True})
+    conductor.add_outcome(Outcome(0, result=dumps(7), intact=True))
     crew: Any = OneRank()
-    run.conduct(crew)
+    conductor.conduct(crew)
     waiter.join(10)
     assert order == ["drawn, finished: True", "waited"]
     assert run.results == [7]
+
+
+def test_a_trace_put_together_while_the_run_ends_is_not_what_remains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conductor = Conductor("f", 1, [0], {"ranks": {}})
+    run = Run(conductor)
+    crew: Any = OneRank()
+
+    def end(events: list[Any]) -> dict[str, str]:
+        monkeypatch.undo()
+        conductor.live.mark_replacement(0, "the last", 0.0, 1.0)
+        conductor.add_outcome(Outcome(0, result=dumps(7), intact=True))
+        conductor.conduct(crew)
+        return {}
+
+    conductor.live.mark_replacement(0, "the first", 0.0, 1.0)
+    monkeypatch.setattr("distkit.cluster.runs.live_trace.sources", end)
+    assert len(run.trace.events) == 2
+    assert len(run.trace.events) == 4
+    assert run.trace is run.trace
 
 
 def test_the_picture_is_drawn_while_no_events_come_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from distkit.cluster.rank.rendezvous_store import PatientStore
+from distkit.cluster.rank.process_group import PatientStore
 
 
 @pytest.fixture

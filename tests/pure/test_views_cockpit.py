@@ -123,6 +123,20 @@ def test_a_moment_says_where_each_rank_is_and_what_it_touches():
     assert (second["doing"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
 
 
+def test_a_rank_in_a_page_stands_at_the_line_that_called_it():
+    stepper = steps.called()
+    stepper.next(1)
+    ranks = snapshot(stepper)["moments"][-1][1]["ranks"]
+    assert [(r["where"], r["inner"]) for r in ranks[:2]] == [
+        ("In[5]:5", "collectives.py:17"),
+        ("In[5]:5", "collectives.py:14"),  # blocked: its call alone says who called
+    ]
+    for _ in range(6):
+        stepper.next()
+    assert "inner" not in snapshot(stepper)["moments"][-1][1]["ranks"][0]  # the barrier is fn's own
+    assert stepper.trace.spans[0].label == ""
+
+
 def test_earlier_moments_keep_the_tensors_of_their_time():
     moments = [m for _, m in snapshot(ring(7))["moments"]]
     assert [m["ranks"][0].get("now") for m in moments] == [f"0.{i}" for i in range(7)] + [None]

@@ -15,14 +15,7 @@ import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views.compare.figures import (
-    critical_path,
-    figures,
-    per_rank,
-    rounds,
-    training,
-    waits,
-)
+from distkit.views.compare.figures import figures, rounds, training
 from distkit.views.compare.projection import MAX_NOTICES, project
 from distkit.views.compare.static import to_svg
 from distkit.views.timeline.columns import Columns
@@ -97,9 +90,10 @@ def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
     for r in range(3):
         s.op(r, Op.ALL_REDUCE, r * MS, 4 * MS, **CHUNK)
     c = Columns(s.trace(world_size=3))
-    assert waits(c).tolist() == pytest.approx([2 * MS, 1 * MS, 0])
-    assert [r["waiting"] for r in per_rank(c, waits(c))] == pytest.approx([0.5, 0.25, 0], abs=1e-3)
-    assert [r["busy"] for r in per_rank(c, waits(c))] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
+    assert c.causes.waited.tolist() == pytest.approx([2 * MS, 1 * MS, 0])
+    ranks = figures(c)["ranks"]
+    assert [r["waiting"] for r in ranks] == pytest.approx([0.5, 0.25, 0], abs=1e-3)
+    assert [r["busy"] for r in ranks] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
 
 
 def test_a_pull_waits_for_its_answer() -> None:
@@ -109,7 +103,84 @@ def test_a_pull_waits_for_its_answer() -> None:
     s.op(1, Op.RECV, 1 * MS, 1 * MS, peer=0, **names)
     s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, **names)
     c = Columns(s.trace(world_size=1, nodes={"1": {"name": "server 0", "role": "server"}}))
-    assert waits(c).max() == pytest.approx(4 * MS)
+    assert c.causes.waited.max() == pytest.approx(4 * MS)
+
+
+def test_who_computes_meanwhile_does_not_wait() -> None:
+    """A receive that is begun early waits from the end of the computation that overlaps it."""
+    s = Script()
+    s.op(0, Op.RECV, 0, 9 * MS, peer=1, **CHUNK)
+    s.op(0, Op.MARK, 1 * MS, 6 * MS, attributes={"label": "compute"})
+    s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
+    c = Columns(s.trace(world_size=2))
+    assert c.causes.waited[0] == pytest.approx(2 * MS, abs=1e-5)
+    assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
+
+
+def test_an_operation_that_ends_while_its_rank_computes_is_not_waited_for() -> None:
+    s = Script()
+    s.op(0, Op.ALL_REDUCE, 0, 5 * MS, **CHUNK)
+    s.op(0, Op.MARK, 0.1 * MS, 9 * MS, attributes={"label": "compute"})
+    s.op(1, Op.ALL_REDUCE, 4 * MS, 5 * MS, **CHUNK)
+    assert Columns(s.trace(world_size=2)).causes.waited.tolist() == pytest.approx([0, 0, 0])
+
+
+def test_who_makes_other_calls_meanwhile_does_not_wait() -> None:
+    s = Script()
+    s.op(0, Op.RECV, 0, 9 * MS, peer=1, **CHUNK)
+    s.op(0, Op.SEND, 5 * MS, 6 * MS, peer=1, **CHUNK)
+    s.op(1, Op.RECV, 5 * MS, 6 * MS, peer=0, **CHUNK)
+    s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
+    assert Columns(s.trace(world_size=2)).causes.waited[0] == pytest.approx(3 * MS, abs=1e-5)
+
+
+def test_a_wait_that_was_noted_began_then() -> None:
+    s = Script()
+    s.op(0, Op.RECV, 0, 9 * MS, peer=1, **CHUNK)
+    s.events.append(Event(0, 0, Op.RECV, State.BLOCKED, s.start + 7 * MS, peer=1, **CHUNK))
+    s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
+    assert Columns(s.trace(world_size=2)).causes.waited[0] == pytest.approx(1 * MS, abs=1e-5)
+
+
+def with_a_slow_worker(waits_for_it: bool) -> Trace:
+    """Two workers with a server, who meet at a barrier in the end and read what came of it."""
+    s, ids = Script(), iter(range(100))
+    ready = 0.0
+    for step in range(4):
+        slow = 10 * MS * (step + 1)
+        ready = slow if waits_for_it else ready + 1 * MS
+        for worker, begin in (
+            (0, ready - 1 * MS if not waits_for_it else slow - 9 * MS),
+            (1, slow),
+        ):
+            here = {"attributes": {"key": "w"}, "match": f"kv:{worker}:{next(ids)}", **CHUNK}
+            until = max(begin, ready if worker == 0 else slow)
+            s.op(worker, Op.PULL, begin, until + 0.5 * MS, peer=2, **here)
+            s.op(2, Op.RECV, begin + 0.1 * MS, begin + 0.1 * MS, peer=worker, **here)
+            s.op(2, Op.SEND, until + 0.1 * MS, until + 0.5 * MS, peer=worker, **here)
+    s.op(0, Op.BARRIER, ready + 1 * MS, 41.5 * MS)
+    s.op(1, Op.BARRIER, 41 * MS, 41.5 * MS)
+    for worker in (0, 1):
+        s.op(worker, Op.PULL, 41.6 * MS, 42 * MS, peer=2, match=f"kv:{worker}:{next(ids)}", **CHUNK)
+    return s.trace(world_size=2, ranks=traces.names("worker", "worker", "server"))
+
+
+def test_the_barrier_at_the_end_is_no_waiting() -> None:
+    """Whoever has finished early does not wait: that is what asynchronous training is for."""
+    sync, free = (counted(with_a_slow_worker(waits)) for waits in (True, False))
+    assert sync["seconds"] == pytest.approx(free["seconds"], rel=0.3)
+    assert sync["ranks"][0]["waiting"] > 0.8
+    assert free["ranks"][0]["waiting"] < 0.15 and free["ranks"][0]["busy"] < 0.2
+
+
+def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
+    s = Script()
+    s.op(0, Op.BARRIER, 0, 4 * MS)
+    s.op(1, Op.BARRIER, 3 * MS, 4 * MS)
+    ended = counted(s.trace(world_size=2))
+    s.op(1, Op.MARK, 4 * MS, 5 * MS, attributes={"label": "compute"})
+    going = counted(s.trace(world_size=2))
+    assert [found["ranks"][0]["waiting"] > 0 for found in (ended, going)] == [False, True]
 
 
 def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() -> None:
@@ -133,15 +204,27 @@ def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() ->
     assert plain["waiting"] == "waiting" and plain["busy"] == "in communication"
 
 
-def test_the_critical_path_goes_through_the_straggler() -> None:
+def on_path(c: Columns):
+    return [(int(c.ops.rank[i]), c.ops.looks[c.ops.look[i]].op) for i in c.causes.path]
+
+
+def test_the_critical_path_goes_through_the_straggler_and_not_through_who_waited_for_it() -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 1 * MS, attributes={"label": "compute"})
     s.op(1, Op.MARK, 0, 5 * MS, attributes={"label": "compute"})
     s.op(1, Op.SEND, 5 * MS, 6 * MS, peer=0, **CHUNK)
     s.op(0, Op.RECV, 1 * MS, 6.5 * MS, peer=1, **CHUNK)
     c = Columns(s.trace(world_size=2))
-    path = [(int(c.ops.rank[i]), c.ops.looks[c.ops.look[i]].op) for i in critical_path(c, waits(c))]
-    assert path == [(0, Op.RECV), (1, Op.SEND), (1, Op.MARK)]
+    assert on_path(c) == [(1, Op.SEND), (1, Op.MARK)]
+    assert [(int(c.ops.rank[i]), int(c.ops.seq[i])) for i in c.causes.via] == [(0, 1)]
+    told = c.explained()
+    assert (told["path"], told["via"]) == (["1.1", "1.0"], ["0.1"])
+    assert told["waits"] == ["0.1"] and told["waited"] == pytest.approx([4 * MS], abs=1e-5)
+
+
+def test_the_rounds_are_the_same_in_every_repetition() -> None:
+    found = [counted(traces.ring(4, seed=seed)) for seed in range(8)]
+    assert {f["rounds"] for f in found} == {6}
 
 
 def test_marks_that_take_no_time_or_stand_around_messages_hide_nothing() -> None:
@@ -176,7 +259,8 @@ def test_marks_that_take_no_time_or_stand_around_messages_hide_nothing() -> None
         ],
         plain.meta,
     )
-    assert counted(noisy)["critical"] > 3
+    path = Columns(noisy).causes.path
+    assert len(path) >= len(Columns(plain).causes.path) > 3
     assert counted(noisy)["rounds"] == counted(plain)["rounds"]
 
 
@@ -203,7 +287,8 @@ def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
     trace = Simulation(programs, random=rng).run().live()
     found = counted(trace)
     assert 0 <= found["rounds"] <= found["messages"] + found["collectives"]
-    assert 0 <= found["critical"] <= len(trace.spans)
+    path = Columns(trace).causes.path
+    assert bool(path) == bool(trace.spans) and len(path) <= len(trace.spans)
     assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
     for r in found["ranks"]:
         assert 0 <= r["waiting"] <= r["busy"] <= 1

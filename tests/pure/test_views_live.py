@@ -7,7 +7,7 @@ import pytest
 from traces import hang, ring
 
 from distkit.trace.trace import Trace
-from distkit.views import Timeline
+from distkit.views import Gradients, Stage, Tensors, Timeline
 from distkit.views.timeline import projection
 from distkit.views.widget.live import Live, Throttle
 
@@ -146,6 +146,27 @@ def test_a_run_that_has_finished_needs_no_subscription():
     run.seen, run.finished = list(run.whole.events), True
     timeline = Timeline(run)
     assert run.callbacks == [] and len(timeline.get_state("picture")["picture"]["bars"]) == 48
+
+
+class Hasty(FakeRun):
+    """A run that ends while somebody puts together what it has told so far."""
+
+    @property
+    def trace(self):
+        if not self.seen:
+            events = list(self.whole.events)
+            so_far = Trace(events[:50], {"world_size": 4})
+            self.tell(events)
+            self.end()
+            return so_far
+        return super().trace
+
+
+@pytest.mark.parametrize("view", [Timeline, Stage, Tensors, Gradients], ids=lambda v: v.__name__)
+def test_a_run_that_ends_while_its_view_is_made_is_seen_to_its_end(slow, view):
+    shown = view(Hasty(ring())).get_state("picture")["picture"]
+    whole = view(ring()).get_state("picture")["picture"]
+    assert {**shown, "next": 0} == whole
 
 
 def test_closing_ends_the_subscription():

@@ -18,11 +18,10 @@ from benchmarks.views import long_trace
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import to_html
-from distkit.views.widget import assets, page_views
+from distkit.views.widget import assets
 from distkit.views.widget import page as page_module
 from distkit.views.widget.assets import css, esm
-from distkit.views.widget.page import _json
-from distkit.views.widget.page_views import VIEWS
+from distkit.views.widget.page import VIEWS, _json
 
 
 class Page(HTMLParser):
@@ -84,7 +83,8 @@ def test_one_trace_makes_a_page_whose_views_are_tabs(tmp_path):
     assert found.views == ["timeline0", "stage0", "tensors0"] == list(found.data["pictures"])
     assert found.attributes.count(("role", "tab")) == found.attributes.count(("role", "tabpanel"))
     assert len(found.column("send")) == 24
-    assert len(found.picture("stage")["beats"]) == len(found.picture("tensors")["ops"]) == 24
+    messages = found.picture("stage")["clocks"]["time"]["beats"]
+    assert len(messages) == len(found.picture("tensors")["ops"]) == 24
     assert {found.picture(v)["format"] for v in ("timeline", "stage")} == {found.data["known"]}
     assert "collectives.py:31" in found.seen and "rank 3 → rank 0" in found.seen
 
@@ -143,10 +143,10 @@ def test_modules_and_styles_are_there_once(tmp_path):
     sources = {name: unquote(address.partition(",")[2]) for name, address in imports.items()}
     wanted = {word for source in sources.values() for word in re.findall(r'from "([^"]+)"', source)}
     assert wanted <= set(sources)
-    for name in ("timeline", "stage", "tensors", "gradients", "page"):
+    for name in ("timeline", "scene", "tensors", "gradients", "page"):
         js = Path(assets.__file__).parents[1] / "js" / f"{name}.js"
         assert sources[f"distkit/{name}.js"].replace('"distkit/', '"./') == js.read_text()
-    assert text.count("var d3=") == text.count(".dkv-heat {") == 1
+    assert text.count("var d3=") == text.count("\n.dkv-heat {") == 1
 
 
 def test_without_scripts_the_static_pictures_are_there(tmp_path):
@@ -164,8 +164,8 @@ def test_a_page_of_a_long_run_stays_small(tmp_path):
 def test_a_long_run_is_cut_and_says_so(tmp_path, monkeypatch):
     assert page(big(5600), tmp_path).picture()["notices"] == []
     monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
-    monkeypatch.setattr(page_views, "MAX_OPERATIONS", 1000)
-    monkeypatch.setattr(page_views, "MAX_EVENTS", 5000)
+    monkeypatch.setattr(page_module, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(page_module, "MAX_EVENTS", 5000)
     found = page(big(5600), tmp_path)
     assert found.views == ["timeline0"] and "this page has its timeline only" in found.seen
     (notice,) = [n for n in found.picture()["notices"] if "drawn" in n]

@@ -7,7 +7,18 @@ from unittest.mock import ANY
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ping_pong, ring
+from traces import (
+    DEMOS,
+    MS,
+    Script,
+    big,
+    hang,
+    odd_values,
+    parameter_server,
+    ping_pong,
+    ring,
+    stores,
+)
 
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
@@ -85,6 +96,14 @@ def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
     ]
     words = texts(Trace(events))
     assert "paused before send" in words and "still in recv from rank 0" in words and "!" in words
+
+
+def test_a_call_of_a_store_is_named_as_the_program_writes_it():
+    words = texts(stores())
+    assert {"store.get('ready')", "store.barrier('met', 2)", "store"} <= set(words)
+    assert "still in store.wait(['a', 'late'])" in words
+    assert "! still in store.wait: rank 1" in words
+    assert not any("store_" in word for word in words)
 
 
 def test_a_long_trace_is_cut_and_says_so():

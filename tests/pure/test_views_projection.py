@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import DEMOS, MS, Script, big, hang, odd_values, parameter_server, ring, sync_sgd
+from traces import (
+    DEMOS,
+    MS,
+    Script,
+    big,
+    hang,
+    odd_values,
+    parameter_server,
+    ring,
+    stores,
+    sync_sgd,
+)
 
 from distkit.events import COLLECTIVES, Event, Op, State, Summary
 from distkit.trace.trace import Trace
@@ -18,7 +29,7 @@ from distkit.views.timeline.packing import packed
 from distkit.views.timeline.projection import Projection, project
 
 FEW = settings(max_examples=50, deadline=None)
-TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(400), "empty": Trace}
+TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(400), "stores": stores, "empty": Trace}
 
 
 def test_what_was_not_recorded_is_said() -> None:
@@ -28,9 +39,14 @@ def test_what_was_not_recorded_is_said() -> None:
 
 
 def keyed(picture):
-    """A picture with its bars and arrows by id: their order carries no meaning."""
+    """A picture with its bars and arrows by id: their order carries no meaning.
+
+    Without what is known only when the run has ended.
+    """
+    lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]
     return {
-        **picture,
+        **{key: value for key, value in picture.items() if key not in ("causes", "opening")},
+        "lanes": lanes,
         "bars": {bar["id"]: bar for bar in picture["bars"]},
         "arrows": {arrow["id"]: arrow for arrow in picture["arrows"]},
     }
@@ -62,6 +78,10 @@ def drawn_messages(picture):
     )
 
 
+#: A length of time that adds up exactly, in any order [s].
+TICK = 2.0**-10
+
+
 @st.composite
 def runs(draw):
     """Any run of three ranks: messages, also from any source, collectives, marks, hangs."""
@@ -72,8 +92,8 @@ def runs(draw):
         fields = {"nbytes": draw(st.integers(0, 9)), "group": draw(st.sampled_from("ab"))}
         peer = draw(st.integers(0, 2)) if op in (Op.SEND, Op.RECV) else None
         known = op is not Op.RECV or draw(st.booleans())  # else: from any source
-        begin = clock[rank] = clock[rank] + draw(st.integers(1, 3)) * MS
-        end = begin + draw(st.integers(0, 9)) * MS
+        begin = clock[rank] = clock[rank] + draw(st.integers(1, 3)) * TICK
+        end = begin + draw(st.integers(0, 9)) * TICK
         last = draw(st.sampled_from([None, State.FAILED, State.COMPLETED, State.COMPLETED]))
         first = peer if known else None
         events.append(Event(rank, seq, op, State.STARTED, begin, peer=first, **fields))
@@ -172,6 +192,18 @@ def test_unfinished_operations_are_open_and_announced():
     assert "still in all_reduce: rank 0, rank 1, rank 2" in picture["notices"]
     assert "still in recv: rank 3" in picture["notices"]
     assert any(notice.startswith("1,203 events dropped") for notice in picture["notices"])
+
+
+def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
+    picture = project(stores())
+    assert [(b["kind"], b["op"], b["label"]) for b in picture["bars"]] == [
+        ("store", "store.set", "'ready'"),
+        ("store", "store.barrier", "'met', 2"),
+        ("store", "store.get", "'ready'"),
+        ("store", "store.barrier", "'met', 2"),
+        ("store", "store.wait", "['a', 'late']"),
+    ]
+    assert picture["notices"] == ["still in store.wait: rank 1"]
 
 
 def test_while_a_run_goes_on_open_operations_are_no_news():
@@ -458,3 +490,21 @@ def test_a_hundred_thousand_ranks_and_operations_without_a_partner_are_no_troubl
     trace = Trace([Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=r + 1) for r in range(100_000)])
     picture = columns.Columns(trace).picture(10)
     assert len(picture["lanes"]) == 256 and picture["messages"] == 100_000
+
+
+def started_late(steps: int) -> Trace:
+    """All-reduces of two ranks, one of which has to import something for a second first."""
+    s = Script()
+    for step in range(steps):
+        for rank in (0, 1):
+            called = 0 if rank == 0 and step == 0 else 1 + step * MS
+            s.op(rank, Op.ALL_REDUCE, called, 1 + (step + 0.5) * MS, nbytes=4)
+    return s.trace(world_size=2)
+
+
+def test_a_picture_opens_where_the_communication_is():
+    """Not on a second of start-up before some milliseconds; but a straggler is no start-up."""
+    late = started_late(10)
+    assert project(late)["opening"] - late.start == pytest.approx(1, abs=1e-3)
+    assert project(started_late(1))["opening"] is None
+    assert project(ring())["opening"] is None and project(Trace())["opening"] is None

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import traces
 from distkit.trace.trace import Trace
 from distkit.views.scene import svg
 from distkit.views.scene.marks import Scene, circle, picture, pieces, rect, text
-from distkit.views.scene.painter import body, to_svg
+from distkit.views.scene.painter import body, drawing_of, to_svg
 from distkit.views.scene.theme import MARKS
-from distkit.views.widget.scene import patch
+from distkit.views.scene.units import human_bytes
+from distkit.views.widget.view import patch
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -39,16 +42,29 @@ def test_the_example_is_a_view_of_sixty_lines(example) -> None:
     bars = {lane: [] for lane in range(4)}
     scene = view._data["scene"]
     for drawing, _, begin, end, *_ in scene["marks"]:
-        for tag, _, lane, attributes, _ in scene["drawings"][drawing]:
+        for tag, _, lane, attributes, _ in drawing_of(scene, drawing):
             if tag == "rect":
                 bars[lane].append((begin, end, dict(attributes)["width"]))
     for lane, found in bars.items():
         widths = [width for _, _, width in found]
         assert widths == sorted(widths) and found[-1][1] is None
-        assert widths[-1] == pytest.approx(480 * sent[lane] / max(sent), abs=0.1)
-    assert repr(view).splitlines()[0] == "Bytes sent" and "rank 3" in repr(view)
+        assert widths[-1] == pytest.approx(680 * sent[lane] / max(sent), abs=0.1)
+    rows = [f"  rank {rank}  {human_bytes(n)}" for rank, n in enumerate(sent)]
+    assert repr(view).splitlines() == ["Bytes sent", *rows]
     assert ET.fromstring(view._svg()).tag.endswith("svg")
     assert "nobody sent a message" in names["BytesSent"](Trace())._svg()
+
+
+def test_the_example_keeps_the_rules(tmp_path: Path, example) -> None:
+    file = tmp_path / "bytes_sent.py"
+    file.write_text('"""A view."""\n\n' + "\n".join(example[1]) + "\n", encoding="utf-8")
+    root = CONTRIBUTING.parent
+    for tool in (["ruff", "check"], ["mypy", "--cache-dir", root / ".mypy_cache"]):
+        command = [sys.executable, "-m", *tool, "--config-file" if "mypy" in tool else "--config"]
+        said = subprocess.run(
+            [*command, root / "pyproject.toml", file], cwd=root, capture_output=True, text=True
+        )
+        assert said.returncode == 0, said.stdout + said.stderr
 
 
 def test_a_mark_is_there_from_its_begin_until_its_end() -> None:
@@ -86,9 +102,54 @@ def test_higher_layers_are_drawn_above_and_a_drawing_is_stored_once() -> None:
         scene.add(n, 0, text("high", "name"), layer=2)
     scene.add(0, 0, text("low", "name"), layer=1, begin=1.0)
     plain = scene.plain()
-    assert len(plain["drawings"]) == 2 and len(plain["marks"]) == 6
+    assert plain["drawings"] == [[0], [1]] and len(plain["shapes"]) == 2
+    assert len(plain["marks"]) == 6
     drawn = body(plain, 2.0)
     assert drawn.index("low") < drawn.index("high")
+
+
+def test_plain_rectangles_that_look_alike_are_one_path_and_those_that_touch_one_area() -> None:
+    scene = Scene(100, 20)
+    for x in (0, 10, 30):
+        scene.add(x, 2, rect(10, 5, "own", lane=1))
+    scene.add(0, 2, rect(10, 5, "own", lane=2))
+    scene.add(50, 2, rect(10, 5, "own", r=2, lane=1))
+    drawn = body(scene.plain(), 0.0, joined=True)
+    assert re.findall(r'<path[^>]* d="([^"]*)"', drawn) == [
+        "M0 2h20v5H0zM30 2h10v5H30z",
+        "M0 2h10v5H0z",
+    ]
+    assert drawn.count("<rect") == 1
+
+
+def test_a_picture_of_panels_shows_its_moments_and_its_first_look() -> None:
+    scene = Scene(100, 50)
+    scene.add(0, 10, text("early", "name"), end=1.0)
+    scene.add(0, 10, text("late", "name"), begin=1.0, layer=1)
+    scene.add(0, 10, text("hidden", "name"), layer=2)
+    scene.rest(0, 0, 10, text("rest", "name"))
+    drawn = to_svg(
+        picture(
+            scene,
+            title="Two moments",
+            end=2.0,
+            beats=[{"begin": 0.0, "end": 1.5, "who": "it"}],
+            looks=[["one", [1]], ["two", [2]]],
+            panels=[[-1, "before", "0 s"], [0, "after", "2 s"]],
+        )
+    )
+    words = [e.text for e in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert words[1:] == ["before", "0 s", "early", "after", "2 s", "rest", "late"]
+
+
+def test_drawings_of_a_scene_like_another_have_the_same_numbers() -> None:
+    one = Scene(10, 10)
+    one.add(0, 0, text("both", "name"))
+    one.plain()
+    two = Scene(10, 10, like=one)
+    two.add(0, 0, text("own", "name"))
+    two.add(0, 0, text("both", "name"))
+    assert [mark[0] for mark in two.plain()["marks"]] == [1, 0]
 
 
 @pytest.mark.parametrize("style", MARKS)

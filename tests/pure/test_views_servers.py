@@ -19,7 +19,7 @@ from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
-from distkit.trace.labels import attributes
+from distkit.trace.file import attributes
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.painter import to_svg
@@ -534,7 +534,7 @@ def test_a_patch_carries_only_what_is_new() -> None:
     patch = view._renew(whole)
     assert 0 < patch["beats"]["keep"] <= len(before["beats"])
     assert 0 < patch["scene"]["marks"]["keep"] <= len(before["scene"]["marks"])
-    for part in ("marks", "drawings", "rests"):
+    for part in ("marks", "drawings", "shapes", "rests"):
         old, new = before["scene"][part], patch["scene"][part]
         assert [*old[: new["keep"]], *new["more"]] == view._data["scene"][part]
 

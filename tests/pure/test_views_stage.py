@@ -12,13 +12,14 @@ from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_se
 from distkit.algorithms import schedules
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
+from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.stage.contributions import follow
+from distkit.views.stage.field import Field
 from distkit.views.stage.layout import KINDS, arrange, pattern, root_of
-from distkit.views.stage.packing import folded
-from distkit.views.stage.projection import held_at, moments, sentence
 from distkit.views.stage.projection import project as stage
+from distkit.views.stage.projection import sentence
 from distkit.views.stage.rings import find_rings
-from distkit.views.stage.static import to_svg
+from distkit.views.stage.scene import CELL, DOT, LOOKS, TOKEN, VALUE, draw
 from distkit.views.stage.view import Stage, table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,6 +71,20 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
                 have[b][c] = added if round_.reduce and adds else payload
             at += 1
     return s.trace(world_size=max(members) + 1, groups={group: members})
+
+
+def held_at(picture, time, by="time"):
+    """The pieces of every rank's tensor at a time, measured or (by "step") in rounds."""
+    strips = {}
+    for change in sorted(picture["changes"], key=lambda c: c[by]):
+        if change[by] > time:
+            break
+        at, rank = change.get("at"), change["rank"]
+        if at is None:
+            strips[rank] = list(change["pieces"])
+        elif at < len(strips.get(rank, ())):
+            strips[rank][at] = change["pieces"][0]
+    return strips
 
 
 def finally_held(trace):
@@ -166,10 +181,18 @@ def test_on_the_clock_of_rounds_nobody_is_ahead():
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
     picture = stage(Trace(late, trace.meta), clock="rounds")
     for k in range(1, len(rounds) + 1):
-        held = held_at(picture, k - 0.1, "rounds")
+        held = held_at(picture, k, "step")
         wanted = schedules.held(rounds[:k], 4) > 0
         got = [[[c in piece["sure"] for c in range(4)] for piece in held[r]] for r in range(4)]
         assert got == wanted.tolist()
+
+
+def test_the_messages_of_a_ring_have_its_rounds_also_when_a_rank_has_heard_before_it_sends():
+    """Rank 2 sends its first chunk only when rank 1's has come."""
+    whole = all_reduce_ring(4)
+    late = [replace(e, time=e.time + 0.95 * MS) if e.rank == 2 else e for e in whole.events]
+    beats = stage(Trace(late, whole.meta))["beats"]
+    assert sorted(beat["round"] for beat in beats) == [k for k in range(6) for _ in range(4)]
 
 
 def test_a_rank_s_own_part_is_what_it_sent_less_what_it_got():
@@ -322,7 +345,7 @@ TRACES = {
 def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
     picture = stage(TRACES[name]())
     assert json.dumps(picture, allow_nan=False)
-    drawn = to_svg(picture)
+    drawn = to_svg(draw(picture))
     assert ET.fromstring(drawn).tag == f"{SVG}svg" and len(drawn.encode()) <= 60_000
     assert "<script" not in drawn and " id=" not in drawn
     assert len(table(picture).splitlines()) <= 40
@@ -340,7 +363,6 @@ def test_beats_come_in_the_order_of_their_ends_and_know_their_rounds():
     assert [beat["round"] for beat in picture["beats"]] == [k for k in range(6) for _ in range(4)]
     assert sentence(picture["beats"][0], {}) == "rank 0 → rank 1, chunk 0, added, 8 B"
     assert "replaces" in sentence(picture["beats"][-1], {})
-    assert [len(beats) for _, beats in moments(picture)] == [4] * 6
 
 
 def test_a_hang_is_announced():
@@ -357,9 +379,11 @@ def test_what_is_left_out_is_announced():
 
 
 def test_an_empty_trace_says_so():
-    texts = [element.text for element in ET.fromstring(to_svg(stage(Trace()))).iter(f"{SVG}text")]
-    assert "nothing was said" in texts
-    assert table(stage(Trace())) == "Stage: nothing was said"
+    drawn = to_svg(draw(stage(Trace())))
+    texts = [element.text for element in ET.fromstring(drawn).iter(f"{SVG}text")]
+    assert "this trace has no messages and no collectives" in texts
+    assert table(stage(Trace())) == "Stage: this trace has no messages and no collectives"
+    assert draw(stage(Trace(), live=True))["empty"] == "waiting for the first message"
 
 
 OPS = [
@@ -393,8 +417,115 @@ EVENTS = st.builds(
 def test_any_trace_can_be_staged(events, live):
     picture = stage(Trace(events, {"ranks": names("worker", "server")}), live=live)
     assert json.dumps(picture, allow_nan=False)
-    assert ET.fromstring(to_svg(picture)).tag == f"{SVG}svg"
+    drawn = draw(picture)
+    assert json.dumps(drawn, allow_nan=False)
+    assert ET.fromstring(to_svg(drawn)).tag == f"{SVG}svg"
     table(picture)
+
+
+# -- the scene -------------------------------------------------------------------------------
+
+
+def shown(scene, time, *layers):
+    """The shapes in some layers at a time: place, and shapes."""
+    return [
+        ((x, y), drawing_of(scene, n))
+        for n, layer, begin, end, x, y, *_ in scene["marks"]
+        if layer in layers and begin <= time and (end is None or end > time)
+    ]
+
+
+def colours(scene, time):
+    """How many layers of contributors all chunks have together."""
+    return sum(style == "own" for _, found in shown(scene, time, CELL) for _, style, *_ in found)
+
+
+def test_after_each_round_the_chunks_have_the_layers_that_the_schedule_says():
+    picture, rounds = draw(stage(all_reduce_ring(4))), list(schedules.ring(4))
+    for k in range(len(rounds) + 1):
+        wanted = schedules.held(rounds[:k], 4) > 0
+        assert colours(picture["scene"], k) == wanted.sum(), k
+    assert colours(picture["scene"], picture["home"]) == 16
+    assert [beat["end"] for beat in picture["beats"]] == [1, 2, 3, 4, 5, 6]
+    assert [panel[:2] for panel in picture["panels"]] == [
+        [k, f"round {k + 1} of 6"] for k in range(6)
+    ]
+
+
+def test_a_few_rounds_have_a_panel_for_the_start_and_many_rounds_six():
+    s = Script()
+    send(s, 0, 1, 0, values(0))
+    picture = draw(stage(s.trace(world_size=2)))
+    assert [panel[:2] for panel in picture["panels"]] == [[-1, "before"], [0, "0 → 1"]]
+    assert picture["list"] is None
+    picture = draw(stage(all_reduce_ring(8)))
+    assert [panel[0] for panel in picture["panels"]] == [0, 3, 5, 8, 10, 13]
+    assert len(picture["list"]["rows"]) == 14
+    assert len(picture["clocks"]["time"]["list"]["rows"]) == 112
+
+
+def test_each_clock_knows_the_place_on_the_other():
+    picture = draw(stage(all_reduce_ring(4)))
+    rounds, time = picture["beats"], picture["clocks"]["time"]["beats"]
+    assert [beat["also"] for beat in rounds] == [3, 7, 11, 15, 19, 23]
+    assert [beat["also"] for beat in time] == [k for k in range(6) for _ in range(4)]
+    measured = picture["clocks"]["time"]
+    assert 0 <= measured["home"] < measured["end"] == pytest.approx(5.9 * MS)
+    assert picture["end"] == 6 and picture["home"] == 0
+    assert picture["clock"] == "rounds" and stage(ring(), clock="time")["clock"] == "time"
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 8, 11, 16])
+def test_no_card_lies_on_another_and_no_flying_chunk_begins_on_a_number(n):
+    picture = stage(all_reduce_ring(n))
+    field = Field(picture)
+    (w, h), places = field.card, list(field.at.values())
+    for i, (x, y) in enumerate(places):
+        assert w / 2 <= x <= field.width - w / 2 and h / 2 <= y <= field.height - h / 2
+        assert all(abs(x - a) >= w + 4 or abs(y - b) >= h + 4 for a, b in places[:i]), n
+    badges = [field.badge(rank) for rank in range(n)]
+    for _, layer, _, end, x, y, *to in draw(picture)["scene"]["marks"]:
+        if layer == TOKEN and end is not None:
+            wide = field.strip[0] / n
+            for left, top in ((x, y), to[:2]):
+                middle = left + wide / 2 - 1, top + field.strip[1] / 2
+                assert min(abs(middle[0] - bx) for bx, by in badges if abs(by - middle[1]) < 30) > (
+                    field.radius
+                )
+
+
+def test_values_are_numbers_where_there_is_room():
+    picture = draw(stage(all_reduce_ring(4)))
+    assert picture["looks"] == [list(look) for look in LOOKS.items()]
+    words = [
+        words
+        for _, found in shown(picture["scene"], 0, VALUE)
+        for tag, *_, words in found
+        if tag == "text"
+    ]
+    wanted = [f"{v:g}" for r in range(4) for c in range(4) for v in values(r, c)]
+    assert sorted(words) == sorted(wanted)
+
+
+def test_where_contributions_are_not_known_only_values_are_shown():
+    picture = draw(stage(parameter_server()))
+    assert [name for name, _ in picture["looks"]] == ["values"]
+    assert not shown(picture["scene"], picture["end"], CELL, TOKEN)
+
+
+def test_members_of_a_collective_go_to_a_hub_and_back():
+    s = Script()
+    for r in range(3):
+        s.op(r, Op.BROADCAST, r * MS, 5 * MS, peer=1, nbytes=8)
+    scene = draw(stage(s.trace(world_size=3)))["scene"]
+    moving = [mark for mark in scene["marks"] if mark[1] == DOT and len(mark) > 6]
+    assert len(moving) == 3  # the root's to the hub, from there to both others
+
+
+def test_a_picture_of_many_chunks_travels_light():
+    picture = draw(stage(all_reduce_ring(8)))
+    assert len(json.dumps(picture)) < 140_000
+    assert len(picture["scene"]["shapes"]) < 700
 
 
 # -- the notebook --------------------------------------------------------------------------------
@@ -433,63 +564,12 @@ def test_a_live_stage_grows_until_the_run_ends():
     run = Run(whole)
     view = Stage(run)
     view._feed(list(whole.events[:60]))
-    early = unfolded(view._picture())
-    assert early["live"] and 0 < len(early["beats"]) < 24 and early["notices"] == []
+    early = view._picture()
+    assert early["live"] and 0 < len(early["clocks"]["time"]["beats"]) < 24
+    assert early["notices"] == []
     run.trace, run.finished = whole, True
     run.callback([])
-    late = unfolded(view._picture())
-    assert not late["live"] and len(late["beats"]) == 24
+    late = view._picture()
+    assert not late["live"] and len(late["clocks"]["time"]["beats"]) == 24
+    assert len(late["beats"]) == 6
     view.close()
-
-
-# -- on its way to the browser ---------------------------------------------------------------
-
-
-def unfolded(picture):
-    """What js/unfold.js does."""
-
-    def objects(told):
-        return [
-            dict(zip(told["shapes"][shape], values, strict=True)) for shape, *values in told["rows"]
-        ]
-
-    def ranks(ranges):
-        ends = zip(ranges[::2], ranges[1::2], strict=True)
-        return [rank for first, last in ends for rank in range(first, last + 1)]
-
-    pieces = [
-        {name: ranks(its) if name in ("sure", "maybe") else its for name, its in p.items()}
-        for p in picture["pieces"]
-    ]
-    beats = [
-        {**b, "piece": pieces[b["piece"]]} if "piece" in b else b for b in objects(picture["beats"])
-    ]
-    changes = [
-        {**c, "pieces": [pieces[n] for n in c["pieces"]]} for c in objects(picture["changes"])
-    ]
-    return {
-        **{k: v for k, v in picture.items() if k != "pieces"},
-        "beats": beats,
-        "changes": changes,
-    }
-
-
-def short(told):
-    """Times to a tenth of a microsecond, as they travel."""
-    return [{k: round(v, 7) if isinstance(v, float) else v for k, v in one.items()} for one in told]
-
-
-@pytest.mark.parametrize("trace", [Trace, *DEMOS.values()])
-def test_a_folded_stage_is_the_same_in_fewer_letters(trace):
-    picture = json.loads(json.dumps(stage(trace())))
-    again = unfolded(json.loads(json.dumps(folded(picture))))
-    assert again == {
-        **picture,
-        "beats": short(picture["beats"]),
-        "changes": short(picture["changes"]),
-    }
-
-
-def test_a_ring_of_many_ranks_travels_light():
-    picture = stage(ring(32))
-    assert len(json.dumps(folded(picture))) < 0.5 * len(json.dumps(picture))

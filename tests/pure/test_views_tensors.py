@@ -16,6 +16,7 @@ from distkit.views import Tensors
 from distkit.views.scene.summaries import columns, cosine, plain
 from distkit.views.tensors.projection import MAX_RANKS, project
 from distkit.views.tensors.static import to_svg
+from distkit.views.timeline.columns import Columns
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 
@@ -81,11 +82,25 @@ def test_a_message_compares_what_was_sent_with_what_arrived() -> None:
         assert [r["role"].split()[0] for r in op["ranks"]] == ["sends", "receives"]
 
 
-def test_a_message_that_was_never_sent_is_a_card_alone() -> None:
-    s = Script().op(1, Op.RECV, 0, None, peer=0, before=summary([0.0] * 4), **FOUR)
+def test_a_message_that_was_never_received_is_a_card_alone() -> None:
+    s = Script().op(0, Op.SEND, 0, None, peer=1, before=summary([0.0] * 4), **FOUR)
     op = only(s.trace(world_size=2))
     assert (op["title"], op["after"]["word"]) == ("rank 0 → rank 1", "")
-    assert [(r["rank"], r["state"]) for r in op["ranks"]] == [(1, "started")]
+    assert [(r["rank"], r["state"]) for r in op["ranks"]] == [(0, "started")]
+
+
+def test_what_a_receive_s_buffer_held_before_is_never_shown() -> None:
+    """Earlier recorders noted it, and it may be anything."""
+    s = Script().op(1, Op.RECV, 0, None, peer=0, before=summary([7.7e31]), **FOUR)
+    assert project(s.trace(world_size=2))["ops"] == []
+    s = Script().op(0, Op.SEND, 0, MS, peer=1, before=summary([2.0]), **FOUR)
+    s.op(1, Op.RECV, 0, MS, peer=0, before=summary([7.7e31]), after=summary([2.0]), **FOUR)
+    trace = s.trace(world_size=2)
+    assert [span.before for span in trace.spans if span.op is Op.RECV] == [None]
+    columns = Columns(trace)
+    for drawn in (project(trace), columns.picture()):
+        assert "7.7e+31" not in str(drawn)
+    assert [found[0] for found in columns.values().values()] == [summary([2.0]), None]
 
 
 def test_operations_without_values_are_named_and_barriers_are_none() -> None:

@@ -18,7 +18,7 @@ from distkit.diagnosis.findings import Finding, Kind
 from distkit.events import Op, Span, State
 from distkit.recording.operators import described
 from distkit.recording.recorder import Recorder, summarize
-from distkit.recording.remote import NOT_RECORDED
+from distkit.recording.stores import NOT_RECORDED
 from distkit.recording.tap import tap
 
 

@@ -30,6 +30,41 @@ def test_results_come_by_rank() -> None:
     assert dk.run_ranks(sum_of_ranks, 3).results == [3.0, 3.0, 3.0]
 
 
+def slowly_loaded() -> float:
+    """What an argument becomes on a rank: on rank 1 that takes a while, as first imports do."""
+    time.sleep(0.2 * dist.get_rank())
+    return time.monotonic()
+
+
+class SlowlyLoaded:
+    def __reduce__(self) -> tuple[Callable[[], float], tuple[()]]:
+        return slowly_loaded, ()
+
+
+def test_ranks_enter_the_function_together() -> None:
+    def times(loaded: float) -> tuple[float, float]:
+        return loaded, time.monotonic()
+
+    loaded, entered = zip(*dk.run_ranks(times, 2, SlowlyLoaded()).results, strict=True)
+    assert max(loaded) <= min(entered)
+
+
+def test_a_rank_that_does_not_come_holds_nobody_up_for_long() -> None:
+    def ends_while_it_loads() -> float:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return time.monotonic()
+
+    class Ends:
+        def __reduce__(self) -> tuple[Callable[[], float], tuple[()]]:
+            return ends_while_it_loads, ()
+
+    began = time.monotonic()
+    with pytest.raises(dk.RankDied, match="rank 1"):
+        dk.run_ranks(lambda _: time.sleep(0.01), 3, Ends())
+    assert time.monotonic() - began < 15
+
+
 def test_arguments_and_closures_travel() -> None:
     offset = torch.arange(3.0)
 

@@ -25,8 +25,7 @@ from typing import Any
 
 from distkit.cluster import limits
 from distkit.cluster.processes import boot, folders
-from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.channel_listener import lines
+from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.errors import StartError
 from distkit.shadowing import libraries
@@ -333,8 +332,8 @@ def _forget() -> None:
     _guard = threading.Lock()
     if _server is not None:
         for child in _server._children.values():
-            child.channel._sock.close()
-        _server.channel._sock.close()
+            child.channel.close_here()
+        _server.channel.close_here()
         for held in _server._folders.values():
             if held is not None:
                 os.close(held)

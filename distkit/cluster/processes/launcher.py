@@ -32,7 +32,7 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
     _folder = ""
 
     def find_args(self) -> list[str]:
-        """What messages call this."""
+        """The name of this engine in messages."""
         return ["distkit ranks"]
 
     def start(self, n: int) -> list[int]:

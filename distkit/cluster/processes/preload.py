@@ -1,4 +1,4 @@
-"""What the zygote does before it forks: ranks share these modules and hooks, in memory and in time.
+"""The zygote's preparations: ranks share these modules and hooks, in memory and in time.
 
 Importing this module brings the modules. Nothing here may start a thread or open a socket.
 """
@@ -27,7 +27,7 @@ import tornado.platform.asyncio  # noqa: E402
 
 import distkit.cluster.processes.roles  # noqa: E402
 import distkit.cluster.rank.rank  # noqa: E402, F401
-from distkit.cluster.rank import interpreter  # noqa: E402
+from distkit.cluster.rank import interpreter, settings  # noqa: E402
 from distkit.recording import tap, witness  # noqa: E402
 
 __all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "torch", "tornado"]
@@ -38,4 +38,6 @@ def hook() -> None:
     """Hook torch, once for all ranks."""
     tap.tap.install()
     witness.look_after_backward()
-    interpreter.known_modules()
+    settings.functions()
+    settings.modules()
+    interpreter.known_folders()

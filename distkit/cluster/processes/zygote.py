@@ -157,7 +157,7 @@ class Zygote:
 
     def _close_all(self, but: str) -> None:
         """In a child: let go of what is the zygote's, except the lock on the child's folder."""
-        self.channel._sock.close()
+        self.channel.close_here()
         os.close(self.wakeup)
         os.close(self._woken)
         for folder, held in self.folders.items():

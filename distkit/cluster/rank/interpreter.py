@@ -3,31 +3,44 @@
 Ranks live on from run to run. The user's modules are imported anew: edits count, and two folders
 may have helpers of the same name. A script is ``__main__`` while it runs. Cells go on where the
 cell before ended. What else a run changes is put back by :mod:`distkit.cluster.rank.settings`.
+
+Processes that a program starts are no ranks, and find what a child of a plain Python process
+would: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's workers print.
 """
 
 from __future__ import annotations
 
 import argparse
 import builtins
-import importlib
+import os
 import re
+import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import SourceFileLoader
+from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+import cloudpickle
 import torch
 
 from distkit.cluster.pickling import is_users
-from distkit.cluster.runs.failure import slot
+from distkit.cluster.rank import outbox, settings
+from distkit.cluster.runs.outcome import slot
+from distkit.recording import recorder
+from distkit.recording.tap import tap
 
 _SHELL = "IPython.core.interactiveshell"
+
+#: Whose signal handlers a child goes without; those of the program are inherited, as ever.
+_OURS = ("distkit.", "ipyparallel.", "ipykernel.")
 
 
 class Modules:
@@ -40,7 +53,7 @@ class Modules:
     def fresh(self) -> Iterator[None]:
         """Meanwhile the user's modules are imported anew; those of cells come back afterwards."""
         self._aside = self._take_out()
-        importlib.invalidate_caches()
+        _look_again()
         try:
             yield
         finally:
@@ -56,26 +69,37 @@ class Modules:
         self._aside = _STAY
 
     def _take_out(self) -> dict[str, ModuleType]:
-        known = known_modules()
+        known = settings.modules()
         if len(sys.modules) == len(known):  # to look at names copies the pages that they are on
             return {}
-        new = [name for name in list(sys.modules) if name not in known]
+        new = sys.modules.keys() - known.keys()
         mine = {name: sys.modules[name] for name in new if _is_users(name, sys.modules[name])}
         for name in mine:  # only now: a folder's __path__ asks for that of its parent
             del sys.modules[name]
         return mine
 
 
+def _look_again() -> None:
+    """Have imports see the user's new files; folders of installed packages stay as they were."""
+    if len(sys.path_importer_cache) == known_folders():
+        return
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None:  # there was no such folder
+            del sys.path_importer_cache[path]
+        elif is_users(f"{path}/") and hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
+
+
 @cache
-def known_modules() -> frozenset[str]:
-    """The modules that are there before any run, and stay: :class:`Settings` puts them back."""
-    return frozenset(sys.modules)
+def known_folders() -> int:
+    """The number of folders that were imported from before any run."""
+    return len(sys.path_importer_cache)
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
     """Source of the user's: extension modules cannot be loaded twice."""
     file = getattr(module, "__file__", None)
-    if name.partition(".")[0] in known_modules() or name == "__main__":
+    if name.partition(".")[0] in settings.modules() or name == "__main__":
         return False
     if file is None:  # a folder without __init__.py
         return any(is_users(p) for p in getattr(module, "__path__", ()))
@@ -189,7 +213,7 @@ def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
 
 
 def hint(error: BaseException) -> str:
-    """What to add to an error: of a wrong call, of a parser, of processes that were started."""
+    """A remedy to add to an error: of a wrong call, of a parser, of processes that were started."""
     if issubclass(type(error), TypeError):
         calls = [f"cluster.run({f}, x) calls {f}(x) on every rank." for *_, f, _ in called(error)]
         return "".join(f"\n{said}" for said in calls)
@@ -206,3 +230,42 @@ def hint(error: BaseException) -> str:
         files = [frame.f_code.co_filename for frame, _ in walked]
         found = any(launcher in file for file in files for launcher in _LAUNCHERS)
     return f"\n{STARTS_ITS_OWN}" if found else ""
+
+
+# -- processes that the program starts ----------------------------------------------------
+
+
+def look_after_children(forget: Callable[[], None]) -> None:
+    """From now on, have every process that this one forks forget that it was a rank.
+
+    ``forget`` is called in each of them, at last.
+    """
+    os.register_at_fork(after_in_child=partial(_forget, forget))
+    ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
+
+
+def _reduce(pickler: Any, thing: Any) -> Any:
+    """Send functions and classes of a notebook by value: no module has them to import."""
+    if not isinstance(thing, FunctionType | type) or _importable(thing):
+        return NotImplemented
+    return cloudpickle.loads, (cloudpickle.dumps(thing),)
+
+
+def _importable(thing: FunctionType | type) -> bool:
+    try:
+        return attrgetter(thing.__qualname__)(sys.modules[thing.__module__]) is thing
+    except (AttributeError, KeyError):
+        return False
+
+
+def _forget(forget: Callable[[], None]) -> None:
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if (getattr(handler, "__module__", None) or "").startswith(_OURS):
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    outbox.in_child()
+    recorder.set_current(None)
+    tap.before.clear()
+    tap.groups.on_group = None
+    forget()

@@ -161,7 +161,7 @@ class Appended(Printed):
 
 
 class Pieces(Printed, io.RawIOBase):
-    """What Python writes to a stream: small pieces, many of which leave as one."""
+    """A stream's output from Python: small pieces, many of which leave as one."""
 
     def __init__(self, name: str, send: Callable[[Printed], None]) -> None:
         super().__init__(name)

@@ -9,22 +9,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-
-from distkit.cluster.rank.rendezvous_store import PatientStore
-from distkit.cluster.rank.renewal import renew
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.rank_spec import Spec
@@ -265,3 +265,190 @@ def _connections() -> list[tuple[int, int]]:
         except OSError:  # closed meanwhile, or not connected
             continue
     return found
+
+
+# -- the store that the group meets in --------------------------------------------------------
+
+#: How often to look whether a key has come [s]. torch's own FileStore looks every 10 ms.
+PERIOD = 0.001
+
+
+class PatientStore(dist.Store):
+    """A ``dist.FileStore`` that waits in Python, where an interrupt reaches it.
+
+    torch's stores wait in C++ for up to 30 minutes and hear no signal: a ``new_group`` that
+    not every member calls could only be ended together with its process.
+
+    Args:
+        path: of the file, in a folder that only this user can enter.
+        world_size: how many ranks meet.
+    """
+
+    def __init__(self, path: str, world_size: int) -> None:
+        super().__init__()
+        self._path, self._file_store = path, dist.FileStore(path, world_size)
+        self._timeout = timedelta(minutes=30)
+
+    @property
+    def _file(self) -> dist.FileStore:
+        """torch's, unless the file is gone: then it would wait for it, where no interrupt comes."""
+        if not os.path.exists(self._path):  # noqa: PTH110  # a third of the time
+            raise dist.DistStoreError(
+                f"{self._path} was removed, perhaps by a program that cleans temporary folders: "
+                "the ranks cannot meet without it. Make the cluster again."
+            )
+        return self._file_store
+
+    # the names and arguments of dist.Store, which torch's C++ calls
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+        self._file.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+        self.wait([key])
+        return self._file.get(key)
+
+    def add(self, key: str, num: int) -> int:
+        """Count."""
+        return self._file.add(key, num)
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Replace a value if it is the expected one."""
+        return self._file.compare_set(key, expected_value, desired_value)
+
+    def check(self, keys: list[str]) -> bool:
+        """True if all of these are there."""
+        return self._file.check(keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a value."""
+        return self._file.delete_key(key)
+
+    def num_keys(self) -> int:
+        """The number of values."""
+        return self._file.num_keys()
+
+    deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout for a value."""
+        self._timeout = timeout
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """True if it has append as well: no file store has."""
+        return False
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of these are there.
+
+        Raises:
+            DistStoreError: they have not come in time.
+        """
+        end = time.monotonic() + (timeout or self._timeout).total_seconds()
+        while not self._file.check(keys):
+            if time.monotonic() > end:
+                raise dist.DistStoreError(f"{keys} did not come within {timeout or self._timeout}")
+            time.sleep(PERIOD)
+
+
+# -- groups of the past ----------------------------------------------------------------------
+#
+# A module that is imported while there is a group may keep it: ``def f(x, group=group.WORLD)``,
+# as ``torch.distributed.nn.functional`` does, a constant, a class attribute. The module outlives
+# the group: ranks live on, and after an interrupt or a failure they meet in a new one.
+
+#: Of so many objects the collector is asked at once: its answer is a list.
+AT_ONCE = 10_000
+
+
+def renew(old: list[Any], new: Any, kept: Sequence[Any] = ()) -> None:
+    """Put ``new`` into every module, class, object, closure and default argument that holds one.
+
+    What is only local to a running function stays, and so do lists and sets.
+
+    Args:
+        old: the groups of the past.
+        new: the group of today.
+        kept: what the caller itself holds: a group that is held there alone is not looked for.
+    """
+    if not _held(old, kept):
+        return
+    stale = {id(group) for group in old}
+    holders = sorted(
+        _holders(old, stale), key=lambda holder: not _is_class(holder)
+    )  # before its dict
+    # frozen objects are not among those of the collector; modules are all that programs write to
+    for holder in [*holders, *sys.modules.values()]:
+        if type(holder) is FunctionType:
+            given = holder.__defaults__ or ()
+            holder.__defaults__ = tuple(new if id(value) in stale else value for value in given)
+        elif type(holder) is CellType and _any(gc.get_referents(holder), stale):
+            holder.cell_contents = new
+        if _is_class(holder):
+            for name in _names(dict(vars(holder)), stale):
+                setattr(holder, name, new)  # its cache has to know
+            continue
+        for space in _spaces(holder):
+            space.update(dict.fromkeys(_names(space, stale), new))
+
+
+def _held(old: list[Any], kept: Sequence[Any] = ()) -> bool:
+    """True if anybody but these lists refers to one of the old ones."""
+    nobodys = object()
+    held = {id(group): group for group in [*old, nobodys]}
+    *counts, alone = [sys.getrefcount(group) for group in held.values()]
+    lists = [sum(one is group for one in (*old, *kept)) for group in held.values()]
+    return any(count - n > alone - 1 for count, n in zip(counts, lists, strict=False))
+
+
+def _holders(old: list[Any], stale: set[int]) -> list[Any]:
+    """The collector's objects that hold one, also in a dict or tuple that it does not follow.
+
+    After an import of torch's compiler it knows a million objects: loops over them are C's.
+    """
+    known = gc.get_objects()
+    parts = [
+        held
+        for n in range(0, len(known), AT_ONCE)
+        for held in gc.get_referents(*known[n : n + AT_ONCE])
+        if type(held) in (dict, tuple) and not gc.is_tracked(held) and _any(held, stale)
+    ]
+    direct = gc.get_referrers(*old)
+    parts += [holder for holder in direct if type(holder) in (dict, tuple)]
+    return [*direct, *gc.get_referrers(*parts)]
+
+
+def _is_class(holder: Any) -> bool:
+    return issubclass(type(holder), type)  # isinstance would ask objects that pretend
+
+
+def _any(held: Any, stale: set[int]) -> bool:
+    values: Iterable[Any] = held.values() if type(held) is dict else held
+    return any(id(value) in stale for value in values)
+
+
+def _spaces(holder: Any) -> list[dict[str, Any]]:
+    """The dictionaries in which something keeps what it refers to by name."""
+    if type(holder) is dict:
+        return [holder]
+    found = [held for held in gc.get_referents(holder) if type(held) is dict]
+    try:  # an object's own may not exist before one asks
+        found.append(object.__getattribute__(holder, "__dict__"))
+    except AttributeError:
+        return found
+    return found
+
+
+def _names(space: dict[str, Any], stale: set[int]) -> list[str]:
+    return [name for name, value in space.items() if id(value) in stale]

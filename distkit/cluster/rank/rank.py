@@ -25,25 +25,54 @@ from typing import Any
 import cloudpickle
 import torch
 
+from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
-from distkit.cluster.processes import children
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import interpreter, seeds
-from distkit.cluster.rank.execute_source import cell
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import Group
 from distkit.cluster.rank.settings import Settings, outside_of_loops
-from distkit.cluster.runs.failure import SIGINT, describe, outline, text
+from distkit.cluster.runs.outcome import SIGINT, Failure, Outcome, describe, outline, text
 from distkit.events import P2P, WORLD
 from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.gate import Gate
 from distkit.recording.recorder import Flusher, Recorder
-from distkit.recording.rollcall import RollCall
 from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped
-from distkit.recording.witness import Witness
+from distkit.recording.witness import RollCall, Witness, enter_together
+
+
+class Gate:
+    """Holds a rank before each of its communications until it is let go.
+
+    It stands in the tap's hook, so that every program passes it, DDP's C++ reducer included. The
+    word to go on comes from another thread: the rank's main thread is the one that waits here.
+    What the others see of a waiting rank is an operation that is *scheduled* and not *started*;
+    :class:`distkit.diagnosis.rank_state.WaitForGraph` is the rule that makes sense of that.
+
+    ``arrived`` is called when a communication has to wait here.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: Callable[[], None] = lambda: None
+        self._permits: float = 0
+        self._changed = threading.Condition()
+
+    def allow(self, count: int | None) -> None:
+        """Let ``count`` more through, or all there will be when None. From any thread."""
+        with self._changed:
+            self._permits += float("inf") if count is None else count
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait for a permit and use it up."""
+        with self._changed:
+            if not self._permits:
+                self.arrived()
+                self._changed.wait_for(lambda: self._permits)
+            self._permits -= 1
+
 
 #: The notebook's backend for matplotlib, and the one that takes its place on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
@@ -81,6 +110,7 @@ class Rank:
         self._pulled = False  # out of its function, by the starter
         self._released = 0  # the latest run that the starter wanted ended
         self._shown = 0  # figures of this run
+        self._talking: set[int] = set()  # threads that have communicated in this run
         self._obeying = threading.Lock()
         self._let_go = threading.Event()  # the run that executes is released
         self._out = threading.Event()  # no function is executing
@@ -109,11 +139,16 @@ class Rank:
         self.group.adopt_user_calls()
         self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
         builtins.input = _no_keyboard
-        children.look_after(self)
+        interpreter.look_after_children(self._forget)
         self._keep_releases_quiet()
         interpreter.explain_launchers(spec.rank)
         self.modules = interpreter.Modules()
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
+
+    def _forget(self) -> None:
+        """In a child process: this is no rank any more."""
+        self.lifeline.close_here()
+        self.group.leave_user_calls()
 
     # -- the lifeline -----------------------------------------------------------
 
@@ -214,9 +249,9 @@ class Rank:
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)
 
-    def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        outcome: dict[str, Any] = {"rank": self.spec.rank}
-        run = options["run"]
+    def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
+        outcome, run = Outcome(self.spec.rank, intact=True), options["run"]
+        self._talking = set()
         try:
             if options["generation"] is None:
                 self.group.stay_out()
@@ -237,27 +272,30 @@ class Rank:
                     mine = seeds.of_rank(options["seed"], self.spec.rank, options.get("life", 0))
                     seeds.set_all(mine)
                 try:
-                    value, outcome["grown"] = self._call(payload, after, settings)
+                    value, outcome.grown = self._call(payload, after, settings)
                     if FIGURES in sys.modules:
                         sys.modules[FIGURES].show()
                 except Dropped as asked:
-                    value, outcome["remark"] = None, str(asked)
-                outcome.update(result=_dump_result(value), of=type(value).__name__)
+                    value, outcome.remark = None, str(asked)
+                outcome.result, outcome.result_type = _dump_result(value), type(value).__name__
         except BaseException as error:
-            released = self._pulled or issubclass(type(error), Released)
-            emit("failing", outline(error, released=released))  # to say more may not end well
-            outcome["error"] = describe(error, released=released)
-            outcome["error"]["text"] += interpreter.hint(error)
-            outcome["error"]["frames"] = outcome["error"]["frames"] or interpreter.called(error)
-            emit("failing", outcome["error"])  # nor may the end of its variables
-        broken = self._pulled or outcome.pop("broken", False)
-        outcome["intact"] = not broken and self.group.intact()
-        outcome["made"] = self.group.made()
-        talking = outcome.pop("threads", set())
-        outcome["haunted"] = any(
-            self._pulled or t.ident in talking for t in recorder.busy_threads()
+            outcome.error = self._tell(error, emit)
+        outcome.intact = outcome.intact and not self._pulled and self.group.intact()
+        outcome.groups_made = self.group.made()
+        outcome.zombie_threads = any(
+            self._pulled or t.ident in self._talking for t in recorder.busy_threads()
         )
         return outcome
+
+    def _tell(self, error: BaseException, emit: Emit) -> Failure:
+        """Describe an exception; tell the starter what is known of it as soon as it is."""
+        released = self._pulled or issubclass(type(error), Released)
+        emit("failing", outline(error, released=released))  # to say more may not end well
+        told = describe(error, released=released)
+        said = told.text + interpreter.hint(error)
+        told = replace(told, text=said, frames=told.frames or interpreter.called(error))
+        emit("failing", told)  # nor may the end of its variables
+        return told
 
     def _call(self, payload: bytes, after: ExitStack, settings: Settings) -> tuple[Any, list[str]]:
         """The function's result, and the copies of the notebook's containers that it has filled.
@@ -265,12 +303,17 @@ class Rank:
         The latter only if it returns nothing: then they are lost.
         """
         fn, args, kwargs = cloudpickle.loads(payload)
-        self._in_cell = fn is cell
+        self._in_cell = isinstance(fn, Cell)
+        if isinstance(fn, Cell):
+            fn, args = self._run_cell, (fn,)
         if isinstance(fn, Path):
             recorder.make_users(str(fn))
             after.enter_context(interpreter.own_main())
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
+        if self.group.generation >= 0:  # who takes a dead one's place comes alone
+            folder, ranks = Path(self.spec.folder), self.spec.world_size
+            enter_together(folder, self._running or 0, self.spec.rank, ranks)
         try:
             value = fn(*args, **kwargs)
         finally:
@@ -280,14 +323,21 @@ class Rank:
                 _end_child()
         return value, [n for n, (one, size) in held.items() if value is None and len(one) > size]
 
+    def _run_cell(self, cell: Cell) -> Any:
+        if self.spec.rank not in cell.ranks:
+            raise Dropped("the cell was not run on it")
+        self.group.keep()  # as all that a cell makes
+        self.modules.go_on()
+        return cell(self.namespace)
+
     @contextmanager
-    def _undoing(self, outcome: dict[str, Any]) -> Iterator[Settings]:
-        """Undo what the function changes in its process; "worn" is what cannot be undone."""
+    def _undoing(self, outcome: Outcome) -> Iterator[Settings]:
+        """Undo what the function changes in its process; tell what cannot be undone."""
         settings, self._in_cell = Settings(), False
         try:
             yield settings
         finally:
-            outcome["worn"] = settings.restore(cell=self._in_cell)
+            outcome.unrestored = settings.restore(cell=self._in_cell)
 
     @contextmanager
     def _kvstore(self, run: int, life: int, emit: Emit) -> Iterator[None]:
@@ -298,7 +348,7 @@ class Rank:
         from distkit import kvstore
 
         node = replace(self.spec.node, run=run, life=life)
-        kvstore.use(node, partial(emit, "aftermath"))
+        kvstore.use(node, partial(emit, "on_crash"))
         try:
             yield
         except BaseException:
@@ -307,9 +357,7 @@ class Rank:
         kvstore.release()
 
     @contextmanager
-    def _recording(
-        self, options: dict[str, Any], emit: Emit, outcome: dict[str, Any]
-    ) -> Iterator[None]:
+    def _recording(self, options: dict[str, Any], emit: Emit, outcome: Outcome) -> Iterator[None]:
         if not options.get("record", True):
             tap.remove()
             yield
@@ -337,7 +385,7 @@ class Rank:
         recorder.set_current(mine)
         try:
             yield
-            outcome["missed"] = [text for strike in strikes for text in strike.missed()]
+            outcome.missed = [text for strike in strikes for text in strike.missed()]
         finally:
             tap.before.clear()
             tap.groups.on_group = tap.witness = None
@@ -346,17 +394,13 @@ class Rank:
             tap.settle()
             self.group.busy = [work for work, op in tap.open if op not in P2P]
             self.group.released = self._pulled
-            outcome.update(
-                broken=tap.broken or bool(tap.open),
-                unwaited=tap.unwaited.calls(),
-                collectives=dict(tap.collectives),
-                threads=set(tap.threads),
-            )
+            outcome.intact = not (tap.broken or tap.open)
+            outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
+            self._talking = set(tap.threads)
             recorder.set_current(None)
             flusher.close()
-            outcome.update(
-                dropped=mine.dropped, without_values=mine.without_values, unseen=dict(mine.unseen)
-            )
+            outcome.dropped, outcome.without_values = mine.dropped, mine.without_values
+            outcome.unseen = dict(mine.unseen)
             tap.forget()
 
     def _witness(self, run: int, emit: Emit) -> Witness:

@@ -14,7 +14,7 @@ import sys
 from hashlib import blake2b
 from typing import Any
 
-from distkit.cluster.rank.execute_source import cell
+from distkit.cluster.notebook import Cell
 
 
 def of_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, dict[str, Any]]:
@@ -32,7 +32,7 @@ def of_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, dic
     (7, {})
     """
     if seed is None:
-        return (None if fn is cell else secrets.randbits(32)), kwargs
+        return (None if isinstance(fn, Cell) else secrets.randbits(32)), kwargs
     if _takes_seed(fn):
         kwargs = {**kwargs, "seed": seed}
     try:

@@ -18,6 +18,7 @@ import gc
 import locale
 import logging
 import multiprocessing
+import operator
 import os
 import resource
 import signal
@@ -25,9 +26,10 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -63,19 +65,25 @@ class Settings:
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
         self._builtins = dict(_BUILTINS)
+        self._worn: list[str] | None = None
         for name, setting in ALL.items():
             with suppress(Exception):  # a cell has removed its folder, say: nothing to go back to
                 self._before[name] = setting.read()
 
     def restore(self, *, cell: bool) -> list[str]:
-        """Put back what has changed, but for what a ``cell`` may keep; name what cannot be."""
-        _BUILTINS.update(self._builtins)  # nothing works without them, not even what follows
-        faulthandler.cancel_dump_traceback_later()
-        return [
-            name
-            for name, before in self._before.items()
-            if not (cell and ALL[name].stays) and not _put_back(ALL[name], before)
-        ]
+        """Put back what has changed, but for what a ``cell`` may keep; name what cannot be.
+
+        Once it has come to its end, it is not done again.
+        """
+        if self._worn is None:
+            _BUILTINS.update(self._builtins)  # nothing works without them, not even what follows
+            faulthandler.cancel_dump_traceback_later()
+            self._worn = [
+                name
+                for name, before in self._before.items()
+                if not (cell and ALL[name].stays) and not _put_back(ALL[name], before)
+            ]
+        return self._worn
 
 
 def _put_back(setting: Setting, before: Any) -> bool:
@@ -333,8 +341,27 @@ _STOOD_ON = (
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 
 
+@cache
+def modules() -> dict[str, ModuleType]:
+    """The modules that are there before ranks are forked: a copy of theirs would cost each 4 MB."""
+    return dict(sys.modules)
+
+
+def _modules() -> dict[str, ModuleType]:
+    known = modules()
+    return known if len(known) == len(sys.modules) else dict(sys.modules)
+
+
+def _are_there(before: dict[str, Any], now: Mapping[str, Any]) -> bool:
+    """True if ``now`` begins with the same names and objects: mostly so, and said in no time."""
+    begins_with = all(map(operator.is_, before, now)) and len(before) <= len(now)
+    return begins_with and all(map(operator.is_, before.values(), now.values()))
+
+
 def _gone(before: dict[str, Any]) -> dict[str, Any]:
     """The modules that are not loaded any more, or are others; the user's come and go."""
+    if _are_there(before, sys.modules):
+        return {}
     return {
         name: module
         for name, module in before.items()
@@ -342,8 +369,9 @@ def _gone(before: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _functions() -> list[tuple[Any, dict[str, Any]]]:
-    """What we stand on, and what is in it."""
+@cache
+def functions() -> list[tuple[Any, dict[str, Any]]]:
+    """The modules we stand on, and their contents, read before ranks are forked."""
     holders = [*(sys.modules[name] for name in _STOOD_ON if name in sys.modules), dist.Work]
     return [(holder, dict(vars(holder))) for holder in holders]
 
@@ -353,6 +381,7 @@ def _replaced(before: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, str, 
     return [
         (holder, name, value)
         for holder, values in before
+        if not _are_there(values, vars(holder))
         for name, value in values.items()
         if (now := vars(holder).get(name)) is not value
         and issubclass(type(value), _FUNCTIONS)
@@ -378,10 +407,10 @@ def _is_of_library(value: Any) -> bool:
 
 _OF_MODULES = {
     "its functions": Setting(
-        _functions, _set_functions, stays=False, same=lambda before: not _replaced(before)
+        functions, _set_functions, stays=False, same=lambda before: not _replaced(before)
     ),
     "its modules": Setting(
-        lambda: dict(sys.modules),
+        _modules,
         lambda before: sys.modules.update(_gone(before)),
         stays=False,
         same=lambda before: not _gone(before),
@@ -408,7 +437,7 @@ def _set_deterministic(before: tuple[bool, bool]) -> None:
 
 
 def _modes() -> tuple[Any, ...]:
-    """What a ``with`` block of torch's has entered and not left; the recorder's own ends itself."""
+    """The modes that ``with`` blocks of torch's have entered and not left: not the recorder's."""
     functions = [mode for mode in function_modes() if not isinstance(mode, OpenBuffers)]
     entered = len(functions) - (_device() is not None), len(dispatch_modes())
     return *entered, torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")

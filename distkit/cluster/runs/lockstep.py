@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from distkit.cluster.runs import report
-from distkit.cluster.runs.run import Run
+from distkit.cluster.runs.conductor import Conductor
 from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import Event
 
@@ -52,7 +52,7 @@ class Lockstep:
     """
 
     def __init__(
-        self, run: Run, go: Go, collect: Callable[[], None], changed: Callable[[], None]
+        self, run: Conductor, go: Go, collect: Callable[[], None], changed: Callable[[], None]
     ) -> None:
         self.run, self._go, self._collect, self._changed = run, go, collect, changed
         self.moments: list[Moment] = []
@@ -66,7 +66,7 @@ class Lockstep:
         self._disturbed = False  # … but somebody has ended since
         self._free = set[int]()  # those let go for good
         self._replaced = 0  # so many of the run's are known here
-        run.clock, run.on_end = self._clock, self._on_end
+        run.live.clock, run.on_end = self._clock, self._on_end
         run.subscribe(self._on_events)
 
     # -- looking --------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Lockstep:
     def let_go(self, ranks: Iterable[int], count: int | None = 1) -> None:
         """Open the gates of some ranks, ``count`` times or for good; the pause is over."""
         ranks = list(ranks)
-        with self.run._changed:
+        with self.run.changed:
             if self._stands:
                 before = self._paused_so_far
                 begin = self._last + before
@@ -103,12 +103,8 @@ class Lockstep:
         self._go(ranks, count)
 
     def settle(self, choice: tuple[int, ...] = ()) -> None:
-        """Wait until nobody moves by itself, and make that the present moment.
-
-        Raises:
-            RunError: the run ended with an error.
-        """
-        changed = self.run._changed
+        """Wait until nobody moves by itself, and make that the present moment."""
+        changed = self.run.changed
         with changed:
             while True:
                 changed.wait_for(self._settled)
@@ -116,16 +112,14 @@ class Lockstep:
                 if not blocked or not changed.wait_for(lambda: not self._settled(), QUIET):
                     break
         if self._ending():
-            self.run._done.wait(EXPLAINED)
+            self.run.done.wait(EXPLAINED)
         if not self.run.finished:
             self._collect()  # what they did belongs to this moment
         self.note(choice)
-        if self.run.error is not None:
-            raise self.run.error
 
     def note(self, choice: tuple[int, ...]) -> None:
         """Make the present a moment to come back to."""
-        with self.run._changed:
+        with self.run.changed:
             self._note_ends()
             self.moments.append(self._now(choice))
             self._stands = self.moments[-1].events > 0
@@ -139,26 +133,26 @@ class Lockstep:
         self._note_ends()
         if any(self._heard[r] == n and r in self.run.waiting for r, n in self._told.items()):
             return self.run.finished  # the word to go is still on its way
-        return self._board.settled or self.run._failed() or self.run.finished
+        return self._board.settled or self.run.failed or self.run.finished
 
     def _ending(self) -> bool:
         """True if the run is about to end: all ranks have, one failed, or nobody can go on."""
-        over = not self.run.waiting or self.run._failed()
-        return over or (self.deadlocked and not self.run._wait_forever)
+        over = not self.run.waiting or self.run.failed
+        return over or (self.deadlocked and not self.run.wait_forever)
 
     def _note_ends(self) -> None:
-        for name, members in self.run._meta["groups"].items():
+        for name, members in self.run.live.meta["groups"].items():
             self._board.group(name, members)
-        outcomes = list(self.run._outcomes.values())
-        spared = {o["rank"] for o in outcomes if o["spared"]}
+        outcomes = list(self.run.outcomes.values())
+        tolerated = {o.rank for o in outcomes if o.tolerated}
         for rank, end in report.ends(outcomes).items():
             why = end["text"].partition("\n")[0]
-            why += "; the others go on without it" * (int(rank) in spared)
+            why += "; the others go on without it" * (int(rank) in tolerated)
             self._board.end(int(rank), end["how"], why)
 
     def _on_end(self) -> None:
         """A rank has ended, or another has taken its place: who looks is told at once."""
-        with self.run._changed:
+        with self.run.changed:
             self._disturbed = True
             for one in self.run.replaced[self._replaced :]:
                 self._replaced += 1
@@ -169,18 +163,18 @@ class Lockstep:
         self._changed()
 
     def _renew(self) -> None:
-        """What happens although nobody was let go belongs to the present moment."""
+        """Count what happens although nobody was let go to the present moment."""
         if self._stands and self._disturbed:
             self._note_ends()
             self.moments[-1] = self._now(self.moments[-1].choice)
 
     def _on_events(self, events: list[Event]) -> None:
-        with self.run._changed:
+        with self.run.changed:
             self._board.feed(events)
             self._heard.update(e.rank for e in events)
             self._last = max([self._last, *(e.time for e in events)])
             self._renew()
-            self.run._changed.notify_all()
+            self.run.changed.notify_all()
         if self._disturbed or not events:
             self._changed()
 

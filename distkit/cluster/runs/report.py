@@ -8,13 +8,13 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
-from distkit.cluster.runs import failure
-from distkit.cluster.runs.failure import BROKEN, SIGINT
-from distkit.cluster.runs.replacements import MOST
+from distkit.cluster.runs.outcome import BROKEN, SIGINT, Failure, Frame, Outcome
+from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis.deadlocks import gone, search
 from distkit.diagnosis.facts import ASKED
 from distkit.diagnosis.findings import Finding, Kind, times, verb
@@ -31,14 +31,16 @@ from distkit.errors import (
 )
 from distkit.events import State
 from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
-from distkit.trace.calls import SILENT, STOPPED, last_call, seen, silence
+from distkit.trace.calls import SILENT, STOPPED, last_call, op_name, seen, silence
 from distkit.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from distkit.cluster.runs.run import Run
-
-#: What torch says where there is no process group.
+#: What torch says where there is no process group, and why that is.
 _NO_GROUP = "process group has not been initialized"
+_GROUP_IS_OVER = (
+    "A worker was replaced before. A torch.distributed group ends with any of its ranks, "
+    'and a new process cannot join it. With on_crash="replace", let workers communicate '
+    "through the store only."
+)
 
 #: The first line of an error shows at most so much of what was raised [characters].
 HEADLINE = 2000
@@ -46,55 +48,50 @@ HEADLINE = 2000
 #: Exceptions this close in time are told in the order of ranks [s]: a busy machine shifts them.
 TOGETHER = 0.1
 
-Outcome = dict[str, Any]
-Frame = tuple[str, int, str, "str | None"]
+#: A process is replaced at most so often in a run: one that always ends does so for a reason.
+MOST_REPLACEMENTS = 3
 
 
-def lost(rank: int) -> Outcome:
-    """The outcome of a rank that could not even be ended."""
-    return {"rank": rank, "died": "no answer", "log": "", "intact": False}
-
-
-def cause(status: int, *, asked: bool = False, hung: float = 0.0) -> str:
+def cause(status: int, *, asked: bool = False, silent_for: float = 0.0) -> str:
     """The end of a process: by its exit status, and by what was meant to end it.
 
-    ``hung`` is how long it had been silent when it was ended for that [s]; 0 if it was not.
+    ``silent_for`` is for how long it was when it was ended for that [s]; 0 if it was not.
     """
-    if status == -signal.SIGKILL and (asked or hung):
-        return "dk.trouble killed it, as asked" if asked else f"it {silence(hung)}"
+    if status == -signal.SIGKILL and (asked or silent_for):
+        return "dk.trouble killed it, as asked" if asked else f"it {silence(silent_for)}"
     if status == LINE_CLOSED:
         return "it closed the descriptors that distkit needs, as os.closerange() does"
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
-def ends(outcomes: list[Outcome]) -> dict[str, dict[str, str]]:
+def ends(outcomes: Iterable[Outcome]) -> dict[str, dict[str, str]]:
     """The end of each rank, for the trace's ``meta["ends"]``."""
-    return {str(o["rank"]): _end(o) for o in outcomes}
+    return {str(o.rank): _end(o) for o in outcomes}
 
 
 def _end(outcome: Outcome) -> dict[str, str]:
-    if "died" in outcome:
-        how = "released" if outcome.get("released") else "died"
-        return {"how": how, "text": outcome["died"], "where": ""}
-    if "error" not in outcome:
-        return {"how": "returned", "text": outcome.get("remark", ""), "where": ""}
-    error = outcome["error"]
-    if error["released"] or _is_consequence(outcome):
+    if outcome.died:
+        how = "released" if outcome.released else "died"
+        return {"how": how, "text": outcome.died, "where": ""}
+    error = outcome.error
+    if error is None:
+        return {"how": "returned", "text": outcome.remark, "where": ""}
+    if error.released or _is_consequence(error):
         return {"how": "released", "text": "", "where": ""}
-    text = f"{error['type']}: {error['text']}"
-    return {"how": "raised", "text": text, "where": _users_line(error["frames"])}
+    text = f"{error.type}: {error.text}"
+    return {"how": "raised", "text": text, "where": _users_line(error.frames)}
 
 
-def cut_short(error: dict[str, Any]) -> dict[str, Any]:
+def cut_short(error: Failure) -> Failure:
     """The exception of a rank that ended before it could say it all."""
-    return {**error, "text": error["text"] or "(its text cannot be shown: making it did not end)"}
+    return replace(error, text=error.text or "(its text cannot be shown: making it did not end)")
 
 
 def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
     """The error of a result that cannot be read in the notebook."""
     return NotPicklableError(
         f"rank {rank} returned a {kind} that cannot be unpickled here "
-        f"({type(error).__name__}: {failure.text(error)}). "
+        f"({type(error).__name__}: {text_of(error)}). "
         "Return plain data: numbers, strings, lists, dicts, tensors."
     )
 
@@ -103,7 +100,7 @@ def mistaken(name: str, error: Exception) -> RunError:
     """The error of a run that distkit could not see through to its end."""
     return RunError(
         f"internal error in distkit while it ran {name} "
-        f"({type(error).__name__}: {failure.text(error)}). Its ranks were ended. Please report it."
+        f"({type(error).__name__}: {text_of(error)}). Its ranks were ended. Please report it."
     )
 
 
@@ -111,12 +108,12 @@ def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> Dea
     """The error of a run that could not go on."""
     told = {rank for f in findings if f.kind is Kind.RAISED for rank in f.culprits}
     handled = [
-        (o["rank"], o["error"]["handled"])
+        (o.rank, o.error.handled)
         for o in outcomes
-        if "handled" in o.get("error", {}) and o["rank"] not in told
+        if o.error and o.error.handled and o.rank not in told
     ]
     caught = [
-        f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e['frames']))} before."
+        f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e.frames))} before."
         for rank, e in handled
     ]
     said = "\n".join([*map(str, findings), *caught])
@@ -139,13 +136,11 @@ def interrupted(name: str, after: str, stopped: dict[str, str]) -> RunInterrupte
     return RunInterrupted(" ".join(said))
 
 
-def stopped(run: Run, findings: list[Finding]) -> RunStopped:
+def stopped(name: str, findings: list[Finding]) -> RunStopped:
     """The error of the stop button: with the reason, if the run could not have gone on."""
     told = Kind.STOPPED, Kind.IN_BACKEND
     found = [str(f) for f in findings if f.hang or f.kind in told]
-    error = RunStopped("\n".join([f"{run.name} was interrupted on all ranks.", *found]))
-    error.run = run
-    return error
+    return RunStopped("\n".join([f"{name} was interrupted on all ranks.", *found]))
 
 
 def of_findings(findings: list[Finding]) -> list[str]:
@@ -169,18 +164,19 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def of_worn(name: str, outcomes: Iterable[Outcome]) -> list[str]:
+def of_unrestored(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     """Processes that are replaced since their functions left what cannot be undone."""
     return [
-        f"rank {o['rank']} has a new process, and the variables of its %%ranks cells are lost: "
-        f"{name} changed what cannot be restored ({', '.join(o['worn'])})."
+        f"rank {o.rank} has a new process, and the variables of its %%ranks cells are lost: "
+        f"{name} changed what cannot be restored ({', '.join(o.unrestored)})."
         for o in outcomes
-        if o.get("worn")
+        if o.unrestored
     ]
 
 
-def of_threads(name: str, ranks: list[int]) -> list[str]:
+def of_threads(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     """Threads that communicate and that a function left behind when it returned."""
+    ranks = [o.rank for o in outcomes if o.zombie_threads]
     if not ranks:
         return []
     processes = "its process is" if len(ranks) == 1 else "their processes are"
@@ -193,7 +189,7 @@ def of_threads(name: str, ranks: list[int]) -> list[str]:
 
 def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     """Containers of the notebook whose copies on the ranks have grown."""
-    names = dict.fromkeys(n for o in outcomes for n in o.get("grown", ()))
+    names = dict.fromkeys(n for o in outcomes for n in o.grown)
     return [
         f"{name} changed {one} on the ranks. Each rank has its own copy, so the notebook's {one} "
         "is unchanged: return what you need."
@@ -213,60 +209,63 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
         warnings.warn_explicit(text, category, file, int(line))
 
 
-def verdict(name: str, outcomes: list[Outcome], order: list[int], trace: Trace) -> RunError | None:
+def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
     """The error of a run, None when every rank returned.
 
     The first cause is the one reported; what came of it is told after it. A death explains the
     errors of others, unless one of them was there before it and speaks of something else.
+
+    Args:
+        name: of the function.
+        outcomes: in the order in which the ranks ended.
+        trace: of the run.
     """
-    ended = sorted(outcomes, key=lambda o: order.index(o["rank"]) if o["rank"] in order else 0)
-    dead = [o for o in ended if "died" in o and not o.get("released")]
-    raised = [o for o in ended if "error" in o and not o["error"]["released"]]
-    causes = [o for o in raised if not _is_consequence(o)] or raised[:1]
-    others = [o for o in ended if o not in causes and ("error" in o or "died" in o)]
-    if dead and not (causes and _came_first(causes[0], dead[0], ended)):
+    dead = [o for o in outcomes if o.died and not o.released]
+    raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
+    causes = [(o, e) for o, e in raised if not _is_consequence(e)] or raised[:1]
+    others = [o for o in outcomes if not o.returned and o not in [cause for cause, _ in causes]]
+    if dead and not (causes and _came_first(*causes[0], dead[0], outcomes)):
         return _death(name, dead, trace)
     if causes:
         first = _first(causes)
-        also = [o["rank"] for o in causes if o is not first]
-        return _exception(name, first, also, others, trace)
+        also = [o.rank for o, _ in causes if o.rank != first[0]]
+        return _exception(name, *first, also, others, trace)
     if others:
-        ranks = listing([o["rank"] for o in others])
+        ranks = listing([o.rank for o in others])
         return RunError(f"{name} was released on ranks {ranks} before it finished.")
     return None
 
 
-def _first(raised: list[Outcome]) -> Outcome:
+def _first(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
     """The first to raise; among those that raised together, whose order is chance, the lowest rank.
 
     A KVStoreError may come of another's exception.
     """
-    began = min(o["error"]["time"] for o in raised)
-    together = [o for o in raised if o["error"]["time"] - began < TOGETHER]
-    return min(together, key=lambda o: (o["error"]["type"] == "KVStoreError", o["rank"]))
+    began = min(e.time for _, e in raised)
+    together = [(o.rank, e) for o, e in raised if e.time - began < TOGETHER]
+    return min(together, key=lambda one: (one[1].type == "KVStoreError", one[0]))
 
 
-def _came_first(raised: Outcome, death: Outcome, ended: list[Outcome]) -> bool:
+def _came_first(raised: Outcome, error: Failure, death: Outcome, ended: list[Outcome]) -> bool:
     """True if an exception cannot come of a death."""
     before = ended.index(raised) < ended.index(death)
-    return before and not _is_consequence(raised) and raised["error"]["type"] != "KVStoreError"
+    return before and not _is_consequence(error) and error.type != "KVStoreError"
 
 
-def _is_consequence(outcome: Outcome) -> bool:
+def _is_consequence(error: Failure) -> bool:
     """True if a rank failed only because its peer's connection broke."""
-    error = outcome["error"]
-    return bool(error.get("consequence")) or BROKEN.search(error["text"]) is not None
+    return error.consequence or BROKEN.search(error.text) is not None
 
 
 def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
-    rank, log = dead[0]["rank"], dead[0]["log"]
+    rank, how, log = dead[0].rank, dead[0].died, dead[0].log
     line, where = _last_place(trace, rank, log)
-    others = f" (and so did {listing([o['rank'] for o in dead[1:]])})" if dead[1:] else ""
+    others = f" (and so did {listing([o.rank for o in dead[1:]])})" if dead[1:] else ""
     words = _last_words(log)
     said = f"\nIts last words:\n{words}" if words else ""
     found = trace.diagnose()
     why = [f for f in found if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
-    how, remedy = dead[0]["died"], search(dead[0]["died"])
+    remedy = search(how)
     for f in found:
         if f.kind is Kind.DIED and rank in f.culprits:
             remedy = f.remedy
@@ -288,7 +287,7 @@ def _before(trace: Trace, rank: int) -> str:
     if not hows:
         return ""
     how = hows[0] if len({*hows}) == 1 else "; ".join(hows)
-    most = ", which is the most," if len(hows) >= MOST else ""
+    most = ", which is the most," if len(hows) >= MOST_REPLACEMENTS else ""
     return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({how}). "
 
 
@@ -302,40 +301,40 @@ def _last_words(log: str, most: int = 15) -> str:
 
 
 def _exception(
-    name: str, first: Outcome, also: list[int], others: list[Outcome], trace: Trace
+    name: str, rank: int, error: Failure, also: list[int], others: list[Outcome], trace: Trace
 ) -> RunError:
-    error, rank = first["error"], first["rank"]
-    if error["type"] == "_Unpicklable":
-        return NotPicklableError(f"rank {rank}: {error['text']}")
-    line = _users_line(error["frames"])
-    parts = [f"rank {rank} raised {_headline(error)}{_at(line)}"]
-    if error["type"] == "SystemExit":
-        code, _, more = error["text"].partition("\n")
-        parts = [f"rank {rank} called sys.exit({code}){_at(line)}. {more or 'Return instead.'}"]
-    if (error["type"], error["text"]) == ("KeyboardInterrupt", SIGINT):
-        parts = [
-            f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
-            "from outside distkit. cluster.interrupt() ends a run on all ranks."
-        ]
-    if error.get("leaving"):
+    if error.type == "_Unpicklable":
+        return NotPicklableError(f"rank {rank}: {error.text}")
+    line = _users_line(error.frames)
+    parts = [_what_happened(rank, error, line)]
+    if error.leaving:
         parts.append(
             f"While the exception propagated, in a finally or an __exit__: {_waited(trace, rank)}."
         )
     if also:
         parts.append(f"Other ranks that raised: {listing(also)}.")
     parts += _of_others(others, trace)
-    text = "".join(_frame(*frame) for frame in _shown(error["frames"]))
-    if trace.meta.get("replaced") and (_is_consequence(first) or _NO_GROUP in error["text"]):
-        parts.append(
-            "A worker was replaced before. A torch.distributed group ends with any of its ranks, "
-            'and a new process cannot join it. With on_crash="replace", let workers communicate '
-            "through the store only."
-        )
+    if trace.meta.get("replaced") and (_is_consequence(error) or _NO_GROUP in error.text):
+        parts.append(_GROUP_IS_OVER)
     parts += _of_nothing(error)
-    parts.append(f"\nTraceback on rank {rank}:\n{text}{error['type']}: {error['text']}")
-    if error["cause"]:
-        parts.append(f"caused by {error['cause']}")
+    text = "".join(_frame(*frame) for frame in _shown(error.frames))
+    parts.append(f"\nTraceback on rank {rank}:\n{text}{error.type}: {error.text}")
+    if error.cause:
+        parts.append(f"caused by {error.cause}")
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
+
+
+def _what_happened(rank: int, error: Failure, line: str) -> str:
+    """An exception in a sentence."""
+    if error.type == "SystemExit":
+        code, _, more = error.text.partition("\n")
+        return f"rank {rank} called sys.exit({code}){_at(line)}. {more or 'Return instead.'}"
+    if (error.type, error.text) == ("KeyboardInterrupt", SIGINT):
+        return (
+            f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
+            "from outside distkit. cluster.interrupt() ends a run on all ranks."
+        )
+    return f"rank {rank} raised {_headline(error)}{_at(line)}"
 
 
 #: A variable that is assigned something; and what returns nothing.
@@ -347,10 +346,10 @@ _IN_PLACE = re.compile(
 )
 
 
-def _of_nothing(error: dict[str, Any]) -> list[str]:
+def _of_nothing(error: Failure) -> list[str]:
     """The reason why a variable of the line that raised is None: a collective returned it."""
-    where = next((f for f in reversed(error["frames"]) if is_users(f[0])), None)
-    if where is None or "NoneType" not in error["text"]:
+    where = next((f for f in reversed(error.frames) if is_users(f[0])), None)
+    if where is None or "NoneType" not in error.text:
         return []
     file, number, *_ = where
     return _why_none(linecache.getlines(file)[:number])
@@ -358,7 +357,7 @@ def _of_nothing(error: dict[str, Any]) -> list[str]:
 
 def of_returned(name: str, outcomes: Iterable[Outcome], trace: Trace) -> list[str]:
     """A remark on a function, or cell, that returns what a collective returned: None."""
-    if any(o.get("of") != "NoneType" for o in outcomes):
+    if any(o.result_type != "NoneType" for o in outcomes):
         return []
     for text in trace.meta["sources"].values():
         body = re.search(
@@ -398,20 +397,20 @@ def _in_place(collective: str, tensor: str) -> str:
     return f"{collective} returns None and leaves its result in {tensor}. Use {tensor}."
 
 
-def _headline(error: dict[str, Any]) -> str:
+def _headline(error: Failure) -> str:
     """An exception in one line."""
-    first = error["text"].partition("\n")[0]
-    return f"{error['type']}: {first[:HEADLINE]}".removesuffix(": ")
+    first = error.text.partition("\n")[0]
+    return f"{error.type}: {first[:HEADLINE]}".removesuffix(": ")
 
 
 def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
     """The ends of the ranks that did not raise it."""
-    released = [o["rank"] for o in others if "error" in o]
-    held = [o["rank"] for o in others if "died" in o and o.get("released")]
+    released = [o.rank for o in others if o.error]
+    held = [o.rank for o in others if o.died and o.released]
     said = [
-        f"After that, the process of rank {o['rank']} {gone(o['died'])} ({o['died']})."
+        f"After that, the process of rank {o.rank} {gone(o.died)} ({o.died})."
         for o in others
-        if "died" in o and not o.get("released")
+        if o.died and not o.released
     ]
     if held:
         waits = "; ".join(_waited(trace, r) for r in held)
@@ -451,10 +450,10 @@ def _waited(trace: Trace, rank: int) -> str:
     """The call that a released rank was in, as far as the trace tells."""
     for span in reversed(trace.spans):
         if span.rank == rank and span.state is State.SCHEDULED:
-            return f"rank {rank} was paused before {span.op}{_at(span.where)}"
+            return f"rank {rank} was paused before {op_name(span)}{_at(span.where)}"
         if span.rank == rank and span.state in (State.FAILED, State.STARTED, State.BLOCKED):
             peer = "" if span.peer is None else f" with {_name(trace, span.peer)}"
-            return f"rank {rank} was in {span.op}{peer}{_at(span.where)}"
+            return f"rank {rank} was in {op_name(span)}{peer}{_at(span.where)}"
     return f"rank {rank}"
 
 

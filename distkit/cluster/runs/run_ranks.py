@@ -15,6 +15,7 @@ from distkit.cluster.plan import make_plan
 from distkit.cluster.processes.forkserver import Child, server
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.rank import seeds
+from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run
 from distkit.recording import trouble
 
@@ -61,16 +62,16 @@ def run_ranks(
         made.check(n)
     gang = _Gang(n, plan.threads)
     try:
-        run = Run(
+        conductor = Conductor(
             getattr(fn, "__name__", str(fn)),
             1,
             list(range(n)),
             {**gang.meta(), **seeds.told(seed)},
             wait_forever=wait_forever,
+            expected_exits=made.kill if made is not None else (),
         )
-        run.doomed = set(made.kill) if made is not None else set()
-        gang.submit(run, payload, {"record": record, "trouble": made, "seed": seed})
-        return run.wait()
+        gang.submit(conductor, payload, {"record": record, "trouble": made, "seed": seed})
+        return Run(conductor).wait()
     finally:
         gang.close()
 
@@ -95,7 +96,7 @@ class _Gang:
             ],
         )
 
-    def submit(self, run: Run, payload: bytes, options: dict[str, Any]) -> None:
+    def submit(self, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
         for r, child in enumerate(self.ranks):
             child.hear(partial(self._hear, run, r))
@@ -104,11 +105,11 @@ class _Gang:
             child.channel.send((payload, {**options, "run": run.number, "generation": 0}))
         threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
 
-    def _hear(self, run: Run, rank: int, message: tuple[int, str, Any]) -> None:
+    def _hear(self, run: Conductor, rank: int, message: tuple[int, str, Any]) -> None:
         _, kind, what = message
         run.hear(rank, kind, what)
 
-    def _ended(self, run: Run, rank: int, status: int) -> None:
+    def _ended(self, run: Conductor, rank: int, status: int) -> None:
         run.add_death(rank, status, self.folder)
 
     def release(self, ranks: Iterable[int], run: int) -> None:
@@ -123,7 +124,7 @@ class _Gang:
         """RankController: end these ranks' processes."""
         self._fork.kill([self.ranks[r] for r in ranks])
 
-    def replace(self, run: Run, rank: int, life: int) -> None:
+    def replace(self, run: Conductor, rank: int, life: int) -> None:
         """RankController: never asked for without a parameter server."""
         raise NotImplementedError
 

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.runs.conductor import ENDS_WITHIN
 from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
 from distkit.cluster.runs.report import listing
-from distkit.cluster.runs.run import GRACE, LET_GO, Run
+from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.errors import StepError
@@ -46,7 +47,8 @@ class Stepper:
         self._pause = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
-        self._stage = Lockstep(run, go, collect, self._notify)
+        self._conductor = run._conductor
+        self._lockstep = Lockstep(self._conductor, go, collect, self._notify)
 
     # -- going on -------------------------------------------------------------------
 
@@ -121,9 +123,9 @@ class Stepper:
 
         with self._one_at_a_time():
             self._step(self._paused())
-            while away := [s.rank for s in self._stage.paused if not there(s)]:
+            while away := [s.rank for s in self._lockstep.paused if not there(s)]:
                 self._step(away)
-        if not any(map(there, self._stage.paused)):
+        if not any(map(there, self._lockstep.paused)):
             raise StepError(f"no rank came to {op or f'line {line}'} and paused there.")
         return self
 
@@ -136,7 +138,7 @@ class Stepper:
         self.pause()
         if self.run.finished:
             return self.run.wait()
-        self._stage.let_go(self.ranks, None)
+        self._lockstep.let_go(self.ranks, None)
         try:
             return self.run.wait()
         finally:
@@ -148,7 +150,7 @@ class Stepper:
         if self.run.finished:
             return
         self.run.interrupt()
-        self.run._done.wait(GRACE + 2 * LET_GO)
+        self._conductor.done.wait(ENDS_WITHIN)
         self._note(())
 
     # -- looking back ---------------------------------------------------------------
@@ -173,7 +175,7 @@ class Stepper:
     @property
     def moments(self) -> list[Moment]:
         """The moments from the first pause until now."""
-        return self._stage.moments
+        return self._lockstep.moments
 
     @property
     def moment(self) -> Moment:
@@ -244,7 +246,7 @@ class Stepper:
         """The findings: why it cannot go on, or what was wrong when it is over."""
         if self.run.finished:
             return self.run.findings
-        return [f for f in self.run.findings if f.hang] if self._stage.deadlocked else []
+        return [f for f in self.run.findings if f.hang] if self._lockstep.deadlocked else []
 
     @property
     def error(self) -> str:
@@ -294,8 +296,8 @@ class Stepper:
     def _paused(self) -> list[int]:
         """The ranks that can be let go; somebody must be."""
         self._check_not_over()
-        paused = [s.rank for s in self._stage.paused]
-        standings = self._stage.standings
+        paused = [s.rank for s in self._lockstep.paused]
+        standings = self._lockstep.standings
         if paused or any(s.doing is Doing.RUNNING for s in standings):
             return paused  # with none, we wait for those that run
         raise StepError("no rank can continue: " + "; ".join(map(str, standings)))
@@ -309,9 +311,9 @@ class Stepper:
                 f"this is the past (step {self.position} of {len(self.moments) - 1}): "
                 "go back to now with seek(-1) before you let a rank go."
             )
-        standing = self._stage.standings[rank]
+        standing = self._lockstep.standings[rank]
         if standing.doing is not Doing.PAUSED:
-            paused = [s.rank for s in self._stage.paused]
+            paused = [s.rank for s in self._lockstep.paused]
             can = f"Ranks that can: {listing(paused)}." if paused else "No rank can."
             raise StepError(f"rank {rank} is not paused and cannot be let go. {standing}. {can}")
         return rank
@@ -341,20 +343,22 @@ class Stepper:
     def _step(self, ranks: Iterable[int]) -> None:
         choice = tuple(ranks)
         if choice:
-            self._stage.let_go(choice)
+            self._lockstep.let_go(choice)
         try:
-            self._stage.settle(choice)
+            self._lockstep.settle(choice)
         finally:
             self._show_now()
+        if self.run.error is not None:
+            raise self.run.error
 
     def _note(self, choice: tuple[int, ...]) -> None:
-        self._stage.note(choice)
+        self._lockstep.note(choice)
         self._show_now()
 
     def _show_now(self) -> None:
         self.position = len(self.moments) - 1
         if threading.current_thread() is threading.main_thread():
-            self.run.prints.print_now()
+            self._conductor.prints.print_now()
         self._notify()
 
     def _set_playing(self, playing: bool) -> None:

@@ -35,6 +35,10 @@ class DeadlockWatchdog:
         """A rank waits in its operations ``seqs``: from ``since`` until at least ``until``."""
         self._waits[rank] = seqs, since, until
 
+    def waits(self, rank: int, seq: int) -> bool:
+        """True if the latest that a rank has said is that it waits in this operation."""
+        return rank in self._waits and seq in self._waits[rank][0]
+
     def forget(self, rank: int) -> None:
         """It has ended, and another has its place."""
         self._waits.pop(rank, None)

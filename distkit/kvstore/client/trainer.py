@@ -15,6 +15,7 @@ import torch
 from distkit.errors import KVStoreError
 from distkit.kvstore.client import states
 from distkit.kvstore.client.base import KVStoreBase
+from distkit.kvstore.client.create import create
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import COUNT, Key
 from distkit.kvstore.protocol.optimizer import (
@@ -484,9 +485,7 @@ def _store(
 ) -> KVStoreBase | None:
     """The store; none by name for one device of one process, unless it is to update."""
     if isinstance(kvstore, str):
-        from distkit import kvstore as stores
-
-        made = stores.create(kvstore)
+        made = create(kvstore)
         alone = isinstance(made, KVStore) and "dist" not in made.type and len(params[0]) == 1
         return None if alone and not update else made
     if kvstore is None or isinstance(kvstore, KVStoreBase):

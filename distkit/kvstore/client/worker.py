@@ -14,12 +14,13 @@ from torch import Tensor
 from distkit.errors import KVStoreError
 from distkit.kvstore.client import states
 from distkit.kvstore.client.base import KVStoreBase
-from distkit.kvstore.client.devices import Traffic, add_up
 from distkit.kvstore.client.key_directory import KeyDirectory, Outs
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
     Keys,
+    Traffic,
     Values,
+    add_up,
     by_priority,
     cut,
     each,

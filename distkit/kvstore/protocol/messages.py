@@ -7,22 +7,19 @@ A :class:`Request` is asked by a node, and answered by one :class:`Answer` that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec import Struct, field
+from torch import Tensor
 
 from distkit.trace.calls import SILENT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
 #: Names a parameter array: a number or a string, as in MXNet.
-Key: TypeAlias = "int | str"
+Key: TypeAlias = int | str
 
 
-@dataclass(slots=True, eq=False)
-class Message:
+class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
     """The head of every message.
 
     Nobody changes one that was sent; to enforce that would triple the cost of making it.
@@ -44,19 +41,14 @@ class Message:
 class Request(Message):
     """Asked by ``node``."""
 
-    __slots__ = ()
-
 
 class Answer(Message):
     """Goes to ``node``, which asked."""
-
-    __slots__ = ()
 
 
 # -- to the scheduler -----------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
 class Register(Request):
     """I am here: who I am, where I listen, and which cluster I believe to be in.
 
@@ -70,11 +62,10 @@ class Register(Request):
     servers: int
     mode: str = ""
     bound: int = 0
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, int | float] = field(default_factory=dict)
     pid: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Present(Request):
     """I take part in this run, and listen here: to a scheduler that may not know it.
 
@@ -85,7 +76,6 @@ class Present(Request):
     pid: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Barrier(Request):
     """Answer when every worker has asked: the run's ``nth`` barrier.
 
@@ -95,14 +85,12 @@ class Barrier(Request):
     nth: int
 
 
-@dataclass(slots=True, eq=False)
 class Leave(Request):
     """``node`` has ended, and how: said by whoever looks after its process."""
 
     how: str
 
 
-@dataclass(slots=True, eq=False)
 class Missed(Request):
     """From a server: the connection to ``who`` broke, which had last asked with number ``last``."""
 
@@ -111,7 +99,6 @@ class Missed(Request):
     how: str
 
 
-@dataclass(slots=True, eq=False)
 class Departed(Answer):
     """``who`` has ended, and how; who takes its place counts from ``first``.
 
@@ -123,7 +110,6 @@ class Departed(Answer):
     first: int
 
 
-@dataclass(slots=True, eq=False)
 class Copied(Request):
     """From a server: ``who``, whose life this is by ``first``, has a whole copy of its values."""
 
@@ -131,7 +117,6 @@ class Copied(Request):
     first: int
 
 
-@dataclass(slots=True, eq=False)
 class Joined(Answer):
     """To a server: ``who`` listens at ``endpoint`` and has room for a copy; make it one."""
 
@@ -140,7 +125,6 @@ class Joined(Answer):
     first: int
 
 
-@dataclass(slots=True, eq=False)
 class Appointed(Answer):
     """To a server that has a copy of what ``who`` had: serve in its place.
 
@@ -152,14 +136,12 @@ class Appointed(Answer):
     endpoints: dict[int, str]
 
 
-@dataclass(slots=True, eq=False)
 class Replaced(Answer):
     """To the workers: another process serves as node ``who``. Connect to it anew."""
 
     who: int
 
 
-@dataclass(slots=True, eq=False)
 class AddressBook(Answer):
     """Everybody is there: tells all about all. ``endpoints`` by node id.
 
@@ -170,12 +152,11 @@ class AddressBook(Answer):
     mode: str
     bound: int
     endpoints: dict[int, str]
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, int | float] = field(default_factory=dict)
     first: int = 0
     barriers: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class RollCall(Answer):
     """A run has begun: the server is asked to register for it."""
 
@@ -183,7 +164,6 @@ class RollCall(Answer):
 # -- to a server ----------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
 class Init(Request):
     """The first value of a key.
 
@@ -199,7 +179,6 @@ class Init(Request):
     codec: str = ""
 
 
-@dataclass(slots=True, eq=False)
 class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
@@ -226,7 +205,6 @@ class Push(Request):
         return None if self.pull < 0 else Pull(self.run, self.node, self.pull, self.key)
 
 
-@dataclass(slots=True, eq=False)
 class Pull(Request):
     """Asks for the value, as soon as this worker may see it.
 
@@ -237,14 +215,12 @@ class Pull(Request):
     ranges: Tensor | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Rest(Request):
     """This worker waits at barrier number ``barriers``: meanwhile nobody need wait for it."""
 
     barriers: int
 
 
-@dataclass(slots=True, eq=False)
 class Describe(Request):
     """Asks for the shape and dtype of a key that another worker initialised, to do ``what``."""
 
@@ -252,7 +228,6 @@ class Describe(Request):
     what: str = "pull of"
 
 
-@dataclass(slots=True, eq=False)
 class SetOptimizer(Request):
     """From now on gradients update the value by this rule: a name and plain values, never code.
 
@@ -264,7 +239,6 @@ class SetOptimizer(Request):
     anew: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class SetUpdater(Request):
     """From now on this function updates the value: only in one process, code does not travel."""
 
@@ -275,7 +249,6 @@ class SetUpdater(Request):
 COUNT, VALUE = "count", "value"
 
 
-@dataclass(slots=True, eq=False)
 class GetState(Request):
     """Asks for what the optimizer keeps of a key under this name, such as "momentum".
 
@@ -286,7 +259,6 @@ class GetState(Request):
     slot: str
 
 
-@dataclass(slots=True, eq=False)
 class SetState(Request):
     """Gives the optimizer what it kept of a key: the server's part of it, flat, or a number."""
 
@@ -295,19 +267,17 @@ class SetState(Request):
     value: Tensor
 
 
-@dataclass(slots=True, eq=False)
 class Copy(Request):
     """From server ``node`` to its backup ``to``: handle this message as I did.
 
-    ``text`` is the message without its tensor, as :mod:`.wire` writes it.
+    ``outline`` is the message without its tensor, as :mod:`.wire` writes it.
     """
 
     to: int
-    text: str
+    outline: bytes
     value: Tensor | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Portion(Request):
     """A part of the state of server ``node``: one key, or what concerns all; ``left`` more come.
 
@@ -323,7 +293,6 @@ class Portion(Request):
 GIVE = -1
 
 
-@dataclass(slots=True, eq=False)
 class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 
@@ -333,11 +302,10 @@ class Reply(Answer):
     version: int = 0
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    value: Tensor | None = field(default=None)
+    value: Tensor | None = None
     dropped: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Error(Answer):
     """Not done, and why: becomes a KVStoreError at the caller."""
 

@@ -57,7 +57,7 @@ def original(copy: Copy) -> Message:
     Raises:
         KVStoreError: it is none.
     """
-    return filled(copy.text, copy.value)
+    return filled(copy.outline, copy.value)
 
 
 class Backups:
@@ -86,12 +86,12 @@ class Backups:
         return self._copied(message, [*self.nodes, *self.joining])
 
     def _copied(self, message: Message, nodes: Collection[int]) -> list[Copy]:
-        text, value = outline(message), getattr(message, "value", None)
+        said, value = outline(message), getattr(message, "value", None)
         found = []
         for to in nodes:
             self._number += 1
             self._under_way[self._number] = to
-            found.append(Copy(self._run, self._node, self._number, to, text, value))
+            found.append(Copy(self._run, self._node, self._number, to, said, value))
         return found
 
     def begin(self, node: int, everything: Iterable[Message]) -> list[Copy]:

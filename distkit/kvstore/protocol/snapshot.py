@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,7 +113,7 @@ def pack(value: Any) -> tuple[str, Tensor]:
         if name in _CONTAINERS:
             return [name, [tree(one) for one in it]]
         if name in _CLASSES:
-            return [name, [tree(getattr(it, f.name)) for f in fields(it)]]
+            return [name, [tree(getattr(it, field)) for field in type(it).__match_args__]]
         if it is None or isinstance(it, (bool, int, float, str)):
             return it
         raise KVStoreError(f"a server keeps a {name}, of which no copy can be made.")

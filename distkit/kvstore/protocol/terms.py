@@ -1,4 +1,4 @@
-"""What the workers of a run agree on when they create their store, and the names of stores."""
+"""The terms that the workers of a run agree on when they create their store; names of stores."""
 
 from __future__ import annotations
 

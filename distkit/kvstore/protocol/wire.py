@@ -1,4 +1,4 @@
-"""Messages as bytes: a JSON header, then the tensors' buffers as they lie in memory.
+"""Messages as bytes: a MessagePack header, then the tensors' buffers as they lie in memory.
 
 A letter's first frame is the header's length (4 bytes, little-endian), the header, and the small
 tensors one after the other; each large tensor has a frame of its own, which nobody copies. Nothing
@@ -7,14 +7,13 @@ is pickled and nothing that arrives is executed.
 
 from __future__ import annotations
 
-import itertools
-import json
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from msgspec import MsgspecError, Struct
+from msgspec.msgpack import Decoder, Encoder
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages
@@ -30,7 +29,35 @@ Frame: TypeAlias = "bytes | memoryview"
 Lend: TypeAlias = "Callable[[Tensor], list[int] | None]"
 Borrow: TypeAlias = "Callable[[list[int]], memoryview]"
 
-_JSON, _PARSER = json.JSONEncoder(separators=(",", ":")), json.JSONDecoder()
+#: Every message that travels.
+_AnyMessage = (
+    messages.Register
+    | messages.Barrier
+    | messages.AddressBook
+    | messages.RollCall
+    | messages.Init
+    | messages.Push
+    | messages.Pull
+    | messages.Rest
+    | messages.Describe
+    | messages.SetOptimizer
+    | messages.GetState
+    | messages.SetState
+    | messages.Copy
+    | messages.Leave
+    | messages.Departed
+    | messages.Reply
+    | messages.Error
+    | messages.Present
+    | messages.Missed
+    | messages.Replaced
+    | messages.Copied
+    | messages.Joined
+    | messages.Appointed
+    | messages.Portion
+)
+
+_OUTLINE = Encoder(enc_hook=lambda tensor: True)
 
 #: The dtypes that can be added up, by name.
 DTYPES = {
@@ -50,16 +77,6 @@ DTYPES = {
         "int64",
     )
 }
-
-
-class _Kind(NamedTuple):
-    """The encoding of the messages of a class."""
-
-    make: Any
-    values: Callable[[Message], tuple[Any, ...]]
-    types: set[tuple[type, ...]]  # that its fields may have in JSON
-    readers: list[tuple[int, Callable[[Any], Any]]]  # of those fields that JSON has no type for
-    tensor: int  # which of the fields is one; -1: none
 
 
 #: Small tensors begin at multiples of so many bytes, as all dtypes like it.
@@ -93,34 +110,33 @@ def encode(
         line: number of the sender's connection to that node; a later one has a higher number.
 
     >>> encode(messages.Describe(0, 1, 2, "w"))
-    [b'\'\x00\x00\x00[0,[],["Describe",0,1,2,"w","pull of"]]']
+    [b'\x1b\x00\x00\x00\x93\x00\x90\x91\x96\xa8Describe\x00\x01\x02\xa1w\xa7pull of']
     """
     payload = _Payload()
 
-    def enclose(tensor: Tensor) -> list[Any]:
+    def enclose(tensor: Any) -> list[Any]:
         return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
 
-    bodies = [_body(message, enclose) for message in messages]
-    return payload.frames(_JSON.encode([line, back, *bodies]).encode())
+    return payload.frames(Encoder(enc_hook=enclose).encode((line, back, messages)))
 
 
-def outline(message: Message) -> str:
-    """A message without its tensor.
+def outline(message: Message) -> bytes:
+    r"""A message without its tensor.
 
-    >>> outline(messages.SetState(0, 1, 2, "w", "momentum", torch.ones(3)))
-    '["SetState",0,1,2,"w","momentum",true]'
+    >>> outline(messages.SetState(0, 1, 2, "w", "m", torch.ones(3)))
+    b'\x97\xa8SetState\x00\x01\x02\xa1w\xa1m\xc3'
     """
-    return _JSON.encode(_body(message, lambda tensor: True))
+    return _OUTLINE.encode(message)
 
 
-def filled(text: str, tensor: Tensor | None) -> Message:
+def filled(outline: bytes, tensor: Tensor | None) -> Message:
     """The message of this outline, with its tensor.
 
     Raises:
         KVStoreError: malformed in any way.
     """
     try:
-        return _message(_parsed(text), lambda said: tensor)
+        return _reader.message(outline, tensor)
     except _MALFORMED as e:
         raise _foreign(e) from None
 
@@ -147,16 +163,60 @@ def _decode(frames: Sequence[Frame], borrow: Borrow | None) -> Batch:
     start = 4 + int.from_bytes(view[:4], "little")
     if start > min(len(view), _HEADER_LIMIT):
         raise ValueError(f"a header of {start} bytes")
-    line, back, *bodies = _parsed(str(view[4:start], "utf-8"))
     tensors = _Tensors(view[start:], large, borrow)
-    batch = Batch([_message(body, tensors.read) for body in bodies], _whole(back), *_whole([line]))
+    letter = _reader.letter(view[4:start], tensors)
     if tensors.left:
         raise ValueError("more bytes than the header tells of")
-    return batch
+    return Batch([*letter.messages], letter.back, letter.line)
+
+
+class _Letter(Struct, array_like=True, forbid_unknown_fields=True):
+    """A header; its fields are those of :class:`Batch`."""
+
+    line: int
+    back: list[int]
+    messages: list[_AnyMessage]
+
+
+class _Reader(threading.local):
+    """The decoders of a thread, and where they find tensors."""
+
+    def __init__(self) -> None:
+        self._find: Callable[[Any], Tensor] = lambda said: torch.empty(0)
+        self._letter = Decoder(_Letter, dec_hook=self._tensor)
+        self._message = Decoder(_AnyMessage, dec_hook=self._tensor)
+
+    def letter(self, header: Frame, tensors: _Tensors) -> _Letter:
+        """The messages of a header, and their tensors."""
+        self._find = tensors.read
+        return self._letter.decode(header)
+
+    def message(self, outline: bytes, tensor: Tensor | None) -> Message:
+        """The message of an outline, with its tensor."""
+        self._find = lambda said: _there(tensor)
+        found: Message = self._message.decode(outline)
+        return found
+
+    def _tensor(self, kind: type, said: Any) -> Tensor:
+        return self._find(said)
+
+
+def _there(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ValueError("a message without its tensor")
+    return tensor
 
 
 #: What malformed bytes lead to.
-_MALFORMED = ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError
+_MALFORMED = (
+    MsgspecError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
 
 
 def _foreign(e: Exception) -> KVStoreError:
@@ -164,128 +224,6 @@ def _foreign(e: Exception) -> KVStoreError:
         f"a message that is none of distkit's: {type(e).__name__}: {e}. "
         "Let only nodes of one cluster, with one version of distkit, use its folder."
     )
-
-
-def _parsed(text: str) -> list[Any]:
-    found, end = _PARSER.raw_decode(text)
-    if end != len(text) or type(found) is not list:
-        raise ValueError("other than one list")
-    return found
-
-
-def _body(message: Message, enclose: Callable[[Tensor], Any]) -> list[Any]:
-    """A message as JSON has it; of its tensor what ``enclose`` says."""
-    name = type(message).__name__
-    kind = _KINDS[name]
-    body = [name, *kind.values(message)]
-    at = kind.tensor + 1
-    if at and body[at] is not None:
-        body[at] = enclose(body[at])
-    return body
-
-
-def _message(body: list[Any], read: Callable[[Any], Tensor | None]) -> Message:
-    """Undo :func:`_body`; ``read`` finds its tensor."""
-    name, *values = body
-    kind = _KINDS[name]
-    if kind.tensor >= 0 and (said := values[kind.tensor]) is not None:
-        values[kind.tensor] = read(said)
-    if tuple(map(type, values)) not in kind.types:
-        raise ValueError(f"a {name} with other fields")
-    for field, reader in kind.readers:
-        values[field] = reader(values[field])
-    made: Message = kind.make(*values)
-    return made
-
-
-# -- one field, by its annotation -----------------------------------------------
-
-
-def _whole(numbers: list[Any]) -> list[int]:
-    if not set(map(type, numbers)) <= {int}:
-        raise ValueError(f"{numbers!r:.40} where whole numbers were expected")
-    return numbers
-
-
-def _sizes(value: list[Any]) -> tuple[int, ...]:
-    return tuple(_whole(value))
-
-
-def _endpoints(value: dict[str, Any]) -> dict[int, str]:
-    if not all(type(v) is str for v in value.values()):
-        raise ValueError("endpoints that are no words")
-    return {int(k): v for k, v in value.items()}
-
-
-def _plain(value: Any, depth: int = 4) -> Any:
-    """A plain JSON value, not nested deeply: an optimizer's options."""
-    inner = list(value.values()) if type(value) is dict else value if type(value) is list else []
-    if inner and not depth:
-        raise ValueError("options within options")
-    for one in inner:
-        _plain(one, depth - 1)
-    return value
-
-
-def _numbers(value: dict[str, Any]) -> dict[str, float]:
-    if not all(type(v) in (int, float) for v in value.values()):
-        raise ValueError("options that are no numbers")
-    return value
-
-
-#: What a field is in JSON, and what makes of that what it is declared as.
-_FIELDS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any] | None]] = {
-    "int": ((int,), None),
-    "str": ((str,), None),
-    "Key": ((int, str), None),
-    "tuple[int, ...]": ((list,), _sizes),
-    "dict[int, str]": ((dict,), _endpoints),
-    "dict[str, float]": ((dict,), _numbers),
-    "dict[str, Any]": ((dict,), _plain),
-    "Tensor": ((torch.Tensor,), None),
-    "Tensor | None": ((torch.Tensor, type(None)), None),
-}
-
-
-def _kind(cls: Any) -> _Kind:
-    names = [f.name for f in fields(cls)]
-    known = [_FIELDS[str(f.type)] for f in fields(cls)]
-    readers = [(i, read) for i, (_, read) in enumerate(known) if read is not None]
-    types = set(itertools.product(*(types for types, _ in known)))
-    tensor = next((i for i, (types, _) in enumerate(known) if torch.Tensor in types), -1)
-    return _Kind(cls, attrgetter(*names), types, readers, tensor)
-
-
-#: Of each kind that travels.
-_KINDS = {
-    cls.__name__: _kind(cls)
-    for cls in (
-        messages.Register,
-        messages.Barrier,
-        messages.AddressBook,
-        messages.RollCall,
-        messages.Init,
-        messages.Push,
-        messages.Pull,
-        messages.Rest,
-        messages.Describe,
-        messages.SetOptimizer,
-        messages.GetState,
-        messages.SetState,
-        messages.Copy,
-        messages.Leave,
-        messages.Departed,
-        messages.Reply,
-        messages.Error,
-        messages.Present,
-        messages.Missed,
-        messages.Replaced,
-        messages.Copied,
-        messages.Joined,
-        messages.Appointed,
-        messages.Portion,
-    )
-}
 
 
 # -- tensors --------------------------------------------------------------------
@@ -345,7 +283,9 @@ class _Tensors:
     def read(self, said: Any) -> Tensor:
         """A flat tensor where its header says: among the small ones, lent, or the next large."""
         name, *numbers = said
-        dtype, where = DTYPES[name], _whole(numbers)
+        if not set(map(type, numbers)) <= {int}:
+            raise ValueError(f"{numbers!r:.40} where whole numbers were expected")
+        dtype, where = DTYPES[name], numbers
         if len(where) == 2:
             return self._part(where[0], where[1], dtype)
         if where:
@@ -366,3 +306,6 @@ class _Tensors:
             return torch.empty(0, dtype=dtype)
         count = size // dtype.itemsize
         return torch.frombuffer(self._small, dtype=dtype, count=count, offset=start)
+
+
+_reader = _Reader()

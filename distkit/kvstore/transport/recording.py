@@ -145,7 +145,7 @@ class Clocks:
         self._known: dict[tuple[int, Key], tuple[int, int]] = {}
 
     def after(self, server: int, push: Push, answer: Answer) -> int:
-        """The worker's clock after this push, as :meth:`distkit.consistency.Rule.place` has it."""
+        """The worker's clock after this push, as :mod:`distkit.consistency` places it."""
         clock, dropped = self._known.get((server, push.key), (0, 0))
         if (now := getattr(answer, "dropped", 0)) == dropped:
             clock = max(clock, push.version) + 1
@@ -257,7 +257,7 @@ def _facts(request: Request) -> dict[str, Any]:
 
 
 def _terms(terms: Mapping[str, float]) -> dict[str, Any]:
-    """What besides the mode decides who waits, where it is not as usual."""
+    """The options besides the mode that decide who waits, where they are not the defaults."""
     crash = ON_CRASH[int(terms.get("on_crash", 0))]
     unusual = {"staleness": 0, "backup": 1, "wait_for": 1}  # from where on each is
     found = {term: int(n) for term, least in unusual.items() if (n := terms.get(term, -1)) >= least}
@@ -276,7 +276,7 @@ def _layout(tensor: Tensor | None) -> tuple[int, tuple[int, ...], str]:
 
 
 def _about(message: Message, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a message's events say at both of its ends, and its values."""
+    """The fields of a message's events at both of its ends, and its values."""
     tensor = _tensor(message)
     layout = zip(("nbytes", "shape", "dtype"), _layout(tensor), strict=True)
     about = {"peer": message.node, "match": message.match, "attributes": facts, **dict(layout)}

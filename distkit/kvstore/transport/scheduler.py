@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (

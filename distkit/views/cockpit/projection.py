@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from distkit.diagnosis.facts import standings
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at
 from distkit.trace.log import EventLog
+from distkit.views.scene.waits import waits
 from distkit.views.timeline.projection import Json, clean, compact
 from distkit.views.widget.live import Moment, Remark, Steppable
 
@@ -45,18 +47,20 @@ class Stepping:
     def __init__(self) -> None:
         self._seen: list[Moment] = []
         self._last: list[dict[int, str]] = []
+        self._callers: dict[tuple[int, int], str] = {}  # where a page was called, by operation
         self._told: Json = {"sources": {}, "moments": []}
 
     def changes(self, run: Steppable, **more: Any) -> Json:
         """What is new since the last call: a patch for the browser, {} if nothing is."""
-        trace, told = run.trace, self._told
-        patch = {k: v for k, v in {**_now(run, trace), **more}.items() if told.get(k) != v}
+        now, reached = _now(run), list(run.moments)
+        trace, told = run.trace, self._told  # asked last: it has the events of these moments
+        patch = {k: v for k, v in {**now, **more}.items() if told.get(k) != v}
         sources = {
             clean(label): clean(text[:MAX_SOURCE])
             for label, text in trace.meta.get("sources", {}).items()
             if clean(label) not in told["sources"]
         }
-        moments = self.moments(run.moments, trace.events, _ends(trace))
+        moments = self.moments(reached, trace.events, _ends(trace))
         told.update(patch)
         told["sources"].update(sources)
         return {
@@ -89,13 +93,40 @@ class Stepping:
         for i in range(first, len(moments)):
             begin = moments[i - 1].events if i else 0
             last = dict(self._last[-1]) if i else {}
-            last.update(_completed(events[begin : moments[i].events]))
+            new = events[begin : moments[i].events]
+            last.update(_completed(new))
             self._last.append(last)
-            lines = {
-                s.rank: _line(s, events[: moments[i].events], ends) for s in moments[i].standings
+            self._callers |= {
+                (e.rank, e.seq): e.attributes["caller"] for e in new if "caller" in e.attributes
             }
-            self._told["moments"].append(_moment(moments[i], last, lines))
+            ranks = [
+                self._rank(s, last, events[: moments[i].events], ends) for s in moments[i].standings
+            ]
+            self._told["moments"].append(_moment(moments[i], ranks))
         return [[i, self._told["moments"][i]] for i in range(first, len(moments))]
+
+    def _rank(
+        self,
+        s: RankState,
+        last: Mapping[int, str],
+        events: Sequence[Event],
+        ends: Mapping[int, str],
+    ) -> Json:
+        """A rank in a moment; in a page of distkit's own it is at the line that called it."""
+        where = _line(s, events, ends)
+        caller = "" if s.seq is None else self._callers.get((s.rank, s.seq), "")
+        return compact(
+            rank=s.rank,
+            doing=str(s.doing),
+            words=clean(str(s)),
+            call=clean(s.call()),
+            where=clean(caller or where),
+            inner=clean(where) if caller else None,
+            reason=clean(s.reason),
+            waits=list(s.waits_for),
+            now=None if s.seq is None else f"{s.rank}.{s.seq}",
+            last=last.get(s.rank),
+        )
 
     def snapshot(self) -> Json:
         """Everything told so far."""
@@ -103,15 +134,17 @@ class Stepping:
         return {**self._told, "sources": dict(self._told["sources"]), "moments": moments}
 
 
-def _now(run: Steppable, trace: EventLog) -> Json:
+def _now(run: Steppable) -> Json:
     """All but the moments and the sources."""
+    found = remarks(run.error, run.findings)
     return {
         "name": clean(run.name),
         "ranks": list(run.ranks),
         "position": run.position,
         "playing": run.playing,
         "finished": run.finished,
-        "remarks": remarks(run.error, run.findings),
+        "remarks": found,
+        "graph": waits(standings(run.trace)) if any(r["hang"] for r in found) else None,
     }
 
 
@@ -171,15 +204,16 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
     return ((e.rank, f"{e.rank}.{e.seq}") for e in done)
 
 
-def _moment(moment: Moment, last: Mapping[int, str], lines: Mapping[int, str]) -> Json:
+def _moment(moment: Moment, ranks: list[Json]) -> Json:
     circle = in_a_circle(moment.standings)
     return compact(
         time=round(moment.time, 7),
         choice=list(moment.choice),
-        ranks=[_rank(s, last.get(s.rank), lines[s.rank]) for s in moment.standings],
+        ranks=ranks,
         circle={
             "message": clean(sentence(circle)),
             "lines": {str(s.rank): clean(s.where) for s in circle},
+            "graph": waits(moment.standings),
         }
         if circle
         else None,
@@ -193,20 +227,6 @@ def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str
     if s.where or s.doing not in (Doing.FAILED, Doing.RELEASED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")
-
-
-def _rank(s: RankState, last: str | None, where: str) -> Json:
-    return compact(
-        rank=s.rank,
-        doing=str(s.doing),
-        words=clean(str(s)),
-        call=clean(s.call()),
-        where=clean(where),
-        reason=clean(s.reason),
-        waits=list(s.waits_for),
-        now=None if s.seq is None else f"{s.rank}.{s.seq}",
-        last=last,
-    )
 
 
 def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from distkit.views.scene import svg
+from distkit.views.scene.painter import body
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
 from distkit.views.scene.units import aligned
 from distkit.views.timeline.projection import Json
@@ -75,9 +76,11 @@ def step(steps: Json) -> str:
 def remarks(steps: Json) -> list[Json]:
     """What is wrong at the moment shown, as in js/cockpit.js."""
     now = steps["position"] == len(steps["moments"]) - 1
-    found: list[Json] = steps["remarks"] if now else []
     circle = shown(steps).get("circle")
-    return found or ([{**circle, "remedy": ""}] if circle else [])
+    if not now or not steps["remarks"]:
+        return [{**circle, "remedy": ""}] if circle else []
+    first, *more = steps["remarks"]
+    return [{**first, "graph": steps.get("graph")}, *more]
 
 
 _NUMBER = 'text-anchor="middle" font-size="11" font-weight="700"'
@@ -95,17 +98,24 @@ class _Panel:
     def document(self) -> str:
         parts, y = [*self._head()], 52.0
         for remark in remarks(self.steps):
-            lines = textwrap.wrap(f"{remark['message']} {remark['remedy']}", 140)
-            parts += [svg.rect(LEFT, y, 4, 17 * len(lines) + 8, f'fill="{WARNING_LIGHT}"', "", 2)]
+            graph = remark.get("graph")
+            scene = graph["scene"] if graph else {"width": 0, "height": 0}
+            room = WIDTH - 2 * LEFT - scene["width"]
+            lines = textwrap.wrap(f"{remark['message']} {remark['remedy']}", int(room / 6.5))
+            tall = max(17 * len(lines) + 8, scene["height"])
+            parts += [svg.rect(LEFT, y, 4, tall, f'fill="{WARNING_LIGHT}"', "", 2)]
             parts += [svg.text(LEFT + 14, y + 17 + 17 * i, t, INK) for i, t in enumerate(lines)]
-            y += 17 * len(lines) + 20
+            if graph:
+                place = f'transform="translate({LEFT + room:.1f} {y:.1f})"'
+                parts.append(f"<g {place}>{body(scene, 0.0)}</g>")
+            y += tall + 12
         source, cards = [*self._source(y)], [*self._cards(y)]
         ranks = len(self.moment["ranks"])
         tall = math.ceil(min(ranks, MAX_CARDS) / (1 if ranks <= 4 else 2)) * (CARD + 8)
         y += max(LINE * self._rows + 44, tall + (24 if ranks > MAX_CARDS else 0)) + 8
         until = self.moment["time"] if "looking" in step(self.steps) else None
-        body, height = paint({**self.picture, "title": ""}, until)
-        below = f'<g transform="translate(0 {y:.0f})">{body}</g>'
+        drawn, height = paint({**self.picture, "title": ""}, until)
+        below = f'<g transform="translate(0 {y:.0f})">{drawn}</g>'
         name = f"{self.steps['name']}, {step(self.steps)}"
         return svg.document(WIDTH, y + height, name, "".join([*parts, *source, *cards, below]))
 

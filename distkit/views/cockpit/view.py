@@ -18,8 +18,7 @@ from distkit.views.timeline.projection import Json
 from distkit.views.timeline.static import MAX_BARS
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
-from distkit.views.widget.live import Steppable
-from distkit.views.widget.threads import Notifier, Worker
+from distkit.views.widget.live import Notifier, Steppable, Worker
 
 
 def _snapshot(_: object, cockpit: Cockpit) -> Json:

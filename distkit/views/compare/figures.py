@@ -1,28 +1,19 @@
-"""What a run adds up to, in numbers to compare: messages, rounds, waiting, the critical path. Pure.
-
-Waiting and the critical path follow the rules of js/causes.js, for a whole trace in columns.
-"""
+"""What a run adds up to, in numbers to compare: messages, rounds, waiting, losses. Pure."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
-from itertools import pairwise
 
 import numpy as np
 
-from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.gradients.curves import thin
 from distkit.views.gradients.steps import read
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.operations import Bools, Floats, Ints
 
-#: Clocks are no finer [s].
-SOON = 1e-9
 WORKER = "worker"  # a rank's role where there is a parameter server
 
 
@@ -30,151 +21,31 @@ def figures(columns: Columns) -> Json:
     """The numbers of a run: seconds, bytes, counts, and parts of the time from 0 to 1.
 
     With a parameter server ``busy`` and ``waiting`` are means of the workers alone: what a server
-    does between two requests is no loss of time.
+    does between two requests is no loss of time. What counts as waiting, and that the barrier at
+    the end does not, is in :mod:`distkit.views.timeline.causes`.
     """
-    frame, waited = columns.frame, waits(columns)
-    path = critical_path(columns, waited)
-    ranks = per_rank(columns, waited)
+    frame = columns.frame
+    ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
     workers = [r for r in ranks if r["role"] == WORKER] or ranks
-    end, start = frame["end"] or 0.0, frame["start"] or 0.0
     return {
-        "seconds": end - start,
+        "seconds": (frame["end"] or 0.0) - (frame["start"] or 0.0),
         **{
             key: frame[key]
             for key in ("messages", "message_bytes", "collectives", "collective_bytes")
         },
-        "most_sent": int(sent_bytes(columns)[1].max(initial=0)),
+        "most_sent": int(columns.sent[1].max(initial=0)),
         "rounds": rounds(columns),
-        "critical": int((~columns.ops.mark[path]).sum()) if path else 0,
         "busy": _mean([r["busy"] for r in workers]),
         "waiting": _mean([r["waiting"] for r in workers]),
         "ranks": ranks,
     }
 
 
-def per_rank(columns: Columns, waited: Floats) -> list[Json]:
-    """What each lane sent, and the parts of the time that it communicated and waited."""
-    messages, nbytes = sent_bytes(columns)
-    ops, frame = columns.ops, columns.frame
-    waiting = np.bincount(ops.rank, weights=waited) if len(ops) else np.zeros(0)
-    seconds = (frame["end"] or 0.0) - (frame["start"] or 0.0) or 1.0
-
-    def of(all_ranks: Ints | Floats, rank: int) -> float:
-        return float(all_ranks[rank]) if rank < len(all_ranks) else 0.0
-
-    return [
-        {
-            "rank": lane["rank"],
-            "name": lane["name"],
-            "role": lane["role"],
-            "busy": lane["busy"],
-            "waiting": round(min(lane["busy"], of(waiting, lane["rank"]) / seconds), 4),
-            "messages": int(of(messages, lane["rank"])),
-            "bytes": int(of(nbytes, lane["rank"])),
-        }
-        for lane in frame["lanes"]
-    ]
+_OF_A_RANK = ("rank", "name", "role", "busy", "waiting", "messages", "bytes")
 
 
 def _mean(parts: list[float]) -> float:
     return round(sum(parts) / len(parts), 4) if parts else 0.0
-
-
-def sent_bytes(columns: Columns) -> tuple[Ints, Ints]:
-    """Messages and bytes that each rank sent, by its number."""
-    ops, pairs = columns.ops, columns.pairs
-    gone = (pairs.send >= 0) & ~np.isnan(pairs.sent)
-    src = ops.rank[pairs.send[gone]]
-    counted = np.bincount(src) if len(src) else np.zeros(0, np.int64)
-    weighed = np.bincount(src, weights=pairs.nbytes[gone]) if len(src) else np.zeros(0)
-    return counted.astype(np.int64), weighed.astype(np.int64)
-
-
-# -- who waits for whom ------------------------------------------------------------
-
-
-def waits(columns: Columns) -> Floats:
-    """Seconds that each operation waits for the last one to arrive, from its start on."""
-    ops, pairs = columns.ops, columns.pairs
-    if not len(ops):
-        return np.zeros(0)
-    most = np.where(ops.ended, ops.end, columns.frame["end"])
-    until = np.full(len(ops), -np.inf)
-    tied = pairs.tie >= 0
-    last = np.full(len(pairs.ties), -np.inf)
-    np.maximum.at(last, pairs.tie[tied], ops.start[tied])
-    # a pull waits for its answer
-    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL])
-    got = (pairs.recv >= 0) & receives[pairs.recv]
-    until[pairs.recv[got]] = np.where(np.isnan(pairs.sent[got]), np.inf, pairs.sent[got])
-    met = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]
-    until[pairs.send[met]] = ops.start[pairs.recv[met]]
-    until[tied] = last[pairs.tie[tied]]
-    waited = np.maximum(0, np.minimum(until, most) - ops.start)
-    return np.where(ops.scheduled, 0.0, waited)
-
-
-def critical_path(columns: Columns, waited: Floats) -> list[int]:
-    """The chain of operations that made the run last so long, from its end back.
-
-    An operation that waited is explained by the last to arrive, any other by what its rank
-    did before.
-    """
-    ops = columns.ops
-    if not len(ops):
-        return []
-    end, told = np.where(ops.ended, ops.end, math.inf), ~_around(columns)
-    order = np.lexsort((end, ops.rank))
-    order = order[told[order]]
-    edges = np.flatnonzero(np.diff(ops.rank[order], prepend=-1, append=-1))
-    lanes = {
-        int(ops.rank[order[a]]): (end[order[a:b]].tolist(), order[a:b].tolist())
-        for a, b in pairwise(edges.tolist())
-    }
-    start, rank, blamed = ops.start.tolist(), ops.rank.tolist(), _blamed(columns).tolist()
-    slow = (waited > SOON).tolist()
-    path: dict[int, None] = {}
-    final = np.where(ops.ended, ops.end, columns.frame["end"])
-    at = int(np.where(told, final, -math.inf).argmax())
-    while at >= 0 and at not in path:
-        path[at] = None
-        if slow[at] and blamed[at] >= 0:
-            if blamed[at] in path:
-                break
-            path[at := blamed[at]] = None
-        ends, found = lanes[rank[at]]
-        n = bisect_right(ends, start[at] + SOON)
-        while n and found[n - 1] in path:  # what takes no time ends when it starts
-            n -= 1
-        at = found[n - 1] if n else -1
-    return list(path)
-
-
-def _around(columns: Columns) -> Bools:
-    """True if an operation is a mark around communication: it explains nothing that they do not."""
-    ops, found = columns.ops, np.zeros(len(columns.ops), bool)
-    for rank in np.unique(ops.rank[ops.mark]):
-        mine = np.flatnonzero(ops.rank == rank)
-        marks, talk = mine[ops.mark[mine]], np.sort(ops.start[mine[~ops.mark[mine]]])
-        later = np.append(talk, math.inf)[np.searchsorted(talk, ops.start[marks])]
-        found[marks] = later < np.where(ops.ended[marks], ops.end[marks], math.inf)
-    return found
-
-
-def _blamed(columns: Columns) -> Ints:
-    """The operation that each one waited for, -1: none."""
-    ops, pairs = columns.ops, columns.pairs
-    found = np.full(len(ops), -1)
-    found[pairs.send[pairs.send >= 0]] = pairs.recv[pairs.send >= 0]
-    whole = (pairs.send >= 0) & (pairs.recv >= 0)
-    found[pairs.recv[whole]] = pairs.send[whole]
-    tied = np.flatnonzero(pairs.tie >= 0)
-    by_start = tied[np.argsort(-ops.start[tied], kind="stable")]
-    ties, first = np.unique(pairs.tie[by_start], return_index=True)
-    latest = np.full(len(pairs.ties), -1)
-    latest[ties] = by_start[first]
-    found[tied] = latest[pairs.tie[tied]]
-    return found
 
 
 # -- rounds --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from distkit.events import Event
 from distkit.trace.log import EventLog
 from distkit.views.compare.figures import WORKER, figures, training
 from distkit.views.scene.frame import Json, clean
-from distkit.views.scene.units import count, human_seconds
+from distkit.views.scene.units import count, human_seconds, joined
 from distkit.views.timeline.bars import Bars
 from distkit.views.timeline.columns import Columns
 
@@ -40,13 +40,13 @@ ROWS = [
         "exchanges that had to come one after another, when a rank sends "
         "one message and receives one at a time; a collective is one",
     ),
-    ("critical", "critical path", "n", "communications in the chain that made the run so long"),
     ("busy", "in communication", "%", "part of the time, mean of the ranks"),
     (
         "waiting",
         "waiting",
         "%",
-        "part of the time spent waiting for the last to arrive, mean of the ranks",
+        "part of the time in which ranks did nothing but wait for others, mean of the ranks; "
+        "the barrier at the end is no waiting",
     ),
     ("steps", "steps of training", "n", "of the watched loop"),
     ("step_seconds", "time per step", "s", "of the watched loop, mean"),
@@ -136,7 +136,7 @@ def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -
 def summary(runs: Sequence[Json]) -> Json:
     """All that is said of several traces together."""
     return {
-        "title": _and([run["name"] for run in runs]),
+        "title": joined([run["name"] for run in runs]),
         "facts": _facts(runs),
         "live": any(run["live"] for run in runs),
         "runs": list(runs),
@@ -178,10 +178,6 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
         if not run["figures"]["messages"] and run["figures"]["collectives"]
     ]
     if said and any(run["figures"]["messages"] for run in runs):
-        yield f"{_and(said)}: messages inside the backend's collectives are not seen"
+        yield f"{joined(said)}: messages inside the backend's collectives are not seen"
     for run in runs:
         yield from (f"{run['name']}: {notice}" for notice in run["notices"])
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

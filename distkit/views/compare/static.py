@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from distkit.views.compare.figures import waits
 from distkit.views.scene import svg, values_svg
+from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, WARNING_LIGHT, rank_color
-from distkit.views.scene.units import aligned, human_bytes, human_seconds, round_step, time_unit
+from distkit.views.scene.units import aligned, human_bytes, human_seconds, ticks
 from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.coverage import covered
 from distkit.views.timeline.operations import Floats
 
 WIDTH, MAX_BYTES = 960, 60_000
@@ -83,7 +84,6 @@ def _lanes(
     widths = [(RIGHT - LEFT) * (s / longest if picture["clock"] == "start" else 1.0) for s in spans]
     tall = len(columns) * (ROW + 2) + 6
     parts = [*_axis(longest if picture["clock"] == "start" else None, y, y + len(ranks) * tall)]
-    waited = [waits(c) for c in columns]
     for lane, rank in enumerate(ranks):
         parts += _name(names[rank], lane, y + len(columns) * (ROW + 2) / 2)
         for n, c in enumerate(columns):
@@ -98,7 +98,7 @@ def _lanes(
                 )
             parts.append(svg.rect(LEFT - 7, top, 3, ROW, f'fill="{color(n)}"', "", 1))
             parts.append(svg.rect(LEFT, top, widths[n], ROW, 'fill="#f2f4f6"', "", 2))
-            parts += _strip(c, rank, waited[n], widths[n], top, rank_color(lane), pixel)
+            parts += _strip(c, rank, widths[n], top, rank_color(lane), pixel)
         y += tall
     if len(names) > len(ranks):
         parts.append(
@@ -118,22 +118,16 @@ def _name(name: str, lane: int, middle: float) -> Iterator[str]:
 def _axis(seconds: float | None, top: float, bottom: float) -> Iterator[str]:
     """Seconds since the start, or parts of each trace's duration."""
     last = 1.0 if seconds is None else seconds
-    step = round_step(last, 8)
-    scale, unit = (100.0, "%") if seconds is None else time_unit(last * 0.999)
-    digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
-    for n in range(math.floor(last / step + 1e-9) + 1):
-        x = LEFT + n * step / last * (RIGHT - LEFT)
+    for time, label in ticks(0, last, percent=seconds is None):
+        x = LEFT + time / last * (RIGHT - LEFT)
         yield svg.line(x, top - 4, x, bottom, "#e1e6ea", 1)
-        label = "0" if n == 0 else f"{n * step * scale:.{digits}f} {unit}"
         yield svg.text(x, bottom + 15, label, GRAY, 'text-anchor="middle"')
 
 
-def _strip(
-    c: Columns, rank: int, waited: Floats, width: float, top: float, ink: str, pixel: int
-) -> Iterator[str]:
+def _strip(c: Columns, rank: int, width: float, top: float, ink: str, pixel: int) -> Iterator[str]:
     """What a rank did over the whole run: communication, and paler where it waited."""
     cells = max(1, int(width / pixel))
-    work, talk, wait = _covers(c, rank, waited, cells)
+    work, talk, wait = _covers(c, rank, cells)
     pale, faint = svg.tint(ink, 0.32), svg.tint(ink, 0.6)
     waiting = wait > talk
     shown = [
@@ -156,39 +150,15 @@ def _runs(mask: np.ndarray[tuple[int], np.dtype[np.bool_]], pixel: int, y: float
     )
 
 
-def _covers(c: Columns, rank: int, waited: Floats, cells: int) -> tuple[Floats, Floats, Floats]:
+def _covers(c: Columns, rank: int, cells: int) -> tuple[Floats, Floats, Floats]:
     """Of each cell of the run's time: the parts in computation, communication and waiting."""
-    ops, frame = c.ops, c.frame
-    mine = np.flatnonzero((ops.rank == rank) & ~ops.scheduled)
-    start, seconds = ops.start[mine], (frame["end"] or 0.0) - (frame["start"] or 0.0)
-    if not len(mine) or seconds <= 0:
+    start, end = c.frame["start"] or 0.0, c.frame["end"] or 0.0
+    if end <= start:
         return np.zeros(cells), np.zeros(cells), np.zeros(cells)
-    edges = frame["start"] + seconds * np.arange(cells + 1) / cells
-    end = np.where(ops.ended[mine], ops.end[mine], frame["end"])
-    until, mark = start + waited[mine], ops.mark[mine]
-    found = [
-        _covered(a, b, edges)
-        for a, b in (
-            (start[mark], end[mark]),
-            (until[~mark], end[~mark]),
-            (start[~mark], until[~mark]),
-        )
-    ]
-    return found[0], found[1], found[2]
-
-
-def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """How much of each cell is covered by intervals, from 0 to 1 and above where they overlap."""
-
-    def before(points: Floats) -> Floats:
-        """The integral of how many of the points lie before each edge."""
-        points = np.sort(points)
-        n = np.searchsorted(points, edges)
-        found: Floats = n * edges - np.append(0.0, np.cumsum(points))[n]
-        return found
-
-    parts: Floats = np.diff(before(starts) - before(ends)) / (edges[1] - edges[0])
-    return parts
+    edges = np.linspace(start, end, cells + 1)
+    spans = c.computation(rank), c.communication(rank), c.waiting(rank)
+    work, talk, wait = (covered(*span, edges) for span in spans)
+    return work, np.maximum(0, talk - wait), wait
 
 
 # -- losses ------------------------------------------------------------------------------
@@ -197,27 +167,13 @@ def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
 def _chart(
     name: str, curves: list[tuple[int, list[list[float]]]], left: float, top: float, by: int
 ) -> Iterator[str]:
-    """Losses in a box of 430 by 150 pixels, over steps (``by`` 0) or seconds (1)."""
-    known = [(p[by], p[2]) for _, points in curves for p in points if p[2] is not None]
-    low, high = min(0.0, *(y for _, y in known)), max(0.0, *(y for _, y in known))
-    last = max(max(x for x, _ in known), 1e-9)
-    wide, tall, base = 380 / last, 100 / ((high - low) or 1.0), top + 128.0
+    """Losses over steps (``by`` 0) or seconds (1)."""
+    last = max(p[by] for _, points in curves for p in points if p[2] is not None)
     end = human_seconds(last) if by else f"step {last:.0f}"
-    yield svg.text(left, top + 14, name, INK, 'font-weight="700"')
-    yield svg.text(left + 36, top + 34, f"{high:.3g}", GRAY, 'text-anchor="end" font-size="10.5"')
-    yield svg.text(left + 422, base + 15, end, GRAY, 'text-anchor="end" font-size="10.5"')
-    yield svg.line(left + 42, base + low * tall, left + 422, base + low * tall, "#dde3e9", 1)
-    for n, points in curves:
-        places = " ".join(
-            f"{left + 42 + p[by] * wide:.0f},{base - (p[2] - low) * tall:.0f}"
-            for p in points[:: max(1, len(points) // 100)]
-            if p[2] is not None
-        )
-        dash = f' stroke-dasharray="{DASHES[n % 4]}"' if n % 4 else ""
-        yield (
-            f'<polyline fill="none" stroke="{color(n)}" stroke-width="1.8"{dash} '
-            f'points="{places}"/>'
-        )
+    lines = (
+        Curve([(p[by], p[2]) for p in points], color(n), 1.8, DASHES[n % 4]) for n, points in curves
+    )
+    return chart(name, lines, left, top + 14, 426, 100, end, start=0.0)
 
 
 #: With its colour each trace's curve has a dash; js/comparecharts.js has the same.

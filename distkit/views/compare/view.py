@@ -28,10 +28,13 @@ CLOCKS = ("start", "duration")
 class Compare(View):
     """Shows two or more traces side by side or overlaid on one clock, and their differences.
 
-    A table has total time, messages, bytes, rounds, the critical path, communication and waiting
-    of each, as multiples of the baseline. Point at an operation, and the n-th operation of that
-    rank in the other traces is shown with it, with the difference in time. Of watched training
-    loops the losses are drawn over time and over steps. Runs that still go on are followed.
+    A table has total time, messages, bytes, rounds, communication and waiting of each, as
+    multiples of the baseline. A rank is *waiting* while it does nothing but wait for others. The
+    barrier at the end of a run, where ranks that have finished wait, does not count.
+
+    Point at an operation, and the n-th operation of that rank in the other traces is shown with
+    it, with the difference in time. Of watched training loops the losses are drawn over time and
+    over steps. Runs that still go on are followed.
 
     Args:
         traces: a mapping from names to traces or runs, or several of them, then named by
@@ -58,7 +61,6 @@ class Compare(View):
       bytes in messages          4 B      4 B     =
       most bytes sent by a rank  4 B      4 B     =
       rounds                     1        1       =
-      critical path              1        1       =
       in communication           100 %    100 %   =
     """
 

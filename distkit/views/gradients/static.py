@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distkit.views.scene import svg
+from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
 from distkit.views.scene.values_svg import figure, heat, verdict
@@ -68,27 +69,14 @@ def _charts(picture: Json) -> list[tuple[str, list[Json]]]:
 
 
 def _chart(name: str, lines: list[Json], left: float, top: float) -> Iterator[str]:
-    """Curves in a box of 290 by 120 pixels, with the largest value and the last step."""
-    known = [(n, y) for line in lines for n, y in line["points"] if y is not None]
-    low, high = min(0.0, *(y for _, y in known)), max(0.0, *(y for _, y in known))
-    first, last = min(n for n, _ in known), max(n for n, _ in known)
-    wide, tall = 244 / max(1, last - first), 88 / ((high - low) or 1.0)
-    yield svg.text(left, top, name, GRAY)
-    yield svg.text(left + 36, top + 24, figure(high), GRAY, 'text-anchor="end" font-size="10.5"')
-    yield svg.text(
-        left + 286, top + 124, f"step {last}", GRAY, 'text-anchor="end" font-size="10.5"'
-    )
-    base = top + 110 + low * tall
-    yield svg.line(left + 42, base, left + 286, base, "#dde3e9", 1)
-    for line in lines:
-        points = " ".join(
-            f"{left + 42 + (n - first) * wide:.0f},{top + 110 - (y - low) * tall:.0f}"
-            for n, y in line["points"][:: max(1, len(line["points"]) // 100)]
-            if y is not None
-        )
-        color = INK if line["rank"] is None else rank_color(line["rank"])
-        stroke = 2 if line["rank"] is None else 1.2
-        yield f'<polyline fill="none" stroke="{color}" stroke-width="{stroke}" points="{points}"/>'
+    last = max(n for line in lines for n, y in line["points"] if y is not None)
+    curves = [
+        Curve(line["points"], INK, 2.0)
+        if line["rank"] is None
+        else Curve(line["points"], rank_color(line["rank"]))
+        for line in lines
+    ]
+    return chart(name, curves, left, top, 290, 88, f"step {last}")
 
 
 def _table(picture: Json, step: Json, most: int, y: float) -> tuple[str, float]:

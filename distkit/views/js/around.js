@@ -1,6 +1,5 @@
 // The words around the picture: heading, notices, legend, and the sums underneath.
 
-import { statistics } from "./causes.js";
 import { h } from "./dom.js";
 import { humanBytes, humanSeconds, plural } from "./numbers.js";
 
@@ -10,6 +9,7 @@ const LEGEND = [
   ["recv", "receive"],
   ["collective", "collective"],
   ["request", "request to a server"],
+  ["store", "store"],
   ["mark", "computation"],
   ["paused", "paused"],
   ["open", "not finished"],
@@ -49,30 +49,32 @@ export function sums(store, color) {
       ? tile(frame.collectives.toLocaleString("en"), noun(frame.collectives, "collective"),
         frame.collective_bytes ? humanBytes(frame.collective_bytes) : "") : null,
     tile(frame.end > frame.start ? humanSeconds(frame.end - frame.start) : "0 s", "first to last event"),
-    frame.lanes.length ? busy(frame.lanes, statistics(store), color) : null,
+    frame.lanes.length ? busy(frame.lanes, color) : null,
   ].filter(Boolean);
 }
 
 // Per rank: the part of the time spent in communication, and of that in waiting (paler).
-function busy(lanes, told, color) {
+function busy(lanes, color) {
   const percent = (x) => `${Math.round(100 * x)} %`;
-  const label = h("span", {}, "time in communication", told.some(({ waiting }) => waiting > 0.005) ? ", of which waiting (pale)" : "");
+  const label = h("span", {}, "time in communication", lanes.some(({ waiting }) => waiting > 0.005) ? ", of which waiting (pale)" : "");
   if (lanes.length > MANY) {
     const range = (all) => [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");
     return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
-      h("span", {}, ` · waiting ${range(told.map(({ waiting }) => waiting))}`));
+      h("span", {}, ` · waiting ${range(lanes.map((lane) => lane.waiting))}`));
   }
-  const meters = lanes.map((lane, i) => {
-    const { messages, bytes, waiting } = told[i];
+  const meters = lanes.map((lane) => {
+    const { messages, bytes, waiting } = lane;
     const words = `${lane.name}: ${plural(messages, "message")} sent, ${humanBytes(bytes)}; ` +
       `${percent(lane.busy)} in communication, ${percent(waiting)} waiting`;
     const paint = `background:${color(lane.rank)}`;
+    const some = lanes.some((one) => one.messages);
+    const sent = messages ? `${messages.toLocaleString("en")} sent · ${humanBytes(bytes)}` : "nothing sent";
     return h("div", { class: "dk-meter", title: words },
       h("span", {}, lane.name),
       h("i", {}, h("i", { style: `width:${100 * Math.max(0, lane.busy - waiting)}%;${paint}` }),
         h("i", { style: `width:${100 * Math.min(lane.busy, waiting)}%;${paint};opacity:.4` })),
       h("b", {}, percent(lane.busy)),
-      messages ? h("small", {}, `${messages.toLocaleString("en")} sent · ${humanBytes(bytes)}`) : null);
+      some ? h("small", {}, sent) : null);
   });
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }

@@ -3,13 +3,14 @@
 import { humanBytes } from "./numbers.js";
 import { roundRect } from "./painter.js";
 
-const MOST = 1200; // arrows beyond this number are thinned out
-const FEW = 120; // up to this number they have their weights written beside them
+// Pixels for each arrow: where there are less, one of some stands for them, without a head.
+const EACH = 9;
+const BETWEEN = 6; // pixels between those
 
 export class Arrows {
-  constructor(painter) {
+  constructor(painter, bare = false) {
     const { c, at, look, store } = painter;
-    Object.assign(this, { painter, c, at, look, store, labels: [] });
+    Object.assign(this, { painter, c, at, look, store, bare, labels: [] });
     this.list = this.#visible(); // [number, path]
   }
 
@@ -19,7 +20,7 @@ export class Arrows {
 
   before() {
     for (const [a, path] of this.list) this.#tip(a, path);
-    if (this.list.length <= FEW) for (const [a, path] of this.list) this.#weight(a, path);
+    if (!this.many) for (const [a, path] of this.list) this.#weight(a, path);
   }
 
   #dim(a) {
@@ -27,9 +28,13 @@ export class Arrows {
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
-  // Of very many arrows one is drawn per pair of lanes and some pixels.
+  // Of many arrows one is drawn per pair of lanes and some pixels.
   #visible() {
     const { at, store } = this;
+    if (this.bare) {
+      this.strong = true;
+      return [...store.related(this.painter.focus)?.arrows ?? []].map((a) => [a, at.path(a)]);
+    }
     const [from, to] = at.view;
     const found = [];
     for (let a = 0; a < store.arrows; a++) {
@@ -38,7 +43,9 @@ export class Arrows {
       if (begin > to || end < from || (Number.isNaN(end) && begin < from)) continue;
       if (store.send[a] >= 0 || store.recv[a] >= 0) found.push(a);
     }
-    this.many = found.length > MOST;
+    const room = (at.right - at.left) / EACH;
+    this.many = found.length > room;
+    this.strong = this.painter.bright?.arrows.size <= room; // else these have no heads, either
     const shown = this.many ? this.#thinned(found) : found;
     return shown.map((a) => [a, at.path(a)]);
   }
@@ -46,8 +53,7 @@ export class Arrows {
   #thinned(arrows) {
     const { at, store } = this;
     const seen = new Set();
-    const pitch = Math.max(3, ((at.right - at.left) * store.tracks.length) / MOST);
-    const scale = (at.right - at.left) / pitch / (at.view[1] - at.view[0]);
+    const scale = (at.right - at.left) / BETWEEN / (at.view[1] - at.view[0]);
     return arrows.filter((a) => {
       const [s, r] = [store.send[a], store.recv[a]];
       if (s < 0 || r < 0) return true;
@@ -72,8 +78,9 @@ export class Arrows {
 
   #tip(a, path) {
     const [x1, y1, x2, y2, whole] = path;
-    if (this.painter.bright?.arrows.has(a)) this.#shaft(a, path);
-    if (this.many) return;
+    const bright = this.painter.bright?.arrows.has(a);
+    if (bright) this.#shaft(a, path);
+    if (this.many && !(bright && this.strong)) return;
     const length = Math.hypot(x2 - x1, y2 - y1) || 1;
     const color = this.#ink(a, whole);
     this.c.globalAlpha = this.#dim(a);

@@ -1,11 +1,12 @@
 // A card per rank: what it does, what it waits for, and the tensors it touches as heat strips.
 
-import { h } from "./dom.js";
+import { h, still } from "./dom.js";
 import { call } from "./painter.js";
 import { paint, pin } from "./source.js";
 import { figure, strip, tensor } from "./tooltip.js";
 
 const ENDED = ["failed", "released"];
+const FLASH = 700; // milliseconds
 
 export class Cards {
   constructor(ranks, store) {
@@ -23,6 +24,7 @@ export class Cards {
       const [now, last] = [this.store.bars.get(rank.now), this.store.bars.get(rank.last)];
       const key = JSON.stringify([rank, now?.values, last?.values, scale]);
       if (!card || card.key === key) continue;
+      if (card.key) flash(card.root);
       card.key = key;
       card.root.dataset.doing = rank.doing;
       card.root.querySelector(".dk-doing").textContent = rank.doing;
@@ -39,49 +41,45 @@ function empty(rank, name) {
 
 function body(rank, now, last, scale, store) {
   return [
-    rank.call ? h("div", { class: "dk-call" }, h("code", {}, rank.call), line(rank.where)) : null,
+    rank.call || (ENDED.includes(rank.doing) && rank.where) ? h("div", { class: "dk-call" },
+      h("code", {}, rank.call ?? ""), now?.dtype ? h("span", { class: "dk-tensor" }, tensor(now)) : null, h("span", { class: "dk-where", title: rank.inner ?? "" }, rank.where ?? "")) : null,
     rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
-    rank.call || !ENDED.includes(rank.doing) || !rank.where ? null : line(rank.where),
-    now ? strips(now, now.values?.slice(0, 1), scale) : null,
-    now?.kind === "recv" && now.dtype ? h("div", { class: "dk-tensor" }, "not written yet") : null,
+    now ? strips(now, now.values?.slice(0, 1), scale, now.kind === "recv" && now.dtype ? "not written yet" : "") : null,
     last ? h("div", { class: "dk-last" },
       h("div", { class: "dk-was" }, h("span", {}, "done"), h("span", {}, call(last, store)),
-        line(last.where)),
+        last.dtype ? h("span", { class: "dk-tensor" }, tensor(last)) : null),
       strips(last, last.values, scale)) : null,
   ];
 }
 
-// Where room is short, the end with the number stays.
-function line(where) {
-  return h("span", { class: "dk-where", title: where }, h("bdi", {}, where));
+// What has changed is seen.
+function flash(card) {
+  if (!still()) card.animate([{ background: "color-mix(in srgb, var(--rank) 30%, transparent)" }, {}], FLASH);
 }
 
 // Before and after, on the scale of all tensors of that shape.
-function strips(bar, values, scale) {
+function strips(bar, values, scale, note = "") {
   const [first, then] = values ?? [];
   const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // a send
   const shown = [["before", same ? null : first], [same ? "values" : "after", then]]
     .filter(([, s]) => s?.values.length);
-  if (!shown.length) return bar.dtype ? h("div", { class: "dk-tensor" }, tensor(bar)) : null;
+  if (!shown.length) return note ? h("div", { class: "dk-note" }, note) : null;
   const most = scale[bar.shape] || largest(values);
-  return h("div", { class: "dk-heat" }, shown.map(([when, summary], i) => [
+  return h("div", { class: "dk-heat" }, shown.map(([when, summary]) => [
     h("span", {}, when),
-    h("div", {}, strip(summary, most), h("div", { class: "dk-caption" },
-      h("span", {}, range(summary)), i ? null : h("span", { class: "dk-tensor" }, tensor(bar))))]));
+    strip(summary, most), h("span", { class: "dk-caption" }, range(summary))]));
 }
 
 function range({ values, size, min, max }) {
   return size <= 4 ? `[${values.map(figure).join(", ")}]` : `${figure(min)} to ${figure(max)}`;
 }
 
-// The largest value of each shape. What a receive finds in its buffer does not count: that may be
-// memory nobody has written to.
+// The largest value of each shape.
 function scales(ranks, store) {
   const scale = {};
   for (const id of ranks.flatMap(({ now, last }) => [now, last])) {
-    const { shape, kind, values = [] } = store.bars.get(id) ?? {};
-    const counted = values.slice(kind === "recv" ? 1 : 0).flatMap((s) => s?.values ?? []);
-    const most = Math.max(0, ...counted.filter(Number.isFinite).map(Math.abs));
+    const { shape, values = [] } = store.bars.get(id) ?? {};
+    const most = Math.max(0, ...values.flatMap((s) => s?.values ?? []).filter(Number.isFinite).map(Math.abs));
     scale[shape] = Math.max(scale[shape] ?? 0, most);
   }
   return scale;

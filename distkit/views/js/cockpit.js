@@ -5,6 +5,7 @@ import { Cards } from "./cards.js";
 import { chips, Controls, stepOf } from "./controls.js";
 import { h } from "./dom.js";
 import { readable } from "./colors.js";
+import { Marks } from "./marks.js";
 import { Source } from "./source.js";
 import { Talk } from "./talk.js";
 import { Timeline } from "./timeline.js";
@@ -13,6 +14,7 @@ const SILENT = "The kernel does not answer. It is busy with a cell, or it is gon
   "then run the cell again.";
 const GONE = "The kernel is gone: run the cell again.";
 const NEAR = 12; // so many moments before the one shown are in the timeline
+const LANES = 130; // pixels of the timeline's lanes, where there is room
 
 export class Cockpit {
   constructor(model, el) {
@@ -42,6 +44,8 @@ export class Cockpit {
     el.append(this.root);
     this.root.append(below);
     this.timeline = new Timeline(this.model, below, { stepped: true, onlook: (look) => this.#look(look) });
+    const { sizes } = this.timeline.theme;
+    this.timeline.theme = { ...this.timeline.theme, sizes: { ...sizes, height: LANES, min_gap: 4, pad: 2, gap: 2, row: 16, axis: 24 } };
     this.source = new Source(ranks);
     this.cards = new Cards(ranks, this.timeline.store);
     this.controls = new Controls(ranks, (rank) => this.timeline.store.name(rank),
@@ -145,8 +149,9 @@ export class Cockpit {
 
   // What is wrong: now the run's error and the findings, else a circle of waiting ranks.
   #remarks({ circle }, past) {
-    const remarks = past ? [] : this.state.remarks;
-    return remarks.length || !circle ? remarks : [{ ...circle, remedy: "", hang: true }];
+    const { remarks, graph } = this.state;
+    if (past || !remarks.length) return circle ? [{ ...circle, remedy: "", hang: true }] : [];
+    return remarks.map((one, i) => ({ ...one, graph: i ? null : graph }));
   }
 
   #find(shown, moment, key) {
@@ -223,6 +228,11 @@ export class Cockpit {
     this.#later();
   }
 
+  // The kernel has.
+  ended() {
+    this.#miss("gone");
+  }
+
   dispose() {
     this.gone = true;
     this.talk.dispose();
@@ -233,8 +243,17 @@ export class Cockpit {
   }
 }
 
-function remark({ message, more, traceback, remedy, hang }) {
-  return h("div", { class: "dk-remark", "data-hang": String(hang) }, h("strong", {}, message),
+function remark({ message, more, traceback, remedy, hang, graph }) {
+  return h("div", { class: "dk-remark", "data-hang": String(hang) }, h("div", {}, h("strong", {}, message),
     [more, remedy].map((words) => (words ? h("span", {}, words) : null)),
-    traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null);
+    traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
+  graph ? h("figure", { class: "dk-graph", role: "img", title: "who waits for whom", "aria-label": graph.said }, drawn(graph)) : null);
+}
+
+function drawn({ scene, styles }) {
+  const marks = new Marks("dk-waits");
+  marks.load(scene, styles);
+  marks.draw(0, -1);
+  marks.root.setAttribute("width", scene.width);
+  return marks.root;
 }

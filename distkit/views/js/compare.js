@@ -1,11 +1,10 @@
 // Several traces on one clock, side by side or overlaid, and their differences in numbers.
 
 import { legend } from "./around.js";
-import { criticalPath } from "./causes.js";
 import { card, losses, lossKey, meters, sentence, swatch, table } from "./comparecharts.js";
 import { Clock, Order, Panel, shared } from "./comparepanels.js";
-import { h, still } from "./dom.js";
-import { Gestures } from "./gestures.js";
+import { h } from "./dom.js";
+import { Gestures, Viewport } from "./gestures.js";
 import { lookOf } from "./look.js";
 import { clamp, humanSeconds, plural } from "./numbers.js";
 import { Store } from "./store.js";
@@ -19,6 +18,12 @@ const PILLS = [
   ["critical", "c", "Critical paths", "the chain of operations that made each run last so long"],
 ];
 
+// Beside the figures all panels are so high together, else each; a title takes so much [pixels].
+const [ROOM, APART, TITLE] = [480, 230, 30];
+const SMALL = { row: 15, mark: 11, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
+// Up to so many traces have the figures beside them, where it is so wide [pixels].
+const [MOST_BESIDE, BESIDE, NARROW] = [3, 980, 560];
+
 export class Compare extends Sheet {
   constructor(model, el) {
     super(model, el, "compare", "Several traces on one clock, and their differences");
@@ -28,25 +33,25 @@ export class Compare extends Sheet {
     const { pictures, clock, baseline } = this.picture;
     this.stores = pictures.map((picture) => new Store(picture));
     this.shows = { overlaid: false, normalised: clock === "duration", critical: false };
-    Object.assign(this, { baseline, zoomed: null, chosen: null, hovered: null, pointer: null, orders: [], paths: [], stale: 0 });
+    const all = () => this.clock.all;
+    this.viewport = new Viewport({ all, rest: all, reset: () => this.viewport.glide(all()), onchange: () => this.later() });
+    Object.assign(this, { baseline, chosen: null, hovered: null, pointer: null, orders: [], stale: 0 });
     this.root.setAttribute("role", "group");
     this.pills = Object.fromEntries(PILLS.map(([name, key, label, title]) => {
       const button = h("button", { type: "button", "aria-pressed": "false", title: `${title} (${key})` }, label);
       button.addEventListener("click", () => this.toggle(name));
       return [name, button];
     }));
-    const tool = (label, sign, act) => {
-      const b = h("button", { type: "button", "aria-label": label, title: label }, sign);
-      b.addEventListener("click", act);
-      return b;
-    };
-    this.tools.append(h("div", { class: "dk-tools" }, tool("zoom in", "+", () => this.zoom(0.5)),
-      tool("zoom out", "−", () => this.zoom(2)), tool("show all", "⤢", () => this.show(this.clock.all))));
+    this.tools.append(h("div", { class: "dk-lenses" }, Object.values(this.pills)));
+    this.tools.append(this.viewport.tools());
     this.kinds = h("ul", { class: "dk-legend" });
     this.frames = h("div", { class: "dkc-frames" });
-    this.figures = h("div", { class: "dkc-figures" });
+    this.figures = h("div", { class: "dkc-numbers" });
     this.tip = h("div", { class: "dk-tip dkc-tip", popover: "manual", role: "tooltip" });
-    this.body.append(h("div", { class: "dk-lenses" }, Object.values(this.pills), this.kinds), this.frames, this.figures, this.tip);
+    this.losses = h("div", { class: "dkc-losses" });
+    const left = h("div", {}, this.frames, this.kinds);
+    const both = h("div", { class: "dkc-both" }, left, this.figures);
+    this.body.append(both, this.losses, this.tip);
     this.arrange();
   }
 
@@ -60,10 +65,6 @@ export class Compare extends Sheet {
     return new Clock(this.stores, this.shows.normalised ? "duration" : "start");
   }
 
-  get view() {
-    return this.zoomed ?? this.clock.all;
-  }
-
   order(n) {
     if (this.orders[n]?.version !== this.stores[n].version) this.orders[n] = new Order(this.stores[n]);
     return this.orders[n];
@@ -73,7 +74,7 @@ export class Compare extends Sheet {
 
   toggle(name) {
     this.shows[name] = !this.shows[name];
-    if (name === "normalised") this.zoomed = null;
+    if (name === "normalised") this.viewport.zoomed = null;
     if (name !== "critical") this.arrange(true);
     this.later();
   }
@@ -104,50 +105,17 @@ export class Compare extends Sheet {
   listen(panel) {
     const { canvas } = panel;
     const on = (type, act, options) => canvas.addEventListener(type, act, options);
-    panel.gestures = new Gestures(canvas, (e) => this.#takes(e), (view) => {
+    panel.gestures = new Gestures(canvas, (e) => this.viewport.takes(e), (view) => {
       this.tell(null);
-      this.show(view);
+      this.viewport.show(view);
     });
     on("pointermove", (e) => this.#moved(panel, e));
     on("pointerdown", (e) => { if (!e.button) this.drag = { x: e.clientX, far: false }; });
     on("pointerup", (e) => this.#released(panel, e));
     on("pointerleave", () => this.#left());
-    on("dblclick", () => this.show(this.clock.all));
+    on("dblclick", () => this.viewport.reset());
     on("keydown", (e) => this.#typed(panel, e));
     on("blur", () => this.choose(null));
-  }
-
-  // -- time -----------------------------------------------------------------------------
-
-  show([from, to]) {
-    const [first, last] = this.clock.all;
-    const span = clamp(to - from, 1e-7, last - first);
-    const start = clamp(from, first, last - span);
-    this.zoomed = span > 0.999 * (last - first) ? null : [start, start + span];
-    this.later();
-  }
-
-  glide(target) {
-    const [from, begin] = [this.view, performance.now()];
-    if (still()) return this.show(target);
-    const step = (time) => {
-      const t = clamp((time - begin) / 180, 0, 1);
-      const eased = 1 - (1 - t) ** 3;
-      this.show([0, 1].map((i) => from[i] + eased * (target[i] - from[i])));
-      if (t < 1 && !this.gone) requestAnimationFrame(step);
-    };
-    requestAnimationFrame(step);
-  }
-
-  zoom(factor) {
-    const [from, to] = this.view;
-    const [center, half] = [(from + to) / 2, ((to - from) / 2) * factor];
-    this.glide([center - half, center + half]);
-  }
-
-  pan(part) {
-    const [from, to] = this.view;
-    this.glide([from + part * (to - from), to + part * (to - from)]);
   }
 
   // -- drawing ----------------------------------------------------------------------------
@@ -159,12 +127,16 @@ export class Compare extends Sheet {
     if (key !== this.told) this.#words();
     this.told = key;
     for (const [name, button] of Object.entries(this.pills)) button.setAttribute("aria-pressed", String(this.shows[name]));
+    const width = this.body.clientWidth;
+    this.beside = stores.length <= MOST_BESIDE && width > BESIDE;
+    this.root.toggleAttribute("data-beside", this.beside);
+    this.root.toggleAttribute("data-tight", this.beside || width < NARROW);
     Object.assign(this.root.dataset, { layout: this.shows.overlaid ? "overlaid" : "side", clock: this.clock.kind });
     const scene = this.#scene();
     for (const panel of this.panels) {
       if (!panel.stage.clientWidth) continue;
       panel.draw(scene);
-      panel.gestures.follow(panel.at, this.view, this.clock.all);
+      panel.gestures.follow(panel.at, this.viewport.shown, this.clock.all);
     }
     if (stores.some((store) => store.frame.live)) this.root.dataset.live = "";
     else delete this.root.dataset.live;
@@ -172,7 +144,7 @@ export class Compare extends Sheet {
 
   // What all panels have in common.
   #scene() {
-    const { stores, theme, paint: look, clock, view, zoomed, pointer } = this;
+    const { stores, theme, paint: look, clock, viewport: { shown: view, zoomed }, pointer } = this;
     const { overlaid } = this.shows;
     const rows = overlaid ? shared(stores) : null;
     const names = { ranks: this.names, traces: this.picture.runs.map((run) => (run.name.length > 14 ? `${run.name.slice(0, 13)}…` : run.name)) };
@@ -182,7 +154,9 @@ export class Compare extends Sheet {
     };
     const left = clamp(wide([...this.names.values()], `600 13px ${look.font}`) + 38 +
       (overlaid ? wide(names.traces, `11px ${look.font}`) + 12 : 0), 84, 250);
-    const sizes = { ...theme.sizes, height: stores.length > 2 ? 190 : 270, pitch: 68, max_gap: 44 };
+    const panels = overlaid ? 1 : stores.length;
+    const room = this.beside ? (ROOM - theme.sizes.axis) / panels - TITLE : APART;
+    const sizes = { ...theme.sizes, ...SMALL, height: room, tallest: room };
     const ranks = new Map([...this.names.keys()].map((rank, i) => [rank, i]));
     return { stores, clock, view, zoomed, pointer, look, rows, names, left, sizes, ranks, lights: stores.map((_, n) => this.#light(n)), focus: this.#focus(),
       color: (lane) => this.color(lane), trace: (n) => this.trace(n) };
@@ -190,16 +164,14 @@ export class Compare extends Sheet {
 
   // The critical path of a trace, if they are wanted.
   #light(n) {
-    const { version, count } = this.stores[n];
-    if (!this.shows.critical || !count) return null;
-    if (this.paths[n]?.version !== version) this.paths[n] = { version, ...criticalPath(this.stores[n]) };
-    return this.paths[n];
+    return this.shows.critical ? this.stores[n].causes?.critical ?? null : null;
   }
 
   #path(n) {
-    const { store } = this.order(n);
-    const talk = [...this.#light(n)?.bars ?? []].filter((i) => store.looks[store.look[i]].kind !== "mark");
-    return `${plural(talk.length, "communication")} on the critical path`;
+    const store = this.stores[n];
+    if (!store.causes) return "its critical path is known when the run has ended";
+    const ranks = new Set([...store.causes.critical.bars].map((i) => store.lane(i)));
+    return `its critical path goes through ${plural(ranks.size, "rank")}`;
   }
 
   // The ranks of all traces, sorted, and what they are called.
@@ -230,9 +202,10 @@ export class Compare extends Sheet {
     const half = width > 700 ? (width - 28) / 2 : width;
     const chart = (by, title) => h("section", {}, h("h4", {}, title, by ? lossKey(picture, trace) : ""), losses(picture, by, half, trace));
     const focused = this.figures.contains(document.activeElement) ? document.activeElement.dataset.trace : null;
-    this.figures.replaceChildren(told ? h("div", { class: "dkc-losses" }, chart(1, "loss over time"), chart(0, "loss over steps")) : "",
-      h("div", { class: "dkc-numbers" }, table(picture, this.baseline, trace, (n) => this.base(n)),
-        this.names.size ? meters(picture, this.names, (lane) => this.color(lane), trace) : ""));
+    this.losses.hidden = !told;
+    if (told) this.losses.replaceChildren(chart(1, "loss over time"), chart(0, "loss over steps"));
+    this.figures.replaceChildren(table(picture, this.baseline, trace, (n) => this.base(n)),
+      this.names.size ? meters(picture, this.names, (lane) => this.color(lane), trace) : "");
     if (focused !== null) this.figures.querySelector(`button[data-trace="${focused}"]`)?.focus({ preventScroll: true });
   }
 
@@ -259,7 +232,7 @@ export class Compare extends Sheet {
   }
 
   #moved(panel, e) {
-    this.armed ||= e.movementX !== 0 || e.movementY !== 0;
+    this.viewport.armed ||= e.movementX !== 0 || e.movementY !== 0;
     const { at } = panel;
     if (!at) return;
     const [x, y] = this.#at(panel, e);
@@ -282,22 +255,15 @@ export class Compare extends Sheet {
   }
 
   #left() {
-    Object.assign(this, { pointer: null, hovered: null, armed: false });
+    Object.assign(this, { pointer: null, hovered: null });
+    this.viewport.armed = false;
     if (!this.chosen) this.tell(null);
     this.later();
   }
 
-  // A wheel that merely scrolls the page past the picture does not zoom it.
-  #takes(e) {
-    if (e.type !== "wheel") return !e.button;
-    const out = e.deltaY > 0 && !this.zoomed;
-    return (this.armed || e.ctrlKey || e.metaKey) && (!out || e.ctrlKey);
-  }
-
   #typed(panel, e) {
     const act = {
-      ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), "+": () => this.zoom(0.5), "=": () => this.zoom(0.5),
-      "-": () => this.zoom(2), 0: () => this.glide(this.clock.all), Home: () => this.glide(this.clock.all),
+      ...this.viewport.keys(),
       Escape: () => this.choose(null), ArrowDown: () => this.step(panel, 1), ArrowUp: () => this.step(panel, -1),
       b: () => this.base(this.baseline + 1), ...Object.fromEntries(PILLS.map(([name, key]) => [key, () => this.toggle(name)])),
     }[e.key];
@@ -314,9 +280,7 @@ export class Compare extends Sheet {
     if (!order.length) return;
     const at = this.chosen?.[1].i === undefined ? (by > 0 ? -1 : order.length) : order.indexOf(this.chosen[1].i);
     const bar = this.stores[n].bar(order[clamp(at + by, 0, order.length - 1)]);
-    const [from, to] = this.view;
-    const u = this.clock.from(n, bar.start);
-    if (u < from || u > to) this.show([u - (to - from) / 2, u + (to - from) / 2]);
+    this.viewport.seek(this.clock.from(n, bar.start));
     const box = panel.canvas.getBoundingClientRect();
     const [x, y, , height] = panel.layouts.get(n).box(bar.i);
     this.choose([n, bar], box.left + clamp(x, panel.at.left, panel.at.right) + 8, box.top + y + height);

@@ -63,7 +63,7 @@ export function meters({ runs }, names, rankColor, color) {
     runs.map((run, n) => meter(run.figures.ranks.find((r) => r.rank === rank), run.name, rankColor(lane), color(n)))));
   const waits = runs.some((run) => run.figures.ranks.some((r) => r.waiting > 0.005));
   return h("section", { class: "dkc-ranks" },
-    h("h4", {}, "in communication", h("small", {}, `${waits ? "waiting is pale · " : ""}with the bytes of messages sent`)),
+    h("h4", {}, "in communication", h("small", {}, `${waits ? "waiting is pale · " : ""}bytes sent`)),
     h("div", { class: "dkc-meters" }, rows),
     ranks.length > MOST_RANKS ? h("p", { class: "dkv-muted" }, `and ${plural(ranks.length - MOST_RANKS, "more rank")}`) : "");
 }

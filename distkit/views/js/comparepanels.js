@@ -2,15 +2,13 @@
 
 import { h } from "./dom.js";
 import { Layout } from "./layout.js";
-import { clamp, roundStep, timeUnit } from "./numbers.js";
+import { clamp } from "./numbers.js";
 import { cursor, emptiness, whereabouts } from "./overlay.js";
-import { alpha, readable } from "./colors.js";
-import { call, FILL, Painter, roundRect } from "./painter.js";
-import { isOpen } from "./store.js";
-import { Strips } from "./strips.js";
+import { alpha } from "./colors.js";
+import { Painter, roundRect } from "./painter.js";
 
-const ROW = 15; // pixels of a trace's row in a shared lane, when there is room
-const TALL = 1500; // all lanes of a shared panel together
+const [ROW, HIGHEST] = [15, 30]; // pixels of a trace's row in a shared lane, when there is room
+const [ROOMY, TALL] = [430, 1500]; // all lanes of a shared panel together, and at most
 
 // The clock of all traces: seconds since each one's start, or parts of each one's duration.
 export class Clock {
@@ -108,12 +106,15 @@ export class Panel {
     return this.layouts.get(this.numbers[0]);
   }
 
-  #layout({ stores, clock, view, sizes, left, rows }, n, width) {
+  #layout({ stores, clock, view, sizes: { axis, ...sizes }, left, rows }, n, width) {
+    const last = n === stores.length - 1 || clock.kind === "duration" || this.numbers.length > 1;
+    sizes.axis = last ? axis : 0; // one for all that have the same time
     const own = view.map((u) => clock.to(n, u));
     const end = Math.max(own[1], stores[n].frame.end ?? 0);
     const layout = this.numbers.length > 1 ? new Slim(stores[n], sizes, width, own, end, rows[n])
       : new Layout(stores[n], sizes, width, own, stores[n].frame.live ? stores[n].frame.end : end, () => 0);
-    return Object.assign(layout, { left });
+    const whole = this.numbers.length > 1 && clock.kind === "duration" ? clock.span(n) : 0;
+    return Object.assign(layout, { left, whole });
   }
 
   #size(width) {
@@ -125,8 +126,13 @@ export class Panel {
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
   }
 
-  #alone({ look, focus, lights }, n) {
-    const painter = new Painter(this.context, this.at, look, focus[n], { light: lights[n], waits: null });
+  #painter({ look, focus, lights, ranks }, n) {
+    const light = lights[n];
+    return new Painter(this.context, this.layouts.get(n), { ...look, lanes: ranks }, focus[n], { light });
+  }
+
+  #alone(scene, n) {
+    const painter = this.#painter(scene, n);
     painter.draw();
     this.arrows = painter.arrows;
   }
@@ -135,13 +141,10 @@ export class Panel {
     const { context: c, at } = this;
     c.clearRect(0, 0, at.width, at.height);
     lanes(c, at, scene);
-    ticks(c, at, scene);
-    c.save();
-    c.beginPath();
-    c.rect(at.left - 4, 0, at.right - at.left + 8, at.bottom);
-    c.clip();
-    for (const n of this.numbers) if (scene.stores[n].count) rowsOf(c, this.layouts.get(n), scene, n);
-    c.restore();
+    const painters = this.numbers.map((n) => this.#painter(scene, n));
+    painters[0].grid();
+    for (const [n, painter] of painters.entries()) if (scene.stores[n].count) painter.rows(true);
+    painters[0].axis();
     this.arrows = [];
   }
 
@@ -196,7 +199,8 @@ class Slim extends Layout {
 export function shared(stores) {
   const ranks = [...new Set(stores.flatMap((store) => store.frame.lanes.map((lane) => lane.rank)))].sort((a, b) => a - b);
   const gap = ranks.length > 24 ? 4 : 12;
-  const row = clamp((TALL / Math.max(1, ranks.length) - gap) / stores.length - 2, 3, ROW);
+  const high = (tall) => (tall / Math.max(1, ranks.length) - gap) / stores.length - 2;
+  const row = clamp(high(TALL), 3, clamp(high(ROOMY), ROW, HIGHEST));
   const tall = stores.length * (row + 2) + gap;
   const found = stores.map((_, n) => new Map(ranks.map((rank, i) => [rank, [4 + i * tall + n * (row + 2), row]])));
   for (const rows of found) rows.bottom = 4 + ranks.length * tall + (ranks.length ? 0 : 80);
@@ -228,77 +232,4 @@ function lanes(c, at, { stores, look, names, rows, trace, color }) {
       c.fillText(names.traces[n], at.left - 14, y + height / 2 + 0.5);
     });
   });
-}
-
-function ticks(c, at, { clock, look, view: [from, to] }) {
-  const part = clock.kind === "duration";
-  const step = roundStep(to - from, (at.right - at.left) / 105);
-  const [scale, unit] = part ? [100, "%"] : timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
-  const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
-  Object.assign(c, { font: `12px ${look.font}`, textAlign: "center", textBaseline: "middle" });
-  for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
-    const x = Math.round(at.left + ((n * step - from) / (to - from)) * (at.right - at.left));
-    c.fillStyle = look.grid;
-    c.fillRect(x, 0, 1, at.bottom);
-    c.fillStyle = look.muted;
-    if (x < at.right - 10) c.fillText(n === 0 ? "0" : `${(n * step * scale).toFixed(digits)} ${unit}`, x, at.bottom + 14.5);
-  }
-  c.fillStyle = look.hairline;
-  c.fillRect(at.left - 4, at.bottom, at.right - at.left + 8, 1);
-}
-
-// The bars of one trace in the lanes it shares; crowds of them as strips.
-function rowsOf(c, at, scene, n) {
-  const { look, lights, focus, ranks } = scene;
-  const { store } = at;
-  const bright = lights[n] ?? store.related(focus[n]);
-  const color = (rank) => scene.color(ranks.get(rank));
-  const strips = new Strips({ c, at, store, look, bright, color });
-  const { bars, thin } = strips.sort();
-  strips.draw(true);
-  strips.draw(false);
-  const paint = (i, words) => {
-    const [x, y, width, height] = at.box(i);
-    const { kind, state } = store.looks[store.look[i]];
-    const [failed, mark] = [state === "failed", kind === "mark"];
-    const ink = failed ? look.warning : mark ? look.mark : color(store.tracks[store.track[i]].rank);
-    c.globalAlpha = !bright || bright.bars.has(i) ? 1 : 0.25;
-    c.fillStyle = mark || failed ? ink : alpha(ink, words && isOpen(words) ? 0.25 : FILL[kind]);
-    roundRect(c, x, y, width, height, words ? 2.5 : 0);
-    c.fill();
-    if (words) label(c, at, words, store, [x, y, width, height], FILL[kind] === 1 && !mark ? readable(ink) : look.fg, look);
-    if (i === focus[n]?.i) {
-      roundRect(c, x - 2, y - 1.5, width + 4, height + 3, 4);
-      Object.assign(c, { strokeStyle: look.fg, lineWidth: 1.5 });
-      c.stroke();
-    }
-    c.globalAlpha = 1;
-  };
-  for (const i of thin) paint(i, null);
-  for (const bar of bars) paint(bar.i, bar);
-  if (focus[n]) messages(c, at, bright.arrows, look);
-}
-
-function label(c, at, bar, store, [x, y, width, height], ink, look) {
-  const from = Math.max(x, at.left) + 4;
-  const room = Math.min(x + width, at.right) - from - 2;
-  if (height < 10 || room < 12) return;
-  Object.assign(c, { font: `500 11px ${look.font}`, fillStyle: ink, textAlign: "left", textBaseline: "middle" });
-  const text = [call(bar, store), bar.op].find((t) => c.measureText(t).width <= room);
-  if (text) c.fillText(text, from, y + height / 2 + 0.5);
-}
-
-// The messages of the chosen operation.
-function messages(c, at, arrows, look) {
-  for (const a of arrows) {
-    const [x1, y1, x2, y2, whole] = at.path(a);
-    if (!whole) continue;
-    for (const [style, width] of [[look.bg, 4.5], [look.fg, 1.6]]) {
-      Object.assign(c, { strokeStyle: style, lineWidth: width });
-      c.beginPath();
-      c.moveTo(x1, y1);
-      c.lineTo(x2, y2);
-      c.stroke();
-    }
-  }
 }

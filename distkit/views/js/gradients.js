@@ -2,12 +2,18 @@
 
 import { h } from "./dom.js";
 import { clamp } from "./numbers.js";
-import { chart, matrix, value } from "./gradientscharts.js";
-import { axis, bounds, figure, heat, histogram, key, oddities, range, Sheet, spoken } from "./tensorsparts.js";
+import { chart, cosine, matrix, value } from "./gradientscharts.js";
+import { bounds, figure, heat, histogram, key, oddities, range, Sheet, spoken } from "./tensorsparts.js";
 
 const CALLED = { sum: "average", mean: "average", own: "after", other: "after", "": "after" };
 const NOTES = { sum: (n) => `the sum of all ${n}, divided by ${n}`, mean: (n) => `the mean of all ${n}`,
   own: () => "nothing was averaged", other: () => "neither the sum nor the mean", "": () => "not averaged yet" };
+
+const LENGTH = "a gradient's norm: the root of the sum of its squared values, its length as a vector";
+const AGREEMENT = "the mean cosine of all pairs of ranks' gradients, each pair weighted by its norms; of all " +
+  "values, by the norms of the gradients and of their sum. 1: the same direction, 0: unrelated, below 0: opposed";
+const DRIFT = "the largest distance of a rank's weights from those of the first rank: the root of the sum of " +
+  "the squared differences. Replicas that see the same gradients stay equal";
 
 const HINT = () => ["no training loop was watched: put it into ", h("span", { class: "dk-code" }, "with dk.watch_gradients(model) as watch:"),
   " and call ", h("span", { class: "dk-code" }, "watch.step()"), " after each step"];
@@ -141,23 +147,20 @@ export class Gradients extends Sheet {
     const { curves } = this.picture;
     const at = n ?? Infinity;
     const drift = d3.max(curves.drift, (line) => value(line, at)) ?? null;
+    const norms = curves.norms[this.layer] ?? [];
     const tiles = [
-      ["loss", figure(value(curves.loss.at(-1), at)), "mean, and each rank", curves.loss, {}],
-      ["replica drift", drift === 0 ? "0" : figure(drift), drift === 0 ? "equal to the bit" : "from rank 0", curves.drift, {}],
-      ["samples/s", whole(value(curves.rate[0], at) ?? curves.rate[0]?.points[0]?.[1]), "all ranks", curves.rate, {}],
-      ["learning rate", figure(value(curves.lr[0], at)), "", curves.lr, {}],
+      ["loss", figure(value(curves.loss.at(-1), at)), "mean, and each rank", curves.loss],
+      ["replica drift", drift === 0 ? "0" : figure(drift), drift === 0 ? "equal to the bit" : "largest, from rank 0", curves.drift, DRIFT],
+      ["norm", "", `${this.picture.layers[this.layer]?.name}, each rank`, norms, LENGTH],
+      ["samples/s", whole(value(curves.rate[0], at) ?? curves.rate[0]?.points[0]?.[1]), "all ranks", curves.rate],
+      ["learning rate", figure(value(curves.lr[0], at)), "", curves.lr],
     ].filter(([, , , lines]) => this.#curves(lines).length);
-    const room = Math.max(1, Math.min(tiles.length, Math.floor((this.body.clientWidth + 24) / 205)));
-    const across = room === 3 && tiles.length === 4 ? 2 : room;
-    const width = (this.body.clientWidth - 24 * (across - 1)) / across;
+    const across = Math.max(1, Math.min(tiles.length, Math.floor((this.body.clientWidth + 20) / 160)));
+    const width = (this.body.clientWidth - 20 * (across - 1)) / across;
     this.tiles.style.gridTemplateColumns = `repeat(${across}, minmax(0, 1fr))`;
-    this.tiles.replaceChildren(...tiles.map(([title, number, note, lines, more]) => this.#tile(title, number, note,
-      this.#curves(lines), { width, at: n, ...more })));
-  }
-
-  #tile(title, number, note, lines, options) {
-    return h("section", { class: "dkv-figure" }, h("h4", {}, title, h("small", {}, note)), h("b", { class: "dkv-big" }, number),
-      chart(lines, { last: this.#last(), label: `${title}: ${number}`, onpick: (n) => this.pick(n), ...options }));
+    this.tiles.replaceChildren(...tiles.map(([title, number, note, lines, why = null]) => h("section", { class: "dkv-figure" },
+      h("h4", {}, h("span", { class: why && "dkv-why", title: why }, title), h("b", { class: "dkv-big" }, number), h("small", {}, note)),
+      chart(this.#curves(lines), { width, at: n, last: this.#last(), label: `${title}: ${number}`, onpick: (x) => this.pick(x) }))));
   }
 
   // One row per layer: a strip for each rank's own gradient, and for what they became.
@@ -165,26 +168,26 @@ export class Gradients extends Sheet {
     const { layers, ranks } = this.picture;
     const all = step.layers.some((cell) => cell.alone);
     const columns = ranks.length + 1 + (all ? 1 : 0);
-    const name = Math.min(170, this.body.clientWidth * 0.2);
-    const width = Math.max(30, (this.body.clientWidth - name - 90) / columns - 14);
+    const name = Math.min(190, this.body.clientWidth * 0.2);
+    const width = Math.max(20, (this.body.clientWidth - name - 90) / columns - 64);
     const kinds = new Set(step.layers.map((cell) => CALLED[cell.kind]));
     const title = kinds.size === 1 ? [...kinds][0] : "after";
     const head = h("tr", {}, h("th", { scope: "col" }, "layer"),
       ranks.map((r) => h("th", { scope: "col" }, h("span", { class: "dk-dot", style: `background:${this.color(r.lane)}` }), r.name)),
       h("th", { scope: "col" }, title), all ? h("th", { scope: "col" }, "one process") : "",
-      h("th", { scope: "col", title: "mean cosine similarity of all pairs of ranks, exact, from the norms" }, "agreement"));
+      h("th", { scope: "col" }, h("span", { class: "dkv-why", title: AGREEMENT }, "agreement")));
     const rows = layers.map((layer, i) => this.#layer(layer, step.layers[i], i, width, all));
     this.table.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, rows)));
   }
 
   #layer(layer, cell, i, width, all) {
     const chosen = i === this.layer;
-    const one = (s, word = "–") => h("td", {}, s ? [this.#strip(s, cell.most, width), h("span", { class: "dkv-norm" }, figure(s.norm))]
+    const one = (s, word = "–") => h("td", {}, s ? [this.#strip(s, cell.most, width), h("span", { class: "dkv-norm", title: LENGTH }, figure(s.norm))]
       : h("span", { class: "dkv-muted" }, word));
     const button = h("button", { type: "button", "aria-pressed": String(chosen) }, layer.name, h("small", {}, layer.shape.join(" × ")));
     const row = h("tr", { class: chosen ? "dkv-chosen" : null }, h("th", { scope: "row" }, button),
       cell.before.map((s) => one(s)), cell.same || !cell.after.length ? one(cell.after[0]) : h("td", { class: "dk-alarm" }, "≠ by rank"),
-      all ? one(cell.alone) : "", h("td", { class: "dkv-agree" }, cell.agreement === null ? "–" : cell.agreement.toFixed(2).replace("-", "−")));
+      all ? one(cell.alone) : "", h("td", { class: "dkv-agree" }, cell.agreement === null ? "–" : cosine(cell.agreement)));
     row.addEventListener("click", () => { this.layer = i; this.later(); });
     return row;
   }
@@ -195,7 +198,7 @@ export class Gradients extends Sheet {
 
   // The chosen layer, in full.
   #detail(step) {
-    const { ranks, layers, curves } = this.picture;
+    const { ranks, layers } = this.picture;
     const cell = step.layers[this.layer];
     const name = `${layers[this.layer].name}  ${layers[this.layer].shape.join(" × ")}`;
     const apart = cell.same || cell.after.length < 2 ? [] : cell.after;
@@ -203,23 +206,26 @@ export class Gradients extends Sheet {
     const cards = ranks.map((r, i) => [r.name, this.color(r.lane), cell.before[i], apart[i] ?? null, r.rank]);
     if (!apart.length) cards.push([CALLED[cell.kind], this.look.fg, cell.after[0], null, "after"]);
     if (cell.alone) cards.push(["one process", this.look.muted, cell.alone, null, "alone"]);
-    const full = this.body.clientWidth;
-    const across = Math.max(1, Math.min(cards.length, Math.floor((full + 12) / 158)));
-    const width = Math.min(250, (full - 12 * (across - 1)) / across) - 26;
+    const some = cell.cosines.some((c) => c !== null);
+    const beside = some && this.body.clientWidth > 700 ? 250 : 0;
+    const full = this.body.clientWidth - beside;
+    const across = Math.max(1, Math.min(cards.length, Math.floor((full + 10) / 130)));
+    const width = Math.min(250, (full - 10 * (across - 1)) / across) - 22;
+    const high = across < cards.length ? 60 : 84;
     const grid = h("div", { class: "dkv-cards", style: `grid-template-columns:repeat(${across},minmax(0,250px))` },
-      cards.map((card) => this.#card(card, cell, span, width, full)));
-    const some = cell.cosines.length > 0 && cell.cosines.some((c) => c !== null);
-    const half = some ? Math.max(220, Math.min(620, full - Math.min(full, Math.max(350, 80 + 54 * ranks.length)) - 30)) : Math.min(full, 620);
-    const norms = this.#tile("norm of each rank's gradient", "", "", this.#curves(curves.norms[this.layer] ?? []),
-      { width: Math.min(half, full), at: step.n, height: 132 });
+      cards.map((card) => this.#card(card, cell, span, width, high)));
+    const estimated = this.#estimated(cell);
     this.detail.replaceChildren(h("div", { class: "dkv-what" }, h("strong", {}, name),
       h("span", { class: "dkv-muted" }, `${CALLED[cell.kind]}: ${NOTES[cell.kind](ranks.length)}`),
-      this.#estimated(cell) ? h("span", { class: "dkv-muted" }, `drawn ${this.#estimated(cell)}, at equal strides`) : "",
+      h("span", { class: "dkv-muted" }, estimated && `drawn ${estimated}, at equal strides`),
       cell.apart === null ? "" : h("span", { class: "dkv-muted" }, `one process: largest difference ${figure(cell.apart)}`),
-      cell.most ? key(cell.most, this.look) : ""), grid,
-    h("div", { class: "dkv-pair" }, norms, some ? h("section", { class: "dkv-figure" },
-      h("h4", {}, "cosine similarity between ranks", h("small", {}, this.#estimated(cell))), matrix(ranks, cell.cosines,
-        { look: this.look, color: (lane) => this.color(lane) })) : ""));
+      cell.most ? key(cell.most, this.look) : ""),
+    h("div", { class: "dkv-pair", style: `grid-template-columns:minmax(0,1fr)${beside ? ` ${beside - 20}px` : ""}` }, grid,
+      some ? h("section", { class: "dkv-figure" }, h("h4", {}, "cosine of each two ranks' gradients"),
+        matrix(ranks, cell.cosines, { look: this.look, color: (lane) => this.color(lane) }),
+        h("p", { class: "dkv-muted" }, "1: the same direction, 0: unrelated. ", estimated && cell.agreement !== null
+          ? `Estimated ${estimated}; agreement, ${cosine(cell.agreement)}, is the mean over all values.`
+          : "Agreement is their mean, weighted by the norms.")) : ""));
   }
 
   #estimated(cell) {
@@ -227,17 +233,18 @@ export class Gradients extends Sheet {
     return !s || s.values.length === s.size ? "" : `from ${s.values.length} of ${s.size.toLocaleString("en")} values`;
   }
 
-  #card([name, color, s, after, id], cell, span, width, full) {
+  // The values as a heat map, with their histogram and figures beside it.
+  #card([name, color, s, after, id], cell, span, width, high) {
     if (!s) return h("section", { class: "dkv-card", style: `--dk-own:${color}` }, h("h4", {}, name), h("p", { class: "dkv-muted" }, "not looked at"));
     const average = cell.same ? cell.after[0] : after;
     const series = [{ values: s.values, color, fill: true }];
     if (average && average !== s && cell.kind !== "own") series.unshift({ values: average.values, color: this.look.fg, fill: false });
-    const side = Math.min(width, s.columns === 8 ? 132 : width);
-    return h("section", { class: "dkv-card", "data-card": id, style: `--dk-own:${color}`, "aria-label": `${name}: ${spoken(s)}` },
-      h("h4", {}, name), heat(s, { look: this.look, most: cell.most, width: side, high: 132, digits: full > 900 }),
-      histogram(series, span, { width, height: 40, label: `histogram of ${name}` }), axis(span),
-      h("dl", { class: "dkv-figures" }, h("dt", {}, "norm"), h("dd", {}, figure(s.norm)), h("dt", {}, "values"), h("dd", {}, bounds(s)),
-        oddities(s) ? [h("dt", {}, "odd"), h("dd", { class: "dk-alarm" }, oddities(s))] : ""));
+    const side = Math.min(width * 0.55, high);
+    return h("section", { class: "dkv-card", "data-card": id, style: `--dk-own:${color}`, title: spoken(s), "aria-label": `${name}: ${spoken(s)}` },
+      h("h4", {}, name), h("div", { class: "dkv-one" }, heat(s, { look: this.look, most: cell.most, width: side, high, digits: false }),
+        h("div", {}, histogram(series, span, { width: width - side - 8, height: 34, label: `histogram of ${name}, from ${span.map(figure).join(" to ")}` }),
+          h("div", { title: LENGTH }, h("span", { class: "dkv-muted" }, "norm "), figure(s.norm)),
+          width > 125 ? h("div", { class: "dkv-muted" }, bounds(s)) : "", oddities(s) ? h("div", { class: "dk-alarm" }, oddities(s)) : "")));
   }
 }
 

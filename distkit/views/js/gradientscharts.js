@@ -3,10 +3,10 @@
 import { h } from "./dom.js";
 import { figure } from "./tensorsparts.js";
 
-const MARGIN = { top: 8, right: 10, bottom: 18, left: 40 };
+const MARGIN = { top: 5, right: 8, bottom: 16, left: 36 };
 
 // lines: {points: [[step, y]], color, width, dash}; last: steps of the loop; at: the chosen step.
-export function chart(lines, { width, height = 118, last, at, label, zero = true, onpick }) {
+export function chart(lines, { width, height = 62, last, at, label, zero = true, onpick }) {
   const svg = d3.select(document.createElementNS("http://www.w3.org/2000/svg", "svg"))
     .attr("class", "dkv-chart").attr("width", width).attr("height", height)
     .attr("role", "img").attr("aria-label", label);
@@ -24,7 +24,7 @@ export function chart(lines, { width, height = 118, last, at, label, zero = true
       .attr("stroke-width", w).attr("stroke-dasharray", dash).attr("stroke-opacity", opacity);
   }
   if (at !== null) svg.append("path").attr("class", "dkv-cursor")
-    .attr("d", `M${x(at)} ${MARGIN.top - 4}V${height - MARGIN.bottom}`);
+    .attr("d", `M${x(Math.max(at, first))} ${MARGIN.top - 4}V${height - MARGIN.bottom}`);
   svg.on("click", (e) => onpick(Math.round(x.invert(d3.pointer(e)[0]))));
   return svg.node();
 }
@@ -36,7 +36,7 @@ function span(low, high, zero) {
 }
 
 function axes(svg, x, y, width, height, flat) {
-  for (const tick of flat ? [flat[0]] : y.ticks(3)) {
+  for (const tick of flat ? [flat[0]] : y.ticks(2)) {
     svg.append("path").attr("class", "dkv-gridline").attr("d", `M${MARGIN.left} ${y(tick)}H${width - MARGIN.right}`);
     svg.append("text").attr("x", MARGIN.left - 6).attr("y", y(tick) + 3.5).attr("text-anchor", "end").text(compact(tick));
   }
@@ -63,15 +63,15 @@ export function matrix(ranks, cosines, { look, color }) {
     const ink = strong ? (look.dark || c > 0 ? "#17202a" : "#fff") : "inherit";
     return h("span", { class: i === j ? "dkv-cos dkv-self" : "dkv-cos", title: `${r.name} and ${other.name}`,
       style: `background:${look.heat(i === j ? 0 : c ?? 0)};color:${i === j ? "inherit" : ink}` },
-    i === j ? "" : c === null ? "–" : n > 8 ? "" : cosine(c));
+    i === j ? "" : c === null ? "–" : n > 5 ? "" : cosine(c));
   })]);
   const words = ranks.flatMap((r, i) => ranks.slice(i + 1).map((o, k) => `${r.name} and ${o.name} ${figure(at(i, i + 1 + k))}`));
   return h("div", { class: "dkv-matrix", role: "img", "aria-label": `cosine similarity: ${words.join(", ")}`,
-    style: `grid-template-columns: 16px repeat(${n}, minmax(12px, 52px))` },
+    style: `grid-template-columns: 16px repeat(${n}, minmax(8px, 52px)); --high: ${n > 5 ? 15 : 20}px` },
   h("span"), ranks.map(head), cells);
 }
 
-const cosine = (c) => (Math.abs(c) < 0.005 ? "0" : c.toFixed(2).replace("-", "−"));
+export const cosine = (c) => (Math.abs(c) < 0.005 ? "0" : c.toFixed(2).replace("-", "−"));
 
 // The place of a pair among all pairs i < j, in order.
 const pair = (i, j, n) => i * n - (i * (i + 1)) / 2 + j - i - 1;

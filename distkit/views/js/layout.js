@@ -3,6 +3,8 @@
 import { clamp } from "./numbers.js";
 
 export const LEAST = 2.5; // no bar is narrower
+const HIGH = 350; // pixels of all lanes, if they are not many: a projector shows them
+const INSIDE = 10; // pixels: an arrow's head
 export const TALLEST = 860; // pixels in sight; timeline.css says the same
 
 export class Layout {
@@ -16,7 +18,8 @@ export class Layout {
     const room = Math.min(sizes.height, lanes.length * sizes.pitch) - all;
     const gap = clamp(room / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
     const tall = all + lanes.length * gap;
-    this.scale = clamp(1600 / tall, Math.min(1, (14 * lanes.length) / tall), 1);
+    const most = sizes.tallest ?? clamp(34 * lanes.length, HIGH, 1600);
+    this.scale = clamp(most / tall, Math.min(1, (14 * lanes.length) / tall), 1);
     this.gap = gap * this.scale;
     this.tops = [];
     this.lines = [];
@@ -97,7 +100,7 @@ export class Layout {
     const [src, dst] = [this.#laneOf(send, recv), this.#laneOf(recv, send)];
     const down = dst >= src;
     const y1 = this.#edge(send, src, down);
-    const y2 = this.#edge(recv, dst, !down);
+    const y2 = this.#tip(recv, dst, down);
     const [sent, received] = [store.sent[a], store.received[a]];
     if (send < 0 || Number.isNaN(sent)) {
       const x = this.x(recv < 0 ? store.start[send] : store.start[recv]) + 4;
@@ -117,6 +120,16 @@ export class Layout {
     const [y, height] = i >= 0 ? this.line(this.store.track[i])
       : lane < 0 ? [0, 0] : this.#talk(this.store.frame.lanes[lane]);
     return bottom ? y + height : y;
+  }
+
+  // Where an arrow ends: at the edge of its bar, and within it where another row is before that.
+  #tip(i, lane, down) {
+    const y = this.#edge(i, lane, !down);
+    if (i < 0) return y;
+    const { row } = this.store.tracks[this.store.track[i]];
+    const { rows, marks } = this.store.frame.lanes[lane];
+    const hidden = down ? row > 0 : row < rows - 1 || marks > 0;
+    return y + (hidden ? (down ? 1 : -1) * Math.min(INSIDE, this.line(this.store.track[i])[1]) : 0);
   }
 
   // The first and one past the last of a row's bars that reach into the view.

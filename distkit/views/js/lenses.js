@@ -1,7 +1,7 @@
 // Ways to look at a run: find operations, the critical path, waiting time, before and after.
 // Each leaves some operations bright; one at a time.
 
-import { cone, criticalPath, waits } from "./causes.js";
+import { cone } from "./cone.js";
 import { h } from "./dom.js";
 import { humanSeconds, plural } from "./numbers.js";
 import { search, tally } from "./query.js";
@@ -12,6 +12,8 @@ const LENSES = [
   ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
   ["cone", "h", "Before & after", "what happens before the chosen operation, and after it"],
 ];
+
+const LATER = { light: null, told: "known when the run has ended" };
 
 export class Lenses {
   // onchange(): what is bright has changed; chosen(): the operation that is chosen.
@@ -46,6 +48,11 @@ export class Lenses {
     this.#apply();
   }
 
+  // What is told while no lens is chosen.
+  hint(words) {
+    if (!this.active && this.told.textContent !== words) this.told.textContent = words;
+  }
+
   // The data or the choice changed.
   refresh() {
     if (this.active) this.#apply();
@@ -70,20 +77,19 @@ export class Lenses {
   }
 
   _critical(store) {
-    const light = criticalPath(store);
+    if (!store.causes) return LATER;
+    const light = store.causes.critical;
     const ranks = new Set([...light.bars].map((i) => store.lane(i))).size;
     return { light, told: `${plural(light.bars.size, "operation")} on ${plural(ranks, "rank")}` };
   }
 
   _waiting(store) {
-    this.waits = waits(store);
-    const bars = new Set();
-    let sum = 0;
-    this.waits.forEach((wait, i) => {
-      if (wait > 1e-6) bars.add(i);
-      sum += wait;
-    });
-    return { light: { bars, arrows: new Set() }, told: `${humanSeconds(sum)} on all ranks together` };
+    if (!store.causes) return LATER;
+    this.waits = store.causes.waits;
+    const { start, end, lanes } = store.frame;
+    const sum = lanes.reduce((seconds, { waiting }) => seconds + waiting * (end - start), 0);
+    const light = { bars: new Set(this.waits.keys()), arrows: new Set() };
+    return { light, told: `${humanSeconds(sum)} on all ranks together` };
   }
 
   _cone(store) {

@@ -2,14 +2,15 @@
 
 import { s } from "./dom.js";
 
-const NAMES = { ink: "var(--dk-fg)", paper: "var(--dk-bg)", muted: "var(--dk-muted)", warning: "var(--dk-warning)", code: "var(--dk-mono)" };
+const NAMES = { ink: "var(--dk-fg)", paper: "var(--dk-bg)", muted: "var(--dk-muted)", warning: "var(--dk-warning)", code: "var(--dk-mono)",
+  positive: "var(--dk-positive)", negative: "var(--dk-negative)" };
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
 
 // A colour's name as the page's colour; anything else as it is.
 function color(value, lane) {
-  if (value === "rank") return `var(--dk-r${lane})`;
-  if (value === "label") return `var(--dk-i${lane})`;
+  if (value === "rank") return `var(--dk-r${lane % 8})`;
+  if (value === "label") return `var(--dk-i${lane % 8})`;
   const part = /^ink ([\d.]+)$/u.exec(value);
   return part ? `color-mix(in srgb, var(--dk-fg) ${part[1]}%, var(--dk-bg))` : NAMES[value] ?? value;
 }
@@ -27,6 +28,11 @@ export class Marks {
     const numbers = [...this.marks, ...this.rests.map(([, ...mark]) => mark)].map(([, layer]) => layer);
     for (const layer of [...new Set(numbers)].sort((a, b) => a - b)) this.layers[layer] = s("g");
     this.root.replaceChildren(...this.layers.filter(Boolean));
+  }
+
+  // Show all layers but these.
+  hide(hidden) {
+    this.layers.forEach((layer, i) => layer.toggleAttribute("hidden", hidden.includes(i)));
   }
 
   // beat: the one that has just ended, -1: none.
@@ -56,7 +62,7 @@ export class Marks {
   }
 
   #make(n) {
-    this.made[n] ??= s("g", {}, ...this.drawings[n].map((shape) => this.shape(shape)));
+    this.made[n] ??= s("g", {}, ...this.drawings[n].map((i) => this.shape(this.shapes[i])));
     return this.made[n].cloneNode(true);
   }
 
@@ -69,7 +75,7 @@ export class Marks {
 
   // What is to be told aloud of what is shown.
   get aloud() {
-    return [...this.shown.values()].flatMap(({ drawing }) => this.drawings[drawing])
+    return [...this.shown.values()].flatMap(({ drawing }) => this.drawings[drawing].map((i) => this.shapes[i]))
       .filter(([tag, style]) => tag === "title" && style === "aloud").map(([, , , , words]) => words);
   }
 }

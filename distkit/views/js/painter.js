@@ -8,7 +8,8 @@ import { Strips } from "./strips.js";
 
 export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
-  // lens: light {bars, arrows} or null, waits: seconds per bar or null
+  // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
+  // look.lanes: from rank to the number of its colour, where that is not its place
   constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
     this.bright = light ?? this.store.related(focus);
@@ -20,17 +21,25 @@ export class Painter {
     this.#lanes();
     this.arrows = [];
     if (!this.store.count) return;
-    this.#grid();
+    this.grid();
+    this.rows();
+    this.axis();
+  }
+
+  // All bars and arrows; bare: of arrows only those of the chosen operation, and no ribbons.
+  rows(bare = false) {
+    const { c, at } = this;
     c.save();
     c.beginPath();
     c.rect(at.left - 4, 0, at.right - at.left + 8, at.bottom);
     c.clip();
     const strips = new Strips(this);
     const { bars, thin } = strips.sort();
+    this.summed = strips.sums.length > 0;
     strips.draw(true);
     for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
-    this.#ribbons(bars);
-    const arrows = new Arrows(this);
+    if (!bare) this.#ribbons(bars);
+    const arrows = new Arrows(this, bare);
     this.arrows = arrows.list;
     arrows.behind();
     strips.draw(false);
@@ -38,7 +47,6 @@ export class Painter {
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
     arrows.before();
     c.restore();
-    this.#axis();
   }
 
   // What the minimap needs to draw in the same look.
@@ -47,8 +55,8 @@ export class Painter {
   }
 
   color(rank) {
-    const { ranks } = this.look;
-    return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
+    const { ranks, lanes } = this.look;
+    return ranks[((lanes ?? this.store.laneOf).get(rank) ?? 0) % ranks.length];
   }
 
   #dim(...bars) {
@@ -79,12 +87,13 @@ export class Painter {
   }
 
   // Behind everything the lines, before everything the numbers.
-  #grid() {
+  grid() {
     for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.look.grid, 1);
   }
 
-  #axis() {
+  axis() {
     const { c, at, look } = this;
+    if (!at.sizes.axis) return;
     if (at.axis < at.bottom) {
       c.fillStyle = look.bg;
       c.fillRect(0, at.axis, at.width, at.sizes.axis);
@@ -99,8 +108,9 @@ export class Painter {
     const { at } = this;
     const zero = this.store.frame.start ?? 0;
     const [from, to] = at.view.map((time) => time - zero);
-    const step = roundStep(to - from, (at.right - at.left) / 105);
-    const [scale, unit] = timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
+    const percent = at.whole ? 100 / at.whole : 0; // of a time that is a whole
+    const step = roundStep((to - from) * (percent || 1), (at.right - at.left) / 105) / (percent || 1);
+    const [scale, unit] = percent ? [percent, "%"] : timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
     const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
     const found = [];
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
@@ -149,12 +159,11 @@ export class Painter {
     c.fillStyle = failed ? this.#hatch(color) : paused ? alpha(color, 0.06)
       : open ? this.#fade(color, x, width) : solid ? color : alpha(color, bar.kind === "request" ? 0.42 : 0.18);
     c.fill();
-    if (this.waits?.[bar.i] > 0) this.#wait(bar, x, y, width, height);
+    if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, bar.kind);
     if (!solid && width <= 4) c.fillStyle = color, c.fill();
-    const stuck = open && !paused && !this.store.frame.live;
-    const ink = solid ? readable(color) : stuck ? look.warning : paused ? look.muted : look.fg;
-    if (height >= 12) this.#label(this.#words(bar), x, y, width, height, ink, 12);
+    const ink = solid ? readable(color) : paused ? look.muted : look.fg;
+    if (height >= 10) this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height));
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
@@ -162,11 +171,13 @@ export class Painter {
   // The part of a bar in which it waits, hatched.
   #wait(bar, x, y, width, height) {
     const { c, at, look } = this;
-    const end = Math.min(x + width, at.x(bar.start + this.waits[bar.i]));
-    roundRect(c, x, y, end - x, height, 3);
+    const [since, waited] = this.waits.get(bar.i);
+    const from = Math.max(x, at.x(bar.start + since));
+    const end = Math.min(x + width, at.x(bar.start + since + waited));
+    roundRect(c, from, y, Math.max(0, end - from), height, 3);
     c.fillStyle = alpha(look.bg, 0.62);
     c.fill();
-    c.fillStyle = this.#hatch(look.warning);
+    c.fillStyle = this.#hatch(look.fg);
     c.fill();
   }
 
@@ -199,7 +210,7 @@ export class Painter {
     if (!isOpen(bar)) return [bar.kind === "collective" && bar.nbytes
       ? `${called} ${humanBytes(bar.nbytes)}` : called, called, op];
     const verb = !this.store.frame.live ? `${this.store.frame.open} ` : bar.state === "blocked" ? "blocked in " : "";
-    return [`${verb}${bar.kind === "recv" ? called : op}`, `${verb}${op}`, op];
+    return [`${verb}${bar.kind === "recv" || bar.kind === "store" ? called : op}`, `${verb}${op}`, op];
   }
 
   // The longest of some texts that fits into the visible part of a box, or none.
@@ -286,12 +297,13 @@ export function roundRect(c, x, y, width, height, radius) {
 }
 
 // How strongly a kind of bar is filled where it is too small for more.
-export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, mark: 1 };
+export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
 
 // What a bar did, in a few words: "send to rank 1", "all_reduce max".
 export function call(bar, store) {
   const peer = bar.peer === undefined ? "any rank" : store.name(bar.peer);
   if (bar.kind === "send") return `send to ${peer}`;
   if (bar.kind === "recv") return `recv from ${peer}`;
+  if (bar.kind === "store") return `${bar.op}(${bar.label ?? ""})`;
   return bar.kind === "mark" ? bar.label ?? "computation" : `${bar.op} ${bar.label ?? ""}`.trim();
 }

@@ -1,10 +1,29 @@
-// Goes through a script's beats: plays, pauses, steps, seeks; and the buttons, the scale and the keys for that.
+// What happens and when; goes through it: plays, pauses, steps, seeks; the buttons, the scale and the keys for that.
 
 import { h, still } from "./dom.js";
 import { clamp } from "./numbers.js";
 
 const GLIDE = 520; // milliseconds of a step
 const MARCH = 800; // milliseconds from beat to beat without motion
+
+// Beats in the order of their ends.
+export class Script {
+  constructor({ start, end, beats }) {
+    this.ends = beats.filter((beat) => beat.end !== null).map((beat) => beat.end);
+    // nothing moves after the last, unless something never ends
+    const last = this.ends.length < beats.length ? end : Math.max(start, ...this.ends.slice(-1));
+    Object.assign(this, { start, end, beats, last });
+  }
+
+  // The latest beat that has ended; -1: none has.
+  at(time) {
+    return d3.bisector((x) => x).right(this.ends, time) - 1;
+  }
+
+  beside(i, by) {
+    return clamp(i + by, -1, this.beats.length - 1);
+  }
+}
 
 export class Player {
   // show(moving): time or beat have changed; told(): it has begun or ended to play.
@@ -52,8 +71,7 @@ export class Player {
   // Without motion: from beat to beat.
   #march() {
     if (!this.playing) return;
-    this.#to(this.script.beside(this.beat, 1));
-    this.show(false);
+    this.place(this.script.beside(this.beat, 1));
     if (this.time >= this.script.last) return this.pause();
     this.marching = setTimeout(() => this.#march(), MARCH / this.speed);
   }
@@ -89,20 +107,13 @@ export class Player {
     this.pause();
     const beat = this.script.beats[i];
     const end = beat ? beat.end ?? this.script.end : this.home;
-    if (still() || !beat || end <= from) {
-      this.#to(i);
-      return this.show(false);
-    }
+    if (still() || !beat || end <= from) return this.place(i);
     const begin = Math.max(from, beat.begin);
     const started = performance.now();
     this.target = i;
     const tick = (now) => {
       const part = (now - started) / GLIDE;
-      if (part >= 1) {
-        this.target = null;
-        this.#to(i);
-        return this.show(false);
-      }
+      if (part >= 1) return this.place(i);
       this.chosen = null;
       this.time = begin + Math.max(part, 0) * (end - begin);
       this.show(true);
@@ -111,10 +122,11 @@ export class Player {
     this.gliding = requestAnimationFrame(tick);
   }
 
-  #to(i) {
+  // At a beat's end.
+  place(i) {
     const beat = this.script.beats[i];
-    this.chosen = i;
-    this.time = beat ? beat.end ?? this.script.end : this.home;
+    Object.assign(this, { chosen: i, target: null, time: beat ? beat.end ?? this.script.end : this.home });
+    this.show(false);
   }
 }
 

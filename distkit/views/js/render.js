@@ -1,6 +1,8 @@
 // What a front end calls to have a view drawn: it draws, or says in its place why it cannot.
 
 const KERNEL_ENDED = "the kernel has ended";
+const LIVE = ".dk-live, .dk-status"; // what a view says of what goes on
+const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // what JupyterLab says of a kernel
 
 // known: the newest format of pictures that these painters understand.
 export function renders(View, known) {
@@ -13,18 +15,39 @@ export function renders(View, known) {
     const view = new View(model, el);
     // JupyterLab would make this cell the active one, and Shift+Enter would run it again
     for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
-    const say = () => {
-      for (const live of el.querySelectorAll(".dk-live")) if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
-    };
-    const again = new MutationObserver(say); // what the kernel had said before may be drawn later
-    const ended = () => { say(); again.observe(el, { childList: true, subtree: true }); };
-    model.on("comm_live_update", ended); // what a widget hears when its kernel restarts or ends
+    const forget = onEnd(model, el, view);
     return () => {
-      model.off("comm_live_update", ended);
       for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, keep);
-      again.disconnect();
+      forget();
       view.dispose();
     };
+  };
+}
+
+// Has a view say when its kernel has ended; one that has words of its own for it says them in
+// ended(). Returns what ends this.
+function onEnd(model, el, view) {
+  const say = () => {
+    for (const live of el.querySelectorAll(LIVE)) if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
+    if (!view.ended && !el.querySelector(`${LIVE}, .dk-ended`)) el.querySelector("figure")?.prepend(note("p", "dk-ended", KERNEL_ENDED));
+  };
+  const again = new MutationObserver(say); // what the kernel had said before may be drawn later
+  const ended = () => {
+    el.dataset.kernel = "ended";
+    view.ended?.();
+    say();
+    again.observe(el, { childList: true, subtree: true });
+  };
+  const heard = (_, status) => ENDS.includes(status) && ended();
+  const kernel = model.widget_manager?.kernel;
+  model.on("comm_live_update", ended); // what a widget hears when its kernel is restarted
+  kernel?.statusChanged?.connect(heard);
+  kernel?.disposed?.connect(ended);
+  return () => {
+    model.off("comm_live_update", ended);
+    kernel?.statusChanged?.disconnect(heard);
+    kernel?.disposed?.disconnect(ended);
+    again.disconnect();
   };
 }
 
@@ -32,12 +55,17 @@ function keep(event) {
   event.stopPropagation();
 }
 
+function note(tag, name, text) {
+  const element = document.createElement(tag);
+  element.className = name;
+  element.setAttribute("role", "note");
+  element.textContent = text;
+  return element;
+}
+
 function newer(format, known) {
-  const note = document.createElement("figure");
-  note.className = "distkit-newer";
-  note.setAttribute("role", "note");
-  note.style.cssText = "margin:4px 0;padding:14px 18px;border:1px solid;border-radius:12px;font:14px/1.5 var(--jp-ui-font-family,sans-serif)";
-  note.textContent = `This picture was drawn by a newer distkit (format ${format}, this page knows ${known}): ` +
-    "update distkit and reload the page.";
-  return note;
+  const figure = note("figure", "distkit-newer", `This picture was drawn by a newer distkit (format ${format}, ` +
+    `this page knows ${known}): update distkit and reload the page.`);
+  figure.style.cssText = "margin:4px 0;padding:14px 18px;border:1px solid;border-radius:12px;font:14px/1.5 var(--jp-ui-font-family,sans-serif)";
+  return figure;
 }

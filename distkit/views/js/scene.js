@@ -1,24 +1,25 @@
-// A view that is a scene: its marks, played, with its beats in words, a list of some and what stands beside.
+// A view that is a scene: its marks, played, with its beats in words and what stands beside.
 
+import { Choice, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
 import { clamp, humanSeconds } from "./numbers.js";
 import { readable } from "./colors.js";
 import { Marks } from "./marks.js";
-import { Bar, Player } from "./player.js";
-import { Script } from "./script.js";
+import { Bar, Player, Script } from "./player.js";
 import { Sheet } from "./tensorsparts.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
 const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
+const [ROUND, LONGEST] = [1300, 90_000]; // milliseconds of a round, and at most of all
 const [HIGH, LARGE] = [470, 1.4]; // a scene is at most so many pixels high, and so many times its size
+const BESIDE_PANELS = 430; // so high beside small pictures
 const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous message, " +
-  "page down and page up along the list, Home and End to the ends.";
+  "page down and page up along what is beside, Home and End to the ends.";
 
-const order = d3.bisector((x) => x); // of sorted numbers
-
-// Busy and idle stretches pass at a pace that lets every message be seen.
-function pace({ beats, ends, start, end, last }) {
+// Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
+function pace({ unit, beats, ends, start, end, last }) {
+  if (unit === "round") return (time, left) => Math.min(time + left * Math.max(1 / ROUND, end / LONGEST), last);
   const ticks = [...new Set([...beats.map(({ begin }) => begin), ...ends, start, last])].sort((a, b) => a - b);
   return (time, left) => {
     while (left > 0 && time < last) {
@@ -44,8 +45,9 @@ function merged(old, patch) {
 
 export class Scene extends Sheet {
   constructor(model, el) {
-    const { view, title, beats } = model.get("picture");
-    super(model, el, view, title + (beats.length ? `.${KEYS}` : ""));
+    const { view, title, beats, looks } = model.get("picture");
+    const keys = looks.length > 1 ? ` v switches between ${looks.map(([name]) => name).join(" and ")}.` : "";
+    super(model, el, view, title + (beats.length ? `.${KEYS}${keys}` : ""));
     this.root.setAttribute("role", "group");
     this.root.tabIndex = 0;
   }
@@ -56,35 +58,82 @@ export class Scene extends Sheet {
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
     this.fact = h("p", { class: "dk-fact" });
     this.list = new List((beat) => this.player.go(beat));
-    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" }, this.bar.buttons, this.fact, this.bar.clock);
+    this.panels = new Panels((beat) => this.player.go(this.ofHome(beat)));
+    this.looks = new Choice("what is shown", (name) => this.show(name));
+    this.clocks = new Choice("what time is", (name) => this.wind(name));
+    this.legend = h("div", { class: "dkm-legend" });
+    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" }, this.bar.buttons, this.fact, this.bar.clock, this.clocks.root);
     this.said = h("p", { class: "dk-said" });
     this.empty = h("p", { class: "dkv-empty" });
     this.field = h("div", { class: "dkm-field" }, this.marks.root, this.bar.scrub);
-    this.column = h("div", { class: "dkm-column" }, this.list.root, this.side.root);
-    this.all = h("div", { class: "distkit-stage dkm" },
+    this.column = h("div", { class: "dkm-column" }, this.panels.root, this.list.root, this.side.root);
+    this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
+    this.tools.append(this.legend, this.looks.root);
     this.body.append(this.empty, this.said, this.all);
-    this.root.addEventListener("keydown", (e) => this.bar.typed(e, { PageDown: () => this.along(1), PageUp: () => this.along(-1) }));
+    this.root.addEventListener("keydown", (e) => this.bar.typed(e, {
+      PageDown: () => this.along(1), PageUp: () => this.along(-1), v: () => this.looks.next() }));
+    this.clock = this.picture.clock;
     this.load();
   }
 
   load() {
     const { picture, player } = this;
+    const face = { ...picture, ...picture.clocks[this.clock], start: 0 }; // as this clock has it
     const follow = this.script ? this.live && player.time >= this.script.end : picture.live;
     this.live = picture.live;
-    this.script = new Script({ ...picture, changes: [], nodes: [] }, false);
-    player.load(this.script, { opening: picture.opening, follow });
-    const { scene, side, list, beats, styles, scale: [left, right] } = picture;
-    this.marks.load(scene, styles);
+    this.script = Object.assign(new Script(face), { unit: face.unit });
+    player.load(this.script, { opening: face.opening, home: face.home, follow });
+    const { scene, side, list, beats, styles, scale: [left, right] } = face;
+    this.marks.load({ ...picture.scene, ...scene }, styles);
+    this.side.root.toggleAttribute("hidden", !side);
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
-    this.field.style.maxWidth = `${scene.width * Math.min(HIGH / scene.height, LARGE)}px`;
+    const { width, height } = picture.scene;
+    const high = picture.panels.length ? BESIDE_PANELS : HIGH;
+    this.field.style.maxWidth = `${width * Math.min(high / height, LARGE)}px`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
     [this.bar.scrub.hidden, this.controls.hidden] = [!beats.length, !beats.length];
-    this.column.hidden = !list && !side;
-    this.tools.replaceChildren(...picture.legend.map(([shapes, width, words]) =>
+    this.panels.load(picture);
+    this.column.hidden = !list && !side && !picture.panels.length;
+    this.column.dataset.panels = picture.panels.length;
+    this.legend.replaceChildren(...picture.legend.map(([shapes, width, words]) =>
       h("span", { class: "dkm-sign" }, s("svg", { width, height: 20, "aria-hidden": "true" }, ...shapes.map((shape) => this.marks.shape(shape))), words)));
+    this.clocks.load(Object.keys(picture.clocks), this.clock);
+    this.show(this.looks.chosen ?? picture.looks[0]?.[0]);
+  }
+
+  // Of the layers that looks choose among, those of one.
+  show(name) {
+    const { looks } = this.picture;
+    this.looks.load(looks.map(([look]) => look), name);
+    const hidden = looks.flatMap(([look, layers]) => (look === name ? [] : layers));
+    for (const marks of [this.marks, ...this.panels.marks]) marks.hide(hidden);
+  }
+
+  // Another clock, and the place on it; back to where one came from, if it is the same place.
+  wind(name) {
+    if (name === this.clock) return;
+    const { player, script, left, clock } = this;
+    player.pause();
+    const { beat } = player;
+    const to = left?.clock === name && left.to === beat ? left.beat : script.beats[beat]?.also ?? -1;
+    Object.assign(this, { clock: name, left: { clock, beat, to } });
+    player.time = undefined;
+    this.load();
+    player.place(to);
+  }
+
+  // The beat of this clock for one of the picture's own, or the other way.
+  ofHome(beat) {
+    const { picture, clock } = this;
+    return picture.clocks[clock]?.beats ? picture.beats[beat]?.also ?? -1 : beat;
+  }
+
+  get panel() {
+    const { picture, clock, player: { beat } } = this;
+    return picture.clocks[clock]?.beats ? this.script.beats[beat]?.also ?? -1 : beat;
   }
 
   merge(patch) {
@@ -102,6 +151,8 @@ export class Scene extends Sheet {
       this.root.style.setProperty(`--dk-r${i}`, color);
       this.root.style.setProperty(`--dk-i${i}`, readable(color));
     });
+    this.root.style.setProperty("--dk-positive", this.look.heat(1));
+    this.root.style.setProperty("--dk-negative", this.look.heat(-1));
     this.paint();
     this.list.mark(this.player.beat, true);
     const { who, more } = this.script.beats[this.player.beat] ?? {};
@@ -112,87 +163,25 @@ export class Scene extends Sheet {
   paint() {
     const { script, player, picture } = this;
     const { time, beat } = player;
-    this.marks.draw(time, player.resting ? beat : -1);
+    const amid = script.unit === "round" && time !== script.beats[beat]?.end; // of the next round
+    this.marks.draw(time, player.resting && !amid ? beat : -1);
     if (picture.side) this.side.draw(time, -1);
     const { who = "before the first message", more = "", where = "" } = script.beats[beat] ?? {};
-    this.bar.show(humanSeconds(time - script.start), who);
+    const round = time > 0 ? `round ${Math.ceil(time)} of ${script.end}` : "start";
+    this.bar.show(script.unit === "round" ? round : humanSeconds(time), who);
     this.fact.replaceChildren(h("strong", {}, who), h("span", {}, [more, where].filter(Boolean).join(" · ")));
     this.list.mark(beat);
+    this.panels.mark(this.panel);
     this.root.dataset.beat = beat;
   }
 
   along(by) {
-    this.player.go(this.list.beside(this.player.beat, by));
+    const { list, panels, player } = this;
+    player.go(list.root.hidden ? this.ofHome(panels.beside(this.panel, by)) : list.beside(player.beat, by));
   }
 
   dispose() {
     this.player.pause();
     super.dispose();
-  }
-}
-
-// Some of the beats as a list; the reader may choose a group of them.
-class List {
-  constructor(go) {
-    this.name = h("h4");
-    this.select = h("select", { class: "dkv-select", "aria-label": "which" });
-    this.list = h("ol", { class: "dk-beats" });
-    this.root = h("div", { class: "dkm-list" }, h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
-    this.select.addEventListener("change", () => this.#fill());
-    this.list.addEventListener("click", (e) => {
-      const row = e.target.closest("li[data-beat]");
-      if (row) go(Number(row.dataset.beat));
-    });
-  }
-
-  load(list, script) {
-    this.root.hidden = !list;
-    const { name = "", all = "", rows = [] } = list ?? {};
-    const said = JSON.stringify([rows.length, rows.at(-1)]);
-    if (said === this.said) return;
-    Object.assign(this, { rows, script, said });
-    this.name.textContent = name;
-    const groups = [...new Set(rows.map(([, group]) => group))];
-    const chosen = this.select.value;
-    this.select.replaceChildren(h("option", { value: "" }, all), ...groups.map((group) => h("option", { value: group }, group)));
-    this.select.value = groups.includes(chosen) ? chosen : "";
-    this.select.hidden = groups.length < 2;
-    this.#fill();
-  }
-
-  #fill() {
-    const { rows, script, select: { value: only } } = this;
-    const shown = rows.filter(([, group]) => !only || group === only);
-    const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
-      h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
-    this.list.replaceChildren(...shown.map(([beat, , key, part, value, who, others]) => h("li", { "data-beat": beat },
-      h("span", { class: "dk-who" }, h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
-      h("span", { class: "dk-when" }, humanSeconds(script.beats[beat].end - script.start)),
-      h("span", { class: "dk-what" }, who.map(badge), others ? `and ${others} more` : ""))), ...(shown.length ? [] : [h("li", { class: "dkm-none" }, "none yet")]));
-    this.beats = shown.map(([beat]) => beat);
-    this.marked = undefined;
-    this.mark(this.beat ?? -1);
-  }
-
-  // anew: the page may have another size.
-  mark(beat, anew = false) {
-    this.beat = beat;
-    const now = order.right(this.beats, beat) - 1;
-    if (now === this.marked && !anew) return;
-    this.list.children[this.marked]?.removeAttribute("aria-current");
-    this.marked = now;
-    if (now < 0) this.list.scrollTop = 0;
-    const row = now < 0 ? null : this.list.children[now];
-    if (!row) return;
-    row.setAttribute("aria-current", "step");
-    const { offsetTop: top, offsetHeight: height } = row;
-    const { scrollTop, clientHeight } = this.list;
-    if (top < scrollTop + height || top > scrollTop + clientHeight - 2 * height) this.list.scrollTop = top - clientHeight / 2;
-  }
-
-  // The next or the previous row's beat.
-  beside(beat, by) {
-    const i = by > 0 ? order.right(this.beats, beat) : order.left(this.beats, beat) - 1;
-    return this.beats[clamp(i, 0, this.beats.length - 1)] ?? beat;
   }
 }

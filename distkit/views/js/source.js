@@ -1,4 +1,5 @@
-// The program's source, with a pin per rank at the line where it is.
+// The program's source, with a pin per rank at the line where it is. Under a line that called a page
+// of distkit's own, such as ring_all_reduce, the lines of that page are folded in.
 
 import { h, still } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -6,6 +7,8 @@ import { tokenize } from "./python.js";
 
 const GLIDE = 220; // milliseconds
 const COLOURED = 3000; // longer files stay plain
+const LINE = 22; // pixels
+const BEFORE = 2; // lines of a page around those with pins
 
 // A rank's number in its colour; blocked ones are hollow and hatched, failed ones crossed.
 export function pin(rank) {
@@ -19,13 +22,13 @@ export class Source {
     this.pins = new Map(ranks.map((rank) => [rank, pin(rank)]));
     this.files = new Map();
     this.spots = new Map();
+    this.unfolded = true;
     this.tabs = h("div", { class: "dk-tabs", role: "tablist", "aria-label": "source files" });
     this.window = h("div", { class: "dk-window", role: "tabpanel" });
     this.nothing = h("p", { class: "dk-nothing" });
     this.root = h("section", { class: "dk-source", "aria-label": "source" },
       this.tabs, this.window, this.nothing);
     this.root.style.setProperty("--pins", clamp(ranks.length, 2, 4));
-    this.window.addEventListener("scroll", () => this.#fade(), { passive: true });
     this.sized = new ResizeObserver(() => this.#resize());
     this.sized.observe(this.window);
   }
@@ -39,14 +42,7 @@ export class Source {
     this.sized.disconnect();
   }
 
-  // Lines that go on beyond the edge fade out there.
-  #fade() {
-    const { scrollLeft, clientWidth, scrollWidth } = this.window;
-    this.root.dataset.more = scrollWidth - clientWidth - scrollLeft > 4;
-  }
-
   #resize() {
-    this.#fade();
     const file = this.files.get(this.shown);
     if (file) this.#keepInSight(file, false); // it may only now be on the page
   }
@@ -65,40 +61,52 @@ export class Source {
     this.nothing.hidden = this.files.size > 0;
   }
 
-  // marks: [{rank, where, doing, words}] of the moment; hot: lines of a finding; back: no gliding.
+  // marks: [{rank, where, inner, call, doing, words}] of the moment; hot: lines of a finding.
   show(marks, hot) {
     for (const file of this.files.values()) file.at = [];
-    for (const mark of marks) {
-      const [label, line] = place(mark.where);
+    const put = (where, mark) => {
+      const [label, line] = place(where);
       this.files.get(label)?.at.push({ ...mark, line });
-    }
-    const most = Math.max(0, ...[...this.files.values()].map((file) => file.at.length));
-    const open = this.files.get(this.shown);
-    const best = [...this.files.values()].find((file) => file.at.length === most);
+    };
+    for (const mark of marks) put(mark.where, mark);
+    const count = (file) => file.at.length;
+    const best = [...this.files.values()].reduce((a, b) => (a && count(a) >= count(b) ? a : b), null);
     for (const file of this.files.values()) this.#dot(file);
+    const open = this.files.get(this.shown);
+    const stays = open && count(open) === count(best);
+    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for who opens the page itself
     this.hot = hot;
-    if (open && open.at.length === most) this.#place(open, true);
+    if (stays) this.#place(open, true);
     else if (best) this.#open(best.label);
   }
 
-  #dot({ dots, at }) {
+  #dot({ tab, dots, at }) {
     const key = at.map(({ rank }) => rank).join();
     if (dots.dataset.ranks === key) return;
     dots.dataset.ranks = key;
+    tab.style.order = at.length ? 0 : 1;
     dots.replaceChildren(...at.slice(0, 8).map(({ rank }) => h("i", { style: paint(rank) })));
   }
 
   #open(label) {
     const file = this.files.get(label);
-    file.rows ??= rows(file.text);
     for (const { tab, label: other } of this.files.values()) {
       tab.setAttribute("aria-selected", String(other === label));
     }
-    if (this.shown !== label) this.window.replaceChildren(h("div", { class: "dk-file" }, file.rows));
+    if (this.shown !== label) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
     const glides = this.shown === label;
     this.shown = label;
     this.root.style.setProperty("--lines", file.rows.length);
     this.#place(file, glides);
+  }
+
+  #rows(file) {
+    return (file.rows ??= rows(file.text));
+  }
+
+  #row(file, line) {
+    const all = this.#rows(file);
+    return all[clamp(line, 1, all.length) - 1];
   }
 
   #place(file, glides) {
@@ -106,48 +114,87 @@ export class Source {
     for (const at of this.pins.values()) at.remove();
     for (const row of this.window.querySelectorAll(".dk-here, .dk-hot")) {
       row.classList.remove("dk-here", "dk-hot");
+      delete row.lastChild.dataset.at;
     }
+    this.#fold(file);
     const waiting = file.at.filter(({ doing }) => doing !== "paused"); // in sight in a crowd
+    const here = new Map();
     for (const mark of [...waiting, ...file.at.filter((mark) => !waiting.includes(mark))]) {
+      const row = this.#where(file, mark);
+      here.set(row, [...here.get(row) ?? [], mark]);
       const at = this.pins.get(mark.rank);
-      const row = file.rows[clamp(mark.line, 1, file.rows.length) - 1];
-      Object.assign(at.dataset, { doing: mark.doing, line: mark.line });
+      Object.assign(at.dataset, { doing: mark.doing, line: row.dataset.line });
       at.title = mark.words;
-      row.classList.add("dk-here");
       row.firstChild.lastChild.before(at);
     }
-    for (const { firstChild: pins } of this.window.querySelectorAll(".dk-here")) {
-      pins.lastChild.textContent = `+${pins.childElementCount - 4}`;
+    for (const mark of file.at) this.#row(file, mark.line).classList.add("dk-here");
+    for (const [row, marks] of here) {
+      row.classList.add("dk-here");
+      row.lastChild.dataset.at = doings(marks);
+      row.firstChild.lastChild.textContent = `+${row.firstChild.childElementCount - 4}`;
     }
-    for (const where of this.hot ?? []) {
-      const [label, line] = place(where);
-      if (label === file.label) file.rows[line - 1]?.classList.add("dk-hot");
-    }
+    for (const where of this.hot ?? []) this.#heat(file, where);
     this.spots = new Map([...this.pins].map(([rank, at]) => [rank, spot(at)]));
     this.#keepInSight(file, glides);
-    this.#fade();
     if (!glides || still()) return;
     for (const [rank, at] of this.pins) glide(at, before.get(rank), this.spots.get(rank));
   }
 
+  // The row of a rank's pin: in the page that its line called, if that is folded out.
+  #where(file, { line, inner }) {
+    const [label, within] = place(inner);
+    const page = this.unfolded && label !== file.label && this.files.get(label);
+    return page ? this.#row(page, within) : this.#row(file, line);
+  }
+
+  // A line of a finding, and the line that called it.
+  #heat(file, where) {
+    const [label, line] = place(where);
+    const page = this.files.get(label);
+    if (page && (page === file || this.unfolded)) this.#row(page, line).classList.add("dk-hot");
+    for (const mark of file.at) if (mark.inner === where) this.#row(file, mark.line).classList.add("dk-hot");
+  }
+
+  // Under each line that called pages: what is called, and its lines around the pins.
+  #fold(file) {
+    for (const fold of this.window.querySelectorAll(".dk-fold")) fold.remove();
+    const called = new Map();
+    for (const { line, inner } of file.at) {
+      const [label, within] = place(inner);
+      if (!this.files.has(label) || label === file.label) continue;
+      const key = `${line} ${label}`;
+      called.set(key, { line, label, lines: [...called.get(key)?.lines ?? [], within] });
+    }
+    for (const { line, label, lines } of called.values()) {
+      const page = this.files.get(label);
+      const from = Math.max(0, Math.min(...lines) - 1 - BEFORE);
+      const some = this.#rows(page).slice(from, Math.max(...lines) + 1);
+      const head = h("button", { type: "button", "aria-expanded": String(this.unfolded) },
+        `in ${named(page.text, Math.min(...lines))}`, h("small", {}, label));
+      head.addEventListener("click", () => {
+        this.unfolded = !this.unfolded;
+        this.#place(file, false);
+      });
+      this.#row(file, line).after(h("div", { class: "dk-fold" }, head, this.unfolded ? some : null));
+    }
+  }
+
   // The window scrolls, and never the page, until the pins are in it with some lines around.
   #keepInSight(file, glides) {
-    const all = file.rows;
     if (!this.window.clientHeight) return;
     const tops = this.#worthSeeing(file).map((row) => row.offsetTop);
     if (!tops.length) return;
-    const [height, line] = [this.window.clientHeight, all[0].offsetHeight];
-    const [first, last] = [Math.min(...tops) - 3 * line, Math.max(...tops) + 4 * line];
-    const { scrollTop } = this.window;
-    if (first >= scrollTop && last <= scrollTop + height) return;
+    const { scrollTop, clientHeight: height } = this.window;
+    const [first, last] = [Math.min(...tops), Math.max(...tops) + 2 * LINE];
+    if (first - 2 * LINE >= scrollTop && last <= scrollTop + height) return;
     const fits = last - first <= height;
-    const top = fits ? (first + last - height) / 2 : tops[0] - height / 2;
+    const top = fits ? (first + last - height) / 2 : tops.at(-1) - height / 2;
     this.window.scrollTo({ top: Math.max(0, top), behavior: glides && !still() ? "smooth" : "auto" });
   }
 
   // The rows with markers; without any, the first that is hot or communicates.
-  #worthSeeing({ at, rows: all }) {
-    if (at.length) return at.map(({ line }) => all[clamp(line, 1, all.length) - 1]);
+  #worthSeeing(file) {
+    if (file.at.length) return file.at.flatMap((mark) => [this.#row(file, mark.line), this.#where(file, mark)]);
     const first = this.window.querySelector(".dk-hot") ?? this.window.querySelector(".dk-py-talk")?.closest(".dk-row");
     return first ? [first] : [];
   }
@@ -158,10 +205,27 @@ function place(where = "") {
   return [where.slice(0, at), Number(where.slice(at + 1))];
 }
 
+// What ranks at one line do there: "before send", or of several "0, 2 before send · 1 in recv".
+function doings(marks) {
+  const said = {};
+  for (const { rank, doing, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
+    const does = { paused: "before", blocked: "waits in" }[doing] ?? `${doing} in`;
+    (said[call ? `${does} ${call.replace(/\(.*/su, "")}` : doing] ??= []).push(rank);
+  }
+  const all = Object.entries(said);
+  return all.map(([words, ranks]) => (all.length > 1 ? `${ranks.join(", ")} ${words}` : words)).join(" · ");
+}
+
+// The function in which a line of a page is.
+function named(text, line) {
+  const heads = text.split("\n").slice(0, line).map((row) => /^(?:async )?def (\w+)/u.exec(row));
+  return heads.findLast(Boolean)?.[1] ?? "the module";
+}
+
 function rows(text) {
   const plain = text.replace(/\n$/, "").split("\n");
   const lines = plain.length > COLOURED ? plain.map((line) => [["", line]]) : tokenize(plain.join("\n"));
-  return lines.map((tokens, i) => h("div", { class: "dk-row", "data-line": i + 1 },
+  return lines.map((tokens, i) => h("div", { class: "dk-row", "data-line": i + 1, style: `--indent:${plain[i].search(/\S|$/u)}` },
     h("span", { class: "dk-pins" }, h("span", { class: "dk-more" })), h("span", { class: "dk-no" }, String(i + 1)),
     h("code", {}, tokens.map(([kind, piece]) =>
       (kind ? h("span", { class: `dk-py-${kind}` }, piece) : piece)))));

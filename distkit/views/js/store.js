@@ -18,15 +18,20 @@ export class Store {
     Object.assign(this, { count: 0, room: 0, arrows: 0, space: 0, looks: [], tracks: [], tieBase: 0 });
     this.version = (this.version ?? 0) + 1;
     Object.assign(this, { values: new Map(), open: new Set(), odd: new Set(), ids: null, ties: new Map() });
+    this.causes = null; // known when the run has ended
     [this.lookOf, this.trackOf] = [new Map(), new Map()];
     this.#grow(64);
     this.#stretch(64);
   }
 
-  merge({ bars, arrows, columns, ...frame }) {
+  merge({ bars, arrows, columns, causes, ...frame }) {
     if (columns) this.#take(columns);
     for (const bar of bars) this.#put(bar);
     for (const arrow of arrows) this.#join(arrow);
+    if (causes) {
+      this.#index();
+      this.#explain(causes, (id) => this.ids.get(id));
+    }
     if (columns || bars.length || arrows.length) this.version += 1;
     this.frame = { ...this.frame, ...frame };
     this.laneOf = new Map(this.frame.lanes.map((lane, i) => [lane.rank, i]));
@@ -55,6 +60,22 @@ export class Store {
     for (let a = 0; a < this.arrows; a++) this.#tieEnds(a);
     this.values = tensors(parts);
     for (let i = 0; i < this.count; i++) this.#note(i);
+    this.#explain(parts, (place) => place);
+  }
+
+  // waits: which wait, from when after their start, and for how long [s]; the critical path: what
+  // is on it, and the arrows to what waited for it.
+  #explain({ waits, since, waited, path, via }, number) {
+    const bars = new Set(Array.from(path, number));
+    const arrows = new Set();
+    for (const i of Array.from(via, number)) {
+      const [from, to] = [this.into[i], this.out[i]];
+      if (from >= 0 && bars.has(this.send[from])) arrows.add(from);
+      if (to >= 0 && bars.has(this.recv[to])) arrows.add(to);
+    }
+    const found = new Map();
+    waits.forEach((place, n) => found.set(number(place), [since[n], waited[n]]));
+    this.causes = { waits: found, critical: { bars, arrows } };
   }
 
   #grow(room) {
@@ -160,13 +181,6 @@ export class Store {
       tag: about.tag, sent: time(this.sent[a]), received: time(this.received[a]) };
   }
 
-  // The bytes of an arrow: of a request what the server got.
-  weight(a) {
-    const [s, r] = [this.send[a], this.recv[a]];
-    const asks = s >= 0 && this.looks[this.look[s]].kind === "request";
-    return this.looks[this.look[s < 0 || (asks && r >= 0) ? r : s]].nbytes ?? 0;
-  }
-
   name(rank) {
     return this.frame.lanes[this.laneOf.get(rank)]?.name ?? `rank ${rank}`;
   }
@@ -203,13 +217,6 @@ export class Store {
     order.sort((i, j) => this.start[i] - this.start[j] || i - j);
     this.orderOf = { version: this.version, order };
     return order;
-  }
-
-  // Times between which the first bars can be told apart.
-  beginning() {
-    const { items } = this.tracks.reduce((a, b) => (a.items.length >= b.items.length ? a : b));
-    const [first, last] = [this.frame.start, this.start[items[Math.min(40, items.length - 1)]]];
-    return last > first ? [first - 0.012 * (last - first), last] : null;
   }
 
   kinds() {

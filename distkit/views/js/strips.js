@@ -1,19 +1,24 @@
 // Bars too small to be told apart: how much of each pixel they cover, a strip per row. What is
-// wide enough is drawn as itself, and so are failures and what has not ended.
+// wide enough is drawn as itself, and so are failures and what has not ended. A row full of small
+// bars is summed up: how much of the time is in them, and paler how much of that is waiting.
 
 import { LEAST } from "./layout.js";
 import { channels } from "./colors.js";
+import { clamp } from "./numbers.js";
 import { FILL } from "./painter.js";
 
 const WIDE = 12; // from this many pixels on a bar is an object with words
 const ALONE = 2; // pixels to its neighbours: then even a small bar is drawn as itself
 const CROWD = 500; // failures and unfinished operations beyond this number have no words
 const FAINT = 0.3; // what touches a pixel at all colours it so much
+const EACH_BAR = 7; // pixels: where bars have less each, their row is a sum
+const DENSE = 0.25; // of the time: what is less is better seen as it is
+const BIN = 6; // pixels of a step of the sum
 
 export class Strips {
   constructor(painter) {
     const { at, store } = painter;
-    Object.assign(this, { painter, at, store, rows: [] });
+    Object.assign(this, { painter, at, store, rows: [], sums: [] });
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
@@ -22,6 +27,9 @@ export class Strips {
     const { at, store } = this;
     const [bars, thin] = [[], []];
     store.tracks.forEach((track, t) => {
+      const [first, last] = at.inSight(track);
+      const sum = (last - first) * EACH_BAR > this.width ? this.#sum(track, t) : null;
+      if (sum) return this.sums.push(sum);
       const row = this.#row(track, t, bars, thin);
       if (row) this.rows.push({ ...row, t, mark: track.mark });
     });
@@ -58,8 +66,48 @@ export class Strips {
     return cover.plain || cover.dim ? cover : null;
   }
 
+  // How much of each step a row's bars cover: those that are bright, their waiting, and the others.
+  #sum(track, t) {
+    const { store, at, painter: { bright } } = this;
+    const [first, last] = at.inSight(track);
+    const [bars, waits, dim] = [0, 1, 2].map(() => new Float32Array(Math.ceil(this.width / BIN)));
+    const waiting = track.mark ? null : store.causes?.waits;
+    const put = (cover, from, to) => {
+      const [x, end] = [at.x(from), at.x(to)].map((place) => clamp((place - at.left + 4) / BIN, 0, cover.length));
+      if (end > x) add(cover, x, end - x, 1);
+    };
+    for (let n = first; n < last; n++) {
+      const i = track.items[n];
+      const [from, to] = [store.start[i], Number.isNaN(store.end[i]) ? at.now : store.end[i]];
+      const lit = !bright || bright.bars.has(i);
+      put(lit ? bars : dim, from, to);
+      const wait = lit && waiting?.get(i);
+      if (wait) put(waits, from + wait[0], from + wait[0] + wait[1]);
+    }
+    const whole = bars.reduce((all, part, n) => all + part + dim[n], 0);
+    return whole > DENSE * bars.length ? { t, mark: track.mark, bars, waits, dim } : null;
+  }
+
+  #area({ t, mark, bars, waits, dim }) {
+    const { c, look } = this.painter;
+    const [y, height] = this.at.line(t);
+    c.fillStyle = mark ? look.mark : this.painter.color(this.store.tracks[t].rank);
+    const steps = (strength, tall) => {
+      c.globalAlpha = strength;
+      bars.forEach((_, n) => {
+        const part = Math.min(1, tall(n)) * height;
+        if (part > 0.1) c.fillRect(this.at.left - 4 + n * BIN, y + height - part, BIN, part);
+      });
+    };
+    steps(0.2, (n) => dim[n] + bars[n]);
+    steps(0.3, (n) => bars[n]);
+    steps(1, (n) => bars[n] - waits[n]);
+    c.globalAlpha = 1;
+  }
+
   // Paints the strips of computation, or those of communication.
   draw(mark) {
+    for (const sum of this.sums) if (sum.mark === mark) this.#area(sum);
     const rows = this.rows.filter((row) => row.mark === mark);
     if (!rows.length) return;
     const image = new ImageData(this.width, rows.length);

@@ -95,7 +95,7 @@ export class Tensors extends Sheet {
     const most = d3.max(op.ranks, (r) => r.after?.columns ?? r.before?.columns ?? 1);
     const least = most > SIDE_BY_SIDE ? 250 : 264;
     const across = Math.max(1, Math.min(op.ranks.length, Math.floor((this.body.clientWidth + 14) / (least + 14))));
-    this.cards.style.gridTemplateColumns = `repeat(${across}, minmax(0, 1fr))`;
+    this.cards.style.gridTemplateColumns = `repeat(${across}, minmax(0, 450px))`;
     const width = Math.min(420, (this.body.clientWidth - 14 * (across - 1)) / across);
     this.cards.replaceChildren(...op.ranks.map((r) => this.#card(op, r, width - 30)),
       op.more ? h("p", { class: "dkv-muted" }, `and ${plural(op.more, "more rank")}`) : "");
@@ -149,8 +149,7 @@ export class Tensors extends Sheet {
     const series = [
       r.before && { values: r.before.values, color: this.look.muted, fill: !r.after },
       r.after && { values: r.after.values, color, fill: true }].filter(Boolean);
-    // a receive buffer may hold anything before
-    const span = range(op.ranks.flatMap((o) => [op.message && o.after ? [] : o.before?.values ?? [], o.after?.values ?? []]));
+    const span = range(op.ranks.flatMap((o) => [o.before?.values ?? [], o.after?.values ?? []]));
     const few = d3.max(series, (s) => s.values.length) < 8;
     const rows = [["before", r.before], ["after", r.after]].filter(([, s]) => s).map(([when, s]) => [
       h("dt", {}, op.message && !r.after ? "sent" : when),

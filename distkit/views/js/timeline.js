@@ -5,7 +5,7 @@ import { alternative, heading, legend, notices, sums } from "./around.js";
 import { h, still } from "./dom.js";
 import { Lenses } from "./lenses.js";
 import { Layout, TALLEST } from "./layout.js";
-import { Gestures, sideways } from "./gestures.js";
+import { Gestures, sideways, Viewport } from "./gestures.js";
 import { Minimap } from "./minimap.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
@@ -23,7 +23,9 @@ const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
 const GROWTH = 250; // milliseconds
 const RETELL = 500; // and the words around the picture change so often
 const LONG = 1000; // operations: then the whole run lies small under the picture
-const VERY_LONG = 4000; // then the picture opens at the beginning
+const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
+const HIGHER = 36; // pixels
+const SUMS = "how much of the time is in operations, waiting pale; zoom in to see each";
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline {
@@ -34,33 +36,29 @@ export class Timeline {
     [this.veil, this.range, this.whole] = [null, null, false];
     this.store = new Store(picture);
     this.merged = performance.now();
-    [this.chosen, this.hovered, this.zoomed, this.pointer] = [null, null, null, null];
+    [this.chosen, this.hovered, this.pointer] = [null, null, null];
+    this.viewport = new Viewport({ all: () => this.#all(), rest: () => this.#followed() ?? this.#all(),
+      reset: () => this.#reset(), onchange: () => this.#later() });
     this.#build(el);
     this.#listen();
     this.#drain();
-    const whole = picture.live || stepped || this.store.count < VERY_LONG;
-    this.zoomed = whole ? null : this.store.beginning();
+    const { opening, end } = this.store.frame;
+    const part = opening && !stepped ? end - opening : 0;
+    if (part) this.viewport.zoomed = [opening - 0.03 * part, end + 0.02 * part];
   }
 
   // -- what is on the page --------------------------------------------------------
 
   #build(el) {
-    const button = (label, sign, act) => {
-      const b = h("button", { type: "button", "aria-label": label, title: label }, sign);
-      b.addEventListener("click", act);
-      return b;
-    };
     this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "timeline" });
     this.tip = h("div", { class: "dk-tip", popover: "manual", role: "tooltip" });
     this.spoken = h("p", { class: "dk-spoken", "aria-live": "polite" });
     this.parts = Object.fromEntries(["head", "notices", "legend", "sums"].map((name) =>
       [name, h(name === "legend" || name === "notices" ? "ul" : "div", { class: `dk-${name}` })]));
     this.stage = h("div", { class: "dk-stage" }, this.canvas);
-    this.map = new Minimap((time) => this.#center(time));
+    this.map = new Minimap((time) => this.viewport.center(time));
     this.lenses = new Lenses(this.store, () => this.#later(), () => this.chosen);
-    this.lenses.root.append(h("div", { class: "dk-tools" },
-      button("zoom in", "+", () => this.#zoom(0.5)), button("zoom out", "−", () => this.#zoom(2)),
-      button("show all", "⤢", () => this.#reset())));
+    this.lenses.root.append(this.viewport.tools());
     this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend),
       this.lenses.root, this.parts.notices, this.stage, this.parts.sums, this.tip, this.spoken);
@@ -118,10 +116,6 @@ export class Timeline {
     return [start - 0.012 * span, start + (1 + margin) * span];
   }
 
-  #view() {
-    return this.zoomed ?? this.#followed() ?? this.#all();
-  }
-
   #followed() {
     if (!this.range || this.whole) return null;
     const [from, to] = this.range;
@@ -130,49 +124,13 @@ export class Timeline {
     return [from - 0.012 * span, from + (1 + margin) * span];
   }
 
-  #show([from, to]) {
-    const [first, last] = this.#all();
-    const span = clamp(to - from, 1e-7, last - first);
-    const start = clamp(from, first, last - span);
-    this.zoomed = span > 0.999 * (last - first) ? null : [start, start + span];
-    this.#later();
-  }
-
-  #glide(target) {
-    const [from, begin] = [this.#view(), performance.now()];
-    if (still()) return this.#show(target);
-    const step = (time) => {
-      const t = clamp((time - begin) / 180, 0, 1);
-      const eased = 1 - (1 - t) ** 3;
-      this.#show([0, 1].map((i) => from[i] + eased * (target[i] - from[i])));
-      if (t < 1) requestAnimationFrame(step);
-    };
-    requestAnimationFrame(step);
-  }
-
-  #zoom(factor) {
-    const [from, to] = this.#view();
-    const [center, half] = [(from + to) / 2, ((to - from) / 2) * factor];
-    this.#glide([center - half, center + half]);
-  }
-
-  #center(time) {
-    const [from, to] = this.#view();
-    this.#show([time - (to - from) / 2, time + (to - from) / 2]);
-  }
-
-  #pan(part) {
-    const [from, to] = this.#view();
-    this.#glide([from + part * (to - from), to + part * (to - from)]);
-  }
-
   #reset() {
     if (this.range) { // between the part and all of it
-      if (!this.zoomed) this.whole = !this.whole;
-      this.zoomed = null;
+      if (!this.viewport.zoomed) this.whole = !this.whole;
+      this.viewport.zoomed = null;
       return this.#later();
     }
-    this.#glide(this.#all());
+    this.viewport.glide(this.#all());
   }
 
   // -- drawing ------------------------------------------------------------------------
@@ -192,17 +150,24 @@ export class Timeline {
     return this.#runs() && !still() && performance.now() - this.merged < PATIENCE;
   }
 
+  #sizes() {
+    const { sizes } = this.theme;
+    const { count, tracks } = this.store;
+    if (!count && !this.#runs() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
+    return count > MANY_BARS * tracks.length ? { ...sizes, row: HIGHER } : sizes;
+  }
+
   #draw() {
     const width = this.stage.clientWidth;
     if (!width) return; // not on the page yet, or hidden
     this.#relook();
     const { context, canvas } = this;
-    const view = this.#view();
+    const view = this.viewport.shown;
     const end = this.#runs() ? this.#now() : Math.max(view[1], this.#all()[1]);
     context.font = `600 13px ${this.look.font}`;
     const measure = ({ name, detail }) =>
       Math.max(context.measureText(name).width, 0.9 * context.measureText(detail).width);
-    this.layout = new Layout(this.store, this.theme.sizes, width, view, end, measure);
+    this.layout = new Layout(this.store, this.#sizes(), width, view, end, measure);
     const ratio = devicePixelRatio || 1;
     const size = [Math.round(width * ratio), Math.round(this.layout.height * ratio)];
     if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
@@ -211,12 +176,13 @@ export class Timeline {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.painter = new Painter(context, this.layout, this.look, this.chosen ?? this.hovered, this.lenses);
     this.painter.draw();
+    this.lenses.hint(this.painter.summed ? SUMS : "");
     if (this.veil !== null) veil(this);
     if (this.pointer) cursor(this);
     const long = this.store.count >= LONG;
     if (long && !this.map.canvas.isConnected) this.stage.after(this.map.canvas);
     if (long) this.map.draw(this.painter.sketch(), this.#all(), view);
-    else if (this.zoomed || this.#followed()) whereabouts(this, view, this.#all());
+    else if (this.viewport.zoomed || this.#followed()) whereabouts(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
     if (!this.store.count) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
@@ -230,9 +196,9 @@ export class Timeline {
       target.addEventListener(type, act, { signal: this.stop.signal, ...options });
     };
     this.stop = new AbortController();
-    this.gestures = new Gestures(this.canvas, (e) => this.#takes(e), (view) => {
+    this.gestures = new Gestures(this.canvas, (e) => this.viewport.takes(e), (view) => {
       this.#tell(null);
-      this.#show(view);
+      this.viewport.show(view);
     });
     on(this.canvas, "pointermove", (e) => this.#moved(e));
     on(this.canvas, "pointerdown", (e) => this.#pressed(e));
@@ -244,7 +210,7 @@ export class Timeline {
     on(this.lenses.root, "keydown", (e) => this.#sought(e));
     on(this.canvas, "blur", () => this.#choose(null));
     on(this.stage, "scroll", () => this.#later());
-    on(window, "wheel", (e) => { if (e.target !== this.canvas) this.armed = false; }, { passive: true });
+    on(window, "wheel", (e) => { if (e.target !== this.canvas) this.viewport.armed = false; }, { passive: true });
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])
       on(this.root, type, () => this.#later());
     onTheme(() => this.#later(), this.stop.signal);
@@ -263,6 +229,7 @@ export class Timeline {
       this.next += 1;
     }
     if (!any || !this.look) return;
+    if (this.chosen?.id) this.chosen = this.store.find(this.chosen.id) ?? null; // numbers may be new
     const wait = this.#runs() ? (this.told ?? -RETELL) + RETELL - performance.now() : 0;
     if (wait <= 0) this.#retell();
     else this.telling ??= setTimeout(() => this.#retell(), wait);
@@ -283,7 +250,7 @@ export class Timeline {
   }
 
   #moved(e) {
-    this.armed ||= e.movementX !== 0 || e.movementY !== 0;
+    this.viewport.armed ||= e.movementX !== 0 || e.movementY !== 0;
     this.pointer = this.#at(e);
     if (this.drag) return this.#dragged(e);
     const hit = this.layout?.hit(...this.pointer, this.painter.arrows) ?? null;
@@ -312,31 +279,22 @@ export class Timeline {
   }
 
   #left() {
-    [this.pointer, this.hovered, this.armed] = [null, null, false];
+    [this.pointer, this.hovered, this.viewport.armed] = [null, null, false];
     if (!this.chosen) this.#tell(null);
     this.#later();
   }
 
-  // A wheel that merely scrolls the page past the picture does not zoom it.
-  #takes(e) {
-    if (e.type !== "wheel") return !e.button;
-    const out = e.deltaY > 0 && !this.zoomed;
-    return (this.armed || e.ctrlKey || e.metaKey) && (!out || e.ctrlKey) && !sideways(e);
-  }
-
   #along(e) {
-    if (!(this.armed || e.ctrlKey) || !sideways(e)) return;
+    if (!(this.viewport.armed || e.ctrlKey) || !sideways(e)) return;
     e.preventDefault();
-    const [from, to] = this.#view();
+    const [from, to] = this.viewport.shown;
     const shift = ((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (this.layout.right - this.layout.left)) * (to - from);
-    this.#show([from + shift, to + shift]);
+    this.viewport.show([from + shift, to + shift]);
   }
 
   #typed(e) {
     const act = {
-      ArrowLeft: () => this.#pan(-0.2), ArrowRight: () => this.#pan(0.2),
-      "+": () => this.#zoom(0.5), "=": () => this.#zoom(0.5), "-": () => this.#zoom(2),
-      0: () => this.#reset(), Home: () => this.#reset(), Escape: () => this.#choose(null),
+      ...this.viewport.keys(), Escape: () => this.#choose(null),
       ArrowDown: () => this.#step(1), ArrowUp: () => this.#step(-1),
     }[e.key];
     if (e.ctrlKey || e.metaKey || e.altKey) return;
@@ -367,9 +325,7 @@ export class Timeline {
       if (order[next] === undefined) return;
     }
     const bar = this.store.bar(order[next]);
-    const [from, to] = this.#view();
-    const half = (to - from) / 2;
-    if (bar.start < from || bar.start > to) this.#show([bar.start - half, bar.start + half]);
+    this.viewport.seek(bar.start);
     this.#draw();
     const [x, y, , height] = this.layout.box(bar.i);
     const box = this.canvas.getBoundingClientRect();

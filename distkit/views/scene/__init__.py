@@ -1,1 +1,1 @@
-"""What all pictures share: SVG, text tables, colours, units, places."""
+"""The parts that all pictures share: SVG, text tables, colours, units, places."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distkit.events import COMPUTATION, Op, State
+from distkit.events import COMPUTATION, Span, State
+from distkit.trace.calls import op_name
+from distkit.trace.columns import Look
 from distkit.views.scene.units import count
 
 #: At most so many lanes are drawn; a notice names the rest.
@@ -22,8 +24,8 @@ _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 #: A JSON object: numbers, strings, booleans, lists, objects and None, and finite numbers only.
 Json = dict[str, Any]
 
-#: An operation that has not ended: its rank, what it is, and how far it got.
-Open = tuple[int, Op, State]
+#: An operation that has not ended: its rank, and what it is.
+Open = tuple[int, Look | Span]
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,17 @@ class Sums:
 
 @dataclass(frozen=True)
 class Lane:
-    """What a lane's operations add up to: rows of bars, and seconds in communication."""
+    """What a lane's operations add up to: rows of bars, seconds in communication, what it sent.
+
+    ``waiting`` are the seconds of ``busy`` in which it waited, known when the run has ended.
+    """
 
     rows: int = 0
     marks: int = 0
     busy: float = 0.0
+    waiting: float = 0.0
+    messages: int = 0
+    nbytes: int = 0
 
 
 def frame(
@@ -78,6 +86,7 @@ def frame(
         "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
         "start": start,
         "end": end,
+        "opening": None,
         "live": live,
         "operations": sums.operations,
         "messages": sums.messages,
@@ -113,6 +122,9 @@ def _lane(meta: Mapping[str, Any], rank: int, lane: Lane, seconds: float) -> Jso
         "rows": lane.rows,
         "marks": lane.marks,
         "busy": round(lane.busy / seconds, 4) if seconds > 0 else 0.0,
+        "waiting": round(min(lane.waiting, lane.busy) / seconds, 4) if seconds > 0 else 0.0,
+        "messages": lane.messages,
+        "bytes": lane.nbytes,
     }
 
 
@@ -149,10 +161,10 @@ def _unfinished(opened: Iterable[Open], meta: Mapping[str, Any]) -> list[str]:
     """A flag for a stopped run, and a line for each name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if meta.get("interrupted") else []
-    for rank, op, state in sorted(opened, key=lambda one: one[0]):
-        if op not in COMPUTATION:
-            verb = "paused before" if state is State.SCHEDULED else _open(meta)
-            stuck[f"{verb} {op}"].append(_about(meta, rank)[1])
+    for rank, it in sorted(opened, key=lambda one: one[0]):
+        if it.op not in COMPUTATION:
+            verb = "paused before" if it.state is State.SCHEDULED else _open(meta)
+            stuck[f"{verb} {op_name(it)}"].append(_about(meta, rank)[1])
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]
 

@@ -1,4 +1,4 @@
-"""Where things are in the static picture: the same rules as js/layout.js, for a fixed width."""
+"""Coordinates in the static picture: the same rules as js/layout.js, for a fixed width."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from itertools import accumulate
 
 from distkit.views.scene.theme import SIZES
 from distkit.views.timeline.projection import Json
+
+#: The length of an arrow's head [pixels].
+INSIDE = 10
 
 #: Widths of Helvetica's letters, in parts of the font size; no font is measured here.
 _WIDTHS = {
@@ -88,12 +91,22 @@ class Geometry:
         order = list(self.lanes)
         down = _index(order, arrow["dst"]) >= _index(order, arrow["src"])
         y1 = self._edge(send, arrow["src"], bottom=down)
-        y2 = self._edge(recv, arrow["dst"], bottom=not down)
+        y2 = self._tip(recv, arrow["dst"], down=down)
         if arrow["sent"] is None or send is None:
             begin = self.x((recv or {"start": self.view[0]})["start"]) + 4
             return begin, y1, begin, y2
         x1 = self.x(arrow["sent"])
         return x1, y1, x1 + 26 if arrow["received"] is None else self.x(arrow["received"]), y2
+
+    def _tip(self, bar: Json | None, rank: int, *, down: bool) -> float:
+        """Where an arrow ends: at its bar's edge; within it, where another row is before that."""
+        y = self._edge(bar, rank, bottom=not down)
+        if bar is None:
+            return y
+        lane = self.lanes[rank]
+        hidden = bar["row"] > 0 if down else bar["row"] < lane["rows"] - 1 or lane["marks"] > 0
+        inside = min(INSIDE, self.box(bar)[3]) if hidden else 0
+        return y + (inside if down else -inside)
 
     def _edge(self, bar: Json | None, rank: int, *, bottom: bool) -> float:
         if bar is not None:

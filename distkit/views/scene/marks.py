@@ -15,8 +15,9 @@ from typing import Any, TypeVar, cast
 from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import MARKS
 
-#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane whose colour it has, attributes,
-#: words. Places are relative to the mark's. The functions that make one remember it.
+#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane whose colour it has (colours repeat
+#: after eight), attributes, words. Places are relative to the mark's. The functions that make one
+#: remember it.
 Shape = tuple[str, str, int, tuple[tuple[str, str | float], ...], str]
 
 T = TypeVar("T")
@@ -30,10 +31,22 @@ def remembered(make: F) -> F:
 
 @remembered
 def rect(
-    w: float, h: float, style: str, *, x: float = 0, y: float = 0, r: float = 0, lane: int = 0
+    w: float,
+    h: float,
+    style: str,
+    *,
+    x: float = 0,
+    y: float = 0,
+    r: float = 0,
+    lane: int = 0,
+    opacity: float = 0,
 ) -> Shape:
-    """A rectangle from its left upper corner."""
-    return _shape("rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r})
+    """A rectangle from its left upper corner; with an opacity where it is not the class's."""
+    tag, *_, place, words = _shape(
+        "rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r}
+    )
+    more = (("fill-opacity", opacity),) if opacity else ()
+    return tag, style, lane, (*place, *more), words
 
 
 @remembered
@@ -67,6 +80,13 @@ def text(
     tag, _, _, place, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
     more = (("text-anchor", anchor),) if anchor else ()
     return tag, style, lane, (*place, *more), words
+
+
+@remembered
+def letters(words: str, style: str, places: tuple[float, ...], *, y: float = 0) -> Shape:
+    """Letters of one line, the middle of each at its own x."""
+    at = ("x", " ".join(f"{x:g}" for x in places)), ("y", y), ("text-anchor", "middle")
+    return "text", style, 0, at, words
 
 
 @remembered
@@ -104,6 +124,7 @@ class Scene:
         width: of the field.
         height: of the field.
         start: when the picture begins [s]; what ended before is left out.
+        like: another scene, which has the drawings of this one too.
 
     >>> scene = Scene(100, 20)
     >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
@@ -111,8 +132,12 @@ class Scene:
     [[0, 0, 0.0, 2.0, 5, 10, 95, 10, 0]]
     """
 
-    def __init__(self, width: float, height: float, start: float = 0.0) -> None:
+    def __init__(
+        self, width: float, height: float, start: float = 0.0, *, like: Scene | None = None
+    ) -> None:
         self.width, self.height, self.start = width, height, start
+        self._numbers: dict[tuple[Shape, ...], int] = {} if like is None else like._numbers
+        self._shapes: dict[Shape, int] = {} if like is None else like._shapes
         self._marks: list[tuple[float, float, int, tuple[Shape, ...], list[float]]] = []
         self._rests: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
 
@@ -153,13 +178,14 @@ class Scene:
         self._rests.append((beat, layer, drawing, [round(x, 1), round(y, 1)]))
 
     def plain(self) -> Json:
-        """The scene as plain data; a drawing that is there many times is in it once.
+        """The scene as plain data; a drawing or a shape that is there many times is in it once.
 
-        ``marks``: drawing, layer, begin, end (None: never), x, y, and for those that move also
-        where to and whether steadily. They are in the order of their begins, so that the marks of
-        a run that goes on grow at their end. ``rests``: beat, drawing, layer, x, y.
+        ``drawings`` have the numbers of their ``shapes``; ``marks``: drawing, layer, begin, end
+        (None: never), x, y, and for those that move also where to and whether steadily. They are
+        in the order of their begins, so that the marks of a run that goes on grow at their end.
+        ``rests``: beat, drawing, layer, x, y.
         """
-        numbers: dict[tuple[Shape, ...], int] = {}
+        numbers = self._numbers
         known: dict[tuple[int, ...], int] = {}  # most shapes are the same objects: no look inside
 
         def number(drawing: tuple[Shape, ...]) -> int:
@@ -175,7 +201,11 @@ class Scene:
         return {
             "width": self.width,
             "height": self.height,
-            "drawings": list(numbers),
+            "drawings": [
+                [self._shapes.setdefault(shape, len(self._shapes)) for shape in drawing]
+                for drawing in numbers
+            ],
+            "shapes": list(self._shapes),
             "marks": marks,
             "rests": rests,
         }
@@ -184,7 +214,7 @@ class Scene:
 def pieces(
     spans: Iterable[tuple[float, float | None, T]],
 ) -> Iterator[tuple[float, float | None, list[T]]]:
-    """What goes on between one change and the next: begin, end, and the items, the oldest first.
+    """The items present between one change and the next: begin, end, and they, the oldest first.
 
     >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
     [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]
@@ -216,7 +246,7 @@ def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
         yield begin, end if math.isfinite(end) else None, n
 
 
-def picture(scene: Scene, *, title: str, end: float | None = None, **more: object) -> Json:
+def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) -> Json:
     """A picture of a scene: what both painters get.
 
     Args:
@@ -234,13 +264,19 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: objec
         "said": "",  # how to read it, in a sentence
         "live": False,  # whether the run goes on
         "empty": "",  # if there is nothing to draw: the reason
-        "legend": [],  # drawings and what they mean
+        "legend": [],  # in the browser, what drawings mean: (shapes, width [px], words)
         "start": 0.0,
         "end": last,
         "opening": last,  # the moment that is shown first
         "beats": [],  # what happens: begin, end, who, more, where; in the order of their ends
         "list": None,  # of some beats: name, all, rows [beat, group, key, part, value, who, others]
         "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
+        "unit": "",  # of time: "round", seconds unless given
+        "home": 0.0,  # the moment before the first beat's end
+        "looks": [],  # what the reader chooses among: name, layers that are shown then only
+        "panels": [],  # moments that tell the story: beat (-1: home), title, when
+        "clock": "",  # the one of ``clocks`` that is shown first
+        "clocks": {},  # by name: what is otherwise; a beat's ``also`` is the other clock's beat
         "scene": scene.plain(),
         "side": None,  # another scene, beside
         "styles": MARKS,

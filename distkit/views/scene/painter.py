@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from html import escape
+from typing import TypeVar
 
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
@@ -13,17 +15,45 @@ from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Shape
 from distkit.views.scene.theme import GRAY, INK, MARKS, WARNING_LIGHT, rank_color
 from distkit.views.scene.units import human_seconds
+from distkit.views.scene.values_svg import NEGATIVE, POSITIVE
 
-WIDTH, LEFT, SIDE, LINE = 960, 16, 200, 20
+WIDTH, LEFT, SIDE, LINE, GAP = 960, 16, 200, 20, 20
 SMALL = 'font-size="11"'
+MAX_BYTES = 60_000  # of panels: else there are fewer
+OWN = ("fill-opacity", "font-size")  # what a shape may have otherwise than its class
+
+T = TypeVar("T")
+Box = tuple[float, float, float, float]  # y, height, x, width
 
 
 def to_svg(picture: Json) -> str:
-    """The moment at which a picture opens, as an SVG document."""
+    """The panels of a picture, or the moment at which it opens, as an SVG document."""
+    panels = picture["panels"]
+    for most in (len(panels), 4, 3, 2, 1):
+        if most <= len(panels):
+            drawn = _document({**picture, "panels": thinned(panels, most)})
+            if len(drawn.encode()) <= MAX_BYTES:
+                break
+    return drawn
+
+
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of them at equal distances, the last among them.
+
+    >>> thinned("abcdefg", 3), thinned("ab", 3)
+    (['a', 'd', 'g'], ['a', 'b'])
+    """
+    if len(items) <= most:
+        return list(items)
+    apart = (len(items) - 1) / max(most - 1, 1)
+    return [items[round(len(items) - 1 - i * apart)] for i in reversed(range(most))]
+
+
+def _document(picture: Json) -> str:
     parts = [svg.heading(24, 32, picture["title"], " · ".join(picture["facts"]))]
     y = 53.0
     for words, color in [
-        (picture["said"], GRAY),
+        *((line, GRAY) for line in wrapped(picture["said"], WIDTH - 48)),
         *((f"! {notice}", WARNING_LIGHT) for notice in picture["notices"]),
         (picture["empty"], GRAY),
     ]:
@@ -32,9 +62,27 @@ def to_svg(picture: Json) -> str:
             y += LINE
     if picture["empty"]:
         return svg.document(WIDTH, y + 10, picture["title"], "".join(parts))
+    drawn, bottom = (_board if picture["panels"] else _opening)(picture, y)
+    return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, drawn]))
+
+
+def wrapped(words: str, width: float) -> list[str]:
+    """A text in lines of at most so many pixels."""
+    lines = [""]
+    for word in words.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if text_width(longer, 12.5) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _opening(picture: Json, y: float) -> tuple[str, float]:
+    """The moment at which it opens, with what stands beside; and where that ends."""
     scene, side, opening = picture["scene"], picture["side"], picture["opening"]
     beat = at(picture, opening)
-    parts.append(_placed(LEFT, y, body(scene, opening, beat)))
+    parts = [_placed(LEFT, y, body(scene, opening, beat))]
     bottom = y + scene["height"]
     left = LEFT + scene["width"] + 12
     if picture["list"]:
@@ -48,16 +96,64 @@ def to_svg(picture: Json) -> str:
     if picture["beats"]:
         parts += _fact(picture, beat, LEFT + scene["width"] / 2, bottom + 24)
         bottom += 48
-    return svg.document(WIDTH, bottom + 14, picture["title"], "".join(parts))
+    return "".join(parts), bottom
 
 
-def body(scene: Json, time: float, beat: int = -1) -> str:
-    """The marks of a scene at a time, and those of the beat it rests on."""
-    drawings = scene["drawings"]
-    return "".join(
-        _placed(x, y, "".join(map(_shape, drawings[n])))
-        for _, n, x, y in sorted(_shown(scene, time, beat), key=lambda mark: mark[0])
-    )
+def _board(picture: Json, y: float) -> tuple[str, float]:
+    """Several moments side by side; and where they end."""
+    panels, scene, beats = picture["panels"], picture["scene"], picture["beats"]
+    hidden = {layer for _, layers in picture["looks"][1:] for layer in layers}
+    columns = 3 if len(panels) in (3, 5, 6) and scene["width"] < 640 else min(len(panels), 2)
+    wide = (WIDTH - 48 - (columns - 1) * GAP) / columns
+    scale = min((wide - 20) / scene["width"], 420 / scene["height"], 1.2)
+    high = scale * scene["height"] + 44
+    parts = []
+    for i, (beat, title, when) in enumerate(panels):
+        x, top = 24 + i % columns * (wide + GAP), y + i // columns * (high + GAP)
+        time = picture["home"] if beat < 0 else beats[beat]["end"]
+        drawn = body(scene, picture["end"] if time is None else time, beat, hidden, joined=True)
+        left = x + (wide - scale * scene["width"]) / 2
+        parts += [
+            svg.rect(x, top, wide, high, 'fill="#f5f6f8"', "", 10),
+            svg.text(x + 14, top + 22, title, INK, 'font-size="12.5" font-weight="700"'),
+            svg.text(x + wide - 14, top + 22, when, GRAY, 'text-anchor="end"'),
+            f'<g transform="translate({left:.1f} {top + 34:.1f}) scale({scale:.3f})">{drawn}</g>',
+        ]
+    return "".join(parts), y + math.ceil(len(panels) / columns) * (high + GAP) - GAP + 8
+
+
+def body(
+    scene: Json, time: float, beat: int = -1, hidden: Collection[int] = (), joined: bool = False
+) -> str:
+    """The marks of a scene at a time, and those of the beat it rests on.
+
+    Args:
+        scene: what ``Scene.plain`` returns.
+        time: since the picture's beginning [s].
+        beat: the one that has just ended, -1 for none.
+        hidden: layers that are left out.
+        joined: plain rectangles that look alike are one path, below all else of their layer: that
+            keeps a picture of many small.
+    """
+    layers: dict[int, list[str]] = defaultdict(list)
+    areas: dict[int, dict[str, list[Box]]] = defaultdict(lambda: defaultdict(list))
+    for layer, n, x, y in _shown(scene, time, beat):
+        drawing = drawing_of(scene, n)
+        if layer in hidden:
+            continue
+        if joined and all(map(_plain, drawing)):
+            for shape in drawing:
+                areas[layer][_look(shape)].append(_box(shape, x, y))
+        else:
+            layers[layer].append(_placed(x, y, "".join(map(_shape, drawing))))
+    for layer, found in areas.items():
+        layers[layer][:0] = [f'<path{look} d="{_area(boxes)}"/>' for look, boxes in found.items()]
+    return "".join("".join(layers[layer]) for layer in sorted(layers))
+
+
+def drawing_of(scene: Json, n: int) -> list[Shape]:
+    """The shapes of a drawing."""
+    return [scene["shapes"][i] for i in scene["drawings"][n]]
 
 
 def to_table(picture: Json) -> str:
@@ -65,10 +161,10 @@ def to_table(picture: Json) -> str:
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
     scene = picture["scene"]
     for _, n, x, y in _shown(scene, picture["opening"]):
-        for tag, _, _, attributes, words in scene["drawings"][n]:
+        for tag, _, _, attributes, words in drawing_of(scene, n):
             if tag == "text":
-                place = dict(attributes)
-                lines[y + place.get("y", 0)].append((x + place.get("x", 0), words))
+                at = {k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")}
+                lines[y + at.get("y", 0)].append((x + at.get("x", 0), words))
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     body = ("  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines))
     notices = (f"! {notice}" for notice in picture["notices"])
@@ -98,12 +194,43 @@ def _placed(x: float, y: float, drawn: str) -> str:
 
 
 def _shape(shape: Shape) -> str:
-    tag, style, lane, attributes, words = shape
+    tag, _, _, attributes, words = shape
     if tag == "title":
         return f"<title>{escape(words)}</title>"
-    look = {k: _color(v, lane) for k, v in MARKS[style].items()}
-    told = "".join(f' {k}="{escape(str(v))}"' for k, v in {**look, **dict(attributes)}.items())
+    told = _look(shape) + "".join(f' {k}="{escape(str(v))}"' for k, v in attributes if k not in OWN)
     return f"<{tag}{told}>{escape(words)}</{tag}>" if words else f"<{tag}{told}/>"
+
+
+def _look(shape: Shape) -> str:
+    """How a shape looks, without its place."""
+    _, style, lane, attributes, _ = shape
+    own = {k: v for k, v in attributes if k in OWN}
+    look = {k: _color(v, lane) for k, v in MARKS[style].items()} | own
+    return "".join(f' {k}="{escape(str(v))}"' for k, v in look.items())
+
+
+def _plain(shape: Shape) -> bool:
+    """True for a rectangle with sharp corners and no edge."""
+    tag, style, _, attributes, _ = shape
+    return tag == "rect" and "stroke" not in MARKS[style] and "rx" not in dict(attributes)
+
+
+def _box(shape: Shape, x: float, y: float) -> Box:
+    x0, y0, w, h = (float(dict(shape[3]).get(k, 0)) for k in ("x", "y", "width", "height"))
+    return y + y0, h, x + x0, w
+
+
+def _area(boxes: list[Box]) -> str:
+    """Rectangles as a path; those that touch in a row are one."""
+    d, row, left, right = "", (0.0, 0.0), 0.0, 0.0
+    for y, h, x, w in [*sorted(boxes), (0.0, 0.0, 0.0, 0.0)]:
+        if row == (y, h) and x <= right + 0.05:
+            right = max(right, x + w)
+            continue
+        if right > left:
+            d += f"M{left:.5g} {row[0]:.5g}h{right - left:.4g}v{row[1]:.4g}H{left:.5g}z"
+        row, left, right = (y, h), x, x + w
+    return d
 
 
 def _color(value: str | float, lane: int) -> str | float:
@@ -117,6 +244,8 @@ def _color(value: str | float, lane: int) -> str | float:
         "rank": own,
         "label": svg.readable(own),
         "code": svg.CODE,
+        "positive": POSITIVE,
+        "negative": NEGATIVE,
     }
     name, _, part = str(value).partition(" ")
     if name == "ink" and part:

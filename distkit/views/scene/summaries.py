@@ -1,4 +1,4 @@
-"""What pictures say about summaries: the same or not, by how much, in how many rows. Pure."""
+"""Summaries in pictures: the same or not, by how much, in how many rows. Pure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def largest(values: Iterable[float]) -> float:
 
 
 def name(trace: EventLog, rank: int) -> str:
-    """What a rank is called."""
+    """The name of a rank."""
     ranks = trace.meta.get("ranks", {})
     about: dict[str, Any] = ranks.get(str(rank), ranks.get(rank, {}))
     return clean(str(about.get("name") or f"rank {rank}"))

@@ -135,7 +135,7 @@ def theme() -> dict[str, Any]:
 
 #: How marks look, by class: SVG's presentation attributes. Colours have names: ink, paper, muted
 #: and warning are the page's, "ink 5" is so many percent of ink on paper, rank is a rank's own
-#: colour and label reads well on it.
+#: colour and label reads well on it; positive and negative are those of values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
@@ -163,7 +163,16 @@ MARKS: dict[str, dict[str, str | float]] = {
         "stroke-dasharray": "5.5 4",
     },
     "hover": {"fill": "none", "pointer-events": "all"},
+    "token": {"fill": "rank", "stroke": "paper", "stroke-width": 2.5},
+    "parcel": {"fill": "paper", "stroke": "ink 30", "stroke-width": 1},
+    "fresh": {"fill": "none", "stroke": "ink", "stroke-width": 2},
+    "hub": {"fill": "paper", "stroke": "ink", "stroke-width": 2.5},
+    "positive": {"fill": "positive"},
+    "negative": {"fill": "negative"},
+    "odd": {"fill": "warning", "fill-opacity": 0.4},
     # lines
+    "dot": {"fill": "none", "stroke": "rank", "stroke-width": 7, "stroke-linecap": "round"},
+    "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5},
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
     "dots": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5, "stroke-dasharray": "2 5"},
     "axis": {"fill": "none", "stroke": "muted"},
@@ -186,6 +195,16 @@ MARKS: dict[str, dict[str, str | float]] = {
     "words": {"fill": "muted", "font-size": 12},
     "small": {"fill": "muted", "font-size": 11},
     "tick": {"fill": "muted", "font-size": 10.5},
+    "caption": {"fill": "muted", "font-size": 12, "font-weight": 600},
+    "chunk": {
+        "fill": "ink",
+        "stroke": "paper",
+        "stroke-width": 3.5,
+        "paint-order": "stroke",
+        "stroke-linejoin": "round",
+        "font-size": 14,
+        "font-weight": 700,
+    },
     "figure": {"fill": "ink", "font-size": 18, "font-weight": 700},
     "count": {"fill": "ink", "font-size": 10.5},
     "version": {"fill": "ink", "font-size": 12.5, "font-weight": 700},

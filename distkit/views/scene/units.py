@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+#: An axis has at most so many names.
+MOST_TICKS = 8
 
 
 def count(n: int, noun: str) -> str:
@@ -51,6 +54,15 @@ def human_seconds(s: float) -> str:
     return f"{_short(s * scale)} {unit}"
 
 
+def joined(words: Sequence[str]) -> str:
+    """Words in a sentence.
+
+    >>> joined(["a", "b", "c"]), joined(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def time_unit(s: float) -> tuple[float, str]:
     """The factor and the unit in which a duration of ``s`` seconds reads best."""
     if abs(s) >= 0.9995:
@@ -67,6 +79,19 @@ def round_step(span: float, steps: int) -> float:
     raw = span / max(1, steps)
     power = 10.0 ** math.floor(math.log10(raw))
     return next(k * power for k in (1.0, 2.0, 5.0, 10.0) if k * power >= raw * 0.999)
+
+
+def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple[float, str]]:
+    """Round times on an axis [s], or parts of a whole, and their names.
+
+    >>> list(ticks(0, 0.0021))
+    [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
+    """
+    step = round_step(last - first, MOST_TICKS)
+    scale, unit = (100.0, "%") if percent else time_unit(last * 0.999)
+    digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
+    for n in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1):
+        yield n * step, "0" if n == 0 else f"{n * step * scale:.{digits}f} {unit}"
 
 
 def _short(x: float) -> str:

@@ -1,4 +1,4 @@
-"""What happens between workers, servers and scheduler, beat by beat, with a sentence for each.
+"""The messages between workers, servers and scheduler, beat by beat, with a sentence for each.
 
 A *beat* is a message on its way, an update, or a barrier. Acknowledgements are no beats.
 """
@@ -85,11 +85,11 @@ class Teller:
                 self.came.setdefault(r.run, []).append(r.arrived)
 
     def name(self, node: int) -> str:
-        """What a node is called."""
+        """The name of a node."""
         return self.names.get(node, f"rank {node}")
 
     def told(self, beat: Beat) -> tuple[str, str]:
-        """What happens, and more about it."""
+        """The sentence of a beat, and details."""
         say = getattr(self, f"_{beat.kind}")
         who, more = say(beat)
         size = human_bytes(n) if (n := nbytes(beat)) else ""
@@ -113,7 +113,7 @@ class Teller:
         return f"{self.name(r.node)} pushes its gradient of {r.key} to {self.name(r.server)}", more
 
     def _lying(self, place: Place, time: float) -> int:
-        """How many workers have a gradient in the inbox just after a time."""
+        """The number of workers that have a gradient in the inbox just after a time."""
         mine = self.inbox.get(place, [])
         recent = mine[: bisect_right(mine, time, key=lambda g: g.arrived)][-256:]
         return len({g.push.node for g in recent if g.taken is None or g.taken > time})

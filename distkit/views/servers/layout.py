@@ -1,4 +1,4 @@
-"""Where servers, keys, workers and the scheduler are drawn, in pixels."""
+"""Places of servers, keys, workers and the scheduler, in pixels."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _rows(story: Story) -> list[tuple[int, str]]:
 
 
 def _drawn(story: Story, rows: list[tuple[int, str]], names: dict[int, str], quorum: int) -> Json:
-    """Where everything is."""
+    """The layout of the picture."""
     servers, workers, others = (story.of(role) for role in ("server", "worker", "scheduler"))
     width = layout.FIELD if others or len(servers) > layout.MAX_SERVERS else layout.WIDTH
     keys = Counter(server for server, _ in rows)
@@ -263,7 +263,7 @@ def _recent(updates: list[Update], start: float) -> list[Update]:
 
 
 def _sums(done: Iterable[Beat], story: Story, start: float, staleness: Json) -> Json:
-    """What is counted of the beats that are not drawn, and of the gradients applied before."""
+    """Counts of the beats that are not drawn, and of the gradients applied before."""
     pushes = pulls = updates = there = back = 0
     for b in done:
         if b.end is None:
@@ -315,7 +315,7 @@ def _opening(waits: list[Wait], story: Story, start: float, end: float) -> float
 
 
 def _fullest(steps: list[tuple[float, int]], end: float) -> float:
-    """Where the running sum of the steps, squared, lasts longest: the begin of that stretch."""
+    """The begin of the stretch in which the running sum of the steps, squared, lasts longest."""
     steps.sort()
     here, most, best = 0, 0.0, end
     for (time, more), (after, _) in pairwise([*steps, (end, 0)]):
@@ -339,7 +339,7 @@ def _facts(trace: EventLog, story: Story) -> list[str]:
 
 
 def _said(story: Story, quorum: dict[int, int]) -> str:
-    """How this run's servers decide, in a sentence."""
+    """The rule by which this run's servers decide, in a sentence."""
     workers, most = len(story.of("worker")), max(quorum.values(), default=0)
     known = story.updates or any(r.op is Op.REGISTER and r.key for r in story.requests)
     if not known or not workers:

@@ -70,7 +70,7 @@ def draw(run: Json) -> Json:
 class _Painter:
     def __init__(self, run: Json) -> None:
         self.run = run
-        self.lane: dict[int, int] = {rank: lane % 8 for rank, lane, _ in run["lanes"]}
+        self.lane: dict[int, int] = {rank: lane for rank, lane, _ in run["lanes"]}
         self.people = {w["rank"]: w for w in run["workers"]}
         self.slots = {(g[0], g[1], g[2]): g[4] for g in run["gradients"]}
         self.took = {(row, begin): late for row, _, begin, _, late in run["updates"]}
@@ -172,7 +172,7 @@ class _Painter:
                     self.scene.add(0, 0, way, begin=begin, end=end)
 
     def _row(self, i: int, row: Json) -> None:
-        """What is always there of a key: its name and size, and an empty inbox."""
+        """The marks of a key that are always there: its name and size, and an empty inbox."""
         x, y, w = row["x"], row["y"], row["w"]
         name = cut(row["key"], w - 50, 13)
         part = "part {} of {}".format(*row["part"]) if row["part"] else ""
@@ -274,7 +274,7 @@ class _Painter:
             yield circle(4.2, "own", x=left - 11 * i, y=-4, lane=self._lane(worker))
 
     def _statuses(self) -> None:
-        """What each worker does, and for whom it waits."""
+        """The activity of each worker, and for whom it waits."""
         found: dict[int, list[Any]] = defaultdict(lambda: [(-math.inf, None, ("", "", []))])
         for node, kind, begin, end, words, awaited in self.run["status"]:
             found[node].append((begin, end, (kind, words, awaited)))
@@ -350,7 +350,7 @@ class _Painter:
         self.scene.rest(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
 
     def _token(self, beat: Json, kind: str, lane: int) -> tuple[Shape, ...]:
-        """What flies: a gradient with the version it was computed from, weights, a question."""
+        """Messages in flight: a gradient with its version, weights, a question."""
         version = beat.get("v", 0)
         if kind == "push":
             words = f"∇v{version}"
@@ -511,7 +511,7 @@ def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
 
 @remembered
 def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
-    """Who waits for whom, a curve from worker to worker."""
+    """Waits: a curve from worker to worker."""
     side = math.copysign(0.72 * r, b - a)
     x1, x2, low = a + side, b - side, y - 0.82 * r
     high = low - min(max(abs(b - a) * 0.22, 22), 74)
@@ -523,7 +523,7 @@ def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
 
 @remembered
 def _fitting(words: str, room: float, size: float) -> str:
-    """What a worker does, in as few words as its place asks for."""
+    """The activity of a worker, in as few words as its place asks for."""
     for short in (words, words.replace("worker ", "")):
         if text_width(short, size) <= room:
             return short

@@ -1,4 +1,4 @@
-"""How stale the gradients of a run were: the bins of a histogram and their places. Pure.
+"""Staleness of a run's gradients: the bins of a histogram and their places. Pure.
 
 The staleness of a gradient is the number of updates between its worker's pull and the moment when
 it is applied.

@@ -1,4 +1,4 @@
-"""What a run with a parameter server is like at a moment, found in the projection's intervals."""
+"""The state of a run with a parameter server at a moment, from the projection's intervals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def counts(run: Json) -> Json:
 
 
 def stretches(run: Json, node: int) -> list[tuple[str, float, float]]:
-    """When a worker waits and computes: kind, begin and end [s]."""
+    """Stretches in which a worker waits or computes: kind, begin and end [s]."""
     found: list[tuple[str, float, float]] = []
     for _, kind, begin, end, *_ in (s for s in run["status"] if s[0] == node):
         until = run["end"] if end is None else end

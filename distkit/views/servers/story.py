@@ -1,4 +1,4 @@
-"""What happened in a run with a parameter server, read from its events alone. Pure.
+"""The history of a run with a parameter server, read from its events alone. Pure.
 
 Requests with their answers, updates, and the gradients in between: from its arrival until an update
 takes it, a gradient lies in the inbox of its key. Nothing here knows how servers decide.
@@ -26,7 +26,7 @@ Place = tuple[int, int, str]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What ``node`` asked of ``server``, and its way: times in seconds, None: not (yet).
+    """A request of ``node`` to ``server``, and its way: times in seconds, None: not (yet).
 
     ``version`` is that of the value: for a pull the one it got, for a push the one that its
     gradient was computed from. ``at_once``: the answer left before the server did anything else.
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def place(self) -> Place:
-        """What it is about."""
+        """The key that it is about."""
         return self.run, self.server, self.key
 
     @property
@@ -92,7 +92,7 @@ class Update:
 
     @property
     def place(self) -> Place:
-        """What it is about."""
+        """The key that it is about."""
         return self.run, self.server, self.key
 
 
@@ -110,7 +110,7 @@ class Story:
     barriers: list[list[Span]]
 
     def over(self, run: int) -> float:
-        """When the next run begins: then the servers forget; infinity if there is none."""
+        """The begin of the next run, when the servers forget; infinity if there is none."""
         return min((t for r, t in self.begins.items() if r > run), default=math.inf)
 
     def of(self, role: str) -> list[int]:
@@ -221,7 +221,7 @@ def _part(requests: list[Request], trace: EventLog) -> None:
 
 
 def _roles(trace: EventLog, requests: list[Request]) -> dict[int, str]:
-    """Who is what: as the run says, else as they behave."""
+    """The role of each node: as the run says, else as it behaves."""
     behave: dict[int, str] = {}
     for r in requests:
         if r.op is Op.REGISTER:

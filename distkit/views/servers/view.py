@@ -12,7 +12,7 @@ from distkit.views.servers.projection import project
 from distkit.views.servers.scene import NOTHING, draw
 from distkit.views.servers.staleness import said
 from distkit.views.servers.state import at, counts
-from distkit.views.widget.scene import SceneView
+from distkit.views.widget.view import SceneView
 
 MAX_ROWS = 24  # keys that are written in the table
 

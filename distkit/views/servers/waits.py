@@ -1,4 +1,4 @@
-"""Who waits for whom in a run with a parameter server, and what each node is doing. Pure."""
+"""Waits of workers for each other in a run with a parameter server, and each node's work. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from distkit.consistency import Rule
 from distkit.events import Op, Span
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import clean
+from distkit.views.scene.units import joined
 from distkit.views.servers.story import Gradient, Place, Request, Story
 
 #: So many nodes are named, then they are counted; of so many changes of a wait all are noted.
@@ -24,7 +25,7 @@ class Missing:
     times: list[float]
 
     def at(self, time: float) -> tuple[int, ...]:
-        """Who is missing at a time."""
+        """The workers that are missing at a time."""
         raise NotImplementedError
 
 
@@ -36,7 +37,7 @@ class Absent(Missing):
         self.times = sorted(set(came.values()))
 
     def at(self, time: float) -> tuple[int, ...]:
-        """Who has not come yet."""
+        """The workers that have not come yet."""
         return tuple(n for n in self.everybody if self.came.get(n, math.inf) > time)
 
 
@@ -92,7 +93,7 @@ class Wait:
 
     @property
     def changes(self) -> list[float]:
-        """When that may change; of a great many times only some, and the last."""
+        """The times when that may change; of a great many only some, and the last."""
         times = self.missing.times
         mine = times[bisect_right(times, self.begin) : bisect_left(times, self.end)]
         return [*mine[:: 1 + len(mine) // MAX_CHANGES], *mine[-1:]]
@@ -125,7 +126,7 @@ def find(story: Story) -> list[Wait]:
 
 
 def _until(request: Request, story: Story) -> float:
-    """When a request was answered or given up, or its run was over."""
+    """The time when a request was answered or given up, or its run was over."""
     ends = (request.left, request.back, request.failed, story.over(request.run))
     return min(t for t in ends if t is not None)
 
@@ -200,7 +201,7 @@ def _barriers(story: Story) -> Iterator[Wait]:
 
 @dataclass
 class _Doing:
-    """What a node has begun and not ended."""
+    """The operations that a node has begun and not ended."""
 
     waits: list[Wait] = field(default_factory=list)
     asks: list[Request] = field(default_factory=list)
@@ -225,7 +226,7 @@ class _Doing:
 def statuses(
     trace: EventLog, story: Story, waits: Iterable[Wait], names: dict[int, str], nodes: set[int]
 ) -> list[Status]:
-    """What these nodes are doing, each time that it changes."""
+    """The work of these nodes, each time that it changes."""
     steps: dict[int, list[tuple[float, int, str, object]]] = defaultdict(list)
 
     def add(node: int, begin: float, end: float, what: str, item: object) -> None:
@@ -289,4 +290,4 @@ def listed(nodes: Sequence[int], names: dict[int, str]) -> str:
     told = [names.get(n, f"rank {n}") for n in nodes]
     if len(told) > MAX_NAMES:
         return f"{len(told)} others"
-    return " and ".join(filter(None, [", ".join(told[:-1]), *told[-1:]]))
+    return joined(told)

@@ -47,12 +47,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """What a message carries: a piece, and which one of how many where that is known."""
+    """What a message carries: a piece, and which one of how many where that is known.
+
+    ``ring`` and ``round``: which of the rings it is a part of, and of which of its rounds.
+    """
 
     piece: Piece
     at: int | None = None
     of: int = 1
-    round: int | None = None
+    ring: int | None = None
+    round: int = 0
     reduce: bool | None = None
 
 
@@ -86,8 +90,8 @@ def follow(trace: EventLog) -> Contributions:
         return Contributions()
     found = Contributions(rings=find_rings(trace))
     done: set[Key] = set()
-    for ring in found.rings:
-        _play_ring(ring, found)
+    for i, ring in enumerate(found.rings):
+        _play_ring(i, ring, found)
         done |= {s.send for t in ring.rounds for s in t} | {s.recv for t in ring.rounds for s in t}
     _Follower(trace, found).run(done)
     found.changes.sort(key=lambda c: c.time)
@@ -97,7 +101,7 @@ def follow(trace: EventLog) -> Contributions:
 # -- the ring all-reduce -----------------------------------------------------------------
 
 
-def _play_ring(ring: Ring, found: Contributions) -> None:
+def _play_ring(which: int, ring: Ring, found: Contributions) -> None:
     """Do what the schedule says, with the values that were recorded."""
     n = len(ring.members)
     have = {
@@ -109,7 +113,7 @@ def _play_ring(ring: Ring, found: Contributions) -> None:
     for number, transfers in enumerate(ring.rounds):
         moving = [(t, have[t.src][t.chunk]) for t in transfers]
         for i, (t, piece) in enumerate(moving):
-            found.cargo[t.send] = Cargo(piece, t.chunk, n, number, t.reduce)
+            found.cargo[t.send] = Cargo(piece, t.chunk, n, which, number, t.reduce)
             new, old = piece, have[t.dst][t.chunk]
             if t.reduce:
                 new = _added(old, piece, ring.passed_on(number, i))

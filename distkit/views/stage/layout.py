@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 Pair = tuple[int, int]
 Point = tuple[float, float]
 
+#: So many ranks of a ring stand along the edges of a square.
+SQUARE = range(7, 17)
 #: The arrangements there are; ``pattern`` chooses one.
 KINDS = ("ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands: ``x``, ``y`` in [0, 1], and the way out of the picture from there."""
+    """Where a rank stands: ``x``, ``y`` in [0, 1]."""
 
     x: float
     y: float
-    out: Point
 
 
 def pattern(
@@ -113,7 +114,7 @@ def arrange(
     """The place of every rank in an arrangement; arguments as in :func:`pattern`.
 
     >>> arrange("ring", [0, 1, 2, 3])[0]
-    Place(x=0.5, y=0.0, out=(0.0, -1.0))
+    Place(x=0.5, y=0.0)
     """
     if kind == "tree":
         return _tree(list(ranks), sent)
@@ -130,14 +131,28 @@ def arrange(
 
 
 def _ring(ranks: list[int]) -> dict[int, Place]:
-    """Clockwise from the top; two beside each other."""
+    """Clockwise from the top; two beside each other, some along the edges of a square."""
+    if len(ranks) in SQUARE:
+        return dict(zip(ranks, _along_edges(len(ranks)), strict=True))
     n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
     return {rank: _around(first + 2 * math.pi * i / n) for i, rank in enumerate(ranks)}
 
 
+def _along_edges(n: int) -> Iterator[Place]:
+    """Clockwise from the left upper corner: there wide cards have room."""
+    beside = 1 if n < 11 else 2 if n < 15 else 3  # between the corners, on the left and the right
+    above = (n - 2 * beside + 1) // 2
+    below = n - 2 * beside - above
+    sides = [round((i + 1) / (beside + 1), 4) for i in range(beside)]
+    yield from (Place(round(i / (above - 1), 4), 0.0) for i in range(above))
+    yield from (Place(1.0, y) for y in sides)
+    yield from (Place(round(1 - i / (below - 1), 4), 1.0) for i in range(below))
+    yield from (Place(0.0, y) for y in reversed(sides))
+
+
 def _around(angle: float) -> Place:
     x, y = round(math.cos(angle), 4) + 0.0, round(math.sin(angle), 4) + 0.0
-    return Place(round(0.5 + x / 2, 4), round(0.5 + y / 2, 4), (x, y))
+    return Place(round(0.5 + x / 2, 4), round(0.5 + y / 2, 4))
 
 
 def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
@@ -147,7 +162,7 @@ def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
         count[rank] += 1
     hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
     others = _ring([rank for rank in ranks if rank != hub])
-    return others if hub is None else {hub: Place(0.5, 0.5, (0.0, 1.0)), **others}
+    return others if hub is None else {hub: Place(0.5, 0.5), **others}
 
 
 def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
@@ -164,7 +179,7 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
             _hang(top, joined, slots, rows)
     deep, wide = max(len(rows) - 1, 1), max(max(slots.values(), default=0), 1)
     return {
-        rank: Place(round(slots[rank] / wide, 4), round(y / deep, 4), (1.0, 0.0))
+        rank: Place(round(slots[rank] / wide, 4), round(y / deep, 4))
         for y, row in enumerate(rows)
         for rank in row
     }
@@ -220,12 +235,10 @@ def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Place]:
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Place]:
     """Rows from top to bottom, each centred, all with the same distance between ranks."""
     wide, deep = max(map(len, rows), default=1), len(rows)
-    outs = {0: (0.0, -1.0), deep - 1: (0.0, 1.0)}
     return {
         rank: Place(
             round(0.5 + (i - (len(row) - 1) / 2) / max(wide - 1, 1), 4),
             round(y / (deep - 1), 4) if deep > 1 else 0.5,
-            outs.get(y, (0.8, 0.6)),
         )
         for y, row in enumerate(rows)
         for i, rank in enumerate(row)
@@ -246,15 +259,9 @@ def _hypercube(ranks: list[int]) -> dict[int, Place]:
     low = [min(p[axis] for p in points) for axis in (0, 1)]
     size = [max(p[axis] for p in points) - low[axis] or 1.0 for axis in (0, 1)]
     return {
-        rank: _out(*(round((p[a] - low[a]) / size[a], 4) for a in (0, 1)))
+        rank: Place(*(round((p[a] - low[a]) / size[a], 4) for a in (0, 1)))
         for rank, p in zip(ranks, points, strict=True)
     }
-
-
-def _out(x: float, y: float) -> Place:
-    """A place whose way out is away from the middle."""
-    length = math.hypot(x - 0.5, y - 0.5) or 1.0
-    return Place(x, y, (round((x - 0.5) / length, 4), round((y - 0.5) / length, 4)))
 
 
 def _by(ranks: list[int], names: Mapping[int, str] | None) -> list[list[int]]:

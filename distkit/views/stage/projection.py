@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.log import EventLog
@@ -18,6 +17,7 @@ from distkit.views.scene.frame import facts
 from distkit.views.scene.units import count, human_bytes
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
+from distkit.views.stage.rings import Ring
 from distkit.views.timeline.projection import Json, clean
 
 #: At most so many beats and links are drawn, of so many ranks; a notice names the rest.
@@ -26,7 +26,7 @@ MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
 MAX_VALUES, MAX_CHANGES = 16, 20_000
 #: Measured time; or rounds, in which all messages of a round fly together.
 CLOCKS = ("time", "rounds")
-#: So much of a round a message takes.
+#: A message takes so much of a round, and comes at the round's end.
 FLIGHT = 0.85
 
 
@@ -34,7 +34,7 @@ def project(
     trace: EventLog,
     layout: str | None = None,
     live: bool = False,
-    clock: str = "time",
+    clock: str = "rounds",
     most: int = MAX_BEATS,
 ) -> Json:
     """The stage of a run.
@@ -105,7 +105,6 @@ def _nodes(
             "role": roles.get(rank, ""),
             "x": places[rank].x,
             "y": places[rank].y,
-            "out": places[rank].out,
         }
         for rank in ranks
     ]
@@ -126,7 +125,7 @@ def _beats(trace: EventLog, found: Contributions, most: int) -> tuple[list[Json]
     spans = {(s.rank, s.seq): s for s in trace.spans}
     beats = [*_messages(trace, spans, found), *_collectives(trace)]
     beats.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
-    _number(beats)
+    _number(beats, found.rings)
     return beats[:most], max(0, len(beats) - most)
 
 
@@ -161,9 +160,11 @@ def _cargo(cargo: Cargo | None, span: Span | None) -> Json:
     summary = span and (span.before or span.after)
     if cargo is None:
         return {"piece": _piece(Piece(values=summary.values))} if summary else {}
+    if cargo.at is None:
+        return {"piece": _piece(cargo.piece)}
     words = {"at": cargo.at, "of": cargo.of, "reduce": cargo.reduce}
     known = {k: v for k, v in words.items() if v is not None}
-    return {"piece": _piece(cargo.piece), **(known if cargo.at is not None else {})}
+    return {"piece": _piece(cargo.piece), **known, "part": (cargo.ring, cargo.round)}
 
 
 def _collectives(trace: EventLog) -> list[Json]:
@@ -203,16 +204,24 @@ _ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
 _GATHERING = ("reduce", "gather")
 
 
-def _number(beats: list[Json]) -> None:
-    """Number the beats by rounds: each comes after what its sender said and heard before."""
+def _number(beats: list[Json], rings: Sequence[Ring]) -> None:
+    """Number the beats by rounds: each comes after what its sender said and heard before.
+
+    The messages of a ring have its rounds, whoever was early.
+    """
+    first: dict[int, int] = {}
     heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
     spoke: dict[int, int] = {}
     for beat in sorted(beats, key=lambda b: float(b["begin"])):
+        ring, step = beat.pop("part", (None, 0))
         senders = beat.get("members") or [beat["src"]]
+        senders = senders if ring is None else rings[ring].members
         before = [n for r in senders for end, n in heard[r] if end <= beat["begin"]]
         before += [spoke[r] for r in senders if r in spoke]
         beat["round"] = 1 + max(before, default=-1)
-        spoke.update(dict.fromkeys(senders, beat["round"]))
+        if ring is not None:
+            beat["round"] = first.setdefault(ring, beat["round"]) + step
+        spoke.update(dict.fromkeys(beat.get("members") or [beat["src"]], beat["round"]))
         if beat["end"] is not None:
             for r in beat.get("members") or [beat["dst"]]:
                 heard[r] = [*heard[r][-3:], (beat["end"], beat["round"])]
@@ -247,17 +256,18 @@ class _Steps:
 
     def __init__(self, beats: list[Json]) -> None:
         self.known: dict[tuple[int, float | None], float] = {}
-        self.begins: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self.begins: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for beat in beats:
             ranks = beat.get("members") or [beat["src"]]
             begins = beat.get("starts") or [beat["begin"]]
             ends = zip(
                 beat.get("members") or [beat["dst"]], beat.get("ends") or [beat["end"]], strict=True
             )
-            self.known.update({end: beat["round"] + FLIGHT for end in ends})
+            self.known.update({end: beat["round"] + 1.0 for end in ends})
+            step = beat["round"] + 1 - FLIGHT if beat["round"] else 0.0
             for rank, begin in zip(ranks, begins, strict=True):
-                self.known.setdefault((rank, begin), float(beat["round"]))
-                self.begins[rank].append((begin, beat["round"]))
+                self.known.setdefault((rank, begin), step)
+                self.begins[rank].append((begin, step))
         for all_ in self.begins.values():
             all_.sort()
 
@@ -267,7 +277,7 @@ class _Steps:
             return step
         mine = self.begins[rank]
         i = bisect_left(mine, (time, -1))
-        return float(mine[i][1]) if i < len(mine) else mine[-1][1] + 1.0 if mine else 0.0
+        return mine[i][1] if i < len(mine) else mine[-1][1] + 1.0 if mine else 0.0
 
 
 def _piece(piece: Piece) -> Json:
@@ -303,8 +313,8 @@ def _said(trace: EventLog, found: Contributions) -> str:
         return f"Contributions are followed among at most {MAX_RANKS} ranks."
     if found.rings:
         told = (
-            "The messages equal the schedule of a ring all-reduce, round by round: so the chunk "
-            "that each one carries is known, and whether it is added."
+            "The messages equal the schedule of a ring all-reduce, round by round: it tells which "
+            "chunk each one carries, and whether it is added."
         )
     elif found.known:
         told = "Who contributed follows from the meaning of collectives and from equal values."
@@ -315,8 +325,8 @@ def _said(trace: EventLog, found: Contributions) -> str:
     else:
         return ""
     told = (
-        "Each strip is a rank's tensor, cut into chunks; a layer of a chunk has the colour of "
-        "the rank whose contribution it is. "
+        "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
+        "contribution it holds. "
     ) + told
     doubt = (
         " Pale: at most these ranks, whose values may have reached it; the trace does not hold "
@@ -347,57 +357,43 @@ def _notices(trace: EventLog, beats: list[Json], more: int) -> list[str]:
     return [words for words, shown in found if shown]
 
 
-def held_at(picture: Json, time: float, clock: str = "time") -> dict[int, list[Json]]:
-    """The pieces of every rank's tensor at a time, measured or in rounds."""
-    strips: dict[int, list[Json]] = {}
-    by = "time" if clock == "time" else "step"
-    for change in sorted(picture["changes"], key=lambda c: float(c[by])):
-        if change[by] > time:
-            break
-        at, rank = change.get("at"), change["rank"]
-        if at is None:
-            strips[rank] = list(change["pieces"])
-        elif at < len(strips.get(rank, ())):
-            strips[rank][at] = change["pieces"][0]
-    return strips
-
-
 def sentence(beat: Json, names: dict[int, str]) -> str:
     """A beat in words."""
+    return ", ".join([who(beat, names), *what(beat)])
+
+
+def who(beat: Json, names: dict[int, str]) -> str:
+    """Who takes part in a beat."""
 
     def name(rank: int) -> str:
         return names.get(rank, f"rank {rank}")
 
-    size = f", {human_bytes(beat['nbytes'])}" if beat["nbytes"] else ""
     if "members" in beat:
-        who = [name(rank) for rank in beat["members"]]
-        told = ", ".join(who) if len(who) < 5 else f"{who[0]} … {who[-1]} ({len(who)})"
-        return f"{beat['op']}: {told}{size}"
-    chunk = f", chunk {beat['at']}" if "at" in beat else ""
-    does = "" if "reduce" not in beat else ", added" if beat["reduce"] else ", replaces"
+        told = [name(rank) for rank in beat["members"]]
+        if len(told) == len(names):
+            return str(beat["op"])
+        some = ", ".join(told) if len(told) < 5 else f"{told[0]} … {told[-1]} ({len(told)})"
+        return f"{beat['op']} of {some}"
     op = "" if beat["op"] == "send" else f"{beat['op']} "
-    return f"{op}{name(beat['src'])} → {name(beat['dst'])}{chunk}{does}{size}"
+    return f"{op}{name(beat['src'])} → {name(beat['dst'])}"
 
 
-def moments(picture: Json, most: int = 6) -> list[tuple[float, list[Json]]]:
-    """Up to ``most`` times that tell the story, each with the beats that lead to it.
-
-    The start, and the ends of the rounds; of many rounds some at equal distances.
-    """
-    rounds: dict[int, list[Json]] = defaultdict(list)
-    for beat in picture["beats"]:
-        rounds[beat["round"]].append(beat)
-    numbers = sorted(rounds)
-    ends = (max(b["end"] or b["begin"] for b in rounds[n]) for n in numbers)
-    steps = [(time, rounds[n]) for n, time in zip(numbers, accumulate(ends, max), strict=True)]
-    if len(steps) < most:
-        return [(_opening(picture), []), *steps]
-    apart = (len(steps) - 1) / max(most - 1, 1)
-    return [steps[round(len(steps) - 1 - i * apart)] for i in reversed(range(most))]
+def what(beat: Json) -> list[str]:
+    """What a beat carries, what becomes of it, and whether it never came."""
+    missing = (
+        "not finished" if "members" in beat else "not received" if beat["sent"] else "not sent"
+    )
+    return [
+        *([f"chunk {beat['at']}"] if "at" in beat else []),
+        *(["added" if beat["reduce"] else "replaces"] if "reduce" in beat else []),
+        *([f"root {beat['root']}"] if beat.get("root") is not None else []),
+        *([human_bytes(beat["nbytes"])] if beat["nbytes"] else []),
+        *([missing] if beat["end"] is None else []),
+    ]
 
 
-def _opening(picture: Json) -> float:
-    """Just before the first thing ends: then it shows what the ranks brought along."""
-    first = min((b["end"] for b in picture["beats"] if b["end"] is not None), default=math.inf)
-    times = (c["time"] for c in picture["changes"] if c["time"] < first)
-    return float(max(times, default=picture["start"]))
+def home_of(stage: Json) -> float:
+    """Just before the first thing ends: then the stage shows what the ranks brought along."""
+    first = min((b["end"] for b in stage["beats"] if b["end"] is not None), default=math.inf)
+    times = (c["time"] for c in stage["changes"] if c["time"] < first)
+    return float(max(times, default=stage["start"]))

@@ -1,40 +1,38 @@
 """The stage: the ranks of a run as a ring, a tree, a grid …, and its messages on their way.
 
-The projection is in stage_projection.py, the browser's painter in js/, the static one in
-storyboard.py; contributions.py follows who contributed to what.
+projection.py makes plain data of a run, contributions.py follows who contributed to what,
+clocks.py has the beats by rounds and by time, scene.py the marks.
 """
 
 from __future__ import annotations
 
 from distkit.trace.log import EventLog
+from distkit.views.scene.frame import Json
 from distkit.views.scene.units import count, human_seconds
-from distkit.views.stage.packing import folded
 from distkit.views.stage.projection import project, sentence
-from distkit.views.stage.static import to_svg
-from distkit.views.timeline.projection import Json
-from distkit.views.widget.assets import css, esm
+from distkit.views.stage.scene import NOTHING, draw
 from distkit.views.widget.live import Live
-from distkit.views.widget.view import WholeView
+from distkit.views.widget.view import SceneView
 
 #: So many beats are written out.
 MAX_ROWS = 24
 
 
-class Stage(WholeView):
+class Stage(SceneView):
     """Plays a run: who sends what to whom, and whose contributions each tensor then holds.
 
-    The ranks stand as their own messages suggest; under each is its tensor as a strip of chunks.
-    In a chunk every rank has a layer of its own: it is coloured when that rank's contribution
-    is in it, so a full chunk has all colours. A collective of torch's own is a hub in the
-    middle. Space plays, arrows step from message to message.
+    The ranks stand as their own messages suggest, each with its tensor as a strip of numbered
+    chunks. In a chunk every rank has a layer of its own: it is coloured when that rank's
+    contribution is in it, so a full chunk has all colours; "values" shows numbers instead. A
+    collective of torch's own is a hub in the middle. Space plays, arrows go from round to round,
+    or from message to message.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
         layout: "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers in a
             row of their own); None: what fits who talks to whom.
-
-        clock: "time": as measured; "rounds": all messages of a round fly together, as in a
-            book. The reader can switch.
+        clock: "rounds": all messages of a round fly together, as in a book; "time": as
+            measured. The reader can switch.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -46,32 +44,21 @@ class Stage(WholeView):
     >>> Stage(t)
     Stage: 2 ranks · ring, 1 round
        100 ms  rank 0 → rank 1, 4 B
-    Each strip is a rank's tensor, ...
+    Each strip is a rank's tensor; ...
     """
 
-    _esm = esm("stage")
-    _css = css("stage")
-
     def __init__(
-        self, source: EventLog | Live, *, layout: str | None = None, clock: str = "time"
+        self, source: EventLog | Live, *, layout: str | None = None, clock: str = "rounds"
     ) -> None:
         self._layout, self._clock = layout, clock
         super().__init__(source)
 
     def _project(self, trace: EventLog) -> Json:
-        return project(trace, self._layout, live=self._live, clock=self._clock)
-
-    def _changes(self, before: Json, now: Json) -> Json:
-        return folded(now)
-
-    def _picture(self) -> Json:
-        return folded(self._data)
-
-    def _svg(self) -> str:
-        return to_svg(self._data)
+        self._run = project(trace, self._layout, live=self._live, clock=self._clock)
+        return draw(self._run)
 
     def __repr__(self) -> str:
-        return table(self._data)
+        return table(self._run)
 
 
 def table(picture: Json, limit: int = MAX_ROWS) -> str:
@@ -79,7 +66,7 @@ def table(picture: Json, limit: int = MAX_ROWS) -> str:
     beats, start = picture["beats"], picture["start"]
     name = picture["title"] or "Stage"
     if not beats:
-        return f"{name}: nothing was said"
+        return f"{name}: {NOTHING}"
     names = {node["rank"]: node["name"] for node in picture["nodes"]}
     rounds = 1 + max(beat["round"] for beat in beats)
     lines = [f"{name}: {' · '.join(picture['facts'])}, {count(rounds, 'round')}"]

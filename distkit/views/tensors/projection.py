@@ -82,13 +82,13 @@ def _notices(groups: Sequence[object], seen: Sequence[list[Span]], shown: int) -
 
 def _operation(trace: EventLog, n: int, group: list[Span]) -> Json:
     first = group[0]
-    before = _verdict(trace, [(s.rank, s.before) for s in group if s.op is not Op.RECV], "")
+    before = _verdict(trace, [(s.rank, s.before) for s in group], "")
     held = [(s.rank, s.before if s.op is Op.SEND else s.after) for s in group]
     after = _verdict(trace, held, "message" if first.op in P2P else first.op)
     off = after.pop("off")
     before.pop("off")
     shown = group[:MAX_RANKS]
-    seen = [x for s in shown for x in (s.before if s.op is not Op.RECV else None, s.after) if x]
+    seen = [x for s in shown for x in (s.before, s.after) if x]
     at = trace.matches.get((first.rank, first.seq), f"{first.rank}.{first.seq}")
     return {
         "id": at,

@@ -39,17 +39,18 @@ class Bars:
 
     def take(self, events: Sequence[Event]) -> Json:
         """Take in events of the run; what they change in the picture."""
+        if self.columns is not None:  # all of it is known
+            return {"bars": [], "arrows": [], **self.columns.frame}
         return self._projection.feed(events)
 
     def end(self, trace: EventLog) -> Json:
-        """The run is over: take in its whole trace; what that changes."""
+        """The run is over: take in its whole trace; what that changes, and what caused what."""
         projection = self._projection
-        projection.meta, projection.live = dict(trace.meta), False
-        patch = projection.feed(trace.events)  # what is open now stays open
+        patch = projection.feed(trace.events)
+        self.columns = Columns(trace)
         if projection.whole:
-            return patch
-        self.columns = Columns(trace)  # more than was drawn so far: all of it, anew
-        return lettered(packed(self.columns, thin=self._thin))
+            return {**patch, **self.columns.frame, "causes": self.columns.explained()}
+        return lettered(packed(self.columns, thin=self._thin))  # more than was drawn: all anew
 
     def picture(self) -> Json:
         """All of them, as the painter of the timeline takes them."""

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distkit.events import Op, Summary
 from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
 from distkit.views.gradients.steps import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, Lane, Sums, clean, frame
+from distkit.views.timeline.causes import Causes, causes
 from distkit.views.timeline.coverage import coverage
 from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
 from distkit.views.timeline.pairing import Pairs
 from distkit.views.timeline.projection import MAX_VALUES, compact, look_of, plain_values, rounded
+
+#: A picture opens with the last rank's first call if so much of the time is over then, and so
+#: much of the operations is still to come.
+LATE, REST = 0.5, 0.75
+
+#: Shorter waits are told of nobody [s].
+LEAST = 1e-6
 
 #: The values of an operation's tensor before and after it.
 Values = tuple[Summary | None, Summary | None]
@@ -69,16 +79,45 @@ class Columns:
             for end in (pairs.send[arrows], pairs.recv[arrows]):
                 chosen[end[end >= 0]] = True
             chosen &= self._drawn
+        drawn = np.flatnonzero(chosen)
         return {
-            "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
+            "bars": [self._bar(i) for i in drawn.tolist()],
             "arrows": [self._arrow(i) for i in arrows.tolist()],
             **self.frame,
-            **({} if most is None else {"entries": len(pairs.send) + len(pairs.ties)}),
+            **(
+                {"causes": self.explained()}
+                if most is None
+                else {"entries": len(pairs.send) + len(pairs.ties)}
+            ),
             **(
                 {}
-                if chosen.sum() == self._drawn.sum()
-                else {"coverage": coverage(self.frame, self._talk)}
+                if len(drawn) == self._drawn.sum()
+                else {"coverage": coverage(self.frame, self.communication)}
             ),
+        }
+
+    def caused(self) -> dict[str, NDArray[Any]]:
+        """Who waits, and the critical path, of what is drawn; operations by their numbers.
+
+        ``waits`` are those that wait, ``since`` how long after their start they begin to, and
+        ``waited`` for how long [s]; ``path`` and ``via`` as in :class:`~.causes.Causes`.
+        """
+        found, drawn = self.causes, self._drawn
+        waits = np.flatnonzero(drawn & ~found.over & (found.waited > LEAST))
+        path, via = (np.array(some, np.int64) for some in (found.path, found.via))
+        return {
+            "waits": waits,
+            "since": (found.since[waits] - self.ops.start[waits]).round(7),
+            "waited": found.waited[waits].round(7),
+            "path": path[drawn[path]],
+            "via": via[drawn[via]],
+        }
+
+    def explained(self) -> Json:
+        """The same with the names of operations, where they are objects."""
+        return {
+            key: some.tolist() if some.dtype == float else [*map(self._name, some.tolist())]
+            for key, some in self.caused().items()
         }
 
     def _touching(self, chosen: Bools) -> Ints:
@@ -138,6 +177,8 @@ class Columns:
         found = {}
         for i in first.tolist():
             before = summary(int(ops.begun[i])) or summary(int(ops.begin[i]))
+            if ops.looks[ops.look[i]].op is Op.RECV:  # its buffer may hold anything
+                before = None
             found[i] = (before, summary(int(ops.last[i])) if ops.ended[i] else None)
         return found
 
@@ -185,10 +226,27 @@ class Columns:
             int(sizes[members].sum()),
         )
         opened = np.flatnonzero(~ops.ended).tolist()
-        stuck = [(int(ops.rank[i]), *ops.looks[ops.look[i]][:2]) for i in opened]
+        stuck = [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in opened]
         times = rounded(ops.span[0] if ops.span else None), rounded(self._until)
         seen = np.unique(ops.rank).tolist()
-        return frame(self.meta, sums, self._lane, seen, times, stuck, False)
+        found = frame(self.meta, sums, self._lane, seen, times, stuck, False)
+        return {**found, "opening": self._opening}
+
+    @property
+    def _opening(self) -> float | None:
+        """From when on the picture is worth a look at first [s], None: from its start.
+
+        Where ranks make their first calls at such different times that all else would be too small
+        to be seen, that is when the last of them makes it.
+        """
+        ops = self.ops
+        if not len(ops):
+            return None
+        _, first = np.unique(ops.rank, return_index=True)
+        begun = float(np.maximum.reduce(np.minimum.reduceat(ops.start, first)))
+        late = (begun - ops.start.min()) / max(self._until - ops.start.min(), 1e-9)
+        rest = float((ops.start >= begun).mean())
+        return rounded(begun) if late > LATE and rest > REST else None
 
     @property
     def _until(self) -> float:
@@ -196,22 +254,56 @@ class Columns:
         last = self.ops.span[1] if self.ops.span else -math.inf
         return last if self.ops.ended.all() else max(last, float(self.meta.get("until", 0)))
 
-    def _talk(self, rank: int) -> tuple[Floats, Floats]:
+    def _mine(self, rank: int) -> slice:
+        """The operations of a rank."""
+        return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
+
+    def communication(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank's communication began and ended, or the picture did."""
-        ops = self.ops
-        mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
+        ops, mine, waited = self.ops, self._mine(rank), self.causes.waited
         talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
         ends = np.where(ops.ended[mine], ops.end[mine], self._until)
-        return ops.start[mine][talk], ends[talk]
+        starts = ops.start[mine] + np.where(self.causes.over[mine], waited[mine], 0)
+        return starts[talk], ends[talk]
+
+    def computation(self, rank: int) -> tuple[Floats, Floats]:
+        """When a rank's marked computation began and ended, or the picture did."""
+        ops, mine = self.ops, self._mine(rank)
+        ends = np.where(ops.ended[mine], ops.end[mine], self._until)
+        return ops.start[mine][ops.mark[mine]], ends[ops.mark[mine]]
+
+    def waiting(self, rank: int) -> tuple[Floats, Floats]:
+        """When a rank began to wait, and when it no longer had to."""
+        found, mine = self.causes, self._mine(rank)
+        some = (found.waited[mine] > 0) & ~found.over[mine]
+        since = found.since[mine][some]
+        return since, since + found.waited[mine][some]
+
+    @cached_property
+    def causes(self) -> Causes:
+        """Who waited for whom, and the critical path."""
+        return causes(self.ops, self.pairs, self._until)
+
+    @cached_property
+    def sent(self) -> tuple[Ints, Ints]:
+        """Messages and bytes that each rank sent, by its number."""
+        ops, pairs = self.ops, self.pairs
+        gone = (pairs.send >= 0) & ~np.isnan(pairs.sent)
+        src, room = ops.rank[pairs.send[gone]], int(ops.rank.max(initial=-1)) + 1
+        return (
+            np.bincount(src, minlength=room).astype(np.int64),
+            np.bincount(src, weights=pairs.nbytes[gone], minlength=room).astype(np.int64),
+        )
 
     def _lane(self, rank: int) -> Lane:
-        ops = self.ops
-        mine = slice(*np.searchsorted(ops.rank, [rank, rank + 1]))
-        mark, row = ops.mark[mine], ops.row[mine]
+        mine = self._mine(rank)
+        mark, row = self.ops.mark[mine], self.ops.row[mine]
         return Lane(
             int(row[~mark].max(initial=-1)) + 1,
             int(row[mark].max(initial=-1)) + 1,
-            length(*self._talk(rank)),
+            length(*self.communication(rank)),
+            length(*self.waiting(rank)),
+            *(int(sent[rank]) if rank < len(sent) else 0 for sent in self.sent),
         )
 
 

@@ -24,9 +24,10 @@ Bools = NDArray[np.bool_]
 class Operations:
     """The operations of a trace, sorted by rank and number.
 
-    ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN: not ended), ``nbytes``, ``look`` (an index
-    of ``looks``), ``match`` (-1, or an index of ``matches``) and ``row`` have one element per
-    operation, ``begin`` and ``last`` the numbers of its first and last event.
+    ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN: not ended), ``blocked`` (since when its rank
+    waited in it for long [s], NaN: it did not), ``nbytes``, ``look`` (an index of ``looks``),
+    ``match`` (-1, or an index of ``matches``) and ``row`` have one element per operation, ``begin``
+    and ``last`` the numbers of its first and last event.
     """
 
     def __init__(self, table: Table) -> None:
@@ -41,6 +42,10 @@ class Operations:
         started = table.each(look.state is State.STARTED for look in table.looks).astype(bool)
         self.begun = _first(started[order], heads, order)
         self.start = time[self.begun]
+        blocked = table.each(look.state is State.BLOCKED for look in table.looks).astype(bool)
+        self.blocked = np.full(len(heads), np.nan)
+        operation = np.cumsum(fresh) - 1
+        self.blocked[operation[blocked[order]]] = time[order][blocked[order]]
         nbytes = table.each(look.nbytes for look in table.looks)[order]
         self.nbytes: Ints = np.maximum.reduceat(nbytes, heads) if len(heads) else nbytes
         self._describe()

@@ -44,6 +44,10 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     }
     valued, numbers = _values(columns, place, thin)
     parts |= {"valued": ("i4", valued), "numbers": ("f4", numbers)}
+    parts |= {
+        name: ("f4", some) if some.dtype == float else ("i4", place[some])
+        for name, some in columns.caused().items()
+    }
     return {
         "bars": [],
         "arrows": [],

@@ -17,6 +17,7 @@ from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
     REQUESTS,
+    STORES,
     WORLD,
     Event,
     Op,
@@ -24,6 +25,7 @@ from distkit.events import (
     State,
     Summary,
 )
+from distkit.trace.calls import call, op_name
 from distkit.trace.columns import Look, look_at
 from distkit.trace.log import EventLog
 from distkit.trace.operations import span_of
@@ -71,7 +73,7 @@ class Projection:
         self._bars: dict[Key, Json] = {}
         self._drawn: dict[str, Key] = {}
         self._arrows: dict[str, Json] = {}
-        self._sent = Tally()
+        self._sent: dict[int, Tally] = defaultdict(Tally)  # messages, by who sent them
         self._tensors = Tally()
         self._busy: dict[int, Busy] = defaultdict(Busy)
         self._open: dict[Key, Span] = {}
@@ -98,7 +100,7 @@ class Projection:
         self._arrows.update(arrows)
         for name, arrow in arrows.items():
             if arrow["sent"] is not None:
-                self._sent.put(name, arrow.get("nbytes", 0))
+                self._sent[arrow["src"]].put(name, arrow.get("nbytes", 0))
         return self._picture(touched, arrows)
 
     def snapshot(self) -> Json:
@@ -201,17 +203,17 @@ class Projection:
 
     def frame(self) -> Json:
         """All but bars and arrows: lanes, the sums under the picture, notices."""
-        sent, tensors = self._sent, self._tensors
+        sent, tensors = list(self._sent.values()), self._tensors
         sums = Sums(
             len(self._bars),
             len(self._drawn),
-            len(sent.sizes),
-            sent.total,
+            sum(len(tally.sizes) for tally in sent),
+            sum(tally.total for tally in sent),
             len(tensors.sizes),
             tensors.total,
         )
         times = rounded(self._start), rounded(self._until())
-        opened = ((s.rank, s.op, s.state) for s in self._open.values())
+        opened = ((s.rank, s) for s in self._open.values())
         seen = {rank for rank, _ in self._rows}
         return frame(self.meta, sums, self._lane, seen, times, opened, self.live)
 
@@ -226,7 +228,9 @@ class Projection:
             if s.rank == rank and s.op not in COMPUTATION and s.state is not State.SCHEDULED
         ]
         busy = self._busy[rank].with_open(waiting, self._until())
-        return Lane(self._count(rank, False), self._count(rank, True), busy)
+        sent = self._sent.get(rank, Tally())
+        rows = self._count(rank, False), self._count(rank, True)
+        return Lane(*rows, busy, messages=len(sent.sizes), nbytes=sent.total)
 
     def _count(self, rank: int, marks: bool) -> int:
         rows = self._rows.get((rank, marks))
@@ -249,9 +253,12 @@ class Tally:
 @lru_cache(10_000)
 def look_of(it: Look) -> Json:
     """What many operations have in common, as plain data; not to be changed."""
+    label = TOUCHED if it.op is Op.TOUCH else it.label
+    if it.op in STORES:  # its arguments, as the program writes them
+        label = call(it).removesuffix(")").partition("(")[2]
     return compact(
         kind=kind_of(it.op),
-        op=str(it.op),
+        op=clean(op_name(it)),
         state=str(it.state),
         peer=it.peer,
         group=None if it.group == WORLD else it.group,
@@ -260,7 +267,7 @@ def look_of(it: Look) -> Json:
         dtype=it.dtype,
         tag=it.tag,
         where=clean(it.where.rpartition("/")[2]),
-        label=TOUCHED if it.op is Op.TOUCH else clean(it.label),
+        label=clean(label),
     )
 
 
@@ -270,6 +277,8 @@ def kind_of(op: Op) -> str:
         return "collective"
     if op in COMPUTATION:
         return "mark"
+    if op in STORES:
+        return "store"
     return "request" if op in REQUESTS else str(op)
 
 

@@ -6,7 +6,6 @@ dark pages too, and no style sheet, script or id, so that several fit on one pag
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
@@ -14,7 +13,7 @@ from itertools import groupby, pairwise
 from distkit.views.scene import svg
 from distkit.views.scene.geometry import Geometry, text_width
 from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
-from distkit.views.scene.units import count, human_bytes, human_seconds, round_step, time_unit
+from distkit.views.scene.units import count, human_bytes, human_seconds, ticks
 from distkit.views.timeline.coverage import of_bars
 from distkit.views.timeline.projection import Json
 
@@ -143,13 +142,9 @@ class _Painter:
         at, zero = self.at, self.picture["start"] or 0.0
         top = min(at.tops.values()) - 6
         first, last = self.view[0] - zero, self.view[1] - zero
-        step = round_step(last - first, 8)
-        scale, unit = time_unit(last * 0.999)
-        digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
-        for n in range(math.ceil(first / step - 1e-9), math.floor(last / step) + 1):
-            x = at.x(zero + n * step)
+        for time, label in ticks(first, last):
+            x = at.x(zero + time)
             yield svg.line(x, top, x, at.bottom, "#e9ecef", 1)
-            label = "0" if n == 0 else f"{n * step * scale:.{digits}f} {unit}"
             yield svg.text(x, at.bottom + 18, label, GRAY, 'text-anchor="middle"')
         yield svg.line(at.left - 4, at.bottom, at.right + 4, at.bottom, "#aab2ba", 1)
 
@@ -241,7 +236,8 @@ class _Overview(_Painter):
     def __init__(self, picture: Json, coverage: Mapping[int, Iterable[float]]) -> None:
         self.coverage = {rank: list(shares) for rank, shares in coverage.items()}
         lanes = [{**lane, "rows": 1, "marks": 0} for lane in picture["lanes"]]
-        super().__init__({**picture, "lanes": lanes, "bars": [], "cut": picture["end"]})
+        whole = {"bars": [], "cut": picture["end"], "opening": None}
+        super().__init__({**picture, "lanes": lanes, **whole})
         self.height = self.at.bottom + 30
 
     def body(self) -> str:
@@ -268,13 +264,15 @@ _LEGEND = (
     ("recv", "receive"),
     ("collective", "collective"),
     ("request", "request"),
+    ("store", "store"),
     ("mark", "computation"),
 )
 
 
 def _view(picture: Json) -> tuple[float, float]:
     """The first and the last time to draw, with a margin; a wider one for what is still open."""
-    start, end = picture["start"] or 0.0, picture["cut"] or 0.0
+    end = picture["cut"] or 0.0
+    start = picture["opening"] if (picture["opening"] or end) < end else picture["start"] or 0.0
     span = max(end - start, 1e-6)
     stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
     return start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
@@ -283,6 +281,7 @@ def _view(picture: Json) -> tuple[float, float]:
 def _words(bar: Json, lanes: dict[int, Json], open_: str) -> list[str]:
     """What may stand in a bar, the longest first."""
     op, peer = bar["op"], lanes.get(bar.get("peer", -1), {}).get("name", "")
+    called = f"{op}({bar.get('label', '')})" if bar["kind"] == "store" else op
     if bar["kind"] == "mark":
         return [bar.get("label", ""), "!" if op == "touch" else ""]
     if bar["state"] == "failed":
@@ -291,11 +290,13 @@ def _words(bar: Json, lanes: dict[int, Json], open_: str) -> list[str]:
         return [f"paused before {op}", "paused", op]
     if bar["end"] is None:
         from_peer = [f"{open_} {op} from {peer}"] if peer and op == "recv" else []
-        return [*from_peer, f"{open_} {op}", op]
+        return [*from_peer, f"{open_} {called}", f"{open_} {op}", op]
     if bar["kind"] == "send":
         return [f"send to {peer}", "send"]
     if bar["kind"] == "recv":
         return [f"recv from {peer}", "recv"]
+    if bar["kind"] == "store":
+        return [called, op]
     size = human_bytes(bar["nbytes"]) if bar["nbytes"] else ""
     detail = f"{op} {bar.get('label', '')}".rstrip()
     return [f"{detail} {size}".rstrip(), detail, op]

@@ -1,1 +1,1 @@
-"""What all widgets share: live updates, saved pictures, pages, browser modules."""
+"""The parts that all widgets share: live updates, saved pictures, pages, browser modules."""

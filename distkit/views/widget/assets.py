@@ -32,7 +32,7 @@ _TIMELINE = (
     "gestures",
     "overlay",
     "tooltip",
-    "causes",
+    "cone",
     "query",
     "lenses",
     "around",
@@ -40,7 +40,7 @@ _TIMELINE = (
 )
 _MODULES = {
     "timeline": _TIMELINE,
-    "cockpit": (*_TIMELINE, "python", "source", "cards", "controls", "talk", "cockpit"),
+    "cockpit": (*_TIMELINE, "python", "source", "cards", "controls", "talk", "marks", "cockpit"),
     "tensors": (*_BASE, "tensorsparts", "tensors"),
     "gradients": (*_BASE, "tensorsparts", "gradientscharts", "gradients"),
     "compare": (
@@ -55,21 +55,20 @@ _MODULES = {
         "look",
         "gestures",
         "overlay",
-        "causes",
         "around",
         "tensorsparts",
         "comparecharts",
         "comparepanels",
         "compare",
     ),
-    "stage": (*_BASE, "colors", "stagescene", "script", "player", "unfold", "stage"),
-    "scene": (*_BASE, "colors", "tensorsparts", "script", "player", "marks", "scene"),
+    "status": ("dom", "status"),
+    "scene": (*_BASE, "colors", "tensorsparts", "player", "marks", "beside", "scene"),
 }
 #: The style sheets of views that need more than their own.
 _SHEETS = {
     "gradients": ("tensors", "gradients"),
     "compare": ("tensors", "compare"),
-    "scene": ("tensors", "stage", "scene"),
+    "scene": ("tensors", "scene"),
 }
 #: Signs that an address holds as they are.
 _PLAIN = " !\"$&'()*+,-./:;<=>?@[]^_`{|}~"

@@ -1,7 +1,11 @@
-"""What a view needs to know of a run that goes on or is stepped through; how updates stay few."""
+"""Protocols for runs that go on or are stepped through; updates of views, kept few.
+
+Threads of a view do what the reader asks, and tell what has changed.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +25,7 @@ class Live(Protocol):
 
     @property
     def trace(self) -> EventLog:
-        """What was recorded so far."""
+        """The events recorded so far."""
 
     @property
     def finished(self) -> bool:
@@ -36,7 +40,7 @@ class Live(Protocol):
 
 
 class Moment(Protocol):
-    """Where a stepped run stood after one of its steps."""
+    """The position of a stepped run after one of its steps."""
 
     @property
     def events(self) -> int:
@@ -52,11 +56,11 @@ class Moment(Protocol):
 
     @property
     def standings(self) -> Sequence[RankState]:
-        """Where each rank was."""
+        """The state of each rank."""
 
 
 class Remark(Protocol):
-    """What a diagnosis found, such as :class:`distkit.Finding`."""
+    """A result of a diagnosis, such as :class:`distkit.Finding`."""
 
     @property
     def kind(self) -> str:
@@ -64,11 +68,11 @@ class Remark(Protocol):
 
     @property
     def message(self) -> str:
-        """What happened, and where."""
+        """A sentence: what happened, and where."""
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """The remedy."""
 
     @property
     def hang(self) -> bool:
@@ -92,7 +96,7 @@ class Steppable(Live, Protocol):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Who takes part."""
+        """The ranks that take part."""
 
     @property
     def moments(self) -> Sequence[Moment]:
@@ -108,11 +112,11 @@ class Steppable(Live, Protocol):
 
     @property
     def findings(self) -> Sequence[Remark]:
-        """What is wrong, if anything, the most important first."""
+        """The findings, if any, the most important first."""
 
     @property
     def error(self) -> str:
-        """How the run failed, in words; "" if it did not."""
+        """The run's failure, in words; "" if it did not fail."""
 
     def next(self, rank: int | None = None, /) -> object:
         """Let the next communication go: of every rank, or of one."""
@@ -176,3 +180,56 @@ class Throttle:
                 self._timer, self._last = None, time.monotonic()
             if events:
                 self._act(events)
+
+
+#: Seconds between two updates while much happens.
+PERIOD = 0.016
+
+
+class Worker:
+    """Calls functions one after the other in a thread of its own, started by the first."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called, after all that came before it."""
+        self._calls.put(call)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread when it has done what was asked so far."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        for call in iter(self._calls.get, None):
+            call()
+
+
+class Notifier:
+    """Calls ``act`` soon after it was notified, once for all that came at the same time."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act, self._due = act, threading.Event()
+        self._worker = Worker()
+
+    def notify(self) -> None:
+        """Something has changed. From any thread; never waits."""
+        if not self._due.is_set():
+            self._due.set()
+            self._worker.do(self._run)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._due.set()
+        self._worker.close()
+
+    def _run(self) -> None:
+        self._due.clear()
+        self._act()
+        time.sleep(PERIOD)

@@ -1,27 +1,45 @@
-"""The picture in a notebook that stays when the kernel is gone.
+"""Static pictures: in a notebook, where they stay when the kernel is gone, and as files.
 
 A view is two outputs of its cell: a picture, which every front end can show, and the widget,
 which no front end can show without its kernel. A style sheet in the first decides which of
 the two is seen: the picture until the widget is drawn, and again when there is none. In one
 output, JupyterLab would prefer the widget even where all it can say is "model not found", and
 nbconvert would fetch a widget manager from the network.
+
+Files are SVG, PNG or PDF; Typst turns SVG into the other two.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 import threading
 from collections.abc import Callable
 from html import escape
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from distkit.errors import DistkitError
+from distkit.views.scene import svg
 
 #: The output with the picture, in JupyterLab, in Notebook and in pages that nbconvert makes.
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
 #: A widget that is drawn: what JupyterLab, and the widget manager of such a page, put there.
 _DRAWN = ":is(.jp-OutputArea-output > .lm-Widget > *, .widget-subarea > * > *)"
+#: JupyterLab has looked for the widget and knows none: its kernel has ended.
+_UNKNOWN = "+ .jp-OutputArea-child > .jp-OutputArea-output.jupyter-widgets"
 _STYLE = (
     f"{_PICTURE}:has(+ .jp-OutputArea-child {_DRAWN}), "
-    f"{_PICTURE} + .jp-OutputArea-child:not(:has({_DRAWN})) {{ display: none; }}"
+    f"{_PICTURE} + .jp-OutputArea-child:not(:has({_DRAWN})), .distkit-ended {{ display: none; }} "
+    f"{_PICTURE}:has({_UNKNOWN}) .distkit-ended {{ display: block; }}"
+)
+#: Below what shows something that went on; where styles are taken out (GitHub) it is true as well.
+_ENDED = '<div class="distkit-ended">the kernel has ended</div>'
+#: A picture is on white paper; in a dark JupyterLab its lightness is turned over.
+_DARK = (
+    'body[data-jp-theme-light="false"] .distkit-picture '
+    "{ filter: invert(0.93) hue-rotate(180deg); }"
 )
 
 
@@ -30,10 +48,13 @@ class NotebookSnapshot:
 
     Args:
         draw: makes the picture as it is now, SVG, and a text for terminals.
+        goes_on: whether what it shows has not ended.
     """
 
-    def __init__(self, draw: Callable[[], tuple[str, str]]) -> None:
-        self._draw, self._handle = draw, None
+    def __init__(
+        self, draw: Callable[[], tuple[str, str]], goes_on: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._draw, self._goes_on, self._handle = draw, goes_on, None
         self._sending = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
@@ -61,18 +82,128 @@ class NotebookSnapshot:
                 self._handle.update(self.bundle(), raw=True)
 
     def bundle(self) -> dict[str, str]:
-        """The picture for every kind of front end.
+        """The picture for every kind of front end."""
+        return as_picture(*self._draw(), around=self._beside)
 
-        As an image in HTML it is shown in notebooks that are not trusted, too.
-        """
-        drawn, text = self._draw()
-        letters = base64.b64encode(drawn.encode()).decode("ascii")
-        image = (
-            f'<img alt="{escape(text.partition(chr(10))[0])}" style="max-width:100%" '
-            f'src="data:image/svg+xml;base64,{letters}">'
+    def _beside(self, html: str) -> str:
+        """HTML that is seen where the widget is not."""
+        ended = _ENDED * self._goes_on()
+        return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
+
+
+class HtmlSnapshot(NotebookSnapshot):
+    """The same of what is drawn as HTML.
+
+    Args:
+        draw: makes the HTML as it is now, and a text for terminals.
+        goes_on: whether what it shows has not ended.
+    """
+
+    def bundle(self) -> dict[str, str]:
+        """What stays, for every kind of front end."""
+        html, text = self._draw()
+        return {"text/html": self._beside(html), "text/plain": text}
+
+
+def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dict[str, str]:
+    """A picture for every kind of front end.
+
+    As an image in HTML it follows JupyterLab's theme, and is shown in notebooks that are not
+    trusted, too.
+
+    Args:
+        drawn: the picture, SVG.
+        text: the same for terminals; its first line describes the image.
+        around: puts the image into what surrounds it.
+    """
+    letters = base64.b64encode(drawn.encode()).decode("ascii")
+    image = (
+        f'<img class="distkit-picture" alt="{escape(text.partition(chr(10))[0])}" '
+        f'style="max-width:100%" src="data:image/svg+xml;base64,{letters}">'
+    )
+    return {
+        "text/html": around(f"<style>{_DARK}</style>{image}"),
+        "image/svg+xml": drawn,
+        "text/plain": text,
+    }
+
+
+#: Pixels of a PNG to a pixel of the picture.
+SHARP = 2
+
+_SIZE = re.compile(r'\bwidth="(\d+)" height="(\d+)"')
+_PAGE = """#set page(width: auto, height: auto, margin: 0pt, fill: none)
+#image(bytes(sys.inputs.picture), format: "svg", width: {width}pt)
+"""
+
+
+def save(picture: str, path: Path, *, dark: bool = False, width: int | None = None) -> Path:
+    """Write a static picture.
+
+    Args:
+        picture: an SVG document from a static painter.
+        path: ends in ``.svg``, ``.png`` or ``.pdf``.
+        dark: on dark paper.
+        width: in pixels, in a PDF in points; None: the picture's own, in a PNG twice that.
+
+    Raises:
+        ValueError: the path ends in anything else, or the width is not positive.
+        DistkitError: typst, which makes PNG and PDF, is not installed.
+
+    >>> import tempfile
+    >>> square = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+    >>> save(square, Path(tempfile.mkdtemp(), "square.svg"), width=16).read_text()
+    '<svg xmlns="http://www.w3.org/2000/svg" width="16" height="16"/>'
+    """
+    kind = path.suffix.lower()
+    if kind not in (".svg", ".png", ".pdf"):
+        raise ValueError(
+            f"{path}: a picture is saved as SVG, PNG or PDF. Use a name that ends in .svg, .png "
+            "or .pdf, or trace.to_html(path) for a page to replay."
         )
-        return {
-            "text/html": f'<div class="distkit-still"><style>{_STYLE}</style>{image}</div>',
-            "image/svg+xml": drawn,
-            "text/plain": text,
-        }
+    if width is not None and width <= 0:
+        raise ValueError(f"width={width} is not possible. Leave width out for its own.")
+    drawn = svg.dark(picture) if dark else picture
+    if kind == ".svg":
+        path.write_text(drawn if width is None else _scaled(drawn, width), encoding="utf-8")
+    else:
+        path.write_bytes(_compiled(drawn, kind[1:], width))
+    return path
+
+
+def _size(picture: str) -> tuple[int, int]:
+    found = _SIZE.search(picture)
+    assert found is not None, "every painter tells the size of its picture"
+    return int(found[1]), int(found[2])
+
+
+def _scaled(picture: str, width: int) -> str:
+    across, down = _size(picture)
+    return _SIZE.sub(f'width="{width}" height="{round(width * down / across)}"', picture, count=1)
+
+
+def _compiled(picture: str, kind: str, width: int | None) -> bytes:
+    """The picture on a page of its size; at 72 pixels per inch a point is a pixel."""
+    try:
+        import typst
+    except ImportError as error:
+        raise DistkitError(
+            f"{kind.upper()} files are made by typst, which is not installed here. "
+            "Run: pip install typst. A name that ends in .svg needs nothing."
+        ) from error
+    across = width or _size(picture)[0] * (SHARP if kind == "png" else 1)
+    return typst.compile(
+        _PAGE.format(width=across).encode(),
+        format="png" if kind == "png" else "pdf",
+        ppi=72,
+        sys_inputs={"picture": picture},
+        font_paths=typst.Fonts(font_paths=_fonts()),
+    )
+
+
+def _fonts() -> list[str]:
+    """matplotlib's fonts, for machines that have none of their own."""
+    package = find_spec("matplotlib")
+    if package is None or package.origin is None:
+        return []
+    return [str(Path(package.origin).parent / "mpl-data/fonts/ttf")]

@@ -1,4 +1,4 @@
-"""What all pictures of a trace have in common: the widget, live updates, the static picture, files.
+"""The base of all views of a trace: the widget, live updates, the static picture, files.
 
 A view has a pure projection (a trace in, plain data out), a painter in js/ and a static painter.
 """
@@ -15,11 +15,11 @@ import traitlets
 
 from distkit.events import Event
 from distkit.trace.log import EventLog
-from distkit.views.timeline.projection import Json
-from distkit.views.widget.assets import dressed
+from distkit.views.scene.frame import Json
+from distkit.views.scene.painter import to_svg, to_table
+from distkit.views.widget.assets import css, dressed, esm
 from distkit.views.widget.live import PERIOD, Live, Throttle
-from distkit.views.widget.save import save
-from distkit.views.widget.snapshot import NotebookSnapshot
+from distkit.views.widget.snapshot import NotebookSnapshot, save
 
 #: Takes in events; returns what changed in the picture, None for nothing.
 Take = Callable[[list[Event]], Json | None]
@@ -42,6 +42,7 @@ class View(anywidget.AnyWidget):
     #: Seconds between two updates while a run goes on.
     period = PERIOD
     _unsubscribes: tuple[Callable[[], None], ...] = ()
+    _following = 0  # runs that have not ended
     #: Made when the browser asks, so that a page opened late gets everything so far.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
@@ -56,7 +57,7 @@ class View(anywidget.AnyWidget):
         """Become a widget; what there is to draw is known by now."""
         self._lock = threading.RLock()
         self._patches = 0
-        self._still = NotebookSnapshot(self._draw)
+        self._still = NotebookSnapshot(self._draw, lambda: self._following > 0)
         super().__init__()
 
     def _draw(self) -> tuple[str, str]:
@@ -93,6 +94,7 @@ class View(anywidget.AnyWidget):
 
     def _follow(self, run: Live, take: Take, end: Callable[[EventLog], Json]) -> None:
         """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
+        self._following += 1
         throttle = Throttle(lambda events: self._feed(events, take), period=self.period)
         ended = threading.Event()
 
@@ -104,6 +106,7 @@ class View(anywidget.AnyWidget):
                 throttle.flush()
                 with self._lock:
                     self._publish(end(run.trace))
+                self._following -= 1
                 self._still.renew()
 
         self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
@@ -175,7 +178,7 @@ class WholeView(View):
         raise NotImplementedError
 
     def _changes(self, before: Json, now: Json) -> Json:
-        """What has to travel to the browser, where not the whole picture does."""
+        """The patch for the browser, where not the whole picture has to travel."""
         return now
 
     def _begin(self, trace: EventLog, live: bool) -> None:
@@ -203,11 +206,47 @@ def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]
     """The trace so far, and the run if it is still going on."""
     if isinstance(source, EventLog):
         return source, None
+    # asked first: the trace of a run that ends meanwhile may lack its end, which is then told
+    goes_on = isinstance(source, Live) and not source.finished
     trace = getattr(source, "trace", None)
     if not isinstance(trace, EventLog):
         raise TypeError(
             f"{view} needs a distkit.Trace or a run, not {type(source).__name__}. "
             f"Use {view}(run.trace), or {view}(Trace.load(path))."
         )
-    live = isinstance(source, Live) and not source.finished
-    return trace, source if live else None
+    return trace, source if goes_on else None
+
+
+class SceneView(WholeView):
+    """A view whose ``_project`` returns what ``distkit.views.scene.marks.picture`` makes."""
+
+    _esm = esm("scene")
+    _css = css("scene")
+
+    def _project(self, trace: EventLog) -> Json:
+        raise NotImplementedError
+
+    def _changes(self, before: Json, now: Json) -> Json:
+        changed: Json = patch(before, now)
+        return changed
+
+    def _svg(self) -> str:
+        return to_svg(self._data)
+
+    def __repr__(self) -> str:
+        return to_table(self._data)
+
+
+def patch(before: Any, now: Any) -> Any:
+    """The patch that makes ``before`` into ``now`` in a browser; js/scene.js applies it.
+
+    >>> patch({"a": [1, 2], "b": 3, "c": 4}, {"a": [1, 2, 5], "b": 3, "c": 6})
+    {'a': {'keep': 2, 'more': [5]}, 'c': 6}
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        return {k: patch(before.get(k), v) for k, v in now.items() if before.get(k) != v}
+    if isinstance(before, list) and isinstance(now, list):
+        pairs = enumerate(zip(before, now, strict=False))
+        keep = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
+        return {"keep": keep, "more": now[keep:]}
+    return now

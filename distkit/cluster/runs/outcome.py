@@ -1,4 +1,4 @@
-"""An exception as plain data, whatever it does when it is looked at.
+"""What became of a function on one rank, as plain data; an exception, whatever it does.
 
 Exceptions are the user's objects: their text, attributes and causes may raise, hang, end the
 process or be no text at all. What cannot go wrong is read first, past the class's own methods.
@@ -11,6 +11,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +39,91 @@ _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udf
 
 _MACHINERY = str(Path(__file__).parents[1])
 
-Failure = dict[str, Any]
+#: File, line number, function and source of a frame; without a file: what was left out.
+Frame = tuple[str, int, str, "str | None"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended the function on a rank.
+
+    Attributes:
+        type: the name of its class.
+        text: what it says, with its notes and the members of a group.
+        frames: of its traceback, the outermost first.
+        time: when it was described [s].
+        released: it comes of the rank's having been pulled out of the function.
+        cause: the exception that it was raised from, in words.
+        consequence: it comes of a broken connection to another rank.
+        leaving: the function was left by it when the rank was released in a ``finally``.
+        handled: the exception that the function had caught when the rank was released.
+    """
+
+    type: str
+    text: str = ""
+    frames: list[Frame] = field(default_factory=list)
+    time: float = 0.0
+    released: bool = False
+    cause: str | None = None
+    consequence: bool = False
+    leaving: bool = False
+    handled: Failure | None = None
+
+
+@dataclass
+class Outcome:
+    """The end of a function on a rank: it returned, it raised, or its process ended.
+
+    Attributes:
+        rank: which.
+        result: what it returned, pickled.
+        result_type: the name of its class.
+        remark: why there is no result, if that was asked for.
+        error: what it raised.
+        died: how its process ended; "" if it goes on.
+        released: distkit ended the process, which could not be released otherwise.
+        log: the last of what the process wrote, where it ended.
+        tolerated: the others go on without it, as the store's ``on_crash="continue"`` says.
+        intact: the next run can use its process group.
+        groups_made: how many groups it has made in this generation.
+        collectives: how many it has issued, by group.
+        zombie_threads: threads of the function communicate still, or were released.
+        unrestored: what it changed in its process that cannot be undone.
+        grown: containers of the notebook whose copies it has filled.
+        missed: what :func:`distkit.trouble` was to do and did not.
+        dropped, without_values, unwaited, unseen: of the recorder, for the trace.
+    """
+
+    rank: int
+    result: bytes | None = None
+    result_type: str = ""
+    remark: str = ""
+    error: Failure | None = None
+    died: str = ""
+    released: bool = False
+    log: str = ""
+    tolerated: bool = False
+    intact: bool = False
+    groups_made: int = 0
+    collectives: dict[str, int] = field(default_factory=dict)
+    zombie_threads: bool = False
+    unrestored: list[str] = field(default_factory=list)
+    grown: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    dropped: int = 0
+    without_values: int = 0
+    unwaited: list[Any] = field(default_factory=list)
+    unseen: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def returned(self) -> bool:
+        """True if the function came to its end."""
+        return self.error is None and not self.died
+
+    @property
+    def unfit(self) -> bool:
+        """True if the process is of no more use."""
+        return self.zombie_threads or bool(self.unrestored)
 
 
 def outline(error: BaseException, *, released: bool) -> Failure:
@@ -46,14 +131,8 @@ def outline(error: BaseException, *, released: bool) -> Failure:
 
     ``released`` says that it comes of having been pulled out of the function.
     """
-    return {
-        "type": _name(error),
-        "time": time.monotonic(),
-        "text": "",
-        "frames": _frames(error),
-        "cause": None,
-        "released": released,
-    }
+    frames = _frames(error)
+    return Failure(_name(error), frames=frames, time=time.monotonic(), released=released)
 
 
 def describe(error: BaseException, *, released: bool) -> Failure:
@@ -65,16 +144,16 @@ def describe(error: BaseException, *, released: bool) -> Failure:
     broken = any(BROKEN.search(text(e)) for e in (error, *before))
     own = next((e for e in before if _name(e) != "Released" and not BROKEN.search(text(e))), None)
     if own is None or not (released or broken):
-        return {**_alone(error, released), "consequence": broken}
+        return replace(_alone(error, released), consequence=broken)
     if _is_leaving(own, error):
-        return {**_alone(own, released=False), "leaving": True}
-    return {**_alone(error, released), "consequence": broken, "handled": _alone(own, False)}
+        return replace(_alone(own, released=False), leaving=True)
+    return replace(_alone(error, released), consequence=broken, handled=_alone(own, False))
 
 
 def _alone(error: BaseException, released: bool) -> Failure:
     cause = slot(error, "__cause__")
     told = None if cause is None else f"{_name(cause)}: {text(cause)}"
-    return {**outline(error, released=released), "text": text(error), "cause": told}
+    return replace(outline(error, released=released), text=text(error), cause=told)
 
 
 def text(error: BaseException) -> str:
@@ -163,8 +242,8 @@ def _is_leaving(first: BaseException, then: BaseException) -> bool:
     return seen[:1] == ["PUSH_EXC_INFO"] and not caught
 
 
-def _frames(error: BaseException) -> list[tuple[str, int, str, str | None]]:
-    """File, line, function and source of each frame; without a file: what was left out."""
+def _frames(error: BaseException) -> list[Frame]:
+    """The ends of its traceback, if all of it is long."""
     walked = list(_walk(slot(error, "__traceback__")))
     most = RECURSION if issubclass(type(error), RecursionError) else DEEPEST
     left_out = len(walked) - most
@@ -181,6 +260,6 @@ def _walk(at: TracebackType | None) -> Iterator[tuple[Any, int]]:
         at = at.tb_next
 
 
-def _read(walked: list[tuple[Any, int]]) -> list[tuple[str, int, str, str | None]]:
+def _read(walked: list[tuple[Any, int]]) -> list[Frame]:
     summary = traceback.StackSummary.extract(iter(walked), lookup_lines=True)
     return [(f.filename, f.lineno or 0, f.name, f.line) for f in summary]

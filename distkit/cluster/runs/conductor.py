@@ -1,0 +1,483 @@
+"""Conducts one run: hears its ranks, counts how they end, and sees all of them to the end.
+
+When one rank fails the others get a moment, are then released, and at last ended. The same for
+a cluster and for the ranks of one call: whoever owns them is a :class:`RankController`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from pickle import dumps
+from typing import Any, Protocol
+
+from distkit.cluster.notebook import place
+from distkit.cluster.runs import report
+from distkit.cluster.runs.live_trace import LiveTrace
+from distkit.cluster.runs.outcome import Failure, Outcome
+from distkit.cluster.runs.prints import Prints
+from distkit.cluster.runs.watchdog import DeadlockWatchdog
+from distkit.diagnosis.diagnose import Finding
+from distkit.errors import DistkitError, RunError
+from distkit.events import Event
+from distkit.recording import blackbox
+from distkit.trace.trace import Trace
+
+#: When one rank fails, the others get this long to fail or finish by themselves [s] …
+GRACE = 0.3
+#: … and after they were told to let go, this long until their processes are ended [s].
+LET_GO = 2.0
+#: … or only so long, if they wait in what cannot be interrupted.
+QUICK = 0.2
+#: A run that was interrupted is over after this time [s].
+ENDS_WITHIN = GRACE + 2 * LET_GO
+
+#: A rank that has not begun a run after this long [s] never will: its process is replaced.
+BEGIN = 30.0
+
+
+class RankController(Protocol):
+    """The owner of the ranks of a run: it can release, end and replace them."""
+
+    def release(self, ranks: Iterable[int], run: int) -> None:
+        """Get these ranks out of whatever they wait in."""
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """End these ranks' processes; their deaths are reported to the run."""
+
+    def replace(self, run: Conductor, rank: int, life: int) -> None:
+        """Put another in the place of a rank that has ended, and have it begin anew."""
+
+    def settle(self, run: int) -> None:
+        """All have ended: have whoever else holds events of the run hand them over."""
+
+
+class Conductor:
+    """All that is known of a run, from its beginning to its end.
+
+    Args:
+        name: of the function.
+        number: of the run; messages of other runs do not count.
+        ranks: which take part.
+        meta: the facts about the cluster, for the trace.
+        stepped: every rank is paused before each of its communications.
+        wait_forever: do not end it when its ranks wait for each other for ever.
+        expected_exits: the ranks that ``dk.trouble`` is going to kill.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        ranks: list[int],
+        meta: dict[str, Any],
+        *,
+        stepped: bool = False,
+        wait_forever: bool = False,
+        expected_exits: Iterable[int] = (),
+    ) -> None:
+        self.name, self.number, self.ranks = name, number, ranks
+        self.stepped, self.wait_forever = stepped, wait_forever
+        self._expected_exits = set(expected_exits)
+        self.live, self.prints = LiveTrace({**meta, "name": name}), Prints()
+        self.figures: list[tuple[int, bytes]] = []  # PNG pictures, not yet shown
+        self.watchdog = DeadlockWatchdog()
+        self.deadlock: list[Finding] = []
+        self.explained = 0.0  # when it was found
+        #: How it ended on each rank, in the order in which they ended.
+        self.outcomes: dict[int, Outcome] = {}
+        self._failing: dict[int, Failure] = {}  # what ranks raised that cannot yet say more
+        self._begun: set[int] = set()
+        self._killed: set[int] = set()  # ranks whose processes were ended on purpose
+        #: How long those were silent that are ended for it [s].
+        self.silent_for: dict[int, float] = {}
+        #: Processes that ended and were replaced: node, name, how and when.
+        self.replacements: list[dict[str, Any]] = []
+        self._vacant: dict[int, str] = {}  # ranks to be replaced, and how they ended
+        self._on_crash = "halt"  # of a rank that dies
+        self._interrupted, self._afterwards = False, "the cluster is ready for the next run"
+        self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
+        self.changed = threading.Condition()
+        self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or begins again
+        self.done, self.announcing = threading.Event(), threading.RLock()
+        self._started, self.seconds = time.perf_counter(), 0.0
+        self.error: RunError | None = None
+        self._trace: Trace | None = None  # once nothing more can come
+        self._concluded = False  # every rank has said its last word
+
+    # -- what is known -----------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """True if all ranks have ended, well or not."""
+        return self.done.is_set()
+
+    @property
+    def ending(self) -> bool:
+        """True if it is over, or was told to be."""
+        return self.finished or self._interrupted
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have not ended yet."""
+        return [r for r in self.ranks if r not in self.outcomes]
+
+    @property
+    def failed(self) -> bool:
+        """True if a rank has failed, and the others cannot go on without it."""
+        ended = self.outcomes.values()
+        return bool(self._failing) or any(not o.returned and not o.tolerated for o in ended)
+
+    @property
+    def died(self) -> list[int]:
+        """The ranks whose processes have ended."""
+        return [r for r, o in self.outcomes.items() if o.died]
+
+    @property
+    def intact(self) -> bool:
+        """True if the next run can use the process group: whole on every rank, and in step."""
+        outcomes = self.outcomes
+        if self.waiting or not all(o.intact for o in outcomes.values()):
+            return False
+        if len({o.groups_made for o in outcomes.values()}) > 1:
+            return False
+        return all(
+            len({outcomes[r].collectives.get(group, 0) for r in members if r in outcomes}) <= 1
+            for group, members in self.live.meta["groups"].items()
+        )
+
+    def life(self, node: int) -> int:
+        """The number of processes that had this place in this run before."""
+        return sum(r["node"] == node for r in self.replacements)
+
+    @property
+    def replaced(self) -> list[dict[str, Any]]:
+        """The replacements so far, in the trace's time."""
+        return [{**r, "time": self.live.clock(r["time"])} for r in self.replacements]
+
+    @property
+    def trace(self) -> Trace:
+        """The communication of the ranks, as far as it has arrived."""
+        if self._trace is not None:
+            return self._trace
+        whole = self._concluded  # asked first: the rest may arrive while this is put together
+        facts: dict[str, Any] = {"ends": report.ends(list(self.outcomes.values()))}
+        if self.replacements:
+            facts["replaced"] = self.replaced
+        trace = self.live.so_far(**facts)
+        if whole:
+            self._trace = trace
+        return trace
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The deadlock that ended it, or what a diagnosis of its trace finds."""
+        return self.deadlock or self.trace.diagnose()
+
+    @property
+    def stands(self) -> bool:
+        """True if a rank is stopped, or waits in the call that is the last it has told of."""
+        last = self.live.latest(self.ranks)
+        return bool(self._stopped()) or any(self.watchdog.waits(r, seq) for r, seq in last.items())
+
+    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
+        """Have all events handed over: those so far now, others from a thread; [] at the end."""
+        unsubscribe = self.live.subscribe(callback)
+        if self.finished:
+            callback([])
+        return unsubscribe
+
+    # -- what its owners do ------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """End the function on every rank, wherever it is."""
+        with self.changed:
+            self._interrupted = True
+            self.changed.notify_all()
+
+    def abandon(self, why: str) -> None:
+        """The cluster is being stopped, or restarted, as ``why`` says: its ranks end."""
+        self._killed.update(self.ranks)
+        self._afterwards = why
+        self.interrupt()
+
+    # -- what arrives from the ranks --------------------------------------------
+
+    def hear(self, rank: int, kind: str, what: Any) -> None:
+        """One message of a rank's, or of a server's."""
+        match kind:
+            case "rows":
+                self.live.add(rank, *what)
+            case "text":
+                self.prints.add(rank, *what)
+            case "figure":
+                self.figures.append((rank, what))
+            case "stopped":
+                self._hear_stop(rank, *what)
+            case "replaced":
+                how = report.cause(what, silent_for=self.silent_for.get(rank, 0.0))
+                self.live.forget("stopped", rank)
+                self._begin_life(rank, how, time.monotonic())
+            case "outcome":
+                self.add_outcome(what)
+            case "begun" | "failing" | "waits":
+                self._hear_state(rank, kind, what)
+            case "on_crash":
+                self._on_crash = what
+            case _:
+                self._hear_fact(rank, kind, what)
+
+    def _hear_state(self, rank: int, kind: str, what: Any) -> None:
+        """A rank has begun, fails or waits: whoever waits for that looks again."""
+        with self.changed:
+            if kind == "begun":
+                self._begun.add(rank)
+            elif kind == "failing":
+                self._failing[rank] = what
+            else:
+                self.watchdog.hear(rank, *what)
+            self.changed.notify_all()
+
+    def _hear_fact(self, rank: int, kind: str, what: Any) -> None:
+        """A fact for the trace, from a rank or a server."""
+        if kind == "group":
+            self.live.meta["groups"].update([what])
+        elif kind == "raising":
+            seq, text, where = what
+            self.live.note(kind, rank, {"seq": seq, "text": text, "where": place(where)})
+        elif kind == "threads":
+            known = self.live.meta.get(kind, {}).get(str(rank), [])
+            self.live.note(kind, rank, [*known, what])
+        elif kind == "unreduced":
+            self.live.note(kind, rank, what)
+
+    def _hear_stop(self, rank: int, number: int, since: float) -> None:
+        """A process was stopped by this signal, then; with 0 it goes on."""
+        self.live.note("silent_since", rank, self.live.clock(since))
+        how = signal.Signals(number).name if number else ""
+        was_stopped = self.live.forget("stopped", rank)
+        if how:
+            self.live.note("stopped", rank, how)
+        if rank not in self.ranks:  # a server or the scheduler: a diagnosis tells
+            return
+        if how:
+            pid = self.live.meta["ranks"][str(rank)]["pid"]
+            self.prints.add(rank, "stderr", report.of_stop(rank, how, pid) + "\n")
+        elif was_stopped:
+            self.prints.add(rank, "stderr", f"rank {rank} continues\n")
+
+    def _stopped(self) -> set[int]:
+        return {int(r) for r in self.live.meta.get("stopped", {})}
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """A rank has ended the function; the first notice counts."""
+        rank = outcome.rank
+        with self.changed:
+            if rank not in self.outcomes:
+                outcome.tolerated = bool(outcome.died) and self._on_crash == "continue"
+                self.outcomes[rank] = outcome
+                if not outcome.died:  # whoever speaks continues
+                    self.live.forget("stopped", rank)
+                self.changed.notify_all()
+        self.on_end()
+
+    def add_death(self, rank: int, status: int, folder: str) -> None:
+        """A rank's process has ended; its files tell what it did last."""
+        if self.finished:  # its process was ended with its cluster
+            return
+        log = self._read_last_words(rank, folder)
+        if rank in self._failing:
+            error = report.cut_short(self._failing[rank])
+            self.add_outcome(Outcome(rank, error=error))
+        elif rank in self._killed:
+            how = "it could not be released, and was ended"
+            self.add_outcome(Outcome(rank, died=how, released=True))
+        else:
+            silent = self.silent_for.get(rank, 0.0)
+            how = report.cause(status, asked=rank in self._expected_exits, silent_for=silent)
+            if not self._vacate(rank, how):
+                self.add_outcome(Outcome(rank, died=how, log=log))
+
+    def _read_last_words(self, rank: int, folder: str) -> str:
+        """Add the events in a rank's black box; returns the end of its log."""
+        with suppress(OSError):
+            box = Path(folder, f"rank-{rank}.box")
+            last = blackbox.read(box, self.number, self.live.rows[rank])
+            self.live.add(rank, len(last), dumps(last))
+            return Path(folder, f"rank-{rank}.log").read_text(errors="replace")[-20_000:]
+        return ""
+
+    def _vacate(self, rank: int, how: str) -> bool:
+        """Have a rank replaced, if its store asks for that and there is still something to do."""
+        with self.changed:
+            if self._on_crash != "replace" or self.life(rank) >= report.MOST_REPLACEMENTS:
+                return False
+            if self.ending or self.failed or self.deadlock:
+                return False
+            self._vacant[rank] = how
+            self.changed.notify_all()
+            return True
+
+    # -- conducting --------------------------------------------------------------
+
+    def conduct(self, controller: RankController) -> None:
+        """See the run through to its end: when one rank fails, the others are released."""
+        try:
+            self._watch_over(controller)
+            if self.waiting:
+                self._release(controller)
+            controller.settle(self.number)
+            self._conclude()
+        except Exception as error:  # a mistake of ours: nobody may wait for ever because of it
+            traceback.print_exc(file=sys.__stderr__)
+            self.error = report.mistaken(self.name, error)
+            self._kill(controller, self.waiting)
+        finally:
+            self._announce()
+
+    def _is_over(self) -> bool:
+        return self._interrupted or self.failed or not self.waiting
+
+    def _watch_over(self, controller: RankController) -> None:
+        """Wait until all have ended, one has failed or all are blocked; replace those that die."""
+        while True:
+            late = self._late()
+            left = self._started + BEGIN - time.perf_counter() if late else None
+            self._until(lambda: self._is_over() or self._vacant or self._may_be_stuck(), left)
+            if self._is_over():
+                return
+            if self._vacant:
+                self._replace(controller, *self._vacant.popitem())
+                continue
+            if left is not None and time.perf_counter() > self._started + BEGIN:
+                self._give_up_on(controller, late - self._begun)
+            if self._may_be_stuck() and self._is_stuck():
+                return
+
+    def _late(self) -> set[int]:
+        """The ranks that have not begun, although nothing has stopped them."""
+        return {*self.waiting} - self._begun - self._stopped()
+
+    def _give_up_on(self, controller: RankController, late: set[int]) -> None:
+        """End ranks that do not begin."""
+        self._begun |= late
+        self.silent_for.update(dict.fromkeys(late, BEGIN))
+        controller.end(late)
+
+    def _may_be_stuck(self) -> bool:
+        return not self.wait_forever and self.watchdog.due(self.waiting)
+
+    def _is_stuck(self) -> bool:
+        """True if ranks wait for each other for ever."""
+        self.deadlock = self.watchdog.judge(self.trace, self.waiting)
+        self.explained = time.monotonic()
+        return bool(self.deadlock)
+
+    def _release(self, controller: RankController) -> None:
+        """Release the ranks that still wait, and end those that do not let go."""
+        if not (self._interrupted or self.deadlock):
+            self._until(lambda: self._interrupted or not self.waiting, GRACE)
+        controller.release(self.waiting, self.number)
+        self._until_all_ended(QUICK)
+        self._kill(controller, self._beyond_release())
+        self._until_all_ended(LET_GO)
+        self._kill(controller, self.waiting)
+        self._until_all_ended(LET_GO)
+
+    def _beyond_release(self) -> list[int]:
+        """The ranks that cannot be released: stopped ones, and those that receive from anybody."""
+        beyond = self._stopped() | (self.live.receiving() if self.waiting else set())
+        return [r for r in self.waiting if r in beyond]
+
+    def _kill(self, controller: RankController, ranks: Collection[int]) -> None:
+        self._killed.update(ranks)
+        controller.end(ranks)
+
+    def _until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
+        with self.changed:
+            self.changed.wait_for(condition, timeout)
+
+    def _until_all_ended(self, timeout: float) -> None:
+        self._until(lambda: not self.waiting, timeout)
+
+    def _replace(self, controller: RankController, rank: int, how: str) -> None:
+        """A rank's process has ended: what it was in failed, and another begins."""
+        began = time.monotonic()
+        self.live.fail_pending(rank, began)
+        self._begin_life(rank, how, began)
+        self.on_end()
+        self.watchdog.forget(rank)
+        self._expected_exits.discard(rank)
+        self.silent_for.pop(rank, None)
+        try:
+            controller.replace(self, rank, self.life(rank))
+        except DistkitError as error:
+            died = f"{how}; a replacement could not be started: {error}"
+            self.add_outcome(Outcome(rank, died=died))
+        self.live.mark_replacement(rank, how, began, time.monotonic())
+        self.on_end()
+
+    def _begin_life(self, node: int, how: str, at: float) -> None:
+        """Another process begins in this place; the one before ended so."""
+        self.live.begin_anew(node)
+        one = {"node": node, "name": self._name_of(node), "how": how, "time": at}
+        self.replacements.append(one)
+
+    def _name_of(self, node: int) -> str:
+        return str(self.live.meta["ranks"][str(node)]["name"])
+
+    # -- how it went ---------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        """Decide how it went; the latest reason is the one that counts."""
+        self.seconds = time.perf_counter() - self._started
+        no_answer = [Outcome(r, died="no answer") for r in self.waiting]
+        ended = [*self.outcomes.values(), *no_answer]
+        outcomes = sorted(ended, key=lambda o: o.rank)
+        self._note_ends(outcomes)
+        if self.failed or no_answer:
+            self.error = report.verdict(self.name, ended, self.trace)
+        if self.deadlock and not any(o.error and o.error.leaving for o in outcomes):
+            self.error = report.deadlock(self.name, self.deadlock, outcomes)
+        if self._interrupted and self._killed.issuperset(self.died):
+            self.error = report.interrupted(self.name, self._afterwards, self._who_is_stopped())
+        if self.cluster_failure and self.error is not None:
+            self.error = RunError(f"{self.name} was ended: {self.cluster_failure}")
+
+    def _who_is_stopped(self) -> dict[str, str]:
+        stopped = {int(n): how for n, how in self.live.meta.get("stopped", {}).items()}
+        return {
+            f"rank {n}" if n in self.ranks else self._name_of(n): how for n, how in stopped.items()
+        }
+
+    def _note_ends(self, outcomes: list[Outcome]) -> None:
+        """Add what the ranks said about themselves in the end to the trace."""
+
+        def told(name: str) -> dict[str, Any]:
+            return {str(o.rank): getattr(o, name) for o in outcomes if getattr(o, name)}
+
+        lost = {"notebook": self.live.dropped} if self.live.dropped else {}
+        self.live.meta.update(
+            dropped=told("dropped") | lost,
+            without_values=told("without_values"),
+            unwaited=told("unwaited"),
+            unseen=told("unseen"),
+            seconds=self.seconds,
+            interrupted=self._interrupted,
+            until=self.live.clock(time.monotonic()),
+            ends=report.ends(outcomes),
+        )
+        self._concluded = True
+
+    def _announce(self) -> None:
+        """Tell everybody that it is over."""
+        with self.announcing:
+            self.done.set()
+            self.prints.end()
+            self.live.end()

@@ -1,0 +1,173 @@
+"""The events of a run as they arrive from its ranks, and the trace that they make so far."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pickle import dumps, loads
+from typing import Any
+
+from distkit.cluster.notebook import place, sources
+from distkit.events import WORLD, Event, Op, State
+from distkit.recording.recorder import to_event
+from distkit.trace.operations import spans
+from distkit.trace.trace import Trace
+
+#: A trace keeps at most this many events; it says how many more there were.
+LIMIT = 2_000_000
+
+#: The operations of each process in a rank's place are numbered from a multiple of this.
+APART = 1 << 32
+
+
+class LiveTrace:
+    """Rows are kept packed until somebody looks: on a busy machine unpacking slows the ranks.
+
+    Args:
+        meta: the facts about the run, which others add to.
+    """
+
+    def __init__(self, meta: dict[str, Any]) -> None:
+        self.meta = {**meta, "groups": {}, "raising": {}, "unreduced": {}}
+        #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
+        self.clock: Callable[[float], float] = float
+        self.arrived = self.dropped = 0  # events
+        self.rows: Counter[int] = Counter()  # that arrived from each rank's present process
+        self._first: Counter[int] = Counter()  # where the operations of that process begin
+        self._events: list[Event] = []
+        self._packed: list[tuple[int, int, bytes]] = []  # arrived, not yet looked at
+        self._unpacking = threading.RLock()  # a subscriber may look at the trace
+        self._subscribers: list[Callable[[list[Event]], None]] = []
+
+    def add(self, rank: int, count: int, packed: bytes) -> None:
+        """Add events of a rank."""
+        if self.arrived + count > LIMIT:
+            self.dropped += count
+            return
+        self.arrived += count
+        self.rows[rank] += count
+        self._packed.append((rank, self._first[rank], packed))
+        if self._subscribers:
+            self._unpack()
+
+    def note(self, key: str, rank: int, fact: Any) -> None:
+        """Add a fact about a rank; traces that were made before do not change."""
+        self.meta[key] = {**self.meta.get(key, {}), str(rank): fact}
+
+    def forget(self, key: str, rank: int) -> bool:
+        """Take a fact about a rank away, as in :meth:`note`; True if there was one."""
+        known = self.meta.get(key, {})
+        if str(rank) not in known:
+            return False
+        self.meta[key] = {r: fact for r, fact in known.items() if r != str(rank)}
+        return True
+
+    def begin_anew(self, rank: int) -> None:
+        """Take what arrives from now on as another process's, in this rank's place."""
+        self._first[rank] += APART
+        self.rows[rank] = 0
+
+    def fail_pending(self, rank: int, at: float) -> None:
+        """The operations that a rank's process was in fail: the process has ended."""
+        self._unpack()
+        first = self._first[rank]
+        pending = [
+            s
+            for s in spans(e for e in self._events if e.rank == rank)
+            if s.end is None and s.seq >= first
+        ]
+        rows = [
+            (
+                s.seq - first,
+                s.op,
+                State.FAILED,
+                at,
+                (
+                    s.peer,
+                    s.group,
+                    s.nbytes,
+                    s.shape,
+                    s.dtype,
+                    s.tag,
+                    s.where,
+                    dict(s.attributes),
+                    s.match,
+                ),
+                None,
+            )
+            for s in pending
+        ]
+        self.add(rank, len(rows), dumps(rows))
+
+    def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
+        """Show when a rank's place was vacant, and why."""
+        fields = (None, WORLD, 0, (), "", None, "", (("label", f"replaced: {how}"),), None)
+        rows = [
+            (-1, Op.MARK, state, at, fields, None)
+            for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
+        ]
+        self.add(rank, len(rows), dumps(rows))
+
+    def so_far(self, **facts: Any) -> Trace:
+        """The trace of what has arrived; ``facts`` for its ``meta``, which its own override."""
+        self._unpack()
+        events, until = list(self._events), self.clock(time.monotonic())
+        return Trace(events, {"until": until, **facts, **self.meta, "sources": sources(events)})
+
+    def latest(self, ranks: Iterable[int]) -> dict[int, int]:
+        """The number of the latest operation of each of these ranks."""
+        self._unpack()
+        found, left = dict[int, int](), set(ranks)
+        for event in reversed(self._events):
+            if event.rank in left:
+                left.remove(event.rank)
+                found[event.rank] = event.seq
+            if not left:
+                break
+        return found
+
+    def receiving(self) -> set[int]:
+        """The ranks in a receive from anybody."""
+        self._unpack()
+        found = set[tuple[int, int]]()
+        for event in self._events:
+            if event.op is Op.RECV:
+                still = event.peer is None and event.state not in (State.COMPLETED, State.FAILED)
+                (found.add if still else found.discard)((event.rank, event.seq))
+        return {rank for rank, _ in found}
+
+    # -- subscribers ------------------------------------------------------------
+
+    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
+        """Hand over all events so far now, others as they arrive; returns how to end that."""
+        with self._unpacking:
+            self._unpack_all()
+            if self._events:
+                callback(list(self._events))
+            self._subscribers.append(callback)
+        return lambda: self._subscribers.remove(callback)
+
+    def end(self) -> None:
+        """Tell the subscribers that nothing more will come."""
+        for callback in list(self._subscribers):
+            callback([])
+
+    def _unpack(self) -> None:
+        """Turn what has arrived into events, and hand them to the subscribers: each one once."""
+        with self._unpacking:
+            if new := self._unpack_all():
+                for callback in list(self._subscribers):
+                    callback(new)
+
+    def _unpack_all(self) -> list[Event]:
+        packed = list(self._packed)
+        new = [
+            to_event(rank, row if not first else (row[0] + first, *row[1:]), place, self.clock)
+            for rank, first, rows in packed
+            for row in loads(rows)
+        ]
+        del self._packed[: len(packed)]  # only now: an interrupt may have come before
+        self._events.extend(new)
+        return new

@@ -1,0 +1,113 @@
+"""Who waits for whom, as a small picture: a circle per rank, an arrow to each that it waits for."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.trace.calls import named
+from distkit.views.scene import svg
+from distkit.views.scene.frame import Json
+from distkit.views.scene.marks import Scene, Shape, arrow, circle, text, title
+from distkit.views.scene.painter import body
+from distkit.views.scene.theme import MARKS
+
+#: Ranks that stand alike share a circle where there would be more than so many; of more circles
+#: than so many no picture is made.
+MOST, MOST_CIRCLES = 6, 16
+#: A circle's radius, what it keeps from arrows, and how far from each other two arrows pass.
+RADIUS, GAP, APART = 15.0, 3.0, 11.0
+
+Point = tuple[float, float]
+
+
+def waits(states: Iterable[RankState]) -> Json | None:
+    """The wait-for graph of ranks as a scene, with its marks' styles; None if nobody waits.
+
+    A dashed circle is a rank that is blocked. Red are the arrows of those that wait for each other.
+
+    >>> waits([RankState(0, Doing.RUNNING)]) is None
+    True
+    """
+    known = {s.rank: s for s in states}
+    ways = {s.rank: s.waits_for for s in known.values() if s.doing is Doing.BLOCKED}
+    ranks = sorted({*ways, *(other for others in ways.values() for other in others)})
+    nodes = [(r,) for r in ranks] if len(ranks) <= MOST else _alike(ranks, ways)
+    if not ways or len(nodes) > MOST_CIRCLES:
+        return None
+    at = dict(zip(nodes, _around(len(nodes)), strict=True))
+    node = {r: some for some in nodes for r in some}
+    edges = {(node[r], node[other]) for r, others in ways.items() for other in others}
+    scene = Scene(*(max(p[i] for p in at.values()) + RADIUS + 2 for i in (0, 1)))
+    said = "; ".join(str(known[r]) for r in ways)
+    scene.add(0, 0, title(said, aloud=True))
+    for a, b in sorted(edges):
+        if a != b:
+            bad = _leads(b, a, edges)
+            scene.add(0, 0, *_beside(at[a], at[b], "wrong" if bad else "answer", bad))
+    for some, (x, y) in at.items():
+        scene.add(x, y, *_circle(some, some[0] in ways), layer=1)
+    plain = scene.plain()
+    used = {style for _, style, *_ in plain["shapes"]}
+    return {
+        "scene": plain,
+        "styles": {s: MARKS[s] for s in sorted(used & MARKS.keys())},
+        "said": said,
+    }
+
+
+def waits_svg(states: Iterable[RankState]) -> str:
+    """The same as an SVG document; "" if nobody waits."""
+    graph = waits(states)
+    if graph is None:
+        return ""
+    scene, place = graph["scene"], 'transform="translate(12 10)"'
+    drawn = f"<g {place}>{body(scene, 0.0)}</g>"
+    return svg.document(scene["width"] + 24, scene["height"] + 20, "who waits for whom", drawn)
+
+
+def _alike(ranks: Sequence[int], ways: dict[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The ranks by whom they wait for."""
+    found: dict[tuple[int, ...] | None, list[int]] = defaultdict(list)
+    for r in ranks:
+        found[ways.get(r)].append(r)
+    return [tuple(some) for some in found.values()]
+
+
+def _around(n: int) -> list[Point]:
+    """Places in a ring, from the left for two, from the top for more."""
+    radius = 36.0 if n < 4 else max(44.0, 26 / math.sin(math.pi / n))
+    turns = [2 * math.pi * k / n + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
+    ring = [(radius * math.cos(t), radius * math.sin(t)) for t in turns]
+    left, top = (min(p[i] for p in ring) - RADIUS - 2 for i in (0, 1))
+    return [(x - left, y - top) for x, y in ring]
+
+
+def _circle(ranks: tuple[int, ...], blocked: bool) -> tuple[Shape, ...]:
+    """A circle, and whose it is."""
+    lane, style = ranks[0], "version" if blocked else "label"
+    name, size = (str(ranks[0]), 12.5) if len(ranks) == 1 else (f"{ranks[0]}…{ranks[-1]}", 9.5)
+    number = text(name, style, y=4, anchor="middle", lane=lane, size=size)
+    whose = title(named(ranks))
+    return whose, circle(RADIUS, "held" if blocked else "own", lane=lane), number
+
+
+def _beside(a: Point, b: Point, style: str, bad: bool) -> tuple[Shape, ...]:
+    """An arrow between two circles, a little to the side: one back has its own way."""
+    length = math.dist(a, b)
+    ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
+    side, cut = APART / 2, RADIUS + GAP
+    start = a[0] + cut * ux - side * uy, a[1] + cut * uy + side * ux
+    end = b[0] - cut * ux - side * uy, b[1] - cut * uy + side * ux
+    return arrow(start, end, style, "bad" if bad else "gray")
+
+
+def _leads(a: object, b: object, edges: Iterable[tuple[object, object]]) -> bool:
+    """True if there is a way from ``a`` to ``b``."""
+    found, left = set(), [a]
+    while left:
+        found.add(here := left.pop())
+        left += [end for start, end in edges if start == here and end not in found]
+    return b in found

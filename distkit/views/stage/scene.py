@@ -1,0 +1,412 @@
+"""The scene of a stage: a card per rank with its tensor, chunk by chunk, and what flies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from distkit.views.scene.frame import Json
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.marks import (
+    Scene,
+    Shape,
+    arrow,
+    circle,
+    letters,
+    line,
+    path,
+    picture,
+    rect,
+    remembered,
+    text,
+)
+from distkit.views.scene.values_svg import figure
+from distkit.views.stage.clocks import PANELS, Clock, by_rounds, by_time, panels
+from distkit.views.stage.field import NUMBERS, STRIPS, Field
+from distkit.views.stage.layout import Point
+
+#: Each is drawn above those before it. The reader sees contributions or values.
+LINK, FLIGHT, CELL, CHUNK, VALUE, PLACE, DOT, TOKEN, CARGO, BADGE = range(10)
+LOOKS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
+#: A member of a collective: which, its lane, the edge of its card.
+Home = tuple[int, int, Point]
+#: Of a beat so many arrows are drawn; tokens of collectives, while they are not too many.
+ARROWS, MEETINGS = 64, 4_000
+NOTHING = "this trace has no messages and no collectives"
+
+
+def draw(stage: Json) -> Json:
+    """The picture of a run, for both painters: on the clock of rounds, and on that of time.
+
+    Args:
+        stage: what ``projection.project`` found.
+    """
+    time, rounds = by_time(stage), by_rounds(stage)
+    there = [stage["known"], _most(stage) > 0 or not stage["known"]]
+    measured = _Painter(stage, time, None).scene
+    scene = _Painter(stage, rounds, measured).scene
+    waiting = "waiting for the first message"
+    marks = {k: v for k, v in measured.plain().items() if k in ("marks", "rests")}
+    other = {**_face(stage, time, measured), "end": measured.when(time.end), "scene": marks}
+    return picture(
+        scene,
+        title=stage["title"] or "Stage",
+        view="stage",
+        facts=stage["facts"],
+        notices=stage["notices"],
+        said=stage["said"],
+        live=stage["live"],
+        empty="" if stage["beats"] else waiting if stage["live"] else NOTHING,
+        looks=[list(look) for look, known in zip(LOOKS.items(), there, strict=True) if known],
+        panels=panels(stage),
+        clock=stage["clock"],
+        clocks={"time": other, "rounds": {}},
+        **_face(stage, rounds, scene),
+    )
+
+
+def _face(stage: Json, clock: Clock, scene: Scene) -> Json:
+    """What depends on the clock."""
+    rows = clock.rows if 1 + max((b["round"] for b in stage["beats"]), default=0) > PANELS else []
+    name = "rounds" if clock.unit else "messages"
+
+    def when(time: float | None) -> float | None:
+        return None if time is None else scene.when(time)
+
+    return {
+        "unit": clock.unit,
+        "end": clock.end,  # ``picture`` makes it relative
+        "home": scene.when(clock.home),
+        "opening": scene.when(clock.home),
+        "beats": [{**b, "begin": when(b["begin"]), "end": when(b["end"])} for b in clock.beats],
+        "list": {"name": name, "all": "all", "rows": rows} if rows else None,
+    }
+
+
+def _most(stage: Json) -> float:
+    """The largest magnitude among all values."""
+    pieces = (p for c in stage["changes"] for p in c["pieces"])
+    values = (v for p in pieces for v in p.get("values", ()))
+    return max((abs(v) for v in values if not isinstance(v, str)), default=0.0)
+
+
+class _Painter:
+    def __init__(self, stage: Json, clock: Clock, like: Scene | None) -> None:
+        self.stage, self.clock = stage, clock
+        self.field = Field(stage)
+        self.strips = self.field.strip[0] > 0
+        self.ranks = [node["rank"] for node in stage["nodes"]]
+        self.lanes = {rank: i for i, rank in enumerate(self.ranks)}
+        self.both = {
+            p for a, b, there, back in stage["links"] if there and back for p in ((a, b), (b, a))
+        }
+        self.most = _most(stage)
+        self.shown = {CELL: stage["known"], VALUE: self.most > 0 or not stage["known"]}
+        self.scene = Scene(self.field.width, self.field.height, clock.start, like=like)
+        self.cut: dict[int, int] = {}  # into how many pieces a rank's tensor is
+        self.homes: dict[tuple[int, ...], tuple[Point, tuple[Home, ...]]] = {}
+        self._links()
+        self._badges()
+        if self.strips:
+            self._tensors()
+        members = sum(len(beat.get("members", ())) for _, beat in clock.flights)
+        self.tokens = members <= MEETINGS
+        arrows: dict[int, int] = {}
+        for i, beat in clock.flights:
+            if "members" in beat:
+                self._meeting(i, beat)
+            elif beat["src"] in self.lanes and beat["dst"] in self.lanes:
+                arrows[i] = arrows.get(i, 0) + 1
+                self._message(i, beat, rests=arrows[i] <= ARROWS)
+
+    def _lane(self, rank: int) -> int:
+        return self.lanes[rank] % 8
+
+    # -- what stays -----------------------------------------------------------------------
+
+    def _links(self) -> None:
+        ends = (self.field.ends(a, b) for a, b, *_ in self.stage["links"])
+        d = "".join(f"M{a[0]:.0f} {a[1]:.0f}L{b[0]:.0f} {b[1]:.0f}" for a, b in ends)
+        if d:
+            self.scene.add(0, 0, path(d, "link"), layer=LINK)
+
+    def _badges(self) -> None:
+        r = self.field.radius
+        if len(self.ranks) > NUMBERS:
+            return self._dots()
+        for node in self.stage["nodes"]:
+            rank, lane = node["rank"], self._lane(node["rank"])
+            number = text(
+                str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=round(1.1 * r)
+            )
+            badge = circle(r, "own", lane=lane), number
+            self.scene.add(*self.field.badge(rank), *badge, layer=BADGE)
+            if node["name"] != f"rank {rank}" and len(self.ranks) <= STRIPS:
+                low = -self.field.card[1] / 2 - 6
+                words = text(node["name"], "caption", y=low, anchor="middle")
+                self.scene.add(*self.field.at[rank], words, layer=BADGE)
+
+    def _dots(self) -> None:
+        """Very many ranks: one path of dots for each colour."""
+        spots: dict[int, str] = defaultdict(str)
+        for rank, (x, y) in self.field.at.items():
+            spots[self._lane(rank)] += f"M{x:g} {y:g}h0"
+        self.scene.add(0, 0, *(path(d, "dot", lane=lane) for lane, d in spots.items()), layer=BADGE)
+
+    # -- what ranks hold ------------------------------------------------------------------
+
+    def _tensors(self) -> None:
+        """Each piece of each tensor from when until when it is as it is."""
+        held: dict[int, list[tuple[float, Json]]] = {}
+        cut: dict[int, float] = {}  # since when
+        first: dict[int, float] = {}
+        for time, change in self.clock.changes:
+            rank, at, pieces = change["rank"], change.get("at"), change["pieces"]
+            if rank not in self.lanes:
+                continue
+            now = held.get(rank, [])
+            if at is None and len(pieces) != len(now):
+                self._strip(rank, now, cut.get(rank, time), time)
+                held[rank], cut[rank] = [(time, piece) for piece in pieces], time
+                first.setdefault(rank, time)
+                continue
+            for i, piece in enumerate(pieces) if at is None else [(at, pieces[0])]:
+                if i < len(now) and now[i][1] != piece:
+                    self._piece(rank, i, len(now), *now[i], time)
+                    now[i] = time, piece
+        for rank, now in held.items():
+            self._strip(rank, now, cut[rank], None)
+            self.cut[rank] = len(now)
+        for rank in self.ranks:  # what is not known yet
+            x, y, w = self.field.cell(rank, 0, 1)
+            empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
+            self.scene.add(x, y, empty, end=first.get(rank), layer=CELL)
+
+    def _strip(
+        self, rank: int, now: list[tuple[float, Json]], since: float, until: float | None
+    ) -> None:
+        """A rank's tensor until it is cut otherwise, with the numbers of its chunks."""
+        for i, (begin, piece) in enumerate(now):
+            self._piece(rank, i, len(now), begin, piece, until)
+        n = len(now)
+        if n < 2:
+            return
+        x, y, w = self.field.cell(rank, 0, n)
+        places = tuple(round((i + 0.5) * w, 1) for i in range(n))
+        high, digits = self.field.strip[1], "".join(map(str, range(n))) if n <= 10 else ""
+        if self.shown[CELL]:
+            cuts = "".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n))
+            marks = [path(cuts, "cut")]
+            if digits and w > 16:
+                marks.append(letters(digits, "chunk", places, y=high / 2 + 4.5))
+            self.scene.add(x, y, *marks, begin=since, end=until, layer=CHUNK)
+        if self.shown[VALUE] and digits and w > 30:
+            numbers = letters(digits, "small", places, y=9)
+            self.scene.add(x, y, numbers, begin=since, end=until, layer=PLACE)
+
+    def _piece(
+        self, rank: int, i: int, of: int, begin: float, piece: Json, end: float | None
+    ) -> None:
+        x, y, w = self.field.cell(rank, i, of)
+        high = self.field.strip[1]
+        if self.shown[CELL]:
+            layers = self._layers(piece, round(w, 2), high)
+            self.scene.add(x, y, *layers, begin=begin, end=end, layer=CELL)
+        if self.shown[VALUE]:
+            values = tuple(piece.get("values", ()))
+            cells = _values(values, round(w - 2, 1), high, self.most, of > 1)
+            self.scene.add(x, y, *cells, begin=begin, end=end, layer=VALUE)
+
+    def _layers(self, piece: Json, w: float, h: float) -> tuple[Shape, ...]:
+        """A layer for each contributor."""
+        sure, maybe = (
+            tuple(self.lanes[r] for r in piece.get(key, ()) if r in self.lanes)
+            for key in ("sure", "maybe")
+        )
+        return _contributions(sure, maybe, w, h, len(self.ranks))
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _message(self, i: int, beat: Json, rests: bool) -> None:
+        src, dst, begin, end = beat["src"], beat["dst"], beat["begin"], beat["end"]
+        a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
+        lane, lost = self._lane(src), end is None
+        way = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
+        self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
+        if beat["sent"]:
+            self._flies(beat, a, b)
+        if not lost and rests:
+            self.scene.rest(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
+            if self.strips and "at" in beat and self.cut.get(dst) == beat["of"]:
+                x, y, w = self.field.cell(dst, beat["at"], beat["of"])
+                outline = rect(w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
+                self.scene.rest(i, x, y, outline, layer=BADGE)
+
+    def _flies(self, beat: Json, a: Point, b: Point) -> None:
+        """What a message carries goes from place to place, a whole tensor from card to card."""
+        piece, of = beat.get("piece", {}), beat.get("of", 1)
+        places: Sequence[Point] = (a, b)
+        layers: dict[int, tuple[Shape, ...]] = {}
+        size = (0.0, 0.0)
+        if self.strips:
+            high = self.field.strip[1]
+            size = min(self.field.strip[0] / of - 2, 46), high
+            places = tuple(
+                self._spot(beat, r, p)
+                for r, p in zip((beat["src"], beat["dst"]), (a, b), strict=True)
+            )
+            if piece.get("sure") or piece.get("maybe"):
+                layers[TOKEN] = self._layers(piece, *size)
+            if piece.get("values"):
+                layers[CARGO] = _values(tuple(piece["values"]), *size, self.most, of > 1)
+        dot = (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(beat["src"])),)
+        if not layers:
+            self._fly(beat, places, dot, DOT)
+        for layer in (TOKEN, CARGO) if layers else ():
+            if not self.shown[CELL if layer == TOKEN else VALUE]:
+                continue
+            if layer not in layers:
+                self._fly(beat, places, dot, layer)
+                continue
+            number = str(beat["at"]) if "at" in beat and of <= 10 else ""
+            parcel = _parcel(layers[layer], *size, number, layer == TOKEN)
+            corner = (-size[0] / 2, -size[1] / 2)
+            shifted = [(x + corner[0], y + corner[1]) for x, y in places]
+            self._fly(beat, shifted, parcel, layer)
+
+    def _spot(self, beat: Json, rank: int, edge: Point) -> Point:
+        """Where a piece begins or ends: at its own place in a rank's tensor, or at the edge."""
+        if "at" not in beat or self.cut.get(rank) != beat["of"]:
+            return edge
+        x, y, w = self.field.cell(rank, beat["at"], beat["of"])
+        return x + w / 2, y + self.field.strip[1] / 2
+
+    def _fly(
+        self, beat: Json, places: Sequence[Point], drawing: Sequence[Shape], layer: int
+    ) -> None:
+        (x, y), to = places
+        if beat["end"] is None:  # on its way for ever
+            x, y = (x + to[0]) / 2, (y + to[1]) / 2
+            self.scene.add(x, y, *drawing, begin=beat["begin"], layer=layer)
+        else:
+            self.scene.add(x, y, *drawing, begin=beat["begin"], end=beat["end"], to=to, layer=layer)
+
+    # -- collectives ------------------------------------------------------------------------
+
+    def _meeting(self, i: int, beat: Json) -> None:
+        """Every member to the hub, and back from there with the outcome."""
+        members = beat["members"]
+        hub, homes = self._homes(tuple(members))
+        middle = circle(5, "hub")
+        self.scene.add(*hub, middle, begin=beat["begin"], end=beat["end"], layer=DOT)
+        self.scene.rest(i, *hub, middle, layer=DOT)
+        self.scene.rest(i, 0, 0, *_spokes(hub, homes, "past"), layer=FLIGHT)
+        spans: dict[tuple[float, float | None], list[Home]] = defaultdict(list)
+        for home in homes:
+            spans[beat["starts"][home[0]], beat["ends"][home[0]]].append(home)
+            if self.tokens:
+                self._member(beat, home[0], home[2], hub)
+        for (begin, end), some in spans.items():
+            ways = _spokes(hub, tuple(some), "flight")
+            self.scene.add(0, 0, *ways, begin=begin, end=end, layer=FLIGHT)
+
+    def _homes(self, members: tuple[int, ...]) -> tuple[Point, tuple[Home, ...]]:
+        """Where members of a collective meet, and from where they come."""
+        if members not in self.homes:
+            hub = self.field.hub(list(members))
+            self.homes[members] = (
+                hub,
+                tuple(
+                    (k, self._lane(rank), self.field.edge(rank, hub))
+                    for k, rank in enumerate(members)
+                    if rank in self.lanes
+                ),
+            )
+        return self.homes[members]
+
+    def _member(self, beat: Json, k: int, home: Point, hub: Point) -> None:
+        rank, root, meet, end = beat["members"][k], beat["root"], beat["meet"], beat["ends"][k]
+        dot = circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank))
+        goes = root is None or rank == root or not beat["gives"]
+        comes = root is None or (rank != root) == beat["gives"]
+        near = (home[0] + 0.94 * (hub[0] - home[0]), home[1] + 0.94 * (hub[1] - home[1]))
+        if goes:
+            self.scene.add(*home, dot, begin=beat["starts"][k], end=meet, to=near, layer=DOT)
+        if comes and end is not None:
+            self.scene.add(
+                *near, dot, begin=max(meet, beat["starts"][k]), end=end, to=home, layer=DOT
+            )
+        elif goes and end is None:
+            self.scene.add(*near, dot, begin=meet, layer=DOT)
+
+
+@remembered
+def _spokes(hub: Point, homes: tuple[Home, ...], style: str) -> tuple[Shape, ...]:
+    """Lines from members of a collective to where they meet."""
+    return tuple(line(home, hub, style, lane=lane) for _, lane, home in homes)
+
+
+@remembered
+def _contributions(
+    sure: tuple[int, ...], maybe: tuple[int, ...], w: float, h: float, of: int
+) -> tuple[Shape, ...]:
+    """A chunk: a layer in its colour for each rank that contributed, or may have."""
+    each = h / of
+    found = [rect(w, h, "now")]
+    for style, lanes in (("own", sure), ("faded", maybe)):
+        found += [rect(w, each, style, y=lane * each, lane=lane) for lane in lanes]
+    return tuple(found)
+
+
+@remembered
+def _values(
+    values: tuple[float | str, ...], w: float, h: float, most: float, numbered: bool
+) -> tuple[Shape, ...]:
+    """A chunk's values: the first in numbers where there is room, else all as colours."""
+    found = [rect(w, h, "now")]
+    if w < 28:
+        each = w / max(1, len(values))
+        for i, v in enumerate(values):
+            found += _heat(v, most, i * each, 0, each, h)
+        return tuple(found)
+    top = 11.0 if numbered else 1.0
+    fits = int((h - top) / 9)
+    shown = values if len(values) <= fits else values[: fits - 1]
+    high = (h - top) / max(1, min(fits, len(values)))
+    for i, v in enumerate(shown):
+        y = top + i * high
+        found += _heat(v, most, 0, y, w, high - 0.5)
+        words, middle = _short(v, w - 4), y + high / 2 + 3.2
+        found.append(text(words, "count", x=w / 2, y=middle, anchor="middle", size=9.5))
+    if len(shown) < len(values):
+        found.append(text("…", "small", x=w / 2, y=h - 3, anchor="middle"))
+    return tuple(found)
+
+
+def _short(v: float | str, room: float) -> str:
+    """A number in as many digits as fit."""
+    words = figure(v)
+    for digits in (2, 1):
+        if text_width(words, 9.5) > room and not isinstance(v, str):
+            words = f"{v:.{digits}g}".replace("-", "−")
+    return words
+
+
+def _heat(v: float | str, most: float, x: float, y: float, w: float, h: float) -> Iterator[Shape]:
+    """A value as a colour: zero is paper."""
+    if isinstance(v, str):
+        yield rect(w, h, "odd", x=x, y=y)
+    elif part := round(0.6 * min(1.0, abs(v) / most), 2) if most else 0:
+        yield rect(w, h, "negative" if v < 0 else "positive", x=x, y=y, opacity=part)
+
+
+@remembered
+def _parcel(
+    inside: tuple[Shape, ...], w: float, h: float, number: str, middle: bool
+) -> tuple[Shape, ...]:
+    """A piece on its way, from its left upper corner."""
+    box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
+    if not number or w < 14:
+        return box, *inside
+    style, y = ("chunk", h / 2 + 4.5) if middle else ("small", 9.0)
+    return box, *inside, text(number, style, x=w / 2, y=y, anchor="middle")

@@ -1,0 +1,177 @@
+"""How long each rank waited for others, and the chain of operations that made a run so long. Pure.
+
+A rank *waits* in an operation from when it does nothing else until the last rank that the operation
+needs has arrived. It does something else as long as it makes other calls or is in computation that
+is marked. Ranks that have finished do not wait: the barrier at the end, after which nobody
+computes or sends, is part of no rank's communication.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from distkit.events import Op
+from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
+from distkit.views.timeline.pairing import Pairs
+
+#: Clocks are no finer [s].
+SOON = 1e-9
+
+
+@dataclass(frozen=True)
+class Causes:
+    """Who waited and what a run's length comes from; operations by their numbers.
+
+    ``since`` and ``waited`` [s] have one element per operation. ``over`` marks the barrier at the
+    end. ``path`` is the critical path, from its end back, without the operations that waited for
+    one of it: those are ``via``.
+    """
+
+    since: Floats
+    waited: Floats
+    over: Bools
+    path: list[int]
+    via: list[int]
+
+
+def causes(ops: Operations, pairs: Pairs, end: float) -> Causes:
+    """Look through a whole trace that ends then [s]."""
+    if not len(ops):
+        none = np.zeros(0)
+        return Causes(none, none, none.astype(bool), [], [])
+    final = np.where(ops.ended, ops.end, end)
+    since = np.fmax(_last_active(ops, final), ops.blocked)
+    waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)
+    waited[ops.scheduled] = 0
+    return Causes(since, waited, _over(ops, pairs), *_critical(ops, pairs, waited, final))
+
+
+def _lanes(rank: Ints) -> list[tuple[int, slice]]:
+    """Each rank, and its part of arrays that are sorted by rank."""
+    ranks, first = np.unique(rank, return_index=True)
+    ends = [*first[1:].tolist(), len(rank)]
+    return [(r, slice(a, b)) for r, a, b in zip(ranks.tolist(), first.tolist(), ends, strict=True)]
+
+
+def _last_active(ops: Operations, final: Floats) -> Floats:
+    """When the rank of each operation was last seen doing anything else, or called it."""
+    marked = ops.mark & ops.ended
+    rank = np.concatenate([ops.rank, ops.rank[marked]])
+    time = np.concatenate([ops.start, ops.end[marked]])
+    computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))  # from then on
+    order = np.lexsort((time, rank))
+    rank, time, computes = rank[order], time[order], computes[order]
+    found, active = ops.start.copy(), dict(_lanes(rank))
+    for r, mine in _lanes(ops.rank):
+        lane, start, end = active[r], ops.start[mine], final[mine]
+        last = lane.start + np.maximum(np.searchsorted(time[lane], end) - 1, 0)
+        meanwhile = time[last] > start
+        found[mine] = np.where(meanwhile, np.where(computes[last], end, time[last]), start)
+    return np.where(ops.mark, ops.start, found)
+
+
+def _arrival(ops: Operations, pairs: Pairs) -> Floats:
+    """When the last rank that each operation needs has arrived; infinity: never."""
+    until = np.full(len(ops), -np.inf)
+    tied = pairs.tie >= 0
+    last = np.full(len(pairs.ties), -np.inf)
+    np.maximum.at(last, pairs.tie[tied], ops.start[tied])
+    # a pull waits for its answer
+    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL])
+    got = (pairs.recv >= 0) & receives[pairs.recv]
+    until[pairs.recv[got]] = np.where(np.isnan(pairs.sent[got]), np.inf, pairs.sent[got])
+    met = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]
+    until[pairs.send[met]] = ops.start[pairs.recv[met]]
+    until[tied] = last[pairs.tie[tied]]
+    return until
+
+
+def _over(ops: Operations, pairs: Pairs) -> Bools:
+    """The barriers after which no member does anything but read and meet again."""
+    barrier = ops.among([Op.BARRIER]) & (pairs.tie >= 0)
+    work = ~ops.among([Op.BARRIER, Op.PULL])
+    last = np.full(int(ops.rank.max()) + 1, -np.inf)
+    np.maximum.at(last, ops.rank[work], ops.start[work])
+    late = ops.start > last[ops.rank]
+    ended = np.ones(len(pairs.ties) + 1, bool)
+    ended[pairs.tie[~(barrier & late)]] = False  # the last place is for those without a tie
+    return barrier & ended[pairs.tie]
+
+
+# -- the critical path ---------------------------------------------------------------
+
+
+def _critical(
+    ops: Operations, pairs: Pairs, waited: Floats, final: Floats
+) -> tuple[list[int], list[int]]:
+    """The critical path: an operation that waited is explained by the last to arrive.
+
+    Any other is explained by what its rank did before.
+    """
+    told = ~_around(ops)
+    flat, first, before = _order_of_ends(ops, told)
+    slow, blamed = (waited > SOON).tolist(), _blamed(ops, pairs).tolist()
+    path: dict[int, None] = {}
+    via: dict[int, None] = {}
+    at = int(np.where(told, final, -math.inf).argmax())
+    while at >= 0 and at not in path:
+        if slow[at] and blamed[at] >= 0:
+            via[at] = None
+            at = blamed[at]
+            if at in path or at in via:
+                break
+        path[at] = None
+        n = before[at]
+        while n > first[at] and (flat[n - 1] in path or flat[n - 1] in via):
+            n -= 1  # what takes no time ends when it starts
+        at = flat[n - 1] if n > first[at] else -1
+    return list(path), list(via)
+
+
+def _order_of_ends(ops: Operations, told: Bools) -> tuple[list[int], list[int], list[int]]:
+    """The told operations, rank by rank in the order of their ends.
+
+    And for each operation: where its rank's begin, and where those begin that had not ended when
+    it started.
+    """
+    end = np.where(ops.ended, ops.end, math.inf)
+    order = np.lexsort((end, ops.rank))
+    order = order[told[order]]
+    first, before = np.zeros((2, len(ops)), np.int64)
+    told_of = dict(_lanes(ops.rank[order]))
+    for r, mine in _lanes(ops.rank):
+        lane = told_of.get(r, slice(0, 0))
+        first[mine] = lane.start
+        before[mine] = lane.start + np.searchsorted(
+            end[order[lane]], ops.start[mine] + SOON, "right"
+        )
+    return order.tolist(), first.tolist(), before.tolist()
+
+
+def _around(ops: Operations) -> Bools:
+    """True if an operation is a mark around communication: it explains nothing that they do not."""
+    found = np.zeros(len(ops), bool)
+    for rank in np.unique(ops.rank[ops.mark]):
+        mine = np.flatnonzero(ops.rank == rank)
+        marks, talk = mine[ops.mark[mine]], np.sort(ops.start[mine[~ops.mark[mine]]])
+        later = np.append(talk, math.inf)[np.searchsorted(talk, ops.start[marks])]
+        found[marks] = later < np.where(ops.ended[marks], ops.end[marks], math.inf)
+    return found
+
+
+def _blamed(ops: Operations, pairs: Pairs) -> Ints:
+    """The operation that each one waited for, -1: none."""
+    found = np.full(len(ops), -1)
+    found[pairs.send[pairs.send >= 0]] = pairs.recv[pairs.send >= 0]
+    whole = (pairs.send >= 0) & (pairs.recv >= 0)
+    found[pairs.recv[whole]] = pairs.send[whole]
+    tied = np.flatnonzero(pairs.tie >= 0)
+    by_start = tied[np.argsort(-ops.start[tied], kind="stable")]
+    ties, first = np.unique(pairs.tie[by_start], return_index=True)
+    latest = np.full(len(pairs.ties), -1)
+    latest[ties] = by_start[first]
+    found[tied] = latest[pairs.tie[tied]]
+    return found

@@ -1,0 +1,75 @@
+"""An interrupt of a long run: what stands is explained, what moves is only ended."""
+
+from __future__ import annotations
+
+from pickle import dumps
+
+import pytest
+
+from distkit.cluster.runs import run as runs
+from distkit.cluster.runs.conductor import Conductor
+from distkit.cluster.runs.run import Run
+from distkit.diagnosis.diagnose import Finding
+from distkit.errors import RunStopped
+from distkit.events import WORLD, Op, State
+
+FIELDS = (None, WORLD, 0, (), "", None, "", (), None)
+
+
+def told(it: Conductor, rank: int, *rows: tuple[int, Op, State]) -> None:
+    packed = [(seq, op, state, 0.1, FIELDS, None) for seq, op, state in rows]
+    it.live.add(rank, len(packed), dumps(packed))
+
+
+class Interrupted(Run):
+    """A run that ends at once when it is interrupted."""
+
+    explained = 0
+
+    def interrupt(self) -> None:
+        self._conductor._announce()
+
+    @property
+    def findings(self) -> list[Finding]:
+        self.explained += 1
+        return []
+
+
+def make() -> Conductor:
+    """Two ranks that wait in a barrier."""
+    it = Conductor("f", 1, [0, 1], {"ranks": {str(r): {"pid": 7} for r in (0, 1)}})
+    for rank in (0, 1):
+        told(it, rank, (0, Op.BARRIER, State.STARTED), (0, Op.BARRIER, State.BLOCKED))
+        it.hear(rank, "waits", ((0,), 0.1, 0.2))
+    return it
+
+
+@pytest.mark.parametrize(
+    ("since", "explained"),
+    [("nothing", 1), ("both go on", 0), ("one goes on", 1), ("a stop", 1)],
+)
+def test_a_long_run_is_explained_if_somebody_stands(
+    since: str, explained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LOOKED_AT", 0)
+    it = make()
+    run = Interrupted(it)
+    on = (0, Op.BARRIER, State.COMPLETED), (1, Op.BARRIER, State.STARTED)
+    for rank in {"both go on": (0, 1), "one goes on": (1,), "a stop": (0, 1)}.get(since, ()):
+        told(it, rank, *on)
+    if since == "a stop":
+        it.hear(1, "stopped", (19, 0.3))
+    with pytest.raises(RunStopped, match="f was interrupted"), runs.ended_by_interrupt(run):
+        raise KeyboardInterrupt
+    assert run.explained == explained
+
+
+def test_who_receives_from_anybody_cannot_be_released() -> None:
+    it = make()
+    assert it._beyond_release() == []
+    told(it, 1, (1, Op.RECV, State.STARTED))
+    assert it._beyond_release() == [1]
+    told(it, 1, (1, Op.RECV, State.COMPLETED))
+    assert it._beyond_release() == []
+    it.hear(0, "stopped", (19, 0.3))
+    assert it._beyond_release() == [0]

@@ -1,0 +1,58 @@
+"""The picture of who waits for whom."""
+
+import xml.etree.ElementTree as ET
+
+from distkit.diagnosis.facts import standings
+from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.events import Event, Op, State
+from distkit.trace.log import EventLog
+from distkit.views.scene.painter import drawing_of
+from distkit.views.scene.waits import waits, waits_svg
+
+
+def states(size, ways):
+    """Ranks that are blocked by those others, or finished."""
+    blocked = {r: RankState(r, Doing.BLOCKED, Op.RECV, waits_for=w) for r, w in ways.items()}
+    return [blocked.get(r, RankState(r, Doing.FINISHED)) for r in range(size)]
+
+
+def drawn(size, ways):
+    """Each circle's words, and how many arrows there are of each colour."""
+    graph = waits(states(size, ways))
+    shapes = graph["scene"]["shapes"]
+    marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
+    count = {name: sum(s[1] == name for d in marks for s in d) for name in ("wrong", "answer")}
+    return sorted(s[4] for s in shapes if s[0] == "text"), count
+
+
+def test_those_that_wait_for_each_other_are_red():
+    assert drawn(3, {0: (1,), 1: (0,)}) == (["0", "1"], {"wrong": 2, "answer": 0})
+    ways = {0: (1,), 1: (0,), 2: (0,)}  # rank 2 waits at the circle's side
+    assert drawn(3, ways) == (["0", "1", "2"], {"wrong": 2, "answer": 1})
+
+
+def test_many_that_wait_for_the_same_share_a_circle():
+    ways = {r: (9,) for r in range(9)}
+    assert drawn(10, ways) == (["0…8", "9"], {"wrong": 0, "answer": 1})
+
+
+def test_a_large_circle_stays_readable():
+    ring = {n: {r: ((r + 1) % n,) for r in range(n)} for n in (16, 17)}
+    assert drawn(16, ring[16])[1] == {"wrong": 16, "answer": 0}
+    assert waits(states(17, ring[17])) is None
+
+
+def test_nobody_waits():
+    assert waits(states(2, {})) is None and waits_svg(states(2, {})) == ""
+
+
+def test_ranks_stand_where_they_were_released():
+    events = [
+        Event(r, 0, Op.RECV, state, i + r / 2, peer=1 - r)
+        for i, state in enumerate((State.STARTED, State.BLOCKED, State.FAILED))
+        for r in (0, 1)
+    ]
+    ends = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
+    trace = EventLog(events, {"world_size": 2, "ends": ends})
+    assert [s.waits_for for s in standings(trace)] == [(1,), (0,)]
+    ET.fromstring(waits_svg(standings(trace)))
