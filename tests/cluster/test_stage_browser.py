@@ -177,7 +177,7 @@ def test_with_reduced_motion_playing_goes_from_round_to_round(load: Any, real: A
 
 def test_time_is_scrubbed_and_a_moment_is_chosen(load: Any, real: Any) -> None:
     view = load(real["ring"], clock="time")
-    view.page.locator(".dk-scrub").fill("2000")
+    view.drawn(lambda: view.page.locator(".dk-scrub").fill("2000"))
     view.at(23)
     late = view.text(".dk-clock")
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("1999"))
@@ -205,9 +205,9 @@ def test_values_instead_of_contributions(load: Any, real: Any) -> None:
 
 def test_collectives_meet_in_a_hub(load: Any, real: Any) -> None:
     view = load(real["native"])
-    view.page.locator(".dk-scrub").fill("600")  # of two rounds
+    view.drawn(lambda: view.page.locator(".dk-scrub").fill("600"))  # of two rounds
     assert view.main(".mark-hub").count() == 1 and view.main(".mark-token").count() == 4
-    view.page.locator(".dk-scrub").fill("2000")
+    view.drawn(lambda: view.page.locator(".dk-scrub").fill("2000"))
     assert view.layers() == 16  # four ranks, one chunk, all four contributions
     assert view.texts(".dkm-panels b") == ["before", "all_reduce", "barrier"]
     view.fine()
