@@ -38,6 +38,7 @@ def hook() -> None:
     """Hook torch, once for all ranks."""
     tap.tap.install()
     witness.look_after_backward()
+    settings.make_room()
     settings.functions()
     settings.modules()
     interpreter.known_folders()

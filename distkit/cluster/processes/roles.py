@@ -129,8 +129,10 @@ def execute(payload: bytes, options: dict[str, Any]) -> None:
 
 def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     """Be a rank without ipyparallel: run one function, and wait to be ended."""
+    from distkit.cluster.rank import settings
     from distkit.cluster.rank.rank import Rank
 
+    settings.ends_with_its_run()
     payload, options = lifeline.recv()
     rank = Rank(spec, lifeline)
     rank.start()
