@@ -59,8 +59,8 @@ def _figure(
 def module_name(path: Path, root: Path) -> str:
     """A file's name in an import.
 
-    >>> module_name(Path("/here/distkit/cli/__init__.py"), Path("/here"))
-    'distkit.cli'
+    >>> module_name(Path("/here/distkit/views/__init__.py"), Path("/here"))
+    'distkit.views'
     """
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -184,9 +184,9 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """The entry point of ``%load_ext distkit``: it adds the ``%%ranks`` magic."""
-    from distkit import magics
+    from distkit import ipython
 
-    magics.load_ipython_extension(shell)
+    ipython.install(shell)
 
 
 def __dir__() -> list[str]:
@@ -197,7 +197,7 @@ def _meet_ipython() -> None:
     found = sys.modules.get("IPython")
     shell = found.get_ipython() if found is not None else None
     if shell is not None:
-        importlib.import_module("distkit.ipython").install(shell)
+        load_ipython_extension(shell)
 
 
 _meet_ipython()

@@ -60,7 +60,7 @@ def test_trace_of_a_failing_script(tmp_path: Path) -> None:
     ran = distkit(tmp_path, "trace", "--ranks", "2", "--", "train.py", "fail")
     assert ran.returncode == 1
     assert ran.stderr.startswith("distkit: rank 1 raised ValueError: on purpose at train.py:11")
-    assert "distkit/cli" not in ran.stderr
+    assert "distkit/cli.py" not in ran.stderr
     assert len(Trace.load(tmp_path / "trace.gz")) > 0
 
 

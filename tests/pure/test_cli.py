@@ -16,8 +16,7 @@ import pytest
 import benchmarks
 from benchmarks.figure import Figure, Report, figure
 from distkit import cli, hangs
-from distkit.cli import demo, traces
-from distkit.cli.checkout import JUPYTERLAB
+from distkit.cli import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run
@@ -125,7 +124,7 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DistkitError, match=r"t\.gz cannot be written \(No space left"):
-        traces.write(tmp_path / "t.gz", full)
+        cli.write(tmp_path / "t.gz", full)
 
 
 # -- demo ------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def test_pictures_stay_and_sentences_are_wrapped(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     picture = "rank 0   " + "  ▓▓  ██" * 2 + "   →   " + "░░  ▒▒  " * 2
-    demo._print_demo(Demo("p2p", "p2p: a digit", [picture, "many words " * 10]))
+    cli._print_demo(Demo("p2p", "p2p: a digit", [picture, "many words " * 10]))
     _, title, first, *sentences = capsys.readouterr().out.splitlines()
     assert title == "p2p: a digit"
     assert first == f"  {picture}".rstrip()
@@ -307,7 +306,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "notebooks").mkdir()
     for name in ("00_welcome.ipynb", "01_messages.ipynb"):
         (tmp_path / "notebooks" / name).write_text("first")
-    monkeypatch.setattr("distkit.cli.checkout.CHECKOUT", tmp_path)
+    monkeypatch.setattr("distkit.cli.CHECKOUT", tmp_path)
     return tmp_path
 
 

@@ -10,8 +10,8 @@ from benchmarks import house
 
 def test_a_file_is_named_as_it_is_imported() -> None:
     root = Path("/here")
-    assert house.module_name(root / "distkit/cli/__init__.py", root) == "distkit.cli"
-    assert house.module_name(root / "distkit/cli/lab.py", root) == "distkit.cli.lab"
+    assert house.module_name(root / "distkit/views/__init__.py", root) == "distkit.views"
+    assert house.module_name(root / "distkit/views/stage.py", root) == "distkit.views.stage"
 
 
 def test_docstrings_are_no_statements_and_other_texts_are() -> None:

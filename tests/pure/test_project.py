@@ -57,7 +57,7 @@ LAYERS = {
     "exercises": WAIST + "algorithms kvstore cluster views",
     "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top
 }
-TOP = {"__init__", "__main__", "cli", "demos", "hangs", "ipython", "magics"}  # may import all
+TOP = {"__init__", "__main__", "cli", "demos", "hangs", "ipython"}  # may import all
 
 
 # -- imports ---------------------------------------------------------------------

@@ -1,0 +1,529 @@
+"""The command line: ``distkit demo``, ``trace``, ``replay``, ``hang``, ``lab`` and ``bench``.
+
+What a command needs is imported when it runs, so that ``distkit --help`` is quick. Errors that
+distkit raises on purpose become one message and exit status 1; wrong arguments give 2, Ctrl-C 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+import warnings
+import webbrowser
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from distkit.errors import (
+    CommunicationWarning,
+    DeadlockError,
+    DistkitError,
+    RunError,
+    TraceFileError,
+)
+
+if TYPE_CHECKING:
+    from distkit.cluster.cluster import Cluster
+    from distkit.cluster.runs.run import Run
+    from distkit.demos import Demo, Progress
+    from distkit.diagnosis.findings import Finding
+    from distkit.hangs import Case
+    from distkit.trace.trace import Trace
+
+    #: Shows that something is going on: its name and title in, its progress out.
+    Bar = Callable[[str, str], AbstractContextManager[Progress]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        argv: the words after ``distkit``; this process's own when None.
+
+    Raises:
+        SystemExit: the arguments are wrong (status 2), or only help was asked for (0).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    args = _parser().parse_args(words[:cut])
+    try:
+        return int(args.run(args, words[cut + 1 :]) or 0)
+    except KeyboardInterrupt:
+        print("\ndistkit: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, head or less, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except DistkitError as error:
+        print(f"distkit: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    from distkit import __version__
+
+    about = "Real torch.distributed ranks, and a record of their communication."
+    parser = argparse.ArgumentParser(prog="distkit", description=about)
+    parser.add_argument("--version", action="version", version=f"distkit {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in (add_demo, add_trace, add_replay, add_hang, add_lab, add_bench):
+        add(commands)
+    return parser
+
+
+# -- distkit demo --------------------------------------------------------------------------------
+
+
+def add_demo(commands: Any) -> None:
+    """Tell the parser about ``demo``."""
+    demo = commands.add_parser("demo", help="see ranks send, reduce and train, on real data")
+    names = "p2p, all_reduce, sync_sgd, parameter_server or all (the default)"
+    demo.add_argument("names", nargs="*", metavar="NAME", default=["all"], help=names)
+    demo.add_argument("--html", type=Path, metavar="FILE", help="write a replay page of the traces")
+    ranks = "ranks (4), or workers of the parameter server (2)"
+    demo.add_argument("--ranks", type=int, metavar="N", help=ranks)
+    demo.set_defaults(run=_demo, wrong=demo.error)
+
+
+def _demo(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit import demos
+
+    names = list(dict.fromkeys([*args.names, *rest]))
+    unknown = [name for name in names if name not in demos.ALL and name != "all"]
+    if unknown:
+        args.wrong(f"unknown demo {unknown[0]!r}: choose from {', '.join(demos.ALL)}, or all")
+    check_folder(args.html, args.wrong)
+    chosen = [name for name in demos.ALL if name in names or "all" in names]
+    shown: list[Demo] = []
+    try:
+        with _bars() as bar:
+            for demo in _perform(chosen, args.ranks, bar):
+                shown.append(demo)
+    finally:
+        for demo in shown:
+            _print_demo(demo)
+    if args.html:
+        print()
+        replay_page({k: trace for demo in shown for k, trace in demo.traces.items()}, args.html)
+
+
+def _perform(names: list[str], ranks: int | None, bar: Bar) -> Iterator[Demo]:
+    """The demos one after the other; those that only need ranks share a cluster."""
+    from distkit import demos
+
+    served = [name for name in names if name == "parameter_server"]
+    plain = [name for name in names if name not in served]
+    for together, roles in (
+        (plain, {"ranks": demos.RANKS if ranks is None else ranks}),
+        (served, {"workers": 2 if ranks is None else ranks, "servers": 2}),
+    ):
+        if together:
+            with _cluster(bar, roles) as cluster:
+                for name in together:
+                    demo = demos.ALL[name]
+                    with bar(name, (demo.__doc__ or "").partition(":")[0]) as progress:
+                        yield demo(cluster, progress)
+
+
+@contextmanager
+def _cluster(bar: Bar, roles: dict[str, Any]) -> Iterator[Cluster]:
+    from distkit.cluster.cluster import Cluster
+
+    with Cluster(**roles) as cluster:
+        with bar("starting", ", ".join(f"{n} {role}" for role, n in roles.items())) as progress:
+            cluster.wait()
+            progress(1)
+        yield cluster
+
+
+def _print_demo(demo: Demo) -> None:
+    """A demo's title and lines; pictures fit any terminal, sentences are wrapped to it."""
+    print(f"\n{demo.title}")
+    width = shutil.get_terminal_size().columns
+    for line in demo.lines:
+        inner = " " * (len(line) - len(line.lstrip()) + 4)
+        print("\n".join(textwrap.wrap(f"  {line}", width, subsequent_indent=inner)))
+
+
+def _bars() -> AbstractContextManager[Bar]:
+    """Progress bars on a terminal, lines elsewhere; both on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return _rich_bars(console) if console.is_interactive else nullcontext(_line)
+
+
+@contextmanager
+def _rich_bars(console: Any) -> Iterator[Bar]:
+    from rich import progress as rich
+
+    columns = [
+        rich.TextColumn("{task.fields[name]:<16} {task.description}"),
+        rich.BarColumn(None),
+        rich.TaskProgressColumn(),
+        rich.TimeElapsedColumn(),
+    ]
+    with rich.Progress(*columns, console=console, expand=True) as bars:
+
+        @contextmanager
+        def bar(name: str, title: str) -> Iterator[Progress]:
+            task = bars.add_task(title, name=name, total=None)
+            try:
+                yield lambda done: bars.update(task, total=1, completed=done)
+            finally:
+                bars.stop_task(task)
+
+        yield bar
+
+
+@contextmanager
+def _line(name: str, title: str) -> Iterator[Progress]:
+    started = time.perf_counter()
+    yield lambda done: None
+    print(f"{name:<16} {title}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
+
+
+# -- distkit trace and distkit replay ------------------------------------------------------------
+
+
+def add_trace(commands: Any) -> None:
+    """Tell the parser about ``trace``."""
+    trace = commands.add_parser(
+        "trace",
+        help="run a torchrun-style script and record its communication",
+        usage="distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
+        " -- script.py [ARGUMENT ...]",
+    )
+    trace.add_argument("--ranks", type=int, default=4, metavar="N", help="how many ranks (4)")
+    trace.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="of the ranks' random numbers, to run it again as it was",
+    )
+    trace.add_argument(
+        "--out",
+        type=Path,
+        default=Path("trace.gz"),
+        metavar="FILE",
+        help="where the trace goes (trace.gz)",
+    )
+    trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
+    trace.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    trace.set_defaults(run=_trace, wrong=trace.error)
+
+
+def _trace(args: argparse.Namespace, rest: list[str]) -> None:
+    command = [*args.command, *rest]
+    if not command:
+        args.wrong("name the script: distkit trace -- train.py")
+    if not Path(command[0]).is_file():
+        args.wrong(f"{command[0]}: no such script")
+    for file in (args.out, args.html):
+        check_folder(file, args.wrong)
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.run_ranks import run_ranks
+
+    try:
+        run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
+    except (RunError, KeyboardInterrupt) as error:
+        unfinished = getattr(error, "run", None)
+        if isinstance(unfinished, Run):  # how far it came is what one wants to see
+            _keep(unfinished.trace, args)
+        raise
+    _keep(run.trace, args)
+
+
+def _keep(trace: Trace, args: argparse.Namespace) -> None:
+    """Save a trace and say what is in it."""
+    write(args.out, lambda: trace.save(args.out))
+    print(f"{summary(trace)}. Saved in {args.out}.")
+    if args.html:
+        replay_page({Path(args.out).stem: trace}, args.html)
+
+
+def add_replay(commands: Any) -> None:
+    """Tell the parser about ``replay``."""
+    replay = commands.add_parser(
+        "replay",
+        help="open a saved trace in the browser; needs no torch",
+        usage="distkit replay FILE [--html OUT] [--no-browser]",
+    )
+    replay.add_argument(
+        "file", type=Path, metavar="FILE", help="written by trace.save(path) or distkit trace"
+    )
+    replay.add_argument(
+        "--html", type=Path, metavar="OUT", help="where the page goes (a temporary file)"
+    )
+    replay.add_argument("--no-browser", action="store_true", help="write the page, open nothing")
+    replay.set_defaults(run=_replay, wrong=replay.error)
+
+
+def _replay(args: argparse.Namespace, rest: list[str]) -> None:
+    check_folder(args.html, args.wrong)
+    trace = _load(args.file)
+    print(f"{trace.meta.get('name') or args.file.stem}: {summary(trace)}.")
+    from distkit.diagnosis.diagnose import diagnose
+
+    print_findings(diagnose(trace))
+    page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{args.file.stem}.html")
+    replay_page({args.file.stem: trace}, page)
+    if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
+        print("No browser could be started here: open that address in one.")
+
+
+def _load(file: Path) -> Trace:
+    from distkit.trace.trace import Trace
+
+    try:
+        return Trace.load(file)
+    except OSError as error:
+        raise DistkitError(f"{file} cannot be read ({error.strerror}).") from error
+    except TraceFileError as error:
+        if b'"traceEvents"' in _beginning(file):
+            raise DistkitError(
+                f"{file}: this is a Chrome trace, which holds less than distkit's own. Open it in "
+                "https://ui.perfetto.dev, or save the run with trace.save(path) and replay that."
+            ) from error
+        raise
+
+
+def _beginning(file: Path, size: int = 1 << 16) -> bytes:
+    """The first bytes of a file, unpacked if it is gzipped."""
+    for opened in (gzip.open, open):
+        try:
+            with opened(file, "rb") as f:
+                return bytes(f.read(size))
+        except (OSError, EOFError, zlib.error):
+            continue
+    return b""
+
+
+# -- distkit hang --------------------------------------------------------------------------------
+
+
+def add_hang(commands: Any) -> None:
+    """Tell the parser about ``hang``."""
+    hang = commands.add_parser("hang", help="run a program that hangs, and read why it does")
+    what = "a program of the catalogue, which is printed without it"
+    hang.add_argument("name", nargs="?", metavar="NAME", help=what)
+    hang.set_defaults(run=_hang, wrong=hang.error)
+
+
+def _hang(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit import hangs
+
+    if args.name is None:
+        for name, case in hangs.ALL.items():
+            print(f"{name:<20} {case.how:<8}  {case.title}")
+        return
+    if args.name not in hangs.ALL:
+        args.wrong(f"unknown hang {args.name!r}: choose from {', '.join(hangs.ALL)}")
+    case = hangs.ALL[args.name]
+    _print_program(case)
+    run, how = _suffer(case)
+    print(f"\n{how} after {run.seconds:.2f} s:")
+    print_findings(run.findings)
+    if (case.kind, case.culprits) not in [(f.kind, f.culprits) for f in run.findings]:
+        raise DistkitError(f"there should be a {case.kind} of ranks {list(case.culprits)} in it.")
+
+
+def _print_program(case: Case) -> None:
+    """Title and source, with the line numbers that a finding speaks of."""
+    print(f"{case.program.__name__}, on {case.ranks} ranks: {case.title}\n")
+    first = case.program.__code__.co_firstlineno
+    for number, line in enumerate(case.source.splitlines(), first):
+        print(f"{number:>5}  {line}".rstrip())
+
+
+def _suffer(case: Case) -> tuple[Run, str]:
+    """Run a program of the catalogue, and say how it went."""
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.run_ranks import run_ranks
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CommunicationWarning)  # it is printed anyway
+            return run_ranks(case.program, case.ranks), "It came to its end"
+    except RunError as error:
+        if not isinstance(error.run, Run):
+            raise
+        how = "It could not go on" if isinstance(error, DeadlockError) else "It failed"
+        return error.run, how
+
+
+# -- distkit lab and distkit bench: what the checkout has beside the package ---------------------
+
+
+#: The checkout that distkit runs from has the notebooks and the benchmarks beside the package.
+CHECKOUT = Path(__file__).resolve().parents[1]
+#: The copies' folder in the checkout, which git ignores, and what it knows of their originals.
+FOLDER, RECORD = "my-notebooks", ".originals.json"
+#: As ``python -m jupyterlab``, but a random.py in the reader's folder is not Python's random.
+JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
+
+
+def add_lab(commands: Any) -> None:
+    """Tell the parser about ``lab``."""
+    lab = commands.add_parser(
+        "lab",
+        help="open the notebooks in JupyterLab",
+        usage="distkit lab [NOTEBOOK] [-- OPTION ...]",
+    )
+    what = "a notebook or a folder; options after -- are JupyterLab's"
+    lab.add_argument("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help=what)
+    lab.set_defaults(run=_lab)
+
+
+def add_bench(commands: Any) -> None:
+    """Tell the parser about ``bench``."""
+    bench = commands.add_parser("bench", help="measure distkit and compare it with other programs")
+    bench.add_argument("name", metavar="NAME", help="a file of the checkout's benchmarks/, or all")
+    bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
+    bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")
+    bench.set_defaults(run=_bench, wrong=bench.error)
+
+
+def _lab(args: argparse.Namespace, rest: list[str]) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("jupyterlab") is None:
+        raise DistkitError("JupyterLab is not installed here. Run: pip install jupyterlab")
+    target = args.notebook or _welcome()
+    if args.notebook is None:  # the notebooks point to distkit's sources
+        rest = [f"--ServerApp.root_dir={CHECKOUT}", *rest]
+    if not target.exists():
+        raise DistkitError(f"{target}: there is no such notebook or folder.")
+    if os.geteuid() == 0 and "--allow-root" not in rest:  # in a container one usually is
+        rest = [*rest, "--allow-root"]
+    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *rest])
+
+
+def _welcome() -> Path:
+    """The reader's copy of the first notebook of the checkout that distkit runs from."""
+    if CHECKOUT.joinpath("notebooks").is_dir():
+        folder, older = copies(CHECKOUT)
+        for name in older:
+            print(
+                f"{folder.name}/{name}: yours is kept; there is a newer one in notebooks/. "
+                "Rename yours to get it."
+            )
+        return folder / "00_welcome.ipynb"
+    raise DistkitError(
+        "the notebooks are not installed with distkit: get them with its source, "
+        "and name a notebook or a folder: distkit lab FOLDER"
+    )
+
+
+def copies(checkout: Path) -> tuple[Path, list[str]]:
+    """Bring the copies up to date; their folder, and those that are older than their originals.
+
+    A copy that its reader has changed, if only by running it, is never touched.
+    """
+    folder = checkout / FOLDER
+    folder.mkdir(exist_ok=True)
+    record = folder / RECORD
+    known: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
+    older = []
+    for original in sorted((checkout / "notebooks").glob("*.ipynb")):
+        copy, now = folder / original.name, _digest(original)
+        if not copy.exists() or _digest(copy) == known.get(copy.name):
+            shutil.copyfile(original, copy)
+            known[copy.name] = now
+        elif known.get(copy.name) != now:
+            older.append(copy.name)
+    record.write_text(json.dumps(known, indent=1))
+    return folder, older
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _bench(args: argparse.Namespace, rest: list[str]) -> None:
+    if not CHECKOUT.joinpath("benchmarks").is_dir():
+        raise DistkitError(
+            "the benchmarks are not installed with distkit: get them with its source, "
+            "and install that: pip install --editable FOLDER"
+        )
+    sys.path.insert(0, str(CHECKOUT))
+    import benchmarks
+
+    if args.name not in (*benchmarks.ALL, "all"):
+        args.wrong(f"there is no benchmark {args.name!r}: {', '.join(benchmarks.ALL)} or all")
+    if args.reps is not None and args.reps < 1:
+        args.wrong("--reps must be at least 1")
+    names = benchmarks.ALL if args.name == "all" else [args.name]
+    say = partial(print, file=sys.stderr, flush=True)
+    report = benchmarks.measure(names, args.reps, say)
+    print(report.to_json() if args.json else report)
+
+
+# -- what commands share -------------------------------------------------------------------------
+
+
+def replay_page(traces: dict[str, Trace], file: Path) -> None:
+    """Write the stand-alone page and say where it is."""
+    from distkit.views.widget.page import to_html
+
+    write(file, lambda: to_html(traces, file))
+    print(f"Replay: {file.resolve().as_uri()}")
+
+
+def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
+    """Find out before the work, not after it, that its result cannot be written."""
+    if file is None:
+        return
+    if file.is_dir():
+        wrong(f"{file} is a folder: name a file")
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        wrong(f"{file}: cannot write a file there")
+
+
+def write(file: Path, how: Callable[[], object]) -> None:
+    """Write a file; that it cannot be written is an error with a message."""
+    try:
+        how()
+    except OSError as error:
+        raise DistkitError(f"{file} cannot be written ({error.strerror}).") from error
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    """The findings of a diagnosis, each with its remedy."""
+    for finding in findings:
+        _print_wrapped(f"{finding.message}\n{finding.remedy}")
+
+
+def _print_wrapped(text: str) -> None:
+    """Each line of a text as a paragraph that fits the terminal, the first one marked."""
+    width = shutil.get_terminal_size().columns
+    for i, line in enumerate(text.splitlines()):
+        start = "    " if i else "  - "
+        print("\n".join(textwrap.wrap(line, width, initial_indent=start, subsequent_indent="    ")))
+
+
+def summary(trace: Trace) -> str:
+    """The contents of a trace, in one line."""
+    from distkit.events import COLLECTIVES
+    from distkit.views.scene.units import count
+
+    shared = {trace.matches[s.rank, s.seq] for s in trace.spans if s.op in COLLECTIVES}
+    lost = f", {trace.dropped} events dropped" if trace.dropped else ""
+    return (
+        f"{count(len(trace.ranks), 'rank')}, {trace.seconds:.2f} s: "
+        f"{count(len(trace.messages), 'message')}, {count(len(shared), 'collective')}{lost}"
+    )
