@@ -16,7 +16,6 @@ from distkit.views.scene.marks import Scene, circle, picture, pieces, rect, text
 from distkit.views.scene.painter import body, drawing_of, to_svg
 from distkit.views.scene.theme import MARKS
 from distkit.views.scene.units import human_bytes
-from distkit.views.widget.view import patch
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -166,18 +165,3 @@ def test_pieces_are_what_goes_on_between_changes() -> None:
     spans = [(0, 4, "a"), (1, 2, "b"), (1, 3, "c"), (5, 5, "never"), (6, None, "d")]
     found = [(begin, end, "".join(items)) for begin, end, items in pieces(spans)]
     assert found == [(0, 1, "a"), (1, 2, "abc"), (2, 3, "ac"), (3, 4, "a"), (6, None, "d")]
-
-
-def test_a_patch_makes_the_new_picture_of_the_old() -> None:
-    old = {"a": [1, 2, 3], "b": {"c": [1], "d": "x"}, "e": None, "f": [0]}
-    new = {"a": [1, 5], "b": {"c": [1, 2], "d": "y"}, "e": {"g": 1}, "f": [0]}
-
-    def merged(old, patch):  # as in js/scene.js
-        if not isinstance(patch, dict) or old is None:
-            return patch
-        if "more" in patch and isinstance(old, list):
-            return [*old[: patch["keep"]], *patch["more"]]
-        return {**old, **{k: merged(old.get(k), v) for k, v in patch.items()}}
-
-    assert merged(old, patch(old, new)) == new
-    assert patch(old, old) == {}

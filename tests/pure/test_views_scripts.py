@@ -1,19 +1,87 @@
-"""The painters' modules, joined into one script per view."""
+"""The modules of js/: one script per view, and the unit tests in tests/js, which Node runs."""
 
-from __future__ import annotations
-
+import importlib.util
+import json
+import os
 import re
-from collections import Counter
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+from traces import DEMOS, ring
 
-from distkit.views.widget.assets import _MODULES, esm
+from distkit.views.scene.theme import theme
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.packing import lettered, packed
+from distkit.views.timeline.projection import Projection
+from distkit.views.widget.assets import FORMAT, css, esm, page_script
+from distkit.views.widget.page import VIEWS
+from distkit.views.widget.view import patch
 
-_DECLARED = re.compile(r"^(?:const|let|class|(?:async )?function\*?) +([\w$]+)", re.MULTILINE)
+TESTS = Path(__file__).parents[1] / "js"
+SCRIPTS = ("cockpit", "compare", "gradients", "scene", "status", "tensors", "timeline")
 
 
-@pytest.mark.parametrize("view", _MODULES)
-def test_no_two_modules_declare_the_same_name(view: str) -> None:
-    names = Counter(_DECLARED.findall(esm(view)))
-    assert len(names) > 10
-    assert [name for name, n in names.items() if n > 1] == []
+def node() -> str | None:
+    """Node: the system's, or the one that Playwright brings."""
+    if found := shutil.which("node"):
+        return found
+    playwright = importlib.util.find_spec("playwright")
+    brought = Path(playwright.origin).parent / "driver" / "node" if playwright else None
+    return str(brought) if brought and brought.exists() else None
+
+
+@pytest.mark.parametrize("view", SCRIPTS)
+def test_the_modules_of_a_view_join_into_one_script(view):
+    script = esm(view)
+    assert not re.search(r"^ *import\b|\bfrom \"\./", script, re.MULTILINE)
+    (export,) = re.findall(r"^export .*", script, re.MULTILINE)
+    assert export == (
+        f"export default {{ render: $render.renders(${view}.{view.title()}, {FORMAT}) }};"
+    )
+    names = re.findall(r"^const (\$\w+) = ", script, re.MULTILINE)
+    assert len(names) == len(set(names)) and names[-1] in ("$render", f"${view}")
+    assert ".distkit-timeline" in css(view)
+
+
+def test_a_script_cannot_end_its_element():
+    script = page_script(*dict.fromkeys(view.painter for view in VIEWS))
+    assert "</script" not in script and "<!--" not in script
+
+
+def test_the_modules_do_what_their_unit_tests_say(tmp_path):
+    if (program := node()) is None:
+        pytest.skip("neither Node nor Playwright is installed: the modules of js/ are not tested")
+    pictures = tmp_path / "pictures.json"
+    pictures.write_text(json.dumps(told()), encoding="utf-8")
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for view in SCRIPTS:
+        (scripts / f"{view}.mjs").write_text(esm(view), encoding="utf-8")
+    done = subprocess.run(
+        [program, "--test", *map(str, sorted(TESTS.glob("*.test.mjs")))],
+        env={**os.environ, "PICTURES": str(pictures), "SCRIPTS": str(scripts)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def told():
+    """What Python makes for the browser: pictures in bulk and bar by bar, and patches."""
+    trace = ring()
+    live = Projection({"world_size": 4}, live=True)
+    first = live.snapshot()
+    half = len(trace.events) // 2
+    patches = [live.feed(trace.events[:half]), live.feed(trace.events[half:])]
+    old = {"a": [1, 2, 3], "b": {"c": [1], "d": "x"}, "e": None, "f": [0]}
+    new = {"a": [1, 5], "b": {"c": [1, 2], "d": "y"}, "e": {"g": 1}, "f": [0]}
+    return {
+        "theme": theme(),
+        "bulk": {name: lettered(packed(Columns(make(), 10_000))) for name, make in DEMOS.items()},
+        "live": [first, *patches],
+        "patch": [old, patch(old, new), new, patch(old, old)],
+    }

@@ -1,7 +1,7 @@
 // Messages: arrows from the sender's bar to the receiver's.
 
 import { humanBytes } from "./numbers.js";
-import { roundRect } from "./painter.js";
+import { roundRect } from "./canvas.js";
 
 // Pixels for each arrow: where there are less, one of some stands for them, without a head.
 const EACH = 9;

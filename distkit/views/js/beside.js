@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
+import { d3 } from "./vendor/d3.js";
 
 export const order = d3.bisector((x) => x); // of sorted numbers
 

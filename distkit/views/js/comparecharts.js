@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { humanBytes, humanSeconds, plural } from "./numbers.js";
 import { call } from "./painter.js";
 import { figure } from "./tensorsparts.js";
+import { d3 } from "./vendor/d3.js";
 
 const MOST_RANKS = 16; // ranks beyond this number are not told one by one
 export const DASHES = ["", "7 3", "2 2.5", "9 3 2 3"];

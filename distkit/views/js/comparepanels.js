@@ -5,7 +5,8 @@ import { Layout } from "./layout.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptiness, whereabouts } from "./overlay.js";
 import { alpha } from "./colors.js";
-import { Painter, roundRect } from "./painter.js";
+import { fit, roundRect } from "./canvas.js";
+import { Painter } from "./painter.js";
 
 const [ROW, HIGHEST] = [15, 30]; // pixels of a trace's row in a shared lane, when there is room
 const [ROOMY, TALL] = [430, 1500]; // all lanes of a shared panel together, and at most
@@ -86,7 +87,7 @@ export class Panel {
     const width = this.stage.clientWidth;
     const several = this.numbers.length > 1;
     this.layouts = new Map(this.numbers.map((n) => [n, this.#layout(scene, n, width)]));
-    this.#size(width);
+    fit(this.canvas, width, this.at.height);
     if (several) this.#together(scene);
     else this.#alone(scene, this.numbers[0]);
     for (const n of this.numbers) this.#end(scene, n);
@@ -115,15 +116,6 @@ export class Panel {
       : new Layout(stores[n], sizes, width, own, stores[n].frame.live ? stores[n].frame.end : end, () => 0);
     const whole = this.numbers.length > 1 && clock.kind === "duration" ? clock.span(n) : 0;
     return Object.assign(layout, { left, whole });
-  }
-
-  #size(width) {
-    const ratio = devicePixelRatio || 1;
-    const size = [Math.round(width * ratio), Math.round(this.at.height * ratio)];
-    const { canvas } = this;
-    if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
-    canvas.style.height = `${this.at.height}px`;
-    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
   }
 
   #painter({ look, focus, lights, ranks }, n) {

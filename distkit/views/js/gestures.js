@@ -3,6 +3,7 @@
 
 import { h, still } from "./dom.js";
 import { clamp } from "./numbers.js";
+import { d3 } from "./vendor/d3.js";
 
 const GLIDES = 180; // milliseconds
 const FINEST = 1e-7; // seconds in sight at most closely

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { chart, cosine, matrix, value } from "./gradientscharts.js";
 import { bounds, figure, heat, histogram, key, oddities, range, Sheet, spoken } from "./tensorsparts.js";
+import { d3 } from "./vendor/d3.js";
 
 const CALLED = { sum: "average", mean: "average", own: "after", other: "after", "": "after" };
 const NOTES = { sum: (n) => `the sum of all ${n}, divided by ${n}`, mean: (n) => `the mean of all ${n}`,

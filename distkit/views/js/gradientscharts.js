@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { figure } from "./tensorsparts.js";
+import { d3 } from "./vendor/d3.js";
 
 const MARGIN = { top: 5, right: 8, bottom: 16, left: 36 };
 

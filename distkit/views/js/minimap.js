@@ -1,5 +1,6 @@
 // The whole run in a narrow band under the axis, with a window where the picture is: drag it.
 
+import { fit } from "./canvas.js";
 import { clamp } from "./numbers.js";
 import { h } from "./dom.js";
 import { alpha, channels } from "./colors.js";
@@ -28,13 +29,7 @@ export class Minimap {
   draw({ store, layout, look, color }, all, view) {
     const { width, left, right } = layout;
     Object.assign(this, { all, left, right });
-    const ratio = devicePixelRatio || 1;
-    const c = this.canvas.getContext("2d");
-    const pixels = [Math.round(width * ratio), Math.round(TALL * ratio)];
-    if (this.canvas.width !== pixels[0] || this.canvas.height !== pixels[1]) {
-      [this.canvas.width, this.canvas.height] = pixels;
-    }
-    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const c = fit(this.canvas, width, TALL);
     c.clearRect(0, 0, width, TALL);
     const size = [Math.ceil(right - left), store.frame.lanes.length];
     const key = [store.version, look.bg, ...size, ...all].join();

@@ -2,7 +2,6 @@
 
 import { renders } from "./render.js";
 
-const { known, pictures } = JSON.parse(document.getElementById("pictures").textContent);
 const nothing = () => {};
 
 async function inflated(letters) {
@@ -17,21 +16,7 @@ async function unpacked({ json, bytes }) {
   return picture;
 }
 
-async function draw(el) {
-  el.dataset.begun = "";
-  const { view, picture: number } = el.dataset;
-  const [module, picture] = await Promise.all([import(`distkit/${view.toLowerCase()}.js`), unpacked(pictures[number])]);
-  const model = { get: (key) => (key === "picture" ? picture : undefined), on: nothing, off: nothing };
-  renders(module[view], known)({ model, el });
-}
-
 const panelOf = (tab) => document.getElementById(tab.getAttribute("aria-controls"));
-
-function show() {
-  for (const el of document.querySelectorAll("[data-view]:not([data-begun])")) {
-    if (!el.closest("[hidden]")) draw(el);
-  }
-}
 
 function select(tabs, chosen) {
   for (const tab of tabs) {
@@ -39,19 +24,41 @@ function select(tabs, chosen) {
     tab.tabIndex = tab === chosen ? 0 : -1;
     panelOf(tab).hidden = tab !== chosen;
   }
-  show();
 }
 
-for (const list of document.querySelectorAll("[role=tablist]")) {
-  const tabs = [...list.children];
-  list.addEventListener("click", (e) => tabs.includes(e.target) && select(tabs, e.target));
-  list.addEventListener("keydown", (e) => {
-    const [at, last] = [tabs.indexOf(e.target), tabs.length - 1];
-    const to = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at ? at - 1 : last, Home: 0, End: last }[e.key];
-    if (to === undefined) return;
-    e.preventDefault();
-    select(tabs, tabs[to]);
-    tabs[to].focus();
-  });
+// views: the classes by name; known: the newest format of pictures that they understand.
+export function open(views, known) {
+  const pictures = JSON.parse(document.getElementById("pictures").textContent);
+
+  async function draw(el) {
+    el.dataset.begun = "";
+    const picture = await unpacked(pictures[el.dataset.picture]);
+    const get = (key) => (key === "picture" ? picture : undefined);
+    renders(views[el.dataset.view], known)({ model: { get, on: nothing, off: nothing }, el });
+  }
+
+  function show() {
+    for (const el of document.querySelectorAll("[data-view]:not([data-begun])")) {
+      if (!el.closest("[hidden]")) draw(el);
+    }
+  }
+
+  for (const list of document.querySelectorAll("[role=tablist]")) {
+    const tabs = [...list.children];
+    const choose = (tab) => {
+      select(tabs, tab);
+      show();
+    };
+    list.addEventListener("click", (e) => tabs.includes(e.target) && choose(e.target));
+    list.addEventListener("keydown", (e) => {
+      const [at, last] = [tabs.indexOf(e.target), tabs.length - 1];
+      const right = at === last ? 0 : at + 1;
+      const to = { ArrowRight: right, ArrowLeft: at ? at - 1 : last, Home: 0, End: last }[e.key];
+      if (to === undefined) return;
+      e.preventDefault();
+      choose(tabs[to]);
+      tabs[to].focus();
+    });
+  }
+  show();
 }
-show();

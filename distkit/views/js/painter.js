@@ -4,7 +4,8 @@ import { humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 import { alpha, readable } from "./colors.js";
 import { Arrows } from "./arrows.js";
-import { Strips } from "./strips.js";
+import { roundRect } from "./canvas.js";
+import { FILL, Strips } from "./strips.js";
 
 export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
@@ -290,14 +291,6 @@ export class Painter {
     return this.c.createPattern(tile, "repeat");
   }
 }
-
-export function roundRect(c, x, y, width, height, radius) {
-  c.beginPath();
-  c.roundRect(x, y, width, height, Math.max(0, Math.min(radius, width / 2, height / 2)));
-}
-
-// How strongly a kind of bar is filled where it is too small for more.
-export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
 
 // What a bar did, in a few words: "send to rank 1", "all_reduce max".
 export function call(bar, store) {

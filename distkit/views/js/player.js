@@ -2,6 +2,7 @@
 
 import { h, still } from "./dom.js";
 import { clamp } from "./numbers.js";
+import { d3 } from "./vendor/d3.js";
 
 const GLIDE = 520; // milliseconds of a step
 const MARCH = 800; // milliseconds from beat to beat without motion

@@ -18,7 +18,7 @@ const KEYS = " Space plays and pauses; arrow right and left go to the next and t
   "page down and page up along what is beside, Home and End to the ends.";
 
 // Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
-function pace({ unit, beats, ends, start, end, last }) {
+export function pace({ unit, beats, ends, start, end, last }) {
   if (unit === "round") return (time, left) => Math.min(time + left * Math.max(1 / ROUND, end / LONGEST), last);
   const ticks = [...new Set([...beats.map(({ begin }) => begin), ...ends, start, last])].sort((a, b) => a - b);
   return (time, left) => {
@@ -37,7 +37,7 @@ function pace({ unit, beats, ends, start, end, last }) {
 }
 
 // Of what grows comes how much is as it was, and what follows; patch() in widget/scene.py.
-function merged(old, patch) {
+export function merged(old, patch) {
   if (!(patch instanceof Object) || Array.isArray(patch) || !old) return patch;
   if (patch.more && Array.isArray(old)) return [...old.slice(0, patch.keep), ...patch.more];
   return { ...old, ...Object.fromEntries(Object.entries(patch).map(([key, value]) => [key, merged(old[key], value)])) };

@@ -5,7 +5,6 @@
 import { LEAST } from "./layout.js";
 import { channels } from "./colors.js";
 import { clamp } from "./numbers.js";
-import { FILL } from "./painter.js";
 
 const WIDE = 12; // from this many pixels on a bar is an object with words
 const ALONE = 2; // pixels to its neighbours: then even a small bar is drawn as itself
@@ -14,6 +13,9 @@ const FAINT = 0.3; // what touches a pixel at all colours it so much
 const EACH_BAR = 7; // pixels: where bars have less each, their row is a sum
 const DENSE = 0.25; // of the time: what is less is better seen as it is
 const BIN = 6; // pixels of a step of the sum
+
+// How strongly a kind of bar is filled where it is too small for more.
+export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
 
 export class Strips {
   constructor(painter) {

@@ -1,8 +1,10 @@
 // Tensors before and after each operation: a slider over the operations, the ranks side by side.
 
+import { fit } from "./canvas.js";
 import { h } from "./dom.js";
 import { clamp, humanSeconds, plural } from "./numbers.js";
 import { axis, bounds, figure, heat, histogram, key, oddities, range, Sheet, spoken } from "./tensorsparts.js";
+import { d3 } from "./vendor/d3.js";
 
 const SIDE_BY_SIDE = 10; // columns, beyond which before stands above after
 
@@ -112,10 +114,9 @@ export class Tensors extends Sheet {
 
   // A tick for each operation above the slider: tall for collectives, red where ranks should agree.
   #overview(list, at) {
-    const [width, height, ratio] = [this.slider.clientWidth, 12, devicePixelRatio || 1];
-    [this.bar.width, this.bar.height] = [width * ratio, height * ratio];
-    const c = this.bar.getContext("2d");
-    c.scale(ratio, ratio);
+    const [width, height] = [this.slider.clientWidth, 12];
+    const c = fit(this.bar, width, height);
+    c.clearRect(0, 0, width, height);
     const x = d3.scaleLinear([0, Math.max(1, list.length - 1)], [8, width - 8]);
     const wide = clamp((width - 16) / list.length - 1, 1, 5);
     list.forEach((op, i) => {

@@ -1,8 +1,10 @@
 // What pictures of values share: a page that follows its model, heat maps, histograms, numbers.
 
+import { fit } from "./canvas.js";
 import { h } from "./dom.js";
 import { clamp, short } from "./numbers.js";
 import { onTheme } from "./repaint.js";
+import { d3 } from "./vendor/d3.js";
 
 const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 export const figure = (v) => v === null || v === undefined ? "–" : WORDS[v] ??
@@ -121,12 +123,9 @@ export function heat(summary, { look, most, width, high = Infinity, marked = [],
   const rows = Math.max(1, Math.ceil(values.length / Math.max(1, columns)));
   const side = Math.min(width / Math.max(1, columns), 46);
   const tall = Math.min(rows === 1 ? Math.max(side, LOW) : Math.max(side, 7), high / rows, 46);
-  const ratio = devicePixelRatio || 1;
   const size = [side * Math.max(1, columns), tall * rows];
-  [canvas.width, canvas.height] = size.map((n) => Math.max(1, Math.round(n * ratio)));
-  canvas.style.cssText = `width:${size[0]}px;height:${size[1]}px`;
-  const c = canvas.getContext("2d");
-  c.scale(ratio, ratio);
+  const c = fit(canvas, ...size);
+  canvas.style.width = `${size[0]}px`;
   c.fillStyle = look.heat(0);
   c.fillRect(0, 0, ...size);
   const gap = side > 9 && tall > 9 ? 1 : 0;

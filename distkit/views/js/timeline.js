@@ -2,6 +2,7 @@
 // An anywidget module; a stand-alone page gives it a model with the same get and on.
 
 import { alternative, heading, legend, notices, sums } from "./around.js";
+import { fit } from "./canvas.js";
 import { h, still } from "./dom.js";
 import { Lenses } from "./lenses.js";
 import { Layout, TALLEST } from "./layout.js";
@@ -168,12 +169,8 @@ export class Timeline {
     const measure = ({ name, detail }) =>
       Math.max(context.measureText(name).width, 0.9 * context.measureText(detail).width);
     this.layout = new Layout(this.store, this.#sizes(), width, view, end, measure);
-    const ratio = devicePixelRatio || 1;
-    const size = [Math.round(width * ratio), Math.round(this.layout.height * ratio)];
-    if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
-    canvas.style.height = `${this.layout.height}px`;
+    fit(canvas, width, this.layout.height);
     if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.painter = new Painter(context, this.layout, this.look, this.chosen ?? this.hovered, this.lenses);
     this.painter.draw();
     this.lenses.hint(this.painter.summed ? SUMS : "");

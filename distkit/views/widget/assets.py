@@ -1,12 +1,16 @@
-"""The browser's half of each view as one ES module and one style sheet."""
+"""The browser's half of each view as one script and one style sheet.
+
+The files of js/ are ordinary ES modules that import each other: browsers, Node and editors run
+them as they are. A widget and a stand-alone page need one script that works wherever it is put,
+offline too: ``_joined`` makes each module a function's body, after those that it imports.
+"""
 
 from __future__ import annotations
 
-import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from distkit.views.scene.theme import theme
 
@@ -15,99 +19,26 @@ FORMAT = 1
 
 _FOLDER = Path(__file__).parents[1] / "js"
 
-#: In the order of their imports. They are ordinary modules that import each other; a widget
-#: and a stand-alone page need them in one piece. The last one has the view's class.
-_BASE = ("vendor/d3", "numbers", "dom", "repaint")
-_TIMELINE = (
-    *_BASE,
-    "colors",
-    "columns",
-    "store",
-    "layout",
-    "painter",
-    "arrows",
-    "strips",
-    "look",
-    "minimap",
-    "gestures",
-    "overlay",
-    "tooltip",
-    "cone",
-    "query",
-    "lenses",
-    "around",
-    "timeline",
-)
-_MODULES = {
-    "timeline": _TIMELINE,
-    "cockpit": (*_TIMELINE, "python", "source", "cards", "controls", "talk", "marks", "cockpit"),
-    "tensors": (*_BASE, "tensorsparts", "tensors"),
-    "gradients": (*_BASE, "tensorsparts", "gradientscharts", "gradients"),
-    "compare": (
-        *_BASE,
-        "colors",
-        "columns",
-        "store",
-        "layout",
-        "painter",
-        "arrows",
-        "strips",
-        "look",
-        "gestures",
-        "overlay",
-        "around",
-        "tensorsparts",
-        "comparecharts",
-        "comparepanels",
-        "compare",
-    ),
-    "status": ("dom", "status"),
-    "scene": (*_BASE, "colors", "tensorsparts", "player", "marks", "beside", "scene"),
-}
 #: The style sheets of views that need more than their own.
 _SHEETS = {
     "gradients": ("tensors", "gradients"),
     "compare": ("tensors", "compare"),
     "scene": ("tensors", "scene"),
 }
-#: Signs that an address holds as they are.
-_PLAIN = " !\"$&'()*+,-./:;<=>?@[]^_`{|}~"
-_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
-_FROM = re.compile(r'\bfrom "\./')
-_EXPORT = re.compile(r"^export (?=class|const|function)", re.MULTILINE)
-_ENTRY = """
-export default {{ render: renders({view}, {format}) }};
-"""
 
 
 @cache
 def esm(view: str) -> str:
-    """The modules of a view, "timeline" or "cockpit", joined into one that exports ``render``."""
-    names = [*_MODULES[view], "render"]
-    parts = [_EXPORT.sub("", _IMPORT.sub("", _text(f"{name}.js"))) for name in names]
-    return "\n".join([*parts, _ENTRY.format(view=view.title(), format=FORMAT)])
+    """The script of a widget: the module of a view, "timeline" or "cockpit", and all it needs."""
+    entry = f"export default {{ render: $render.renders(${view}.{view.title()}, {FORMAT}) }};"
+    return f"{_joined(view, 'render')}\n{entry}\n"
 
 
-def modules(*names: str) -> dict[str, str]:
-    """Modules and all that they import, each once, as an import map whose addresses hold them.
-
-    Args:
-        names: of the modules, as "timeline"; each is imported as "distkit/timeline.js".
-    """
-    found: dict[str, str] = {}
-    left = list(names)
-    while left:
-        name = left.pop()
-        if (key := f"distkit/{name}.js") not in found:
-            text = _FROM.sub('from "distkit/', _text(f"{name}.js"))
-            found[key] = f"data:text/javascript;charset=utf-8,{quote(text, safe=_PLAIN)}"
-            left += re.findall(r'^import [^;]* from "distkit/(\w+)\.js";', text, re.MULTILINE)
-    return found
-
-
-def vendor() -> str:
-    """d3, as a script that defines ``d3``."""
-    return _text("vendor/d3.js")
+@cache
+def page_script(*views: str) -> str:
+    """The script of a page: the modules of its views, and what opens them."""
+    classes = ", ".join(f"{view.title()}: ${view}.{view.title()}" for view in views)
+    return f"{_joined(*views, 'page')}\n$page.open({{ {classes} }}, {FORMAT});\n"
 
 
 def dressed(picture: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +51,47 @@ def css(*views: str) -> str:
     """The style sheet of some views: what all share, and their own, each once."""
     sheets = dict.fromkeys(["timeline", *(name for v in views for name in _SHEETS.get(v, (v,)))])
     return "\n".join(_text(f"{name}.css") for name in sheets)
+
+
+def _joined(*names: str) -> str:
+    """Modules and all that they import, each once, as one script without imports and exports."""
+    scopes: dict[str, str] = {}
+    imports: dict[str, list[str]] = {}
+    left = list(names)
+    while left:
+        if (name := left.pop()) not in scopes:
+            scopes[name], imports[name] = _scope(name)
+            left += imports[name]
+    return "\n".join(scopes[name] for name in TopologicalSorter(imports).static_order())
+
+
+def _scope(name: str) -> tuple[str, list[str]]:
+    """A module as a constant that has its exports, and the names of the modules that it imports.
+
+    Modules of js/ write an import as ``import { h } from "./dom.js";``, on several lines if they
+    like, and an export as the word ``export`` before a declaration, at the beginning of a line.
+    """
+    imports, exports, lines = [], [], []
+    for line in _text(f"{name}.js").splitlines():
+        if line.startswith("import "):
+            line = line.replace("import", "const", 1)
+        if line.startswith("export "):
+            line = line.removeprefix("export ")
+            exports.append(line.split(maxsplit=2)[1].partition("(")[0])
+        before, found, path = line.partition('} from "./')
+        if found:
+            imports.append(path.removesuffix('.js";'))
+            line = f"{before}}} = {_constant(imports[-1])};"
+        lines.append(line)
+    body = "\n".join(lines)
+    return (
+        f"const {_constant(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();",
+        imports,
+    )
+
+
+def _constant(name: str) -> str:
+    return f"${name.replace('/', '_')}"
 
 
 def _text(name: str) -> str:

@@ -1,6 +1,6 @@
 """A stand-alone replay page: one file, no server, nothing loaded from anywhere.
 
-Each run has its views as tabs. The browser gets the modules of js/ as they are, in an import map.
+Each run has its views as tabs. One script has the modules of js/ that they need.
 A new view joins with a line in ``VIEWS``.
 """
 
@@ -33,7 +33,7 @@ from distkit.views.tensors.projection import project as tensors
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.packing import packed
 from distkit.views.timeline.static import MAX_BARS, to_svg
-from distkit.views.widget.assets import FORMAT, css, dressed, modules, vendor
+from distkit.views.widget.assets import css, dressed, page_script
 
 #: Of a longer run a page has the first operations, and beyond so many events the timeline alone.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
@@ -185,20 +185,16 @@ def _page(traces: dict[str, EventLog]) -> str:
     return _PAGE.substitute(
         title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
         css=css(*shown),
-        vendor=vendor(),
         tabs=_tabs(list(traces)) if len(runs) > 1 else "",
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
-                "known": FORMAT,
-                "pictures": {
-                    run.place(view): _packed(dressed(picture))
-                    for run in runs
-                    for view, (picture, _) in zip(run.views, run.drawn, strict=True)
-                },
+                run.place(view): _packed(dressed(picture))
+                for run in runs
+                for view, (picture, _) in zip(run.views, run.drawn, strict=True)
             }
         ),
-        modules=_json({"imports": modules("page", *shown)}),
+        script=page_script(*shown),
     )
 
 

@@ -1,0 +1,71 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Layout } from "../../distkit/views/js/layout.js";
+import { Store } from "../../distkit/views/js/store.js";
+import { given, near } from "./given.mjs";
+
+function laid(name, view) {
+  const store = new Store(given.bulk[name]);
+  const { start, end } = store.frame;
+  return new Layout(store, given.theme.sizes, 900, view ?? [start, end], end, () => 60);
+}
+
+test("a place is a time and back", () => {
+  const layout = laid("all_reduce");
+  const { left, right, view: [from, to] } = layout;
+  for (const x of [left, 333, right]) assert.ok(near(layout.x(layout.time(x)), x, 1e-6));
+  assert.ok(near(layout.x(from), left) && near(layout.x(to), right));
+});
+
+for (const name of Object.keys(given.bulk)) {
+  test(`every bar of ${name} lies in its lane`, () => {
+    const layout = laid(name);
+    const { store } = layout;
+    for (let i = 0; i < store.count; i++) {
+      const [x, y, width, height] = layout.box(i);
+      const [top, tall] = [layout.tops[store.lane(i)], layout.heights[store.lane(i)]];
+      assert.ok(x >= layout.left - 1e-6 && width >= 2.5 && height > 0);
+      assert.ok(y >= top - 1e-6 && y + height <= top + tall + 1e-6);
+    }
+  });
+
+  test(`every arrow of ${name} leaves its sender and ends at its receiver`, () => {
+    const layout = laid(name);
+    const { store } = layout;
+    for (let a = 0; a < store.arrows; a++) {
+      const [x1, y1, x2, y2, whole] = layout.path(a);
+      assert.ok([x1, y1, x2, y2].every(Number.isFinite));
+      if (!whole) continue;
+      assert.ok(near(x1, layout.x(store.sent[a])) && near(x2, layout.x(store.received[a])));
+    }
+  });
+}
+
+test("what is pointed at is found", () => {
+  const layout = laid("all_reduce");
+  const { store } = layout;
+  const arrows = Array.from({ length: store.arrows }, (_, a) => [a, layout.path(a)]);
+  for (let i = 0; i < store.count; i++) {
+    const [x, y, width, height] = layout.box(i);
+    if (width > 8) assert.equal(layout.hit(x + width / 2, y + height / 2, arrows).i, i);
+  }
+  const [a, [x1, y1, x2, y2]] = arrows.find(([, [, , , , whole]]) => whole);
+  const found = layout.hit((x1 + x2) / 2, (y1 + y2) / 2, arrows);
+  assert.ok(found.a === a || found.i !== undefined);
+  assert.equal(layout.hit(2, layout.height + 50, arrows), null);
+});
+
+test("rows tell which of their bars reach into the view", () => {
+  const { start, end } = given.bulk.all_reduce;
+  const middle = [start + 0.4 * (end - start), start + 0.6 * (end - start)];
+  const layout = laid("all_reduce", middle);
+  const { store } = layout;
+  for (const track of store.tracks) {
+    const [first, last] = layout.inSight(track);
+    Array.from(track.items).forEach((i, n) => {
+      const seen = store.start[i] >= middle[0] && store.start[i] < middle[1];
+      if (seen) assert.ok(n >= first && n < last);
+    });
+  }
+});

@@ -1,0 +1,78 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { humanBytes, humanSeconds, plural, roundStep } from "../../distkit/views/js/numbers.js";
+import { Player, Script } from "../../distkit/views/js/player.js";
+import { merged, pace } from "../../distkit/views/js/scene.js";
+import { given, near } from "./given.mjs";
+
+const beats = [{ begin: 0, end: 1 }, { begin: 1, end: 1.001 }, { begin: 2, end: 4 }];
+const script = (more = {}) =>
+  Object.assign(new Script({ start: 0, end: 10, beats, ...more }), more);
+
+globalThis.matchMedia = () => ({ matches: true }); // no motion: steps go at once
+globalThis.cancelAnimationFrame = () => {};
+
+function player(face = script()) {
+  const told = [];
+  const one = new Player(pace, (moving) => told.push(moving), () => told.push("told"));
+  one.load(face, { opening: 0, home: 0 });
+  return Object.assign(one, { heard: told });
+}
+
+test("a patch makes the new picture of the old", () => {
+  const [old, patch, now, nothing] = given.patch;
+  assert.deepEqual(merged(old, patch), now);
+  assert.deepEqual(nothing, {});
+  assert.deepEqual(merged(old, nothing), old);
+});
+
+test("the latest beat that has ended is shown", () => {
+  const found = script();
+  assert.deepEqual([-1, 0.5, 1, 1.0005, 1.001, 3, 4, 9].map((time) => found.at(time)),
+    [-1, -1, 0, 0, 1, 1, 2, 2]);
+  assert.equal(found.last, 4);
+  assert.equal(script({ beats: [...beats, { begin: 5, end: null }] }).last, 10);
+  assert.deepEqual([found.beside(2, 1), found.beside(-1, -1), found.beside(0, 1)], [2, -1, 1]);
+});
+
+test("steps go from beat to beat and stop at the ends", () => {
+  const one = player();
+  const at = (by) => {
+    one.step(by);
+    return [one.beat, one.time];
+  };
+  assert.deepEqual([at(1), at(1), at(1), at(1)], [[0, 1], [1, 1.001], [2, 4], [2, 4]]);
+  assert.deepEqual([at(-1), at(-1), at(-1), at(-1)], [[1, 1.001], [0, 1], [-1, 0], [-1, 0]]);
+  one.seek(99);
+  assert.deepEqual([one.time, one.beat, one.resting], [10, 2, true]);
+});
+
+test("a growing scene keeps its place, or follows its end", () => {
+  const one = player();
+  one.go(1);
+  one.load(script({ end: 20 }), { opening: 0 });
+  assert.deepEqual([one.beat, one.time], [1, 1.001]);
+  one.load(script({ end: 30 }), { opening: 0, follow: true });
+  assert.equal(one.time, 30);
+});
+
+test("playing goes on without a halt, slowly where much happens, to the last beat", () => {
+  for (const unit of ["second", "round"]) {
+    const after = pace(script({ unit }));
+    const times = [0];
+    while (times.at(-1) < 4 && times.length < 10_000) times.push(after(times.at(-1), 16));
+    assert.equal(times.at(-1), 4);
+    assert.ok(times.every((time, i) => !i || time > times[i - 1]));
+    const frames = (from, to) => times.filter((time) => time > from && time <= to).length;
+    if (unit === "second") assert.ok(frames(1, 1.001) >= 4); // a message of a millisecond is seen
+  }
+});
+
+test("numbers are said as people read them", () => {
+  assert.deepEqual([0, 1023, 1024, 1536, 3 * 1024 ** 3].map(humanBytes),
+    ["0 B", "1023 B", "1 KiB", "1.5 KiB", "3 GiB"]);
+  assert.deepEqual([2, 0.0125, 3.21e-6].map(humanSeconds), ["2 s", "12.5 ms", "3.21 µs"]);
+  assert.deepEqual([plural(1, "rank"), plural(1200, "rank")], ["1 rank", "1,200 ranks"]);
+  assert.ok(near(roundStep(1, 6), 0.2) && near(roundStep(0.0009, 9), 1e-4, 1e-12));
+});

@@ -1,0 +1,79 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { cone } from "../../distkit/views/js/cone.js";
+import { search, tally } from "../../distkit/views/js/query.js";
+import { Store } from "../../distkit/views/js/store.js";
+import { given } from "./given.mjs";
+
+const { bulk, live: [first, ...patches] } = given;
+const range = (n) => Array.from({ length: n }, (_, i) => i);
+const all = (store) => range(store.count).map((i) => store.bar(i));
+const tenths = (seconds) => Math.round(1e7 * seconds); // of a microsecond: what bars travel with
+
+function grown() {
+  const store = new Store(first);
+  for (const patch of patches) store.merge(patch);
+  return store;
+}
+
+test("a store that grew has what one has that came at once", () => {
+  const [one, other] = [new Store(bulk.all_reduce), grown()];
+  const facts = (store) => all(store)
+    .map(({ id, rank, start, end, op }) => [id, rank, tenths(start), tenths(end), op].join())
+    .sort();
+  assert.deepEqual(facts(other), facts(one));
+  const pairs = (store) => range(store.arrows).map((a) => store.arrow(a))
+    .map(({ send, recv, sent }) => [send?.id, recv?.id, tenths(sent)].join())
+    .sort();
+  assert.equal(one.arrows, 24);
+  assert.deepEqual(pairs(other), pairs(one));
+});
+
+test("bars are found by their ids and ordered by their starts", () => {
+  const store = grown();
+  for (const bar of all(store)) assert.equal(store.find(bar.id).i, bar.i);
+  assert.equal(store.find("99.0"), undefined);
+  const starts = Array.from(store.ordered(), (i) => store.start[i]);
+  assert.deepEqual(starts, [...starts].sort((a, b) => a - b));
+});
+
+test("a collective's members stand from the top lane down, and belong together", () => {
+  const store = new Store(bulk.sync_sgd);
+  const tied = all(store).find(({ tie }) => tie >= 0);
+  const members = store.members(tied.tie);
+  assert.deepEqual(members.map((i) => store.lane(i)), range(store.frame.lanes.length));
+  assert.deepEqual([...store.related(tied).bars].sort(), [...members].sort());
+  assert.deepEqual(store.members(-1), []);
+  assert.equal(store.related(null), null);
+});
+
+test("an operation that has not ended is open, and the legend names it", () => {
+  const store = new Store(bulk.hang);
+  assert.ok(store.open.size > 0);
+  assert.ok([...store.open].every((i) => store.bar(i).end === null));
+  assert.ok(store.kinds().has("open"));
+  assert.ok(!new Store(bulk.p2p).kinds().has("open"));
+});
+
+test("a query's words must all match", () => {
+  const store = new Store(bulk.all_reduce);
+  const found = (text) => [...search(store, text).bars].map((i) => store.bar(i));
+  assert.equal(found("").length, store.count);
+  assert.ok(found("rank:2").length && found("rank:2").every(({ rank }) => rank === 2));
+  assert.ok(found("op:send bytes>=1").every(({ op, nbytes }) => op === "send" && nbytes >= 1));
+  assert.equal(found("bytes>1g").length, 0);
+  assert.match(tally(search(store, "rank:2"), store), /^\d+ of \d+ operations$/);
+});
+
+test("what is before an operation has ended or begun before it", () => {
+  const store = new Store(bulk.all_reduce);
+  const chosen = store.ordered()[Math.floor(store.count / 2)];
+  const { past, future } = cone(store, chosen);
+  assert.ok(past.size && future.size && !past.has(chosen) && !future.has(chosen));
+  const { rank, start } = store.bar(chosen);
+  for (const bar of all(store)) {
+    if (bar.rank !== rank || bar.i === chosen) continue;
+    assert.ok((bar.start < start ? past : future).has(bar.i));
+  }
+});
