@@ -10,9 +10,10 @@ from PIL import Image, ImageChops
 from traces import DEMOS, MS, Script, big, hang, odd_values, ring
 
 from distkit.events import Op
+from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.scene.theme import theme
-from distkit.views.timeline.projection import Projection
+from distkit.views.timeline.bars import Bars
 from distkit.views.widget.assets import css, esm
 
 RESULTS = Path(__file__).parents[2] / "test-results"
@@ -285,20 +286,21 @@ timeline.render({model, el: document.getElementById("at")});
 
 def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
-    run = Projection({"world_size": 4, "name": "live"}, live=True)
-    first = json.dumps({**run.snapshot(), "theme": theme(), "next": 0})
+    run = Bars(Trace([], {"world_size": 4, "name": "live"}), live=True)
+    first = json.dumps({**run.picture(), "theme": theme(), "next": 0})
     script = esm("timeline").replace("export default", "const timeline =")
     page = tmp_path / "live.html"
     page.write_text(LIVE % (css("timeline"), script, first), encoding="utf-8")
     canvas = open_page(tab, page)
     assert tab.page.locator(".dk-live").is_visible()
-    tab.page.evaluate("patch => feed('patch0', patch)", run.feed(trace.events[:70]))
+    tab.page.evaluate("patch => feed('patch0', patch)", run.take(trace.events[:70]))
     early = number_of_messages(tab.page)
     assert 0 < early < 24
     now = picture(canvas)
     assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow by themselves
-    run.live = False
-    tab.page.evaluate("patch => feed('patch1', patch)", run.feed(trace.events[70:]))
+    tab.page.evaluate(
+        "patch => feed('patch1', patch)", run.end(Trace(trace.events, run.columns.meta))
+    )
     assert not tab.page.locator(".dk-live").is_visible()
     assert number_of_messages(tab.page) == 24
     assert quiet(tab)

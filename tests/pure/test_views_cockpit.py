@@ -18,8 +18,7 @@ from distkit.events import Event, Op, State
 from distkit.views import Cockpit
 from distkit.views.cockpit.projection import Stepping, _completed, in_a_circle, remarks, sentence
 from distkit.views.cockpit.static import to_svg, to_table
-from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.projection import project
+from distkit.views.timeline.columns import Columns, project
 
 SVG = "{http://www.w3.org/2000/svg}"
 

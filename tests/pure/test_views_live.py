@@ -8,7 +8,7 @@ from traces import hang, ring
 
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Tensors, Timeline
-from distkit.views.timeline import projection
+from distkit.views.timeline import bars
 from distkit.views.widget.live import Live, Throttle
 
 AT_ONCE, NEVER = 0.0, 3600.0
@@ -119,7 +119,7 @@ def test_the_end_brings_the_run_s_meta(slow):
 
 
 def test_a_run_too_long_for_live_drawing_is_whole_at_its_end(slow, monkeypatch):
-    monkeypatch.setattr(projection, "MAX_BARS", 20)
+    monkeypatch.setattr(bars, "MAX_BARS", 20)
     run = FakeRun(ring())
     timeline = Timeline(run)
     front = Front(timeline, monkeypatch)

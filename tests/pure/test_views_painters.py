@@ -26,8 +26,7 @@ from distkit.views import Timeline
 from distkit.views.scene.text import rows, table
 from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
 from distkit.views.scene.units import human_seconds, round_step
-from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.projection import project
+from distkit.views.timeline.columns import Columns, project
 from distkit.views.timeline.static import to_svg
 
 TRACES = {

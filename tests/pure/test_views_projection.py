@@ -23,10 +23,10 @@ from traces import (
 
 from distkit.events import COLLECTIVES, Event, Op, State, Summary
 from distkit.trace.trace import Trace
-from distkit.views.timeline import columns, projection
-from distkit.views.timeline.lanes import Busy
+from distkit.views.timeline import columns
+from distkit.views.timeline.bars import Bars
+from distkit.views.timeline.columns import project
 from distkit.views.timeline.packing import packed
-from distkit.views.timeline.projection import Projection, project
 
 FEW = settings(max_examples=50, deadline=None)
 TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(400), "stores": stores, "empty": Trace}
@@ -43,9 +43,10 @@ def keyed(picture):
 
     Without what is known only when the run has ended.
     """
+    ended = ("causes", "opening", "live", "notices")
     lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]
     return {
-        **{key: value for key, value in picture.items() if key not in ("causes", "opening")},
+        **{key: value for key, value in picture.items() if key not in ended},
         "lanes": lanes,
         "bars": {bar["id"]: bar for bar in picture["bars"]},
         "arrows": {arrow["id"]: arrow for arrow in picture["arrows"]},
@@ -54,13 +55,13 @@ def keyed(picture):
 
 def merged(meta, pieces):
     """What a browser holds that has merged one patch after the other."""
-    p = Projection(meta)
-    picture = keyed(p.snapshot())
+    growing = Bars(Trace([], meta), live=True)
+    picture = keyed(growing.picture())
     for piece in pieces:
-        patch = keyed(p.feed(piece))
+        patch = keyed(growing.take(piece))
         bars, arrows = picture["bars"] | patch["bars"], picture["arrows"] | patch["arrows"]
         picture = {**patch, "bars": bars, "arrows": arrows}
-    assert picture == keyed(p.snapshot())
+    assert picture == keyed(growing.picture())
     return picture
 
 
@@ -207,18 +208,17 @@ def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
 
 
 def test_while_a_run_goes_on_open_operations_are_no_news():
-    p = Projection(live=True)
-    patch = p.feed(hang().events)
+    patch = Bars(Trace(), live=True).take(hang().events)
     assert patch["live"] and patch["notices"] == []
 
 
 def test_a_patch_holds_only_what_changed():
     trace = ring(4)
-    p = Projection(trace.meta)
-    p.feed(trace.events[:-1])
-    patch = p.feed(trace.events[-1:])
+    growing = Bars(Trace([], trace.meta), live=True)
+    growing.take(trace.events[:-1])
+    patch = growing.take(trace.events[-1:])
     assert len(patch["bars"]) == 1 and len(patch["arrows"]) <= 1
-    assert p.feed(trace.events)["bars"] == []  # all of them known
+    assert growing.take(trace.events)["bars"] == []  # all of them known
 
 
 def step(rank, op, *states, seq=0, at=0.0, **fields):
@@ -227,23 +227,25 @@ def step(rank, op, *states, seq=0, at=0.0, **fields):
 
 
 def test_a_paused_operation_is_no_communication_yet():
-    p = Projection({"world_size": 2}, live=True)
-    p.feed(step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8))
-    p.feed(step(1, Op.RECV, State.SCHEDULED, peer=0, nbytes=8))
-    picture = p.snapshot()
+    send = step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8)
+    recv = step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8)
+    p = Bars(Trace([], {"world_size": 2}), live=True)
+    p.take(step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8))
+    p.take(step(1, Op.RECV, State.SCHEDULED, peer=0, nbytes=8))
+    picture = p.picture()
     assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "scheduled"]
     assert picture["arrows"] == [] and picture["messages"] == 0
     assert [lane["busy"] for lane in picture["lanes"]] == [0, 0]
-    p.feed(step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8))
-    picture = p.snapshot()
+    p.take(recv)
+    picture = p.picture()
     assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "blocked"]
     assert [a["sent"] for a in picture["arrows"]] == [None] and picture["messages"] == 0
-    p.feed(step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8))
-    picture = p.snapshot()
+    p.take(send)
+    picture = p.picture()
     assert [a["sent"] for a in picture["arrows"]] == [MS] and picture["messages"] == 1
     assert picture["message_bytes"] == 8
-    p.live = False
-    assert p.snapshot()["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
+    ended = project(Trace([*send, *recv]))
+    assert ended["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
 
 
 def test_what_is_paused_when_a_run_ends_is_announced():
@@ -317,20 +319,9 @@ def test_an_open_operation_counts_as_communication_up_to_the_end():
     assert lanes[0]["busy"] == pytest.approx(0.75, abs=0.001) and lanes[1]["busy"] == 0
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5))), st.integers(0, 30))
-def test_busy_is_the_length_of_the_union(intervals, start):
-    busy = Busy((a, a + length) for a, length in intervals)
-    covered = {t for a, length in intervals for t in range(a, a + length)}
-    assert busy.seconds == len(covered)
-    assert busy.with_open([start], 40) == len(covered | set(range(start, 40)))
-
-
 def test_what_is_not_drawn_is_counted_and_announced(monkeypatch):
-    monkeypatch.setattr(projection, "MAX_BARS", 30)
-    p = Projection(big(160).meta)
-    p.feed(big(160).events)
-    picture = p.snapshot()
+    monkeypatch.setattr("distkit.views.timeline.bars.MAX_BARS", 30)
+    picture = Bars(big(160), live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
     assert picture["collectives"] == 20
     assert "the first 30 of 160 operations are drawn; the sums count them all" in picture["notices"]
@@ -355,10 +346,9 @@ def test_odd_values_become_words():
 
 
 def test_values_ride_along_only_with_the_first_operations(monkeypatch):
-    monkeypatch.setattr(projection, "MAX_VALUES", 5)
     monkeypatch.setattr(columns, "MAX_VALUES", 5)
     assert sum("values" in bar for bar in project(ring(4))["bars"]) == 5
-    patch = Projection().feed(ring(4).events)
+    patch = Bars(Trace(), live=True).take(ring(4).events)
     assert sum("values" in bar for bar in patch["bars"]) == 5
 
 

@@ -16,8 +16,9 @@ from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at
 from distkit.trace.log import EventLog
+from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.waits import waits
-from distkit.views.timeline.projection import Json, clean, compact
+from distkit.views.timeline.looks import compact
 from distkit.views.widget.live import Moment, Remark, Steppable
 
 #: So many characters of a source file are shown.

@@ -14,7 +14,7 @@ import traitlets
 from distkit.errors import DistkitError
 from distkit.views.cockpit.projection import Stepping
 from distkit.views.cockpit.static import to_svg, to_table
-from distkit.views.timeline.projection import Json
+from distkit.views.scene.frame import Json
 from distkit.views.timeline.static import MAX_BARS
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
@@ -126,7 +126,7 @@ class Cockpit(Timeline):
     # -- elsewhere ------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return to_table(self._steps(), self._bars.first(3 * MAX_BARS))
+        return to_table(self._steps(), self._bars.columns.picture(3 * MAX_BARS))
 
     def _svg(self) -> str:
-        return to_svg(self._steps(), self._bars.first(3 * MAX_BARS))
+        return to_svg(self._steps(), self._bars.columns.picture(3 * MAX_BARS))

@@ -85,7 +85,7 @@ class Side:
 
     def _settle(self, trace: EventLog) -> None:
         """Look at the whole trace so far."""
-        self.columns, self._seen = self._bars.columns or Columns(trace), len(trace)
+        self.columns, self._seen = Columns(trace) if self.live else self._bars.columns, len(trace)
         self.told = about(self.name, trace, self.columns, live=self.live)
 
     def take(self, events: list[Event]) -> Json | None:

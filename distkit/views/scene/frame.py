@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from distkit.events import COMPUTATION, Span, State
+from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
 from distkit.trace.columns import Look
 from distkit.views.scene.units import count
@@ -24,77 +23,38 @@ _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 #: A JSON object: numbers, strings, booleans, lists, objects and None, and finite numbers only.
 Json = dict[str, Any]
 
-#: An operation that has not ended: its rank, and what it is.
-Open = tuple[int, Look | Span]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Everything that was said, whether drawn or not; sizes in bytes."""
-
-    operations: int = 0
-    drawn: int = 0
-    messages: int = 0
-    message_bytes: int = 0
-    collectives: int = 0
-    collective_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Lane:
-    """What a lane's operations add up to: rows of bars, seconds in communication, what it sent.
-
-    ``waiting`` are the seconds of ``busy`` in which it waited, known when the run has ended.
-    """
-
-    rows: int = 0
-    marks: int = 0
-    busy: float = 0.0
-    waiting: float = 0.0
-    messages: int = 0
-    nbytes: int = 0
-
 
 def frame(
     meta: Mapping[str, Any],
-    sums: Sums,
-    lane: Callable[[int], Lane],
-    ranks: Iterable[int],
-    times: tuple[float | None, float | None],
-    opened: Iterable[Open],
+    sums: Mapping[str, int],
+    drawn: int,
+    lane: Callable[[int], Json],
+    seen: Iterable[int],
+    opened: Iterable[tuple[int, Look]],
     live: bool,
 ) -> Json:
     """All but bars and arrows: lanes, the sums under the picture, notices.
 
     Args:
         meta: the trace's ``meta``.
-        sums: of the whole trace.
-        lane: of one rank.
-        ranks: those seen in events.
-        times: when the picture starts and ends [s], None when nothing was recorded.
-        opened: the operations that have not ended.
-        live: whether the run goes on, so that an open operation is no news yet.
+        sums: of the whole trace, drawn or not; sizes in bytes.
+        drawn: so many of its operations.
+        lane: what a rank's operations add up to.
+        seen: ranks seen in events.
+        opened: the operations that have not ended: of each its rank, and what it is.
+        live: whether the run goes on.
     """
-    everybody = _ranks(meta, ranks)
-    start, end = times
-    seconds = end - start if start is not None and end is not None else 0.0
-    lanes = [_lane(meta, r, lane(r), seconds) for r in everybody if r < MAX_LANES]
+    ranks = _ranks(meta, seen)
+    unfinished = [] if live else _unfinished(opened, meta)
     return {
         "title": clean(str(meta.get("name", ""))),
-        "facts": facts(meta, len(everybody)),
-        "lanes": lanes,
+        "facts": facts(meta, len(ranks)),
+        "lanes": [{**_lane(meta, r), **lane(r)} for r in ranks if r < MAX_LANES],
         "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
-        "start": start,
-        "end": end,
-        "opening": None,
         "live": live,
-        "operations": sums.operations,
-        "messages": sums.messages,
-        "message_bytes": sums.message_bytes,
-        "collectives": sums.collectives,
-        "collective_bytes": sums.collective_bytes,
+        **sums,
         "open": _open(meta),
-        "notices": ([] if live else _unfinished(opened, meta)) + _left_out(meta, sums, everybody),
+        "notices": unfinished + _left_out(meta, sums["operations"], drawn, ranks),
     }
 
 
@@ -110,22 +70,12 @@ def _about(meta: Mapping[str, Any], rank: int) -> tuple[Mapping[str, Any], str]:
     return about, clean(str(about.get("name") or f"rank {rank}"))
 
 
-def _lane(meta: Mapping[str, Any], rank: int, lane: Lane, seconds: float) -> Json:
+def _lane(meta: Mapping[str, Any], rank: int) -> Json:
     about, name = _about(meta, rank)
     detail = [f"rank {rank}"] if name != f"rank {rank}" else []
     detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
-    return {
-        "rank": rank,
-        "name": name,
-        "role": str(about.get("role") or ""),
-        "detail": " · ".join(detail),
-        "rows": lane.rows,
-        "marks": lane.marks,
-        "busy": round(lane.busy / seconds, 4) if seconds > 0 else 0.0,
-        "waiting": round(min(lane.waiting, lane.busy) / seconds, 4) if seconds > 0 else 0.0,
-        "messages": lane.messages,
-        "bytes": lane.nbytes,
-    }
+    role = str(about.get("role") or "")
+    return {"rank": rank, "name": name, "role": role, "detail": " · ".join(detail)}
 
 
 def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
@@ -134,10 +84,9 @@ def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
     return [*known, *dict.fromkeys(str(meta[k]) for k in ("backend", "device") if meta.get(k))]
 
 
-def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str]:
+def _left_out(meta: Mapping[str, Any], operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """What the reader must know before trusting the picture."""
-    dropped, hidden = int(sum(meta.get("dropped", {}).values())), sums.operations - sums.drawn
-    found, more = [], sum(r >= MAX_LANES for r in ranks)
+    dropped, found = int(sum(meta.get("dropped", {}).values())), list[str]()
     if dropped:
         found.append(
             f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
@@ -145,19 +94,18 @@ def _left_out(meta: Mapping[str, Any], sums: Sums, ranks: list[int]) -> list[str
         )
     unseen = sum(map(Counter, meta.get("unseen", {}).values()), Counter[str]())
     found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MOST_UNSEEN)]
-    if more:
+    if any(r >= MAX_LANES for r in ranks):
         found.append(
             f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the sums count them all"
         )
-    elif hidden:
+    elif drawn < operations:
         found.append(
-            f"the first {sums.drawn:,} of {sums.operations:,} operations are "
-            "drawn; the sums count them all"
+            f"the first {drawn:,} of {operations:,} operations are drawn; the sums count them all"
         )
     return found
 
 
-def _unfinished(opened: Iterable[Open], meta: Mapping[str, Any]) -> list[str]:
+def _unfinished(opened: Iterable[tuple[int, Look]], meta: Mapping[str, Any]) -> list[str]:
     """A flag for a stopped run, and a line for each name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if meta.get("interrupted") else []

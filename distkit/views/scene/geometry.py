@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import SIZES
-from distkit.views.timeline.projection import Json
 
 #: The length of an arrow's head [pixels].
 INSIDE = 10

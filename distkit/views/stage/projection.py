@@ -13,12 +13,11 @@ from collections.abc import Iterable, Sequence
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import facts
+from distkit.views.scene.frame import Json, clean, facts
 from distkit.views.scene.units import count, human_bytes
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
 from distkit.views.stage.rings import Ring
-from distkit.views.timeline.projection import Json, clean
 
 #: At most so many beats and links are drawn, of so many ranks; a notice names the rest.
 MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024

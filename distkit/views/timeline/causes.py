@@ -37,11 +37,16 @@ class Causes:
     via: list[int]
 
 
+def unknown(operations: int) -> Causes:
+    """Nothing known of so many operations."""
+    none = np.zeros(operations)
+    return Causes(none, none, none.astype(bool), [], [])
+
+
 def causes(ops: Operations, pairs: Pairs, end: float) -> Causes:
     """Look through a whole trace that ends then [s]."""
     if not len(ops):
-        none = np.zeros(0)
-        return Causes(none, none, none.astype(bool), [], [])
+        return unknown(0)
     final = np.where(ops.ended, ops.end, end)
     since = np.fmax(_last_active(ops, final), ops.blocked)
     waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)

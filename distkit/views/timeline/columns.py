@@ -1,9 +1,9 @@
 """The space-time diagram of a whole trace, in columns: a million events in about a second.
 
-The same picture as that of projection.py, which a test holds: but an operation is a number
-here, and what is known of it an element of some arrays. Operations are numbered lane by lane
-and row by row in the order of their starts, so that the painter finds by bisection those in
-sight. What many operations have in common, their look, is told once.
+An operation is a number here, and what is known of it an element of some arrays. Operations are
+numbered lane by lane and row by row in the order of their starts, so that the painter finds by
+bisection those in sight. What many operations have in common, their look, is told once. While a
+run goes on its columns are made anew with each batch of events, and what changed is told.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from distkit.events import Op, Summary
 from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
 from distkit.views.gradients.steps import is_note
-from distkit.views.scene.frame import MAX_LANES, Json, Lane, Sums, clean, frame
-from distkit.views.timeline.causes import Causes, causes
+from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
+from distkit.views.timeline.causes import Causes, causes, unknown
 from distkit.views.timeline.coverage import coverage
+from distkit.views.timeline.looks import compact, look_of, plain_values, rounded
 from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
 from distkit.views.timeline.pairing import Pairs
-from distkit.views.timeline.projection import MAX_VALUES, compact, look_of, plain_values, rounded
 
 #: A picture opens with the last rank's first call if so much of the time is over then, and so
 #: much of the operations is still to come.
 LATE, REST = 0.5, 0.75
+
+#: Only the first so many operations carry their values along.
+MAX_VALUES = 2_000
 
 #: Shorter waits are told of nobody [s].
 LEAST = 1e-6
@@ -42,7 +45,9 @@ class Columns:
 
     Args:
         trace: of any length.
-        most: draw only so many operations, those that began first; a notice says so.
+        most: draw only so many operations, those that were heard of first; a notice says so.
+        live: whether its run goes on, so that an open operation is no news yet. The events may
+            then be in the order in which they arrived, each rank's in that of time.
 
     >>> from distkit.events import Event, State
     >>> c = Columns(EventLog([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
@@ -50,14 +55,14 @@ class Columns:
     ['send']
     """
 
-    def __init__(self, trace: EventLog, most: int | None = None) -> None:
-        self.meta, self._table = trace.meta, _drawn(trace.table)
+    def __init__(self, trace: EventLog, most: int | None = None, *, live: bool = False) -> None:
+        self.meta, self._live, self._table = trace.meta, live, _drawn(trace.table)
         self.ops = Operations(self._table)
         self.pairs = Pairs(self.ops)
         self._drawn: Bools = self.ops.rank < MAX_LANES
         if most is not None and self._drawn.sum() > most:
             drawn = np.flatnonzero(self._drawn)
-            self._drawn[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
+            self._drawn[drawn[np.argsort(self.ops.begin[drawn])[most:]]] = False
 
     # -- as plain objects ---------------------------------------------------------
 
@@ -79,21 +84,40 @@ class Columns:
             for end in (pairs.send[arrows], pairs.recv[arrows]):
                 chosen[end[end >= 0]] = True
             chosen &= self._drawn
-        drawn = np.flatnonzero(chosen)
+        picture = self._told(chosen, arrows)
+        if most is not None:
+            picture["entries"] = len(pairs.send) + len(pairs.ties)
+        elif not self._live:
+            picture["causes"] = self.explained()
+        if not (chosen == self._drawn).all():
+            picture["coverage"] = coverage(self.frame, self.communication)
+        return picture
+
+    def changes(self, before: Columns) -> Json:
+        """What is not as it was: ``before`` had the first of these events."""
+        fresh = self._drawn & (self.ops.last >= len(before._table))
+        other = ~np.isin(self._ends, before._ends)
+        drawn = self._touching(self._drawn)
+        arrows = np.union1d(self._touching(fresh), drawn[other[drawn]])
+        return self._told(fresh, arrows)
+
+    @property
+    def whole(self) -> bool:
+        """True if every operation is drawn."""
+        return bool(self._drawn.all())
+
+    @cached_property
+    def _ends(self) -> Ints:
+        """A number for each arrow: its ends, which are called by their first events."""
+        first = np.append(self.ops.begin, -1)  # for an end that is not there
+        found: Ints = first[self.pairs.send] * 2**31 + first[self.pairs.recv]
+        return found
+
+    def _told(self, chosen: Bools, arrows: Ints) -> Json:
         return {
-            "bars": [self._bar(i) for i in drawn.tolist()],
+            "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
             "arrows": [self._arrow(i) for i in arrows.tolist()],
             **self.frame,
-            **(
-                {"causes": self.explained()}
-                if most is None
-                else {"entries": len(pairs.send) + len(pairs.ties)}
-            ),
-            **(
-                {}
-                if len(drawn) == self._drawn.sum()
-                else {"coverage": coverage(self.frame, self.communication)}
-            ),
         }
 
     def caused(self) -> dict[str, NDArray[Any]]:
@@ -128,7 +152,7 @@ class Columns:
 
     def _bar(self, i: int) -> Json:
         ops, tie = self.ops, int(self.pairs.tie[i])
-        values = self._valued.get(i)
+        values = self._values(i) if self._early[i] else ()
         return compact(
             id=self._name(i),
             rank=int(ops.rank[i]),
@@ -136,8 +160,8 @@ class Columns:
             start=rounded(ops.start[i]),
             end=rounded(ops.end[i]),
             **look_of(ops.looks[ops.look[i]]),
-            tie=self.pairs.ties[tie] if tie >= 0 else None,
-            values=[plain_values(s) for s in values] if values else None,
+            tie=self.pairs.tie_name(tie) if tie >= 0 else None,
+            values=[plain_values(s) for s in values],
         )
 
     def _arrow(self, i: int) -> Json:
@@ -167,20 +191,22 @@ class Columns:
         return [look_of(look) for look in self.ops.looks]
 
     @cached_property
-    def _valued(self) -> dict[int, Values]:
-        return self.values()
-
-    def values(self, most: int | None = None) -> dict[int, Values]:
-        """The tensors' values before and after the first operations."""
-        ops, summary = self.ops, self._table.summary.get
-        first = np.argsort(ops.begin)[: MAX_VALUES if most is None else most]
-        found = {}
-        for i in first.tolist():
-            before = summary(int(ops.begun[i])) or summary(int(ops.begin[i]))
-            if ops.looks[ops.look[i]].op is Op.RECV:  # its buffer may hold anything
-                before = None
-            found[i] = (before, summary(int(ops.last[i])) if ops.ended[i] else None)
+    def _early(self) -> Bools:
+        """True for the operations that carry their values along."""
+        found = np.zeros(len(self.ops), bool)
+        found[np.argsort(self.ops.begin)[:MAX_VALUES]] = True
         return found
+
+    def values(self, most: int = MAX_VALUES) -> dict[int, Values]:
+        """The tensors' values before and after the first operations."""
+        return {i: self._values(i) for i in np.argsort(self.ops.begin)[:most].tolist()}
+
+    def _values(self, i: int) -> Values:
+        ops, summary = self.ops, self._table.summary.get
+        before = summary(int(ops.begun[i])) or summary(int(ops.begin[i]))
+        if ops.looks[ops.look[i]].op is Op.RECV:  # its buffer may hold anything
+            before = None
+        return before, summary(int(ops.last[i])) if ops.ended[i] else None
 
     # -- in columns ---------------------------------------------------------------
 
@@ -217,20 +243,28 @@ class Columns:
         members = np.bincount(pairs.tie[said], minlength=len(pairs.ties)) > 0
         everybody = np.flatnonzero(pairs.tie >= 0)
         np.maximum.at(sizes, pairs.tie[everybody], ops.nbytes[everybody])
-        sums = Sums(
-            len(ops),
-            int(self._drawn.sum()),
-            int(sent.sum()),
-            int(pairs.nbytes[sent].sum()),
-            int(members.sum()),
-            int(sizes[members].sum()),
-        )
-        opened = np.flatnonzero(~ops.ended).tolist()
-        stuck = [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in opened]
-        times = rounded(ops.span[0] if ops.span else None), rounded(self._until)
-        seen = np.unique(ops.rank).tolist()
-        found = frame(self.meta, sums, self._lane, seen, times, stuck, False)
-        return {**found, "opening": self._opening}
+        sums = {
+            "operations": len(ops),
+            "messages": int(sent.sum()),
+            "message_bytes": int(pairs.nbytes[sent].sum()),
+            "collectives": int(members.sum()),
+            "collective_bytes": int(sizes[members].sum()),
+        }
+        stuck = [] if self._live else np.flatnonzero(~ops.ended).tolist()
+        return {
+            **frame(
+                self.meta,
+                sums,
+                int(self._drawn.sum()),
+                self._lane,
+                np.unique(ops.rank).tolist(),
+                [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
+                self._live,
+            ),
+            "start": rounded(ops.span[0] if ops.span else None),
+            "end": rounded(self._until),
+            "opening": self._opening,
+        }
 
     @property
     def _opening(self) -> float | None:
@@ -240,7 +274,7 @@ class Columns:
         to be seen, that is when the last of them makes it.
         """
         ops = self.ops
-        if not len(ops):
+        if self._live or not len(ops):
             return None
         _, first = np.unique(ops.rank, return_index=True)
         begun = float(np.maximum.reduce(np.minimum.reduceat(ops.start, first)))
@@ -281,7 +315,9 @@ class Columns:
 
     @cached_property
     def causes(self) -> Causes:
-        """Who waited for whom, and the critical path."""
+        """Who waited for whom, and the critical path; nobody and none while the run goes on."""
+        if self._live:
+            return unknown(len(self.ops))
         return causes(self.ops, self.pairs, self._until)
 
     @cached_property
@@ -295,16 +331,26 @@ class Columns:
             np.bincount(src, weights=pairs.nbytes[gone], minlength=room).astype(np.int64),
         )
 
-    def _lane(self, rank: int) -> Lane:
+    def _lane(self, rank: int) -> Json:
+        """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""
         mine = self._mine(rank)
         mark, row = self.ops.mark[mine], self.ops.row[mine]
-        return Lane(
-            int(row[~mark].max(initial=-1)) + 1,
-            int(row[mark].max(initial=-1)) + 1,
-            length(*self.communication(rank)),
-            length(*self.waiting(rank)),
-            *(int(sent[rank]) if rank < len(sent) else 0 for sent in self.sent),
-        )
+        seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
+        busy, waiting = (length(*some(rank)) for some in (self.communication, self.waiting))
+        messages, nbytes = (int(n[rank]) if rank < len(n) else 0 for n in self.sent)
+        return {
+            "rows": int(row[~mark].max(initial=-1)) + 1,
+            "marks": int(row[mark].max(initial=-1)) + 1,
+            "busy": round(busy / seconds, 4) if seconds > 0 else 0.0,
+            "waiting": round(min(waiting, busy) / seconds, 4) if seconds > 0 else 0.0,
+            "messages": messages,
+            "bytes": nbytes,
+        }
+
+
+def project(trace: EventLog) -> Json:
+    """The picture of a whole trace."""
+    return Columns(trace).picture()
 
 
 def _drawn(table: Table) -> Table:

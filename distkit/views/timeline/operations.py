@@ -62,12 +62,13 @@ class Operations:
     def _describe(self) -> None:
         """How an operation looks, from its first event and its last."""
         looks, (first, last) = self._table.looks, self._table.look[[self.begin, self.last]]
-        codes: dict[tuple[int, int, int], int] = {}
-        keys = zip(first.tolist(), last.tolist(), self.nbytes.tolist(), strict=True)
-        code = _ints([codes.setdefault(key, len(codes)) for key in keys])
+        sizes, size = np.unique(self.nbytes, return_inverse=True)
+        key = (first * len(looks) + last) * len(sizes) + size
+        _, one, code = np.unique(key, return_index=True, return_inverse=True)
+        alike = zip(first[one].tolist(), last[one].tolist(), self.nbytes[one].tolist(), strict=True)
         found: dict[Look, int] = {}
         names = [
-            found.setdefault(_join(looks[a], looks[b], size), len(found)) for a, b, size in codes
+            found.setdefault(_join(looks[a], looks[b], size), len(found)) for a, b, size in alike
         ]
         self.look, self.looks = _ints(names)[code], [*found]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distkit.events import Summary
 from distkit.views.scene.frame import Json
-from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.columns import MAX_VALUES, Columns
 
 #: So many operations have their values along in a page, and so many of each.
 PAGE_VALUES, PAGE_CELLS = 400, 32
@@ -79,7 +79,7 @@ def _values(
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []
-    for i, pair in columns.values(PAGE_VALUES if thin else None).items():
+    for i, pair in columns.values(PAGE_VALUES if thin else MAX_VALUES).items():
         for when, summary in enumerate(pair):
             if summary is not None and place[i] >= 0:
                 values = _thin(summary) if thin else summary.values

@@ -35,12 +35,8 @@ class Pairs:
         named = ops.match[mine] >= 0
         counted = nth(np.where(named, -1 - np.arange(len(mine)), ops.rank[mine] * 2**20 + group))
         key = np.where(named, -1 - ops.match[mine], group * (len(ops) + 1) + counted)
-        ties, numbers = np.unique(key, return_inverse=True)
-        names = list(groups)
-        self.ties = [
-            ops.matches[-1 - k] if k < 0 else f"{names[k // (len(ops) + 1)]}#{k % (len(ops) + 1)}"
-            for k in ties.tolist()
-        ]
+        self.ties, numbers = np.unique(key, return_inverse=True)
+        self._groups = list(groups)
         found = np.full(len(ops), -1)
         found[mine] = numbers
         return found
@@ -106,6 +102,13 @@ class Pairs:
         heavy = np.where(asks & (recv >= 0), recv, np.where(send >= 0, send, recv))
         self.nbytes = ops.nbytes[heavy]
 
+    def tie_name(self, tie: int) -> str:
+        """The id of a collective."""
+        key, most = int(self.ties[tie]), len(self.ops) + 1
+        if key < 0:
+            return self.ops.matches[-1 - key]
+        return f"{self._groups[key // most]}#{key % most}"
+
     def ends_of(self, arrow: int) -> tuple[int, int]:
         """Source and destination of an arrow; a missing end is where the other one says."""
         ops, send, recv = self.ops, int(self.send[arrow]), int(self.recv[arrow])
@@ -115,7 +118,7 @@ class Pairs:
         return src, dst
 
     def name(self, arrow: int) -> str:
-        """The id of an arrow, numbered as :class:`~.matching.Matching` does."""
+        """The id of an arrow, numbered in its queue."""
         ops, about = self.ops, int(self.about[arrow])
         if not self.p2p[arrow]:
             match = ops.matches[ops.match[about]]

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 
 from distkit.views.scene import svg
+from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import Geometry, text_width
 from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
 from distkit.views.scene.units import count, human_bytes, human_seconds, ticks
 from distkit.views.timeline.coverage import of_bars
-from distkit.views.timeline.projection import Json
 
 #: At most so many operations on so many ranks, and so many bytes; a line says what is left out.
 MAX_BARS, MAX_LANES, MAX_BYTES = 200, 48, 60_000
@@ -28,7 +28,7 @@ def to_svg(picture: Json) -> str:
     """The picture of a run as an SVG document of at most 60 kB.
 
     >>> from distkit.trace.log import EventLog
-    >>> from distkit.views.timeline.projection import project
+    >>> from distkit.views.timeline.columns import project
     >>> to_svg(project(EventLog())).startswith("<svg ")
     True
     """

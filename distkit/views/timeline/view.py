@@ -1,6 +1,6 @@
 """The space-time diagram of a run, as a widget: live while the run goes on, a picture afterwards.
 
-The projection is in projection.py, the browser's painter in js/, the static one in static.py.
+The projection is in columns.py, the browser's painter in js/, the static one in static.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Timeline(View):
         return self._bars.picture()
 
     def _svg(self) -> str:
-        return to_svg(self._bars.first(3 * MAX_BARS))
+        return to_svg(self._bars.columns.picture(3 * MAX_BARS))
 
     def __repr__(self) -> str:
-        return table(self._bars.first(3 * MAX_BARS))
+        return table(self._bars.columns.picture(3 * MAX_BARS))

@@ -17,6 +17,8 @@ from distkit.trace.log import EventLog
 
 #: Seconds between two updates of a live view, and in which the ranks' events come together.
 PERIOD, GATHER = 0.06, 0.025
+#: And so many times as long as the last update took: the ranks need the processor, too.
+PAUSE = 5
 
 
 @runtime_checkable
@@ -147,6 +149,8 @@ class Steppable(Live, Protocol):
 class Throttle:
     """Gathers events and hands them on in batches, at most one per ``period``.
 
+    After a batch that took long it pauses longer: the larger a picture, the fewer its updates.
+
     Args:
         act: called with a batch, never twice at once; from whichever thread.
         period: seconds between two batches.
@@ -157,7 +161,7 @@ class Throttle:
         self._lock, self._acting = threading.Lock(), threading.Lock()
         self._waiting: list[Event] = []
         self._timer: threading.Timer | None = None
-        self._last = -period
+        self._last, self._took = -period, 0.0
 
     def add(self, events: list[Event]) -> None:
         """Take in events; they are handed on a little later."""
@@ -165,7 +169,8 @@ class Throttle:
             self._waiting += events
             if self._timer is not None or not self._waiting:
                 return
-            delay = max(GATHER, self._last + self._period - time.monotonic())
+            pause = max(self._period, PAUSE * self._took)
+            delay = max(GATHER, self._last + pause - time.monotonic())
             self._timer = threading.Timer(delay, self.flush)
             self._timer.daemon = True
             self._timer.start()
@@ -180,6 +185,7 @@ class Throttle:
                 self._timer, self._last = None, time.monotonic()
             if events:
                 self._act(events)
+                self._took = time.monotonic() - self._last
 
 
 #: Seconds between two updates while much happens.

@@ -1,0 +1,72 @@
+"""What an operation is called and how it is drawn, as plain data: what many have in common."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
+from distkit.trace.calls import call, op_name
+from distkit.trace.columns import Look
+from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.summaries import number
+
+TOUCHED = "buffer used before wait()"
+
+
+@lru_cache(10_000)
+def look_of(it: Look) -> Json:
+    """What many operations have in common, as plain data; not to be changed."""
+    label = TOUCHED if it.op is Op.TOUCH else it.label
+    if it.op in STORES:  # its arguments, as the program writes them
+        label = call(it).removesuffix(")").partition("(")[2]
+    return compact(
+        kind=kind_of(it.op),
+        op=clean(op_name(it)),
+        state=str(it.state),
+        peer=it.peer,
+        group=None if it.group == WORLD else it.group,
+        nbytes=it.nbytes,
+        shape=list(it.shape),
+        dtype=it.dtype,
+        tag=it.tag,
+        where=clean(it.where.rpartition("/")[2]),
+        label=clean(label),
+    )
+
+
+def kind_of(op: Op) -> str:
+    """How an operation is drawn."""
+    if op in COLLECTIVES:
+        return "collective"
+    if op in COMPUTATION:
+        return "mark"
+    if op in STORES:
+        return "store"
+    return "request" if op in REQUESTS else str(op)
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Seconds to a tenth of a microsecond; None where there is no time."""
+    return None if seconds is None or not math.isfinite(seconds) else round(float(seconds), 7)
+
+
+def compact(**fields: Any) -> Json:
+    """An object without what says nothing; None stays where it says "not yet"."""
+    kept = ("end", "sent", "received")
+    return {k: v for k, v in fields.items() if k in kept or v not in (None, "", [])}
+
+
+def plain_values(s: Summary | None) -> Json | None:
+    """A summary as a bar carries it."""
+    if s is None:
+        return None
+    return {
+        "values": [number(v) for v in s.values],
+        "norm": number(s.norm),
+        "min": number(s.min),
+        "max": number(s.max),
+        "size": s.size,
+        "sampled": s.sampled,
+    }
