@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from traces import DEMOS, ring
 
+from distkit.trace.log import EventLog
 from distkit.views.scene.theme import theme
+from distkit.views.timeline.bars import Bars
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.packing import lettered, packed
-from distkit.views.timeline.projection import Projection
 from distkit.views.widget.assets import FORMAT, css, esm, page_script
 from distkit.views.widget.page import VIEWS
 from distkit.views.widget.view import patch
@@ -73,10 +74,10 @@ def test_the_modules_do_what_their_unit_tests_say(tmp_path):
 def told():
     """What Python makes for the browser: pictures in bulk and bar by bar, and patches."""
     trace = ring()
-    live = Projection({"world_size": 4}, live=True)
-    first = live.snapshot()
+    live = Bars(EventLog([], {"world_size": 4}), live=True)
+    first = live.picture()
     half = len(trace.events) // 2
-    patches = [live.feed(trace.events[:half]), live.feed(trace.events[half:])]
+    patches = [live.take(trace.events[:half]), live.take(trace.events[half:])]
     old = {"a": [1, 2, 3], "b": {"c": [1], "d": "x"}, "e": None, "f": [0]}
     new = {"a": [1, 5], "b": {"c": [1, 2], "d": "y"}, "e": {"g": 1}, "f": [0]}
     return {
