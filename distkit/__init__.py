@@ -1,4 +1,4 @@
-"""distkit: put real ``torch.distributed`` ranks behind a notebook, and show what they said.
+"""distkit: run real ``torch.distributed`` ranks from a notebook, and show their messages.
 
 ::
 
@@ -6,7 +6,7 @@
 
     cluster = dk.Cluster(4)                  # four real ranks, each a process
     run = cluster.run(fn)                    # fn on every rank -> results and a trace
-    run.trace.messages                       # who sent what to whom, and when
+    run.trace.messages                       # which rank sent what to which, and when
     dk.Timeline(run.trace)                   # the same as a picture
 
 Importing distkit is light: torch and ipyparallel are imported where they are needed.

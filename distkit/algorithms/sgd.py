@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """This rank's equal share of each tensor: every R-th row, beginning with its own number.
+    """This rank's equal share of each tensor: every R-th row, starting with its rank.
 
-    Rows that do not divide by R are left out, so that all shards are equal: that is what makes
-    the average of the shards' gradients the gradient of the whole.
+    Rows that cannot be divided evenly are dropped, so that all shards have the same size: only then
+    is the average of the shards' gradients the gradient of the whole batch.
 
     Args:
         tensors: shape (N, …), the same on every rank.

@@ -33,22 +33,22 @@ _of_cells = OfCells(lambda cluster: cluster.stop())
 class Cluster:
     """Real ``torch.distributed`` ranks behind this notebook or script.
 
-    Returns at once and shows a status card; the first use waits until the ranks are ready.
-    All its processes end with :meth:`stop`, with the ``with`` block, when the object is
-    forgotten, and when this kernel ends, whatever way.
+    The constructor returns at once and shows a status card; the first use waits until the ranks
+    are ready. All processes end with :meth:`stop`, at the end of the ``with`` block, when the
+    object is garbage-collected, and when this kernel ends in any way.
 
     Args:
-        ranks: how many ranks, default 4.
-        workers: the same, said in the words of a parameter server.
-        servers: how many parameter servers; with servers there is a scheduler too.
-        device: "auto" (GPUs where there are some), "cpu", "cuda" or "cuda:0".
-        backend: "auto" (nccl when every rank has a GPU of its own, else gloo), "gloo" or "nccl".
-        threads: torch threads per rank; as many as the cgroup's quota gives when None.
-        heartbeat_timeout: with servers: a worker or server that gives no sign of life for so long
-            is ended [s], and what follows a crash follows. One that only computes gives them.
+        ranks: number of ranks, default 4.
+        workers: the same as ``ranks``, in the terms of a parameter server.
+        servers: number of parameter servers; with servers there is a scheduler, too.
+        device: "auto" (GPUs if there are any), "cpu", "cuda" or "cuda:0".
+        backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
+        threads: torch threads per rank; None for as many as the cgroup's quota allows.
+        heartbeat_timeout: with servers: seconds after which a worker or server without a sign of
+            life is ended, and treated as crashed. One that is only computing gives signs of life.
 
     Raises:
-        StartError: this machine cannot give what was asked for; the message says what it can.
+        StartError: this machine cannot provide what was asked for; the message says what it can.
 
     Example:
         >>> import distkit as dk
@@ -114,22 +114,22 @@ class Cluster:
     ) -> Run:
         """Run a function, or a torchrun-style script, on every rank, and wait for it.
 
-        The function travels with everything it captures; ``args`` and ``kwargs`` are the same on
-        every rank, which learns from ``dist.get_rank()`` which one it is. A ``.py`` path runs as
-        ``__main__`` with ``args`` as its arguments. Ranks that wait for each other for ever
-        are released and the reason is told, unless ``wait_forever``. What the function sets in
-        its process, such as the folder or torch's default dtype, ends with it.
+        The function is pickled with everything it captures; ``args`` and ``kwargs`` are the same on
+        every rank, and ``dist.get_rank()`` tells the ranks apart. A ``.py`` path runs as
+        ``__main__`` with ``args`` as its arguments. Ranks that wait for each other forever
+        are released with an explanation, unless ``wait_forever``. Settings that the function
+        changes in its process, such as the folder or torch's default dtype, end with it.
 
-        Every rank draws random numbers of its own, as under torchrun. A run with the same
-        ``seed`` draws the same ones again: torch's generators, numpy's and Python's start from
-        numbers that each rank derives from it. Without one the run chooses its own, and stores it
-        in ``run.trace.meta["seed"]``. A function with a parameter ``seed`` is given it as well.
+        Every rank draws different random numbers, as under torchrun. A run with the same
+        ``seed`` draws the same ones again: each rank derives the seeds of torch's, numpy's and
+        Python's generators from it. Without one the run chooses a seed, and stores it
+        in ``run.trace.meta["seed"]``. A parameter ``seed`` of the function gets it as well.
 
         Raises:
-            DeadlockError: ranks waited for each other for ever; it says which, where and why.
+            DeadlockError: ranks waited for each other forever; it says which, where and why.
             RankError: the function raised on a rank; the others were released.
-            RankDied: a rank's process ended; another takes its place.
-            NotPicklableError: something cannot travel; the message names it.
+            RankDied: a rank's process ended; another one replaces it.
+            NotPicklableError: an object cannot be pickled; the message names it.
             StoppedError: the cluster was stopped.
         """
         return follow(self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs))
@@ -142,7 +142,7 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Run:
-        """Like :meth:`run`, without waiting: the run's timeline is live, ``wait()`` waits."""
+        """Like :meth:`run`, but return at once: the run's timeline is live, ``wait()`` blocks."""
         return self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed)
 
     def execute(
@@ -154,21 +154,21 @@ class Cluster:
         file: str = "",
         seed: int | None = None,
     ) -> Run | Stepper:
-        """Run source code on the ranks, in variables that stay there; ``%%ranks`` calls this.
+        """Run source code on the ranks, whose variables persist; ``%%ranks`` calls this.
 
-        ``torch``, ``dist``, ``rank`` and ``world_size`` are there. The value of an expression in
-        the last line is printed, and is in ``results``.
+        ``torch``, ``dist``, ``rank`` and ``world_size`` are predefined. The value of an expression
+        in the last line is printed, and is in ``results``.
 
         Args:
             source: Python code, as in a notebook's cell.
-            ranks: which ranks, all when None.
-            step: pause before each communication, as :meth:`step` does.
-            file: what tracebacks and lines call the source.
-            seed: of the ranks' random numbers, as of :meth:`run`; without one they go on from
-                where the cell before left them.
+            ranks: which ranks; None for all.
+            step: pause before each communication call, as :meth:`step` does.
+            file: the source's name in tracebacks.
+            seed: of the ranks' random numbers, as in :meth:`run`; without one the generators
+                continue from the previous cell.
 
         Raises:
-            SyntaxError: the source is no Python.
+            SyntaxError: the source is not valid Python.
             ClusterError: there is no such rank.
         """
         file = file or name_running_cell(source)
@@ -189,9 +189,9 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Stepper:
-        """Like :meth:`run`, but every rank is paused before each of its communications.
+        """Like :meth:`run`, but pause every rank before each of its communication calls.
 
-        Any program can be stepped through, DDP included. In a notebook the stepper displays as a
+        This works for any program, DDP included. In a notebook the stepper is displayed as a
         cockpit.
 
         Example:
@@ -271,7 +271,7 @@ class Cluster:
 
         Raises:
             StartError: they could not be started.
-            RunStopped: the wait was interrupted; the ranks go on starting.
+            RunStopped: the wait was interrupted; the ranks continue to start.
             TimeoutError: they were not ready within ``timeout`` seconds.
         """
         if self._room.closed:
@@ -300,12 +300,12 @@ class Cluster:
             run.interrupt()
 
     def diagnose(self) -> list[Finding]:
-        """The mistakes in the current run, or in the latest: who waits for whom, and why."""
+        """The mistakes in the current or latest run: which rank waits for which, and why."""
         run = self._room.run or self._latest
         return [] if run is None else run.findings
 
     def restart(self) -> Cluster:
-        """Replace every rank by a fresh process: variables, imports and memory start anew."""
+        """Replace every rank by a new process, which loses variables, imports and memory."""
         if self._room.closed:
             raise self._stopped()
         run = self._room.run

@@ -199,24 +199,24 @@ class Experiment(State):
     A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or a widget of
     ipywidgets; it begins at the function's default. Some names mean more:
 
-    - ``ranks=(2, 8)``: how many ranks. The cluster given serves for its own number; for others
-      one is started and kept until another number is asked for, or :meth:`close`.
-    - ``straggler=(0, 0.5)``: seconds that the last rank loses before each communication.
+    - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; for another
+      number a cluster is started, and kept until the number changes or :meth:`close`.
+    - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
 
-    A function that goes through ``dk.progress(range(steps))``, or a loop in
+    A function that iterates over ``dk.progress(range(steps))``, or a loop in
     :func:`~distkit.watch_gradients`, moves the bar.
 
     Args:
         fn: runs on every rank, with the values of the controls as keyword arguments.
-        cluster: where; it is never stopped from here. Without one, one of 4 ranks is started.
-        controls: by parameter.
+        cluster: where it runs; the experiment never stops it. Without one, 4 ranks are started.
+        controls: one per parameter.
 
     Raises:
         TypeError: the function has no such parameter, or one with neither default nor control.
-        ValueError: a control is no control, or begins outside its range.
-        NotPicklableError: the function cannot travel to the ranks.
+        ValueError: a control is invalid, or its default is outside its range.
+        NotPicklableError: the function cannot be pickled.
 
     Example:
         >>> def train(batch=32, lr=0.2): ...

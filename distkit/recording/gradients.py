@@ -40,17 +40,17 @@ EXACT_WEIGHTS = 1 << 22
 
 @contextmanager
 def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRecorder]:
-    """Note gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
+    """Record gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
 
-    It sees each gradient when ``backward`` has made it, before any all-reduce, and once more
-    at the end of the step. It works with loops of your own, with
-    :func:`~distkit.sync_sgd_step` and with ``DistributedDataParallel``. All ranks look at the
-    same steps: all of the first 64, then every second, fourth … so that a trace stays small.
+    It records each gradient when ``backward`` has computed it, before any all-reduce, and again
+    at the end of the step. It works with your own loops, with
+    :func:`~distkit.sync_sgd_step` and with ``DistributedDataParallel``. All ranks record the
+    same steps: all of the first 64, then every second, fourth …, to keep the trace small.
     Outside a recorded run it does nothing.
 
     Args:
-        model: what is trained.
-        most: of a model with more parameters, that many of the largest are watched.
+        model: the model that is trained.
+        most: the largest number of parameters to record; a bigger model's largest ones are chosen.
 
     >>> import torch
     >>> net = torch.nn.Linear(2, 1)

@@ -22,15 +22,15 @@ MARKS = 100
 
 
 def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
-    """Go through ``iterable``, and show on the notebook's side how far each rank has come.
+    """Iterate over ``iterable``, and show in the notebook how far each rank has got.
 
     Steps appear in the timeline as marked computation, and move the bar of a
-    :class:`distkit.Experiment`. Of a long loop every hundredth part is noted: each step of a
-    loop of 100, every tenth of 1,000. Outside a recorded run it does nothing.
+    :class:`distkit.Experiment`. At most a hundred steps are recorded: each step of a
+    loop of 100, every tenth of a loop of 1,000. Outside a recorded run it does nothing.
 
     Args:
-        iterable: what the loop goes through.
-        total: how many there are, where ``len(iterable)`` does not tell.
+        iterable: what the loop iterates over.
+        total: the number of steps, if ``len(iterable)`` is not available.
 
     >>> [x for x in progress(range(3))]
     [0, 1, 2]

@@ -1,6 +1,6 @@
-"""Trouble on demand: stragglers, slow links, lost and killed ranks, on real ranks, without root.
+"""Fault injection: stragglers, slow links, lost and killed ranks, on real ranks, without root.
 
-What it does happens on the ranks, in the tap's hook before a communication goes to the backend,
+The faults happen on the ranks, in the tap's hook before an operation goes to the backend,
 and before each call of a KVStore.
 """
 
@@ -93,9 +93,9 @@ def trouble(
     drop_rank: int | Mapping[int, int] | None = None,
     kill: Mapping[int, int] | None = None,
 ) -> Iterator[None]:
-    """Make trouble for every run that starts inside the ``with`` block.
+    """Inject faults into every run that starts inside the ``with`` block.
 
-    The cost of a link is charged to who sends, and to every member of a collective: the rank is
+    The sender, and every member of a collective, pays the cost of a link: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
 
     Each call of a KVStore that servers have to answer (``init``, ``push``, ``pull``, ``barrier``,
@@ -103,11 +103,11 @@ def trouble(
     all its keys.
 
     Args:
-        delay: ``{rank: seconds}`` that the rank wastes before each communication: a straggler.
+        delay: ``{rank: seconds}`` by which each communication of the rank is delayed: a straggler.
         latency: seconds added to each message and each collective.
-        bandwidth: bytes per second of a link, no limit when None.
-        drop_rank: a rank that leaves the function before its first communication without a
-            word, or ``{rank: n}`` for after its n-th.
+        bandwidth: bytes per second of a link; None for no limit.
+        drop_rank: a rank that silently leaves the function before its first communication,
+            or ``{rank: n}`` to leave after its n-th.
         kill: ``{rank: n}``: the rank's process is killed after its n-th communication.
 
     Raises:

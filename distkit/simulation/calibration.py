@@ -38,15 +38,15 @@ class Ranks(Protocol):
 def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
     """Measure the links between a cluster's ranks, as a network for :func:`distkit.simulate`.
 
-    It takes some seconds, and is as good as the machine is quiet.
+    It takes some seconds, and is most accurate on an idle machine.
 
     Args:
         cluster: a :class:`distkit.Cluster` of two ranks or more.
-        sizes: of messages [bytes], rising.
-        batches: how often each is measured; they take turns, and the quiet ones count.
+        sizes: of messages [bytes], in ascending order.
+        batches: how often each is measured, alternately; batches from idle times count.
 
     Raises:
-        TypeError: ``cluster`` is no cluster.
+        TypeError: ``cluster`` is not a cluster.
         ValueError: there is only one rank, or the sizes are too few or too small for a line.
 
     Example:

@@ -336,7 +336,7 @@ def simulate(
     seed: int = 0,
     **options: Any,
 ) -> Trace:
-    """Play a schedule on a network: the trace that ``n`` real ranks would have left.
+    """Simulate a schedule on a network: the trace that ``n`` real ranks would produce.
 
     Args:
         schedule: the name of an algorithm, an entry of the catalogue, or a function of the
@@ -347,12 +347,12 @@ def simulate(
         start: when each rank calls [s], one for all or shape (n,).
         stragglers: slow ranks, jitter, failures.
         itemsize: bytes of an element, which is never cut.
-        chunks: in how many chunks the tensor is split, if the schedule does not know.
+        chunks: number of chunks of the tensor, if the schedule does not define it.
         seed: of the jitter; the same seed gives the same trace.
         options: of the schedule, such as ``devices=`` of the hierarchical one.
 
     Raises:
-        TypeError: ``network`` is no network.
+        TypeError: ``network`` is not a network.
         ValueError: an unknown algorithm, a network of another size, too many events …
 
     Example:

@@ -29,18 +29,18 @@ def run_ranks(
     seed: int | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Run a function on ``n`` fresh ranks, forked from a warm process, and wait for it.
+    """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
 
     The same ranks, recording and errors as :meth:`Cluster.run`, without ipyparallel: some
     tens of milliseconds once torch is imported in the fork server. CPU and gloo only.
 
     Args:
         fn: a function, or the path of a torchrun-style script.
-        n: how many ranks.
+        n: number of ranks.
         args: passed to ``fn``, the same on every rank.
         kwargs: likewise.
-        record: whether to record a trace; without one no deadlock is noticed.
-        wait_forever: do not release ranks that wait for each other for ever.
+        record: whether to record a trace; without one no deadlock is detected.
+        wait_forever: do not release ranks that wait for each other forever.
         seed: of the ranks' random numbers, as of :meth:`Cluster.run`.
 
     Raises:

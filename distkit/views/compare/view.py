@@ -26,15 +26,15 @@ CLOCKS = ("start", "duration")
 
 
 class Compare(View):
-    """Shows two or more traces side by side or overlaid on one clock, and their differences.
+    """Shows two or more traces side by side or overlaid on one time axis, and their differences.
 
     A table has total time, messages, bytes, rounds, communication and waiting of each, as
-    multiples of the baseline. A rank is *waiting* while it does nothing but wait for others. The
+    multiples of the baseline. A rank is *waiting* while it only waits for others. The
     barrier at the end of a run, where ranks that have finished wait, does not count.
 
-    Point at an operation, and the n-th operation of that rank in the other traces is shown with
-    it, with the difference in time. Of watched training loops the losses are drawn over time and
-    over steps. Runs that still go on are followed.
+    Hover over the n-th operation of a rank to see the n-th of that rank in the other traces, and
+    the difference in time. The losses of watched training loops are drawn over time and
+    over steps. The view follows runs that are still running.
 
     Args:
         traces: a mapping from names to traces or runs, or several of them, then named by

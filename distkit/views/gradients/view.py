@@ -17,13 +17,13 @@ from distkit.views.widget.view import WholeView
 class Gradients(WholeView):
     """Shows what training does: gradients, replicas, loss and speed, of a watched loop.
 
-    Per layer and rank: norm, histogram, heat map, the cosine between ranks, and what the
-    all-reduce made of it; the gradient of one process beside it where it was noted; how far
+    Per layer and rank: norm, histogram, heat map, the cosine between ranks, and the result of
+    the all-reduce; the gradient of one process beside it if it was recorded; how far
     the replicas have drifted apart; loss, learning rate, samples per second, live.
 
     Args:
-        source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop stands
-            in :func:`~distkit.watch_gradients`.
+        source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is
+            inside :func:`~distkit.watch_gradients`.
 
     Raises:
         TypeError: ``source`` has no trace.

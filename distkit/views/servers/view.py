@@ -21,9 +21,9 @@ class Servers(SceneView):
     """Shows a run with a parameter server in trace time, message by message.
 
     Each server has its keys with their versions, and an inbox per key in which gradients wait for
-    an update. A gradient carries the version that it was computed from; an update tells whose
-    gradients went in, and how late they were. Workers that wait point at those they wait for.
-    Space plays, arrows step from message to message, page up and down from update to update.
+    an update. A gradient carries the version that it was computed from; an update shows whose
+    gradients it used, and how late they were. Arrows lead from a waiting worker to those
+    it waits for. Space plays, arrow keys step through messages, page up and down through updates.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

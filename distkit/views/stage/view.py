@@ -19,19 +19,19 @@ MAX_ROWS = 24
 
 
 class Stage(SceneView):
-    """Plays a run: who sends what to whom, and whose contributions each tensor then holds.
+    """Animates a run: the messages between ranks, and the contributions in each tensor.
 
-    The ranks stand as their own messages suggest, each with its tensor as a strip of numbered
-    chunks. In a chunk every rank has a layer of its own: it is coloured when that rank's
-    contribution is in it, so a full chunk has all colours; "values" shows numbers instead. A
-    collective of torch's own is a hub in the middle. Space plays, arrows go from round to round,
+    The messages determine the layout of the ranks. Each rank has its tensor as a strip of numbered
+    chunks. A chunk has one layer per rank: it has that rank's colour when the chunk contains its
+    contribution, so a complete chunk has all colours; "values" shows numbers instead. A
+    collective of torch is a hub in the middle. Space plays, arrows go from round to round,
     or from message to message.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
         layout: "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers in a
-            row of their own); None: what fits who talks to whom.
-        clock: "rounds": all messages of a round fly together, as in a book; "time": as
+            row of their own); None: chosen by the messages.
+        clock: "rounds": all messages of a round move together, as in a textbook; "time": as
             measured. The reader can switch.
 
     Raises:
