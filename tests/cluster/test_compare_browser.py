@@ -161,10 +161,10 @@ def test_losses_over_time_and_steps(tab: Any, tmp_path: Path) -> None:
     named = {"sync": loop([3.0, 2.0, 1.0, 0.5], 4e-3), "async": loop([3.0, math.nan, 1.5], 2e-3)}
     sheet = opened(tab, tmp_path, named)
     assert sheet.root.locator(".dkc-chart").count() == 2
-    assert sheet.root.locator(".dkc-curve").count() == 4
+    assert sheet.root.locator(".dkv-curve").count() == 4
     label = sheet.root.locator(".dkc-chart").first.get_attribute("aria-label")
     assert label == "loss over time: sync 0.5 after 4 steps, async 1.5 after 3 steps"
-    paths = [p.get_attribute("d") for p in sheet.root.locator(".dkc-curve").all()]
+    paths = [p.get_attribute("d") for p in sheet.root.locator(".dkv-curve").all()]
     assert [p.count("M") for p in paths] == [1, 2, 1, 2]  # the NaN is a gap
     assert "async: the loss is not finite at step 2" in sheet.text(".dk-notices")
     assert cell(sheet, "loss", 1) == ["1.5", "3×"]

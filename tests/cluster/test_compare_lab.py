@@ -70,7 +70,7 @@ def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     steps = view.locator("tr[data-key=steps] td b")
     steps.first.filter(has_text="12").wait_for()
     assert int(steps.nth(1).inner_text()) >= 12
-    assert view.locator(".dkc-curve").count() == 4
+    assert view.locator(".dkv-curve").count() == 4
     assert "messages inside the backend's" in view.locator(".dk-notices").inner_text()
 
     view.locator("canvas").focus()

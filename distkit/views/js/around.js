@@ -1,7 +1,7 @@
 // The words around the picture: heading, notices, legend, and the sums underneath.
 
 import { h } from "./dom.js";
-import { humanBytes, humanSeconds, plural } from "./numbers.js";
+import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js";
 
 const LEGEND = [
   ["message", "message"],
@@ -36,47 +36,50 @@ export function legend(store) {
     h("li", {}, h("i", { class: `dk-key dk-${kind}` }), text));
 }
 
-export function sums(store, color) {
-  const { frame } = store;
-  const tile = (value, label, detail) =>
-    h("div", { class: "dk-tile" }, h("b", {}, value), h("span", {}, label, detail ? ` · ${detail}` : ""));
-  const noun = (n, word) => plural(n, word).replace(/^\S+ /, "");
+export function sums({ frame }, color) {
+  const { messages, message_bytes, collectives, collective_bytes, start, end, lanes } = frame;
+  const tile = (value, label) =>
+    h("div", { class: "dk-tile" }, h("b", {}, value), h("span", {}, label));
+  const some = (n, word, bytes) => tile(grouped(n),
+    plural(n, word).replace(/^\S+ /, "") + (bytes ? ` · ${humanBytes(bytes)}` : ""));
   return [
-    frame.messages || !frame.collectives
-      ? tile(frame.messages.toLocaleString("en"), noun(frame.messages, "message"),
-        frame.message_bytes ? humanBytes(frame.message_bytes) : "") : null,
-    frame.collectives
-      ? tile(frame.collectives.toLocaleString("en"), noun(frame.collectives, "collective"),
-        frame.collective_bytes ? humanBytes(frame.collective_bytes) : "") : null,
-    tile(frame.end > frame.start ? humanSeconds(frame.end - frame.start) : "0 s", "first to last event"),
-    frame.lanes.length ? busy(frame.lanes, color) : null,
+    messages || !collectives ? some(messages, "message", message_bytes) : null,
+    collectives ? some(collectives, "collective", collective_bytes) : null,
+    tile(end > start ? humanSeconds(end - start) : "0 s", "first to last event"),
+    lanes.length ? busy(lanes, color) : null,
   ].filter(Boolean);
 }
 
 // Per rank: the part of the time spent in communication, and of that in waiting (paler).
 function busy(lanes, color) {
-  const percent = (x) => `${Math.round(100 * x)} %`;
-  const label = h("span", {}, "time in communication", lanes.some(({ waiting }) => waiting > 0.005) ? ", of which waiting (pale)" : "");
+  const waits = lanes.some(({ waiting }) => waiting > 0.005);
+  const label = h("span", {}, "time in communication", waits ? ", of which waiting (pale)" : "");
   if (lanes.length > MANY) {
-    const range = (all) => [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");
+    const range = (all) =>
+      [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");
     return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
       h("span", {}, ` · waiting ${range(lanes.map((lane) => lane.waiting))}`));
   }
+  const some = lanes.some((lane) => lane.messages);
   const meters = lanes.map((lane) => {
-    const { messages, bytes, waiting } = lane;
-    const words = `${lane.name}: ${plural(messages, "message")} sent, ${humanBytes(bytes)}; ` +
-      `${percent(lane.busy)} in communication, ${percent(waiting)} waiting`;
-    const paint = `background:${color(lane.rank)}`;
-    const some = lanes.some((one) => one.messages);
-    const sent = messages ? `${messages.toLocaleString("en")} sent · ${humanBytes(bytes)}` : "nothing sent";
-    return h("div", { class: "dk-meter", title: words },
-      h("span", {}, lane.name),
-      h("i", {}, h("i", { style: `width:${100 * Math.max(0, lane.busy - waiting)}%;${paint}` }),
-        h("i", { style: `width:${100 * Math.min(lane.busy, waiting)}%;${paint};opacity:.4` })),
-      h("b", {}, percent(lane.busy)),
-      some ? h("small", {}, sent) : null);
+    const { words, bar } = shares(lane, color(lane.rank));
+    const { name, messages, bytes } = lane;
+    const sent = messages ? `${grouped(messages)} sent · ${humanBytes(bytes)}` : "nothing sent";
+    return h("div", { class: "dk-meter", title: words }, h("span", {}, name), bar,
+      h("b", {}, percent(lane.busy)), some ? h("small", {}, sent) : null);
   });
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
+}
+
+// How a rank spent its time: in words, and as a bar that is paler where it waited.
+export function shares({ name, busy: spent, waiting, messages, bytes }, color) {
+  const part = (share, more = "") =>
+    h("i", { style: `width:${100 * Math.max(0, share)}%;background:${color}${more}` });
+  return {
+    words: `${name}: ${percent(spent)} in communication, ${percent(waiting)} waiting; ` +
+      `${plural(messages, "message")} sent, ${humanBytes(bytes)}`,
+    bar: h("i", {}, part(spent - waiting), part(Math.min(spent, waiting), ";opacity:.4")),
+  };
 }
 
 export function alternative({ frame }) {

@@ -84,7 +84,8 @@ export class Arrows {
     const length = Math.hypot(x2 - x1, y2 - y1) || 1;
     const color = this.#ink(a, whole);
     this.c.globalAlpha = this.#dim(a);
-    if (whole) this.#head(x2, y2, (x2 - x1) / length, (y2 - y1) / length, Math.min(9, length), color);
+    const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
+    if (whole) this.#head(x2, y2, ux, uy, Math.min(9, length), color);
     else this.#nowhere(this.store.send[a] >= 0 ? [x2, y2] : [x1, y1], color);
     this.c.globalAlpha = 1;
   }

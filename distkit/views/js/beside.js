@@ -7,17 +7,48 @@ import { d3 } from "./vendor/d3.js";
 
 export const order = d3.bisector((x) => x); // of sorted numbers
 
+// Of sorted beats the next or the previous one.
+export function beyond(beats, beat, by) {
+  const i = by > 0 ? order.right(beats, beat) : order.left(beats, beat) - 1;
+  return beats[clamp(i, 0, beats.length - 1)] ?? beat;
+}
+
+// Marks the latest of some beats in the list that shows them; tells its element, and whether it is
+// another one.
+function mark(view, beat) {
+  const now = order.right(view.beats, beat) - 1;
+  const moved = now !== view.marked;
+  const { children } = view.list;
+  if (moved) {
+    children[view.marked]?.removeAttribute("aria-current");
+    children[now]?.setAttribute("aria-current", "step");
+  }
+  view.marked = now;
+  return [children[now], moved];
+}
+
+// Goes to the beat of what is clicked.
+const onbeat = (go) => ({ target }) => {
+  const { beat } = target.closest("[data-beat]")?.dataset ?? {};
+  if (beat !== undefined) go(Number(beat));
+};
+
 // Buttons of which one is chosen; none where there is nothing to choose.
 export class Choice {
   constructor(label, choose) {
-    Object.assign(this, { choose, names: [], root: h("div", { class: "dkm-choice", role: "group", "aria-label": label }) });
-    this.root.addEventListener("click", (e) => e.target.dataset.name && choose(e.target.dataset.name));
+    const onclick = ({ target }) => target.dataset.name && choose(target.dataset.name);
+    const root = h("div", { class: "dkm-choice", role: "group", "aria-label": label, onclick });
+    Object.assign(this, { choose, names: [], root });
   }
 
   load(names, chosen) {
-    if (names.join() !== this.names.join()) // a button may have the focus
-      this.root.replaceChildren(...names.map((name) => h("button", { type: "button", "data-name": name }, name)));
-    for (const b of this.root.children) b.setAttribute("aria-pressed", String(b.dataset.name === chosen));
+    if (names.join() !== this.names.join()) { // a button may have the focus
+      this.root.replaceChildren(...names.map((name) =>
+        h("button", { type: "button", "data-name": name }, name)));
+    }
+    for (const b of this.root.children) {
+      b.setAttribute("aria-pressed", String(b.dataset.name === chosen));
+    }
     Object.assign(this, { names, chosen });
     this.root.hidden = names.length < 2;
   }
@@ -31,38 +62,28 @@ export class Choice {
 // Moments that tell the story, drawn small.
 export class Panels {
   constructor(go) {
-    Object.assign(this, { marks: [], beats: [], root: h("ol", { class: "dkm-panels", "aria-label": "moments" }) });
-    this.root.addEventListener("click", (e) => {
-      const { beat } = e.target.closest("[data-beat]")?.dataset ?? {};
-      if (beat !== undefined) go(Number(beat));
-    });
+    Object.assign(this, { marks: [], beats: [] });
+    this.root = this.list = h("ol",
+      { class: "dkm-panels", "aria-label": "moments", onclick: onbeat(go) });
   }
 
   load({ panels, scene, styles, beats, home, end }) {
     this.root.hidden = !panels.length;
     this.beats = panels.map(([beat]) => beat);
-    this.marks = panels.map(() => new Marks("dkm-small"));
-    this.root.replaceChildren(...panels.map(([beat, title, when], i) => {
-      this.marks[i].load(scene, styles);
-      this.marks[i].draw(beat < 0 ? home : beats[beat].end ?? end, beat);
-      return h("li", {}, h("button", { type: "button", "data-beat": beat },
-        h("span", {}, h("b", {}, title), h("small", {}, when)), this.marks[i].root));
-    }));
+    this.marks = panels.map(([beat]) => {
+      const marks = new Marks("dkm-small");
+      marks.load(scene, styles);
+      marks.draw(beat < 0 ? home : beats[beat].end ?? end, beat);
+      return marks;
+    });
+    this.root.replaceChildren(...panels.map(([beat, title, when], i) =>
+      h("li", {}, h("button", { type: "button", "data-beat": beat },
+        h("span", {}, h("b", {}, title), h("small", {}, when)), this.marks[i].root))));
     this.marked = undefined;
   }
 
   mark(beat) {
-    const now = order.right(this.beats, beat) - 1;
-    if (now === this.marked) return;
-    this.root.children[this.marked]?.removeAttribute("aria-current");
-    this.root.children[now]?.setAttribute("aria-current", "step");
-    this.marked = now;
-  }
-
-  // The beat of the next or the previous moment.
-  beside(beat, by) {
-    const now = by > 0 ? order.right(this.beats, beat) : order.left(this.beats, beat) - 1;
-    return this.beats[clamp(now, 0, this.beats.length - 1)] ?? beat;
+    mark(this, beat);
   }
 }
 
@@ -70,14 +91,11 @@ export class Panels {
 export class List {
   constructor(go) {
     this.name = h("h4");
-    this.select = h("select", { class: "dkv-select", "aria-label": "which" });
-    this.list = h("ol", { class: "dk-beats" });
-    this.root = h("div", { class: "dkm-list" }, h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
-    this.select.addEventListener("change", () => this.#fill());
-    this.list.addEventListener("click", (e) => {
-      const row = e.target.closest("li[data-beat]");
-      if (row) go(Number(row.dataset.beat));
-    });
+    this.select = h("select",
+      { class: "dkv-select", "aria-label": "which", onchange: () => this.#fill() });
+    this.list = h("ol", { class: "dk-beats", onclick: onbeat(go) });
+    this.root = h("div", { class: "dkm-list" },
+      h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
   }
 
   load(list, script) {
@@ -89,49 +107,46 @@ export class List {
     this.name.textContent = name;
     const groups = [...new Set(rows.map(([, group]) => group))];
     const chosen = this.select.value;
-    this.select.replaceChildren(h("option", { value: "" }, all), ...groups.map((group) => h("option", { value: group }, group)));
+    this.select.replaceChildren(h("option", { value: "" }, all),
+      ...groups.map((group) => h("option", { value: group }, group)));
     this.select.value = groups.includes(chosen) ? chosen : "";
     this.select.hidden = groups.length < 2;
     this.#fill();
   }
 
   #fill() {
-    const { rows, script, select: { value: only } } = this;
-    const when = (beat) => {
-      const { end } = script.beats[beat];
-      return end === null ? "never" : script.unit === "round" ? "" : humanSeconds(end);
-    };
+    const { rows, select: { value: only } } = this;
     const shown = rows.filter(([, group]) => !only || group === only);
-    const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
-      h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
-    this.list.replaceChildren(...shown.map(([beat, , key, part, value, who, others]) => h("li", { "data-beat": beat },
-      h("span", { class: "dk-who" }, h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
-      h("span", { class: "dk-when" }, when(beat)),
-      h("span", { class: "dk-what" }, who.map(badge), others ? `and ${others} more` : ""))), ...(shown.length ? [] : [h("li", { class: "dkm-none" }, "none yet")]));
+    const none = h("li", { class: "dkm-none" }, "none yet");
+    this.list.replaceChildren(...shown.length ? shown.map((row) => this.#row(row)) : [none]);
     this.beats = shown.map(([beat]) => beat);
     this.marked = undefined;
     this.mark(this.beat ?? -1);
   }
 
+  #row([beat, , key, part, value, who, others]) {
+    const { beats, unit } = this.script;
+    const { end } = beats[beat];
+    const when = end === null ? "never" : unit === "round" ? "" : humanSeconds(end);
+    const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
+      h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
+    return h("li", { "data-beat": beat },
+      h("span", { class: "dk-who" },
+        h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
+      h("span", { class: "dk-when" }, when),
+      h("span", { class: "dk-what" }, who.map(badge), others ? `and ${others} more` : ""));
+  }
+
   // anew: the page may have another size.
   mark(beat, anew = false) {
     this.beat = beat;
-    const now = order.right(this.beats, beat) - 1;
-    if (now === this.marked && !anew) return;
-    this.list.children[this.marked]?.removeAttribute("aria-current");
-    this.marked = now;
-    if (now < 0) this.list.scrollTop = 0;
-    const row = now < 0 ? null : this.list.children[now];
+    const [row, moved] = mark(this, beat);
+    if (!moved && !anew) return;
+    if (this.marked < 0) this.list.scrollTop = 0;
     if (!row) return;
-    row.setAttribute("aria-current", "step");
     const { offsetTop: top, offsetHeight: height } = row;
     const { scrollTop, clientHeight } = this.list;
-    if (top < scrollTop + height || top > scrollTop + clientHeight - 2 * height) this.list.scrollTop = top - clientHeight / 2;
-  }
-
-  // The next or the previous row's beat.
-  beside(beat, by) {
-    const i = by > 0 ? order.right(this.beats, beat) : order.left(this.beats, beat) - 1;
-    return this.beats[clamp(i, 0, this.beats.length - 1)] ?? beat;
+    const seen = top >= scrollTop + height && top <= scrollTop + clientHeight - 2 * height;
+    if (!seen) this.list.scrollTop = top - clientHeight / 2;
   }
 }

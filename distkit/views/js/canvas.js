@@ -4,7 +4,7 @@
 export function fit(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
   const [wide, high] = [width, height].map((n) => Math.max(1, Math.round(n * ratio)));
-  if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+  if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);

@@ -3,7 +3,8 @@
 import { h, still } from "./dom.js";
 import { call } from "./painter.js";
 import { paint, pin } from "./source.js";
-import { figure, strip, tensor } from "./tooltip.js";
+import { figure, largest } from "./numbers.js";
+import { strip, tensor } from "./tooltip.js";
 
 const ENDED = ["failed", "released"];
 const FLASH = 700; // milliseconds
@@ -11,7 +12,8 @@ const FLASH = 700; // milliseconds
 export class Cards {
   constructor(ranks, store) {
     this.store = store;
-    this.cards = new Map(ranks.map((rank) => [rank, { root: empty(rank, store.name(rank)), key: "" }]));
+    const made = (rank) => ({ root: empty(rank, store.name(rank)), key: "" });
+    this.cards = new Map(ranks.map((rank) => [rank, made(rank)]));
     this.root = h("section", { class: "dk-cards", "aria-label": "ranks" },
       [...this.cards.values()].map(({ root }) => root));
   }
@@ -28,33 +30,39 @@ export class Cards {
       card.key = key;
       card.root.dataset.doing = rank.doing;
       card.root.querySelector(".dk-doing").textContent = rank.doing;
-      card.root.lastChild.replaceChildren(...body(rank, now, last, scale, this.store).filter(Boolean));
+      const parts = body(rank, now, last, scale, this.store);
+      card.root.lastChild.replaceChildren(...parts.filter(Boolean));
     }
   }
 }
 
 function empty(rank, name) {
-  return h("article", { class: "dk-card", "data-rank": rank, style: paint(rank), "aria-label": name },
+  const about = { class: "dk-card", "data-rank": rank, style: paint(rank), "aria-label": name };
+  return h("article", about,
     h("header", {}, pin(rank), h("strong", {}, name), h("span", { class: "dk-doing" })),
     h("div", { class: "dk-card-body" }));
 }
 
 function body(rank, now, last, scale, store) {
+  const called = rank.call || (ENDED.includes(rank.doing) && rank.where);
+  const size = (bar) => (bar?.dtype ? h("span", { class: "dk-tensor" }, tensor(bar)) : null);
+  const unwritten = now?.kind === "recv" && now.dtype ? "not written yet" : "";
   return [
-    rank.call || (ENDED.includes(rank.doing) && rank.where) ? h("div", { class: "dk-call" },
-      h("code", {}, rank.call ?? ""), now?.dtype ? h("span", { class: "dk-tensor" }, tensor(now)) : null, h("span", { class: "dk-where", title: rank.inner ?? "" }, rank.where ?? "")) : null,
+    called ? h("div", { class: "dk-call" }, h("code", {}, rank.call ?? ""), size(now),
+      h("span", { class: "dk-where", title: rank.inner ?? "" }, rank.where ?? "")) : null,
     rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
-    now ? strips(now, now.values?.slice(0, 1), scale, now.kind === "recv" && now.dtype ? "not written yet" : "") : null,
+    now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
-      h("div", { class: "dk-was" }, h("span", {}, "done"), h("span", {}, call(last, store)),
-        last.dtype ? h("span", { class: "dk-tensor" }, tensor(last)) : null),
+      h("div", { class: "dk-was" },
+        h("span", {}, "done"), h("span", {}, call(last, store)), size(last)),
       strips(last, last.values, scale)) : null,
   ];
 }
 
 // What has changed is seen.
 function flash(card) {
-  if (!still()) card.animate([{ background: "color-mix(in srgb, var(--rank) 30%, transparent)" }, {}], FLASH);
+  const background = "color-mix(in srgb, var(--rank) 30%, transparent)";
+  if (!still()) card.animate([{ background }, {}], FLASH);
 }
 
 // Before and after, on the scale of all tensors of that shape.
@@ -64,10 +72,9 @@ function strips(bar, values, scale, note = "") {
   const shown = [["before", same ? null : first], [same ? "values" : "after", then]]
     .filter(([, s]) => s?.values.length);
   if (!shown.length) return note ? h("div", { class: "dk-note" }, note) : null;
-  const most = scale[bar.shape] || largest(values);
   return h("div", { class: "dk-heat" }, shown.map(([when, summary]) => [
-    h("span", {}, when),
-    strip(summary, most), h("span", { class: "dk-caption" }, range(summary))]));
+    h("span", {}, when), strip(summary, scale[bar.shape]),
+    h("span", { class: "dk-caption" }, range(summary))]));
 }
 
 function range({ values, size, min, max }) {
@@ -79,11 +86,8 @@ function scales(ranks, store) {
   const scale = {};
   for (const id of ranks.flatMap(({ now, last }) => [now, last])) {
     const { shape, values = [] } = store.bars.get(id) ?? {};
-    const most = Math.max(0, ...values.flatMap((s) => s?.values ?? []).filter(Number.isFinite).map(Math.abs));
+    const most = largest(values.flatMap((s) => s?.values ?? []));
     scale[shape] = Math.max(scale[shape] ?? 0, most);
   }
   return scale;
 }
-
-const largest = (values) =>
-  Math.max(1e-30, ...values.flatMap((s) => s?.values ?? []).filter(Number.isFinite).map(Math.abs));

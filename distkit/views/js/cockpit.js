@@ -2,10 +2,12 @@
 // Moments arrive as numbered patches; looking back draws one of them again.
 
 import { Cards } from "./cards.js";
+import { dress } from "./colors.js";
 import { chips, Controls, stepOf } from "./controls.js";
-import { h } from "./dom.js";
-import { readable } from "./colors.js";
+import { h, modified, obey, spoken } from "./dom.js";
+import { Follower } from "./follower.js";
 import { Marks } from "./marks.js";
+import { clamp } from "./numbers.js";
 import { Source } from "./source.js";
 import { Talk } from "./talk.js";
 import { Timeline } from "./timeline.js";
@@ -14,19 +16,21 @@ const SILENT = "The kernel does not answer. It is busy with a cell, or it is gon
   "then run the cell again.";
 const GONE = "The kernel is gone: run the cell again.";
 const NEAR = 12; // so many moments before the one shown are in the timeline
-const LANES = 130; // pixels of the timeline's lanes, where there is room
+// pixels of the timeline's lanes, where there is room, and of their parts
+const SIZES = { height: 130, min_gap: 4, pad: 2, gap: 2, row: 16, axis: 24 };
 
-export class Cockpit {
+export class Cockpit extends Follower {
   constructor(model, el) {
     const { moments, sources, next, ...state } = model.get("steps");
-    Object.assign(this, { model, next, drawn: 0, wanted: null, absent: "" });
+    super(model, next, "step");
+    Object.assign(this, { drawn: 0, wanted: null, absent: "" });
     this.state = { ...state, moments: moments.map(([, moment]) => moment) };
     this.talk = new Talk(model, (how) => this.#miss(how));
     this.#build(el);
     this.source.add(sources);
     this.#listen();
-    this.#drain();
-    this.#draw();
+    this.drain();
+    this.frame();
     this.root.dataset.cockpit = "ready";
   }
 
@@ -38,14 +42,15 @@ export class Cockpit {
     this.parts = Object.fromEntries(["step", "finding", "trouble"].map((part) =>
       [part, h("div", { class: `dk-${part}` })]));
     this.chips = h("ul", { class: "dk-chips" });
-    this.spoken = h("p", { class: "dk-spoken", "aria-live": "polite" });
+    this.spoken = spoken();
     this.root = h("figure", { class: "distkit-cockpit", tabindex: 0, role: "group",
       "aria-label": `stepping through ${name}: n next, b back, p play, ? all keys` });
     el.append(this.root);
     this.root.append(below);
-    this.timeline = new Timeline(this.model, below, { stepped: true, onlook: (look) => this.#look(look) });
-    const { sizes } = this.timeline.theme;
-    this.timeline.theme = { ...this.timeline.theme, sizes: { ...sizes, height: LANES, min_gap: 4, pad: 2, gap: 2, row: 16, axis: 24 } };
+    const onlook = (look) => dress(this.root, look); // the timeline knows whether the page is dark
+    this.timeline = new Timeline(this.model, below, { stepped: true, onlook });
+    const { theme } = this.timeline;
+    this.timeline.theme = { ...theme, sizes: { ...theme.sizes, ...SIZES } };
     this.source = new Source(ranks);
     this.cards = new Cards(ranks, this.timeline.store);
     this.controls = new Controls(ranks, (rank) => this.timeline.store.name(rank),
@@ -57,37 +62,17 @@ export class Cockpit {
     this.root.append(this.spoken);
   }
 
-  // The timeline knows whether the page is dark: its colours are ours.
-  #look({ ranks, warning }) {
-    ranks.forEach((color, i) => {
-      this.root.style.setProperty(`--dk-r${i}`, color);
-      this.root.style.setProperty(`--dk-i${i}`, readable(color));
-    });
-    this.root.style.setProperty("--dk-warning", warning);
-  }
-
   // -- from the kernel -----------------------------------------------------------------
 
   #listen() {
-    this.changed = () => this.#drain();
-    this.model.on("change", this.changed);
-    this.root.addEventListener("keydown", (e) => this.#typed(e));
-    this.root.addEventListener("pointerdown", (e) => {
-      if (!e.target.closest("button, select, input, canvas, details")) this.root.focus({ preventScroll: true });
+    this.on(this.root, "keydown", (e) => this.#typed(e));
+    this.on(this.root, "pointerdown", (e) => {
+      if (e.target.closest("button, select, input, canvas, details")) return;
+      this.root.focus({ preventScroll: true });
     });
   }
 
-  #drain() {
-    let patch, any = false;
-    while ((patch = this.model.get(`step${this.next}`))) {
-      this.#merge(patch);
-      this.next += 1;
-      any = true;
-    }
-    if (any) this.#later();
-  }
-
-  #merge({ moments = [], sources = {}, ...rest }) {
+  merge({ moments = [], sources = {}, ...rest }) {
     const known = this.state.moments;
     for (const [i, moment] of moments) known[i] = moment;
     if (moments.length) known.length = moments.at(-1)[0] + 1;
@@ -97,14 +82,7 @@ export class Cockpit {
 
   // -- drawing ----------------------------------------------------------------------------
 
-  #later() {
-    this.pending ??= requestAnimationFrame(() => {
-      this.pending = null;
-      if (!this.gone) this.#draw();
-    });
-  }
-
-  #draw() {
+  frame() {
     const { state, parts } = this;
     const last = state.moments.length - 1;
     const position = Math.min(state.position, last);
@@ -113,14 +91,16 @@ export class Cockpit {
     const absent = { silent: SILENT, gone: GONE }[this.absent] ?? "";
     this.controls.show({ ...state, position, absent });
     parts.trouble.textContent = absent || state.trouble;
-    this.source.explain(this.timeline.store.count ? "The program's source is not known." : state.finished
-      ? "It has no communication to step through." : "It has not come to a communication yet.");
+    const silent = state.finished ? "It has no communication to step through."
+      : "It has not come to a communication yet.";
+    this.source.explain(this.timeline.store.count ? "The program's source is not known." : silent);
     if (moment !== this.moment || past !== this.past) this.#show(moment, position, past);
     const remarks = this.#remarks(moment, past);
     const key = JSON.stringify(remarks);
     if (key !== this.told) this.#find(remarks, moment, key);
     this.root.dataset.position = position;
-    this.root.dataset.state = absent ? "absent" : past ? "past" : state.playing ? "playing" : state.finished ? "finished" : "now";
+    const now = state.playing ? "playing" : state.finished ? "finished" : "now";
+    this.root.dataset.state = absent ? "absent" : past ? "past" : now;
   }
 
   #show(moment, position, past) {
@@ -142,9 +122,10 @@ export class Cockpit {
     const { moments } = this.state;
     const { start, end } = this.timeline.store.frame;
     const last = moments.at(-1).time;
-    if (moments.length <= NEAR + 4) return end - start > 1.1 * (last - start) ? [start, last] : null;
-    const at = (i) => moments[Math.min(Math.max(i, 0), moments.length - 1)].time;
-    return [at(Math.min(position, moments.length - 3) - NEAR), at(Math.max(position + 2, NEAR + 2))];
+    const most = moments.length - 1;
+    if (most < NEAR + 4) return end - start > 1.1 * (last - start) ? [start, last] : null;
+    const at = (i) => moments[clamp(i, 0, most)].time;
+    return [at(Math.min(position, most - 2) - NEAR), at(Math.max(position + 2, NEAR + 2))];
   }
 
   // What is wrong: now the run's error and the findings, else a circle of waiting ranks.
@@ -157,7 +138,8 @@ export class Cockpit {
   #find(shown, moment, key) {
     this.told = key;
     this.parts.finding.replaceChildren(...shown.map(remark));
-    this.source.show(moment.ranks.filter(({ where }) => where), shown.flatMap(({ lines }) => Object.values(lines)));
+    const hot = shown.flatMap(({ lines }) => Object.values(lines));
+    this.source.show(moment.ranks.filter(({ where }) => where), hot);
     if (shown.length) this.#say(shown.map(({ message }) => message).join(" "));
   }
 
@@ -182,7 +164,8 @@ export class Cockpit {
     const { position, moments, playing } = this.state;
     const past = position < moments.length - 1;
     const commands = {
-      go: { do: "next", rank: value }, next: past ? { do: "seek", position: position + 1 } : { do: "next" },
+      go: { do: "next", rank: value },
+      next: past ? { do: "seek", position: position + 1 } : { do: "next" },
       play: playing ? { do: "pause" } : { do: "play", speed: Number(speed.value) },
       back: { do: "back" }, finish: { do: "finish" },
     };
@@ -202,22 +185,23 @@ export class Cockpit {
       this.wanted = null;
       if (wanted !== position) return this.#seek(wanted);
       this.controls.scrubbing = false;
-      this.#later();
+      this.later();
     });
   }
 
   #typed(e) {
-    if (e.ctrlKey || e.metaKey || e.altKey || ["Tab", "Escape"].includes(e.key)) return;
-    if (e.key !== "Enter" || !e.shiftKey) e.stopPropagation(); // JupyterLab has other uses for these keys
+    if (modified(e) || ["Tab", "Escape"].includes(e.key)) return;
+    if (e.key !== "Enter" || !e.shiftKey) e.stopPropagation(); // JupyterLab has uses for these keys
     if (e.target.closest("canvas, select, input")) return;
     const last = this.state.moments.length - 1;
     const press = e.target.closest("button, summary") && e.key === " "; // a button's own
-    const act = { n: ["next"], ArrowRight: ["next"], b: ["back"], ArrowLeft: ["back"], p: ["play"],
-      " ": press ? null : ["play"], f: ["finish"], "?": ["help"], Home: ["seek", 0], End: ["seek", last],
-      ...(/^\d$/.test(e.key) ? { [e.key]: ["go", Number(e.key)] } : {}) }[e.key];
-    if (!act) return;
-    e.preventDefault();
-    this.#act(...act);
+    const act = {
+      n: ["next"], ArrowRight: ["next"], b: ["back"], ArrowLeft: ["back"], p: ["play"],
+      " ": press ? null : ["play"], f: ["finish"], "?": ["help"],
+      Home: ["seek", 0], End: ["seek", last],
+      ...(/^\d$/.test(e.key) ? { [e.key]: ["go", Number(e.key)] } : {}),
+    }[e.key];
+    obey(e, act && (() => this.#act(...act)));
   }
 
   // how: "silent", "gone", or "" when the kernel is there.
@@ -225,7 +209,7 @@ export class Cockpit {
     if (how === this.absent) return;
     this.absent = how;
     [this.wanted, this.controls.scrubbing] = [null, false];
-    this.#later();
+    this.later();
   }
 
   // The kernel has.
@@ -234,20 +218,20 @@ export class Cockpit {
   }
 
   dispose() {
-    this.gone = true;
     this.talk.dispose();
     this.timeline.dispose();
     this.source.dispose();
-    this.model.off("change", this.changed);
-    this.root.remove();
+    super.dispose();
   }
 }
 
 function remark({ message, more, traceback, remedy, hang, graph }) {
-  return h("div", { class: "dk-remark", "data-hang": String(hang) }, h("div", {}, h("strong", {}, message),
-    [more, remedy].map((words) => (words ? h("span", {}, words) : null)),
-    traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
-  graph ? h("figure", { class: "dk-graph", role: "img", title: "who waits for whom", "aria-label": graph.said }, drawn(graph)) : null);
+  const words = [more, remedy].filter(Boolean).map((said) => h("span", {}, said));
+  return h("div", { class: "dk-remark", "data-hang": String(hang) },
+    h("div", {}, h("strong", {}, message), words,
+      traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
+    graph ? h("figure", { class: "dk-graph", role: "img", title: "who waits for whom",
+      "aria-label": graph.said }, drawn(graph)) : null);
 }
 
 function drawn({ scene, styles }) {

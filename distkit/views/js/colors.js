@@ -1,4 +1,6 @@
-// Colours as numbers: a canvas wants them mixed.
+// Colours as numbers, since a canvas wants them mixed, and those of the page.
+
+import { d3 } from "./vendor/d3.js";
 
 // Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas names colours.
 export function channels(color) {
@@ -10,10 +12,49 @@ export function alpha(color, a) {
   return `rgba(${channels(color).join(",")},${a})`;
 }
 
-export function brightness(color) {
+function brightness(color) {
   const [r, g, b] = channels(color);
   return 0.299 * r + 0.587 * g + 0.114 * b;
 }
 
 // Black or white, whichever reads better on a colour.
 export const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");
+
+// Colours and fonts as the page has them now; a canvas wants them resolved.
+export function lookOf(root, context, theme) {
+  const css = getComputedStyle(root);
+  const [fg, bg, muted] = ["--dk-fg", "--dk-bg", "--dk-muted"].map((name) => {
+    context.fillStyle = css.getPropertyValue(name).trim();
+    return context.fillStyle;
+  });
+  const dark = brightness(bg) < 128;
+  const paper = d3.interpolateRgb(bg, fg)(dark ? 0.07 : 0.035);
+  return {
+    fg, bg, muted, dark, paper, font: css.fontFamily, soft: alpha(fg, 0.75),
+    lane: alpha(fg, dark ? 0.055 : 0.035), mark: alpha(fg, dark ? 0.13 : 0.09),
+    grid: alpha(fg, 0.07), hairline: alpha(fg, 0.3), heat: heatColors(paper, dark),
+    ...theme[dark ? "dark" : "light"],
+  };
+}
+
+// Zero is paper, positive orange, negative blue; t from -1 to 1.
+function heatColors(paper, dark) {
+  const [negative, positive] = dark ? ["#4aa3ff", "#ffb02e"] : ["#0072b2", "#e08200"];
+  const mixed = (t) => (t < 0.5 ? d3.interpolateRgb(negative, paper)(2 * t)
+    : d3.interpolateRgb(paper, positive)(2 * t - 1));
+  return d3.scaleDiverging([-1, 0, 1], mixed).clamp(true);
+}
+
+// Gives a view's style sheet the colours that depend on the theme.
+export function dress(root, { ranks, warning, heat, paper }) {
+  const put = (name, color) => root.style.setProperty(`--dk-${name}`, color);
+  ranks.forEach((color, i) => {
+    put(`r${i}`, color);
+    put(`i${i}`, readable(color));
+  });
+  put("rank", ranks[0]);
+  put("warning", warning);
+  put("cell", paper);
+  put("positive", heat(1));
+  put("negative", heat(-1));
+}

@@ -36,7 +36,8 @@ export class Clock {
   }
 
   get all() {
-    const last = Math.max(...this.stores.map((_, n) => this.from(n, this.stores[n].frame.end ?? 0)), 1e-6);
+    const ends = this.stores.map(({ frame }, n) => this.from(n, frame.end ?? 0));
+    const last = Math.max(...ends, 1e-6);
     return [-0.012 * last, 1.03 * last];
   }
 }
@@ -45,7 +46,8 @@ export class Clock {
 // is counted for itself.
 export class Order {
   constructor(store) {
-    Object.assign(this, { store, version: store.version, lists: new Map(), place: new Int32Array(store.count) });
+    const place = new Int32Array(store.count);
+    Object.assign(this, { store, version: store.version, lists: new Map(), place });
     for (let i = 0; i < store.count; i++) {
       const key = this.#key(i);
       if (!this.lists.has(key)) this.lists.set(key, []);
@@ -65,11 +67,6 @@ export class Order {
   counterpart(other, i) {
     return other.lists.get(this.#key(i))?.[this.place[i]] ?? -1;
   }
-
-  byTime() {
-    this.sorted ??= Int32Array.from(this.place.keys()).sort((i, j) => this.store.start[i] - this.store.start[j] || i - j);
-    return this.sorted;
-  }
 }
 
 // One canvas; scene: what all panels have in common, as compare.js makes it.
@@ -77,7 +74,8 @@ export class Panel {
   // numbers: of the traces that are drawn here.
   constructor(numbers, label) {
     this.numbers = numbers;
-    this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-label": label });
+    this.canvas = h("canvas", { tabindex: 0, role: "application",
+      "aria-roledescription": "timeline", "aria-label": label });
     this.context = this.canvas.getContext("2d");
     this.stage = h("div", { class: "dk-stage dkc-stage" }, this.canvas);
     this.layouts = new Map();
@@ -91,16 +89,13 @@ export class Panel {
     if (several) this.#together(scene);
     else this.#alone(scene, this.numbers[0]);
     for (const n of this.numbers) this.#end(scene, n);
-    const first = this.at;
+    const [at, n] = [this.at, this.numbers[0]];
+    const shown = { context: this.context, layout: at, look: scene.look, store: scene.stores[n] };
     if (scene.pointer !== null) {
-      const store = scene.stores[this.numbers[0]];
-      cursor({ context: this.context, layout: first, look: scene.look, pointer: [first.x(scene.clock.to(this.numbers[0], scene.pointer)), 0], store });
+      cursor({ ...shown, pointer: [at.x(scene.clock.to(n, scene.pointer)), 0] });
     }
-    const told = { context: this.context, layout: first, look: scene.look };
-    if (scene.zoomed) whereabouts(told, scene.view, scene.clock.all);
-    if (!scene.stores.some((store, n) => this.numbers.includes(n) && store.count)) {
-      emptiness({ ...told, store: scene.stores[this.numbers[0]] });
-    }
+    if (scene.zoomed) whereabouts(shown, scene.view, scene.clock.all);
+    if (!this.numbers.some((one) => scene.stores[one].count)) emptiness(shown);
   }
 
   get at() {
@@ -108,19 +103,21 @@ export class Panel {
   }
 
   #layout({ stores, clock, view, sizes: { axis, ...sizes }, left, rows }, n, width) {
-    const last = n === stores.length - 1 || clock.kind === "duration" || this.numbers.length > 1;
+    const several = this.numbers.length > 1;
+    const last = n === stores.length - 1 || clock.kind === "duration" || several;
     sizes.axis = last ? axis : 0; // one for all that have the same time
     const own = view.map((u) => clock.to(n, u));
-    const end = Math.max(own[1], stores[n].frame.end ?? 0);
-    const layout = this.numbers.length > 1 ? new Slim(stores[n], sizes, width, own, end, rows[n])
-      : new Layout(stores[n], sizes, width, own, stores[n].frame.live ? stores[n].frame.end : end, () => 0);
-    const whole = this.numbers.length > 1 && clock.kind === "duration" ? clock.span(n) : 0;
+    const { live, end } = stores[n].frame;
+    const now = Math.max(own[1], end ?? 0);
+    const layout = several ? new Slim(stores[n], sizes, width, own, now, rows[n])
+      : new Layout(stores[n], sizes, width, own, live ? end : now, () => 0);
+    const whole = several && clock.kind === "duration" ? clock.span(n) : 0;
     return Object.assign(layout, { left, whole });
   }
 
   #painter({ look, focus, lights, ranks }, n) {
-    const light = lights[n];
-    return new Painter(this.context, this.layouts.get(n), { ...look, lanes: ranks }, focus[n], { light });
+    const own = { ...look, lanes: ranks };
+    return new Painter(this.context, this.layouts.get(n), own, focus[n], { light: lights[n] });
   }
 
   #alone(scene, n) {
@@ -181,20 +178,24 @@ class Slim extends Layout {
     const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
     const [top, height] = this.rows.get(rank);
     const work = lane.marks ? height * (lane.rows ? 0.3 : 1) : 0;
-    const [y, whole, count] = mark ? [top + height - work, work, lane.marks] : [top, height - work, lane.rows];
+    const [y, whole, count] = mark ? [top + height - work, work, lane.marks]
+      : [top, height - work, lane.rows];
     const pitch = whole / Math.max(1, count);
-    return (this.lines[track] = [y + row * pitch, Math.max(1.2, pitch - Math.min(1, 0.15 * pitch))]);
+    const tall = Math.max(1.2, pitch - Math.min(1, 0.15 * pitch));
+    return (this.lines[track] = [y + row * pitch, tall]);
   }
 }
 
 // Of each trace: from rank to [top, height], and where the lanes end.
 export function shared(stores) {
-  const ranks = [...new Set(stores.flatMap((store) => store.frame.lanes.map((lane) => lane.rank)))].sort((a, b) => a - b);
+  const lanes = stores.flatMap((store) => store.frame.lanes);
+  const ranks = [...new Set(lanes.map((lane) => lane.rank))].sort((a, b) => a - b);
   const gap = ranks.length > 24 ? 4 : 12;
   const high = (tall) => (tall / Math.max(1, ranks.length) - gap) / stores.length - 2;
   const row = clamp(high(TALL), 3, clamp(high(ROOMY), ROW, HIGHEST));
   const tall = stores.length * (row + 2) + gap;
-  const found = stores.map((_, n) => new Map(ranks.map((rank, i) => [rank, [4 + i * tall + n * (row + 2), row]])));
+  const place = (i, n) => [4 + i * tall + n * (row + 2), row];
+  const found = stores.map((_, n) => new Map(ranks.map((rank, i) => [rank, place(i, n)])));
   for (const rows of found) rows.bottom = 4 + ranks.length * tall + (ranks.length ? 0 : 80);
   return found;
 }

@@ -1,17 +1,18 @@
 // The buttons: what can be done now, and why the rest cannot.
 
-import { h } from "./dom.js";
+import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { paint } from "./source.js";
 
 const SPEEDS = [0.5, 1, 2, 5, 10]; // steps per second
-export const HELP = [
+const HELP = [
   ["n →", "next step, every rank"], ["0 … 9", "let that rank go"], ["b ←", "back"],
-  ["space p", "play, pause"], ["f", "finish"], ["Home End", "first, last moment"], ["?", "these keys"],
+  ["space p", "play, pause"], ["f", "finish"], ["Home End", "first, last moment"],
+  ["?", "these keys"],
 ];
 
 export class Controls {
-  // act(name, value) is called with what the reader wants: next, go, back, play, finish, seek, help.
+  // act(name, value): what the reader wants: next, go, back, play, finish, seek, help.
   constructor(ranks, name, act) {
     this.act = act;
     this.buttons = {
@@ -20,11 +21,9 @@ export class Controls {
       help: this.#button("help", "?"),
     };
     this.go = new Map(ranks.map((rank) => [rank, this.#rank(rank, name(rank))]));
-    this.speed = h("select", { class: "dk-speed", "aria-label": "speed" }, SPEEDS.map((speed) =>
-      h("option", { value: speed, ...(speed === 1 ? { selected: "" } : {}) },
-        `${speed} / s`)));
-    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, step: 1, "aria-label": "moment" });
-    this.scrub.addEventListener("input", () => act("seek", Number(this.scrub.value)));
+    this.speed = speedsOf(SPEEDS, "/ s");
+    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, step: 1,
+      "aria-label": "moment", oninput: () => act("seek", Number(this.scrub.value)) });
     const { back, next, play, finish, help } = this.buttons;
     this.root = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "step" },
       h("div", { class: "dk-group" }, back, next),
@@ -36,19 +35,15 @@ export class Controls {
       HELP.map(([keys, what]) => h("div", {}, h("dt", {}, keys), h("dd", {}, what))));
   }
 
-  #button(name, text, icon = "") {
-    const b = h("button", { type: "button", class: `dk-button dk-${name}` },
-      icon ? h("i", { class: `dk-icon dk-icon-${icon}`, "aria-hidden": "true" }) : null,
-      h("span", {}, text));
-    b.addEventListener("click", () => this.act(name));
-    return b;
+  #button(name, text, sign = "") {
+    const about = { type: "button", class: `dk-button dk-${name}`, onclick: () => this.act(name) };
+    return h("button", about, sign ? icon(sign) : null, h("span", {}, text));
   }
 
   #rank(rank, name) {
-    const b = h("button", { type: "button", class: "dk-button dk-go", "data-rank": rank,
-      style: paint(rank), "aria-label": `let ${name} go` }, String(rank));
-    b.addEventListener("click", () => this.act("go", rank));
-    return b;
+    return h("button", { type: "button", class: "dk-button dk-go", "data-rank": rank,
+      style: paint(rank), "aria-label": `let ${name} go`, onclick: () => this.act("go", rank) },
+    String(rank));
   }
 
   // Why each button makes no sense now; "" where it does.
@@ -60,18 +55,23 @@ export class Controls {
     const paused = ranks.some(({ doing }) => doing === "paused");
     const stuck = paused || ranks.some(({ doing }) => doing === "running") ? ""
       : "No rank is paused: nobody can be let go.";
-    if (absent) return { back: absent, next: absent, play: absent, finish: absent, seek: absent, help: "",
-      letGo: [...this.go.keys()].map((rank) => [rank, absent]) };
+    if (absent) {
+      const letGo = [...this.go.keys()].map((rank) => [rank, absent]);
+      const all = { back: absent, next: absent, play: absent, finish: absent, seek: absent };
+      return { ...all, help: "", letGo };
+    }
     const of = new Map(ranks.map((rank) => [rank.rank, rank]));
     const letGo = [...this.go.keys()].map((rank) => {
       const { doing, words } = of.get(rank) ?? {};
       const why = doing === "paused" ? "" : words ?? `rank ${rank} takes no part`;
-      return [rank, over || busy || (past ? "You are looking back: go to the last step first." : why)];
+      const back = past ? "You are looking back: go to the last step first." : "";
+      return [rank, over || busy || back || why];
     });
     return {
       back: busy || (position > 0 ? "" : "This is the first moment."),
       next: busy || (past ? "" : over || stuck),
-      play: playing || past ? "" : over || stuck, finish: over || (playing ? "" : stuck), help: "", letGo,
+      play: playing || past ? "" : over || stuck,
+      finish: over || (playing ? "" : stuck), help: "", letGo,
     };
   }
 
@@ -79,18 +79,26 @@ export class Controls {
     const why = this.why = this.reasons(state);
     const { position, moments, playing, absent } = state;
     const past = position < moments.length - 1;
-    const titles = { back: "one moment back (b)", play: playing ? "pause (p)" : past ? "play again what was (p)" : "play (p)",
+    const titles = {
+      back: "one moment back (b)",
+      play: playing ? "pause (p)" : past ? "play again what was (p)" : "play (p)",
       next: past ? "one moment on (n)" : "let the next communication of every rank go (n)",
-      finish: "let everything go (f)", help: "keys (?)" };
-    for (const [name, button] of Object.entries(this.buttons)) able(button, why[name], titles[name]);
-    for (const [rank, reason] of why.letGo) able(this.go.get(rank), reason, `let rank ${rank} go (${rank})`);
+      finish: "let everything go (f)", help: "keys (?)",
+    };
+    for (const [name, button] of Object.entries(this.buttons)) {
+      able(button, why[name], titles[name]);
+    }
+    for (const [rank, reason] of why.letGo) {
+      able(this.go.get(rank), reason, `let rank ${rank} go (${rank})`);
+    }
     this.buttons.play.lastChild.textContent = playing ? "Pause" : "Play";
     this.buttons.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
-    this.scrub.max = Math.max(0, moments.length - 1);
+    const last = moments.length - 1;
+    this.scrub.max = Math.max(0, last);
     if (!this.scrubbing) this.scrub.value = position;
     this.scrub.disabled = moments.length < 2 || playing || absent !== "";
-    this.scrub.setAttribute("aria-valuetext", `step ${position} of ${moments.length - 1}`);
-    this.scrub.style.setProperty("--part", clamp(position / Math.max(1, moments.length - 1), 0, 1));
+    this.scrub.setAttribute("aria-valuetext", `step ${position} of ${last}`);
+    this.scrub.style.setProperty("--part", clamp(position / Math.max(1, last), 0, 1));
   }
 }
 

@@ -1,12 +1,14 @@
 // Small helpers for HTML. Text always goes in as text, never as markup: labels are user input.
 
+// A property that is a function, such as onclick, listens.
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
     if (key === "style") element.style.cssText = value;
+    else if (typeof value === "function") element.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined) element.setAttribute(key, value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== ""));
+  element.append(...children.flat(Infinity).filter((child) => (child ?? "") !== ""));
   return element;
 }
 
@@ -14,9 +16,51 @@ const SVG = "http://www.w3.org/2000/svg";
 
 export function s(tag, props = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(props)) element.setAttribute(key, value);
+  for (const [key, value] of Object.entries(props)) {
+    if (value !== null) element.setAttribute(key, value);
+  }
   element.append(...children);
   return element;
 }
 
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+export const muted = (...words) => h("span", { class: "dkv-muted" }, words);
+export const dot = (color) => h("span", { class: "dk-dot", style: `background:${color}` });
+
+// A button of one sign.
+export const button = (label, sign, onclick) =>
+  h("button", { type: "button", "aria-label": label, title: label, onclick }, sign);
+
+export const icon = (name) => h("i", { class: `dk-icon dk-icon-${name}`, "aria-hidden": "true" });
+
+// Buttons by name that stay pressed; all: [name, key, label, title].
+export function toggles(all, onclick) {
+  return Object.fromEntries(all.map(([name, key, label, words]) => {
+    const about = { type: "button", title: `${words} (${key})`, onclick: () => onclick(name) };
+    return [name, h("button", about, label)];
+  }));
+}
+
+export function press(buttons, pressed) {
+  for (const [name, button] of Object.entries(buttons)) {
+    button.setAttribute("aria-pressed", String(pressed(name)));
+  }
+}
+
+export const speedsOf = (speeds, unit) => h("select", { class: "dk-speed", "aria-label": "speed" },
+  speeds.map((speed) => h("option", { value: speed, selected: speed === 1 ? "" : null },
+    `${speed} ${unit}`)));
+
+// The text that screen readers are told when it changes.
+export const spoken = () => h("p", { class: "dk-spoken", "aria-live": "polite" });
+
+export const modified = (e) => e.ctrlKey || e.metaKey || e.altKey;
+
+// Does what a key asks for; JupyterLab must not take the key for itself.
+export function obey(e, act) {
+  if (!act || modified(e)) return;
+  e.preventDefault();
+  e.stopPropagation();
+  act();
+}

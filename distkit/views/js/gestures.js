@@ -1,21 +1,22 @@
 // Which times are shown, and how the reader moves them: buttons, keys, and by d3-zoom wheel, drag
 // and pinch.
 
-import { h, still } from "./dom.js";
+import { button, h, obey, still } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDES = 180; // milliseconds
 const FINEST = 1e-7; // seconds in sight at most closely
 
-export class Gestures {
+class Gestures {
   // takes(event): whether it is for us; onview([from, to]): what the reader wants to see.
   constructor(canvas, takes, onview) {
     this.canvas = canvas;
     this.zoom = d3.zoom().filter(takes)
       .extent(() => [[this.left, 0], [this.right, 1]])
       .on("zoom", ({ sourceEvent, transform }) => {
-        if (sourceEvent && this.base) onview([this.left, this.right].map((x) => this.#time(transform.invertX(x))));
+        if (!sourceEvent || !this.base) return;
+        onview([this.left, this.right].map((x) => this.#time(transform.invertX(x))));
       });
     d3.select(canvas).call(this.zoom).on("dblclick.zoom", null);
   }
@@ -28,25 +29,31 @@ export class Gestures {
     const k = span / (to - from);
     this.zoom.scaleExtent([Math.min(k, span / (last - first)), Math.max(k, span / FINEST)])
       .translateExtent([[this.#x(first), -Infinity], [this.#x(last), Infinity]]);
-    this.canvas.__zoom = d3.zoomIdentity.translate(left - k * this.#x(from), 0).scale(k); // without an event
+    const start = left - k * this.#x(from);
+    this.canvas.__zoom = d3.zoomIdentity.translate(start, 0).scale(k); // without an event
   }
 
   #x(time) {
-    return this.left + ((time - this.base[0]) / (this.base[1] - this.base[0])) * (this.right - this.left);
+    const [first, last] = this.base;
+    return this.left + ((time - first) / (last - first)) * (this.right - this.left);
   }
 
   #time(x) {
-    return this.base[0] + ((x - this.left) / (this.right - this.left)) * (this.base[1] - this.base[0]);
+    const [first, last] = this.base;
+    return first + ((x - this.left) / (this.right - this.left)) * (last - first);
   }
 }
 
-export const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
+const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
 
 export class Viewport {
-  // all(): the first and the last time; rest(): what is shown until the reader chooses, reset(): goes
-  // back to that; onchange(): the choice has changed.
-  constructor({ all, rest, reset, onchange }) {
-    Object.assign(this, { all, rest, reset, onchange, zoomed: null, armed: false });
+  // all(): the first and the last time; rest(): what is shown until the reader chooses,
+  // reset(): goes back to that; the view has on() and later().
+  constructor(view, { all, rest, reset }) {
+    Object.assign(this, { view, all, rest, reset, zoomed: null, armed: false });
+    view.on(window, "wheel", (e) => {
+      if (!(e.target instanceof HTMLCanvasElement)) this.armed = false;
+    }, { passive: true });
   }
 
   get shown() {
@@ -58,7 +65,7 @@ export class Viewport {
     const span = clamp(to - from, FINEST, last - first);
     const start = clamp(from, first, last - span);
     this.zoomed = span > 0.999 * (last - first) ? null : [start, start + span];
-    this.onchange();
+    this.view.later();
   }
 
   glide(target) {
@@ -90,9 +97,11 @@ export class Viewport {
     if (time < from || time > to) this.center(time);
   }
 
-  pan(part) {
+  pan(part, now = false) {
     const [from, to] = this.shown;
-    this.glide([from, to].map((time) => time + part * (to - from)));
+    const target = [from, to].map((time) => time + part * (to - from));
+    if (now) this.show(target);
+    else this.glide(target);
   }
 
   // A wheel that merely scrolls the page past the picture does not zoom it.
@@ -104,17 +113,65 @@ export class Viewport {
 
   keys() {
     const [all, closer] = [() => this.reset(), () => this.zoom(0.5)];
-    return { ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), "+": closer, "=": closer,
-      "-": () => this.zoom(2), 0: all, Home: all };
+    return {
+      ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2),
+      "+": closer, "=": closer, "-": () => this.zoom(2), 0: all, Home: all,
+    };
   }
 
   tools() {
-    const button = (label, sign, act) => {
-      const b = h("button", { type: "button", "aria-label": label, title: label }, sign);
-      b.addEventListener("click", act);
-      return b;
-    };
     return h("div", { class: "dk-tools" }, button("zoom in", "+", () => this.zoom(0.5)),
       button("zoom out", "−", () => this.zoom(2)), button("show all", "⤢", () => this.reset()));
   }
+}
+
+// The reader's pointer and keys on one of a view's canvases. The view has a viewport, the items
+// hovered and chosen, choose(item, x, y), tell(item, x, y), later() and on(). hit(x, y): the item
+// there; moved(x, y): the pointer has; scale(): where the picture is; typed(e): what a key does.
+export function listen(view, canvas, { hit, moved, scale, typed }) {
+  const { viewport } = view;
+  const on = (type, act, options) => view.on(canvas, type, act, options);
+  const place = (e) => {
+    const box = canvas.getBoundingClientRect();
+    return [e.clientX - box.left, e.clientY - box.top];
+  };
+  let drag = null;
+  on("pointermove", (e) => {
+    viewport.armed ||= e.movementX !== 0 || e.movementY !== 0;
+    if (!scale()) return; // not drawn yet
+    moved(...place(e));
+    if (!drag) {
+      view.hovered = hit(...place(e));
+      canvas.style.cursor = view.hovered ? "pointer" : "grab";
+      if (!view.chosen) view.tell(view.hovered, e.clientX, e.clientY);
+    } else if ((drag.far ||= Math.abs(e.clientX - drag.x) > 4)) {
+      canvas.style.cursor = "grabbing";
+      view.tell(null);
+    }
+    view.later();
+  });
+  on("pointerdown", (e) => { if (!e.button) drag = { x: e.clientX, far: false }; });
+  on("pointerup", (e) => {
+    const click = drag && !drag.far;
+    drag = null;
+    if (click && scale()) view.choose(hit(...place(e)), e.clientX, e.clientY);
+  });
+  on("pointerleave", () => {
+    [view.pointer, view.hovered, viewport.armed] = [null, null, false];
+    if (!view.chosen) view.tell(null);
+    view.later();
+  });
+  on("dblclick", () => viewport.reset());
+  on("wheel", (e) => {
+    if (!(viewport.armed || e.ctrlKey) || !sideways(e)) return;
+    e.preventDefault();
+    const { left, right } = scale();
+    viewport.pan((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (right - left), true);
+  }, { passive: false });
+  on("keydown", (e) => obey(e, typed(e)));
+  on("blur", () => view.choose(null));
+  return new Gestures(canvas, (e) => viewport.takes(e), (range) => {
+    view.tell(null);
+    viewport.show(range);
+  });
 }

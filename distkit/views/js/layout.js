@@ -107,7 +107,8 @@ export class Layout {
       return [x, y1, x, y2, false];
     }
     const x1 = this.x(sent);
-    return Number.isNaN(received) ? [x1, y1, x1 + 26, y2, false] : [x1, y1, this.x(received), y2, true];
+    const arrived = !Number.isNaN(received);
+    return [x1, y1, arrived ? this.x(received) : x1 + 26, y2, arrived];
   }
 
   // The lane of an operation, or of the peer that the other end names.

@@ -2,8 +2,8 @@
 // Each leaves some operations bright; one at a time.
 
 import { cone } from "./cone.js";
-import { h } from "./dom.js";
-import { humanSeconds, plural } from "./numbers.js";
+import { h, press, toggles } from "./dom.js";
+import { grouped, humanSeconds, plural } from "./numbers.js";
 import { search, tally } from "./query.js";
 
 const LENSES = [
@@ -13,36 +13,32 @@ const LENSES = [
   ["cone", "h", "Before & after", "what happens before the chosen operation, and after it"],
 ];
 
+const UNCHOSEN = { light: null, told: "choose an operation: click on it, or arrow down" };
 const LATER = { light: null, told: "known when the run has ended" };
 
 export class Lenses {
   // onchange(): what is bright has changed; chosen(): the operation that is chosen.
   constructor(store, onchange, chosen) {
     Object.assign(this, { store, onchange, chosen, active: null, light: null, waits: null });
-    this.buttons = Object.fromEntries(LENSES.map(([name, key, label, title]) => {
-      const button = h("button", { type: "button", "aria-pressed": "false", title: `${title} (${key})` }, label);
-      button.addEventListener("click", () => this.toggle(name));
-      return [name, button];
-    }));
-    this.input = h("input", { type: "search", "aria-label": LENSES[0][3], placeholder: "all_reduce rank:2 bytes>=4k", spellcheck: "false" });
-    this.input.addEventListener("input", () => this.#apply());
+    this.buttons = toggles(LENSES, (name) => this.toggle(name));
+    this.input = h("input", { type: "search", hidden: "", spellcheck: "false",
+      "aria-label": LENSES[0][3], placeholder: "all_reduce rank:2 bytes>=4k",
+      oninput: () => this.#apply() });
     this.told = h("span", { class: "dk-told", role: "status" });
-    this.root = h("div", { class: "dk-lenses" }, Object.values(this.buttons), this.input, this.told);
-    this.input.hidden = true;
+    this.root = h("div", { class: "dk-lenses" },
+      Object.values(this.buttons), this.input, this.told);
+    press(this.buttons, () => false);
   }
 
-  // Whether the key was one of ours.
+  // What a key does, if it is one of ours.
   key(key) {
     const lens = LENSES.find(([, its]) => its === key);
-    if (lens) this.toggle(lens[0]);
-    return Boolean(lens);
+    return lens && (() => this.toggle(lens[0]));
   }
 
   toggle(name) {
     this.active = this.active === name ? null : name;
-    for (const [its, button] of Object.entries(this.buttons)) {
-      button.setAttribute("aria-pressed", String(its === this.active));
-    }
+    press(this.buttons, (its) => its === this.active);
     this.input.hidden = this.active !== "find";
     if (this.active === "find") this.input.focus({ preventScroll: true });
     this.#apply();
@@ -94,7 +90,7 @@ export class Lenses {
 
   _cone(store) {
     const bar = this.chosen();
-    if (bar?.i === undefined) return { light: null, told: "choose an operation: click on it, or arrow down" };
+    if (bar?.i === undefined) return UNCHOSEN;
     const { past, future } = cone(store, bar.i);
     const arrows = new Set();
     for (let a = 0; a < store.arrows; a++) {
@@ -102,7 +98,7 @@ export class Lenses {
       const both = (side) => (side.has(s) || s === bar.i) && (side.has(r) || r === bar.i);
       if (both(past) || both(future)) arrows.add(a);
     }
-    const told = `${plural(past.size, "operation")} before it, ${future.size.toLocaleString("en")} after it`;
+    const told = `${plural(past.size, "operation")} before it, ${grouped(future.size)} after it`;
     return { light: { bars: new Set([...past, ...future, bar.i]), arrows }, told };
   }
 }

@@ -2,8 +2,10 @@
 
 import { s } from "./dom.js";
 
-const NAMES = { ink: "var(--dk-fg)", paper: "var(--dk-bg)", muted: "var(--dk-muted)", warning: "var(--dk-warning)", code: "var(--dk-mono)",
-  positive: "var(--dk-positive)", negative: "var(--dk-negative)" };
+const NAMES = {
+  ink: "var(--dk-fg)", paper: "var(--dk-bg)", muted: "var(--dk-muted)", code: "var(--dk-mono)",
+  warning: "var(--dk-warning)", positive: "var(--dk-positive)", negative: "var(--dk-negative)",
+};
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
 
@@ -12,7 +14,8 @@ function color(value, lane) {
   if (value === "rank") return `var(--dk-r${lane % 8})`;
   if (value === "label") return `var(--dk-i${lane % 8})`;
   const part = /^ink ([\d.]+)$/u.exec(value);
-  return part ? `color-mix(in srgb, var(--dk-fg) ${part[1]}%, var(--dk-bg))` : NAMES[value] ?? value;
+  return part ? `color-mix(in srgb, ${NAMES.ink} ${part[1]}%, ${NAMES.paper})`
+    : NAMES[value] ?? value;
 }
 
 export class Marks {
@@ -22,10 +25,14 @@ export class Marks {
 
   // scene: what Scene.plain() in marks.py returns; styles: attributes by class.
   load(scene, styles) {
-    Object.assign(this, scene, { styles, made: [], shown: new Map(), layers: [], resting: new Map() });
+    Object.assign(this, scene, { styles, made: [], layers: [] });
+    [this.shown, this.resting] = [new Map(), new Map()];
     this.root.setAttribute("viewBox", `0 0 ${scene.width} ${scene.height}`);
-    for (const [beat, ...mark] of this.rests) this.resting.set(beat, [...this.resting.get(beat) ?? [], mark]);
-    const numbers = [...this.marks, ...this.rests.map(([, ...mark]) => mark)].map(([, layer]) => layer);
+    for (const [beat, ...mark] of this.rests) {
+      this.resting.set(beat, [...this.resting.get(beat) ?? [], mark]);
+    }
+    const numbers = this.marks.map(([, layer]) => layer)
+      .concat(this.rests.map(([, , layer]) => layer));
     for (const layer of [...new Set(numbers)].sort((a, b) => a - b)) this.layers[layer] = s("g");
     this.root.replaceChildren(...this.layers.filter(Boolean));
   }
@@ -49,7 +56,8 @@ export class Marks {
       element.setAttribute("transform", at(x + f * (x2 - x), y + f * (y2 - y)));
       if (!steady) element.setAttribute("class", "dkm-moving");
     }
-    (this.resting.get(beat) ?? []).forEach((mark, i) => this.#show(`${beat} ${i}`, before, ...mark));
+    const resting = this.resting.get(beat) ?? [];
+    resting.forEach((mark, i) => this.#show(`${beat} ${i}`, before, ...mark));
     for (const [key, element] of before) if (!this.shown.has(key)) element.remove();
   }
 
@@ -67,15 +75,19 @@ export class Marks {
   }
 
   shape([tag, style, lane, attributes, words]) {
-    const look = Object.entries(this.styles[style] ?? {}).map(([name, value]) => [name, color(value, lane)]);
-    const element = s(tag, { ...Object.fromEntries([...look, ...attributes]), class: `mark-${style}` });
+    const own = Object.entries(this.styles[style] ?? {});
+    const look = own.map(([name, value]) => [name, color(value, lane)]);
+    const all = Object.fromEntries([...look, ...attributes]);
+    const element = s(tag, { ...all, class: `mark-${style}` });
     element.textContent = words;
     return element;
   }
 
   // What is to be told aloud of what is shown.
   get aloud() {
-    return [...this.shown.values()].flatMap(({ drawing }) => this.drawings[drawing].map((i) => this.shapes[i]))
-      .filter(([tag, style]) => tag === "title" && style === "aloud").map(([, , , , words]) => words);
+    return [...this.shown.values()]
+      .flatMap(({ drawing }) => this.drawings[drawing].map((i) => this.shapes[i]))
+      .filter(([tag, style]) => tag === "title" && style === "aloud")
+      .map(([, , , , words]) => words);
   }
 }

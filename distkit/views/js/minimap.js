@@ -23,7 +23,8 @@ export class Minimap {
   #time(clientX) {
     const { left } = this.canvas.getBoundingClientRect();
     const [first, last] = this.all;
-    return first + clamp((clientX - left - this.left) / (this.right - this.left), 0, 1) * (last - first);
+    const part = clamp((clientX - left - this.left) / (this.right - this.left), 0, 1);
+    return first + part * (last - first);
   }
 
   draw({ store, layout, look, color }, all, view) {
@@ -37,7 +38,8 @@ export class Minimap {
     if (key !== this.key && !(store.frame.live && now - this.made < OFTEN)) {
       Object.assign(this, { key, made: now, sheet: sheet(store, size, all, color) });
     }
-    const x = (time) => left + ((clamp(time, ...all) - all[0]) / (all[1] - all[0])) * (right - left);
+    const scale = (right - left) / (all[1] - all[0]);
+    const x = (time) => left + (clamp(time, ...all) - all[0]) * scale;
     const [from, to] = view.map(x);
     c.imageSmoothingEnabled = true;
     c.drawImage(this.sheet, left, 4, right - left, TALL - 8);

@@ -1,7 +1,9 @@
 // Numbers as people read them; units.py says the same in Python.
 
 export const short = (x) => (Math.abs(x) >= 100 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
-export const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+export const grouped = (n) => n.toLocaleString("en");
+export const plural = (n, noun) => `${grouped(n)} ${noun}${n === 1 ? "" : "s"}`;
+export const percent = (part) => `${Math.round(100 * part)} %`;
 
 export function humanBytes(n) {
   let unit = 0;
@@ -26,3 +28,23 @@ export function roundStep(span, steps) {
 }
 
 export const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
+
+// -- values of tensors; those that are no numbers come as words ------------------------------
+
+const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
+
+export function figure(v) {
+  if (v === null || v === undefined) return "–";
+  const plain = v === 0 || (Math.abs(v) < 1e6 && Math.abs(v) >= 1e-4);
+  return WORDS[v] ?? (plain ? short(v) : v.toExponential(1)).replaceAll("-", "−");
+}
+
+export const finite = (values) => values.filter(Number.isFinite);
+export const largest = (values) => Math.max(1e-30, ...finite(values).map(Math.abs));
+
+// How many values are no numbers.
+export function oddities({ values }) {
+  const found = Object.entries(WORDS)
+    .map(([key, word]) => [values.filter((v) => v === key).length, word]);
+  return found.filter(([n]) => n).map(([n, word]) => `${n} × ${word}`).join(", ");
+}

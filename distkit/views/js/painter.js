@@ -52,7 +52,8 @@ export class Painter {
 
   // What the minimap needs to draw in the same look.
   sketch() {
-    return { store: this.store, layout: this.at, look: this.look, color: (rank) => this.color(rank) };
+    const { store, at: layout, look } = this;
+    return { store, layout, look, color: (rank) => this.color(rank) };
   }
 
   color(rank) {
@@ -100,7 +101,8 @@ export class Painter {
       c.fillRect(0, at.axis, at.width, at.sizes.axis);
     }
     for (const [x, label] of this.#ticks()) {
-      if (x < at.right - 10) this.text(label, x, at.axis + 14, look.muted, `12px ${look.font}`, "center");
+      if (x >= at.right - 10) continue;
+      this.text(label, x, at.axis + 14, look.muted, `12px ${look.font}`, "center");
     }
     this.line(at.left - 4, at.axis + 0.5, at.right + 4, at.axis + 0.5, look.hairline, 1);
   }
@@ -109,9 +111,10 @@ export class Painter {
     const { at } = this;
     const zero = this.store.frame.start ?? 0;
     const [from, to] = at.view.map((time) => time - zero);
-    const percent = at.whole ? 100 / at.whole : 0; // of a time that is a whole
-    const step = roundStep((to - from) * (percent || 1), (at.right - at.left) / 105) / (percent || 1);
-    const [scale, unit] = percent ? [percent, "%"] : timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
+    const percent = at.whole ? 100 / at.whole : 1; // of a time that is a whole
+    const step = roundStep((to - from) * percent, (at.right - at.left) / 105) / percent;
+    const [scale, unit] = at.whole ? [percent, "%"]
+      : timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
     const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
     const found = [];
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
@@ -137,7 +140,8 @@ export class Painter {
     const [x, y, width, height] = at.box(bar.i);
     c.globalAlpha = this.#dim(bar.i);
     const touch = bar.op === "touch";
-    c.fillStyle = bar.state === "failed" ? this.#hatch(look.warning) : touch ? look.warning : look.mark;
+    const plain = touch ? look.warning : look.mark;
+    c.fillStyle = bar.state === "failed" ? this.#hatch(look.warning) : plain;
     roundRect(c, x, y, width, height, 3);
     c.fill();
     const ink = touch ? readable(look.warning) : look.soft;
@@ -157,12 +161,16 @@ export class Painter {
     c.fillStyle = look.bg;
     c.fill();
     const paused = isPaused(bar);
+    const ended = () => (solid ? color : alpha(color, bar.kind === "request" ? 0.42 : 0.18));
     c.fillStyle = failed ? this.#hatch(color) : paused ? alpha(color, 0.06)
-      : open ? this.#fade(color, x, width) : solid ? color : alpha(color, bar.kind === "request" ? 0.42 : 0.18);
+      : open ? this.#fade(color, x, width) : ended();
     c.fill();
     if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, bar.kind);
-    if (!solid && width <= 4) c.fillStyle = color, c.fill();
+    if (!solid && width <= 4) {
+      c.fillStyle = color;
+      c.fill();
+    }
     const ink = solid ? readable(color) : paused ? look.muted : look.fg;
     if (height >= 10) this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height));
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
@@ -210,8 +218,9 @@ export class Painter {
     if (isPaused(bar)) return [`paused before ${called}`, `paused before ${op}`, "paused", op];
     if (!isOpen(bar)) return [bar.kind === "collective" && bar.nbytes
       ? `${called} ${humanBytes(bar.nbytes)}` : called, called, op];
-    const verb = !this.store.frame.live ? `${this.store.frame.open} ` : bar.state === "blocked" ? "blocked in " : "";
-    return [`${verb}${bar.kind === "recv" || bar.kind === "store" ? called : op}`, `${verb}${op}`, op];
+    const { live, open } = this.store.frame;
+    const verb = live ? { blocked: "blocked in " }[bar.state] ?? "" : `${open} `;
+    return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
   // The longest of some texts that fits into the visible part of a box, or none.
@@ -232,7 +241,8 @@ export class Painter {
     const { kind, state } = store.looks[store.look[i]];
     const [mark, failed] = [kind === "mark", state === "failed"];
     c.globalAlpha = this.#dim(i);
-    c.fillStyle = failed ? look.warning : mark ? look.mark : this.color(store.tracks[store.track[i]].rank);
+    const own = () => this.color(store.tracks[store.track[i]].rank);
+    c.fillStyle = failed ? look.warning : mark ? look.mark : own();
     if (!failed && !mark) c.globalAlpha *= FILL[kind];
     c.fillRect(x, y, width, height);
     if (i === this.focus?.i) this.#ring(x, y, width, height);
@@ -255,7 +265,7 @@ export class Painter {
     for (let i = 1; i < members.length; i++) {
       const [x1, y1, w1, h1] = at.box(members[i - 1]);
       const [x2, y2, w2] = at.box(members[i]);
-    const middle = (y1 + h1 + y2) / 2;
+      const middle = (y1 + h1 + y2) / 2;
       const side = (from, to, y, end) => c.bezierCurveTo(from, middle, to, middle, to, end);
       c.beginPath();
       c.moveTo(x1, y1 + h1);

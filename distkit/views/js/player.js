@@ -1,6 +1,7 @@
-// What happens and when; goes through it: plays, pauses, steps, seeks; the buttons, the scale and the keys for that.
+// What happens and when; goes through it: plays, pauses, steps, seeks; the buttons, the scale and
+// the keys for that.
 
-import { h, still } from "./dom.js";
+import { button, h, icon, modified, obey, speedsOf, still } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
@@ -107,7 +108,7 @@ export class Player {
     const from = this.time;
     this.pause();
     const beat = this.script.beats[i];
-    const end = beat ? beat.end ?? this.script.end : this.home;
+    const end = this.#end(beat);
     if (still() || !beat || end <= from) return this.place(i);
     const begin = Math.max(from, beat.begin);
     const started = performance.now();
@@ -125,9 +126,13 @@ export class Player {
 
   // At a beat's end.
   place(i) {
-    const beat = this.script.beats[i];
-    Object.assign(this, { chosen: i, target: null, time: beat ? beat.end ?? this.script.end : this.home });
+    const time = this.#end(this.script.beats[i]);
+    Object.assign(this, { chosen: i, target: null, time });
     this.show(false);
+  }
+
+  #end(beat) {
+    return beat ? beat.end ?? this.script.end : this.home;
   }
 }
 
@@ -135,19 +140,19 @@ export class Player {
 export class Bar {
   constructor(player, speeds, steps) {
     Object.assign(this, { player, steps });
-    const button = (name, label, icon, act) => {
-      const b = h("button", { type: "button", class: `dk-button dk-${name}`, "aria-label": label, title: label },
-        h("i", { class: `dk-icon dk-icon-${icon}`, "aria-hidden": "true" }));
-      b.addEventListener("click", act);
-      return b;
+    const tool = (name, label, sign, act) => {
+      const made = button(label, icon(sign), act);
+      made.className = `dk-button dk-${name}`;
+      return made;
     };
-    this.play = button("play", "play (space)", "play", () => player.toggle());
-    this.speeds = h("select", { class: "dk-speed", "aria-label": "speed" }, speeds.map((s) =>
-      h("option", { value: s, ...(s === 1 ? { selected: "" } : {}) }, `${s} ×`)));
-    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, max: steps, step: 1, "aria-label": "time" });
+    this.play = tool("play", "play (space)", "play", () => player.toggle());
+    this.speeds = speedsOf(speeds, "×");
+    this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, max: steps, step: 1,
+      "aria-label": "time" });
     this.clock = h("output", { class: "dk-clock" });
-    this.buttons = [button("back", "previous message (←)", "left", () => player.step(-1)), this.play,
-      button("next", "next message (→)", "right", () => player.step(1)), this.speeds];
+    const [back, next] = [() => player.step(-1), () => player.step(1)];
+    this.buttons = [tool("back", "previous message (←)", "left", back), this.play,
+      tool("next", "next message (→)", "right", next), this.speeds];
     this.speeds.addEventListener("change", () => { player.speed = Number(this.speeds.value); });
     this.scrub.addEventListener("input", () => {
       const { start, end } = player.script;
@@ -176,17 +181,12 @@ export class Bar {
 
   // A key was typed; more: what a view's own keys do.
   typed(e, more) {
-    if (e.ctrlKey || e.metaKey || e.altKey || ["Tab", "Escape", "Enter"].includes(e.key)) return;
+    if (modified(e) || ["Tab", "Escape", "Enter"].includes(e.key)) return;
     e.stopPropagation(); // JupyterLab has other uses for these keys
     if (e.target.closest("select, input") || (e.key === " " && e.target.closest("button"))) return;
     const { player } = this;
-    const act = {
-      " ": () => player.toggle(), p: () => player.toggle(), n: () => player.step(1), b: () => player.step(-1),
-      ArrowRight: () => player.step(1), ArrowLeft: () => player.step(-1),
-      Home: () => player.go(-1), End: () => player.seek(player.script.end), ...more,
-    }[e.key];
-    if (!act) return;
-    e.preventDefault();
-    act();
+    const [play, next, back] = [() => player.toggle(), () => player.step(1), () => player.step(-1)];
+    obey(e, { " ": play, p: play, n: next, b: back, ArrowRight: next, ArrowLeft: back,
+      Home: () => player.go(-1), End: () => player.seek(player.script.end), ...more }[e.key]);
   }
 }

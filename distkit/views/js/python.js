@@ -1,10 +1,11 @@
 // Light colours for Python: strings, comments, keywords, numbers, and what communicates.
 
-const KEYWORDS = "False None True and as assert async await break case class continue def del elif " +
-  "else except finally for from global if import in is lambda match nonlocal not or pass raise " +
-  "return try while with yield";
-const TALK = "i?send|i?recv|(?:send|recv)_object_list|broadcast\\w*|(?:all_)?(?:reduce|gather)\\w*|scatter\\w*|" +
-  "all_to_all\\w*|(?:monitored_)?barrier|batch_isend_irecv|new_(?:sub)?groups?\\w*";
+const KEYWORDS = "False None True and as assert async await break case class continue def del " +
+  "elif else except finally for from global if import in is lambda match nonlocal not or pass " +
+  "raise return try while with yield";
+const TALK = "i?send|i?recv|(?:send|recv)_object_list|broadcast\\w*|scatter\\w*|" +
+  "(?:all_)?(?:reduce|gather)\\w*|all_to_all\\w*|(?:monitored_)?barrier|" +
+  "batch_isend_irecv|new_(?:sub)?groups?\\w*";
 const TOKEN = new RegExp([
   String.raw`(?<comment>#[^\n]*)`,
   String.raw`(?<string>\b[rbfuRBFU]{0,2}(?:"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$))`,

@@ -1,8 +1,10 @@
 // What a front end calls to have a view drawn: it draws, or says in its place why it cannot.
 
+import { h } from "./dom.js";
+
 const KERNEL_ENDED = "the kernel has ended";
 const LIVE = ".dk-live, .dk-status"; // what a view says of what goes on
-const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // what JupyterLab says of a kernel
+const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // a kernel, says JupyterLab
 
 // known: the newest format of pictures that these painters understand.
 export function renders(View, known) {
@@ -28,8 +30,11 @@ export function renders(View, known) {
 // ended(). Returns what ends this.
 function onEnd(model, el, view) {
   const say = () => {
-    for (const live of el.querySelectorAll(LIVE)) if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
-    if (!view.ended && !el.querySelector(`${LIVE}, .dk-ended`)) el.querySelector("figure")?.prepend(note("p", "dk-ended", KERNEL_ENDED));
+    for (const live of el.querySelectorAll(LIVE)) {
+      if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
+    }
+    if (view.ended || el.querySelector(`${LIVE}, .dk-ended`)) return;
+    el.querySelector("figure")?.prepend(h("p", { class: "dk-ended", role: "note" }, KERNEL_ENDED));
   };
   const again = new MutationObserver(say); // what the kernel had said before may be drawn later
   const ended = () => {
@@ -55,17 +60,10 @@ function keep(event) {
   event.stopPropagation();
 }
 
-function note(tag, name, text) {
-  const element = document.createElement(tag);
-  element.className = name;
-  element.setAttribute("role", "note");
-  element.textContent = text;
-  return element;
-}
-
 function newer(format, known) {
-  const figure = note("figure", "distkit-newer", `This picture was drawn by a newer distkit (format ${format}, ` +
+  return h("figure", { class: "distkit-newer", role: "note", style: "margin:4px 0;" +
+    "padding:14px 18px;border:1px solid;border-radius:12px;" +
+    "font:14px/1.5 var(--jp-ui-font-family,sans-serif)" },
+  `This picture was drawn by a newer distkit (format ${format}, ` +
     `this page knows ${known}): update distkit and reload the page.`);
-  figure.style.cssText = "margin:4px 0;padding:14px 18px;border:1px solid;border-radius:12px;font:14px/1.5 var(--jp-ui-font-family,sans-serif)";
-  return figure;
 }

@@ -1,26 +1,29 @@
 // A view that is a scene: its marks, played, with its beats in words and what stands beside.
 
-import { Choice, List, order, Panels } from "./beside.js";
+import { beyond, Choice, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
-import { clamp, humanSeconds } from "./numbers.js";
-import { readable } from "./colors.js";
 import { Marks } from "./marks.js";
+import { clamp, humanSeconds } from "./numbers.js";
 import { Bar, Player, Script } from "./player.js";
-import { Sheet } from "./tensorsparts.js";
+import { Sheet } from "./sheet.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
 const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
 const [ROUND, LONGEST] = [1300, 90_000]; // milliseconds of a round, and at most of all
-const [HIGH, LARGE] = [470, 1.4]; // a scene is at most so many pixels high, and so many times its size
+const [HIGH, LARGE] = [470, 1.4]; // a scene's most pixels in height, and times its own size
 const BESIDE_PANELS = 430; // so high beside small pictures
-const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous message, " +
-  "page down and page up along what is beside, Home and End to the ends.";
+const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous " +
+  "message, page down and page up along what is beside, Home and End to the ends.";
 
 // Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
 export function pace({ unit, beats, ends, start, end, last }) {
-  if (unit === "round") return (time, left) => Math.min(time + left * Math.max(1 / ROUND, end / LONGEST), last);
-  const ticks = [...new Set([...beats.map(({ begin }) => begin), ...ends, start, last])].sort((a, b) => a - b);
+  if (unit === "round") {
+    const speed = Math.max(1 / ROUND, end / LONGEST);
+    return (time, left) => Math.min(time + left * speed, last);
+  }
+  const begins = beats.map(({ begin }) => begin);
+  const ticks = [...new Set([...begins, ...ends, start, last])].sort((a, b) => a - b);
   return (time, left) => {
     while (left > 0 && time < last) {
       const i = order.right(ticks, time);
@@ -40,20 +43,23 @@ export function pace({ unit, beats, ends, start, end, last }) {
 export function merged(old, patch) {
   if (!(patch instanceof Object) || Array.isArray(patch) || !old) return patch;
   if (patch.more && Array.isArray(old)) return [...old.slice(0, patch.keep), ...patch.more];
-  return { ...old, ...Object.fromEntries(Object.entries(patch).map(([key, value]) => [key, merged(old[key], value)])) };
+  const parts = Object.entries(patch).map(([key, value]) => [key, merged(old[key], value)]);
+  return { ...old, ...Object.fromEntries(parts) };
 }
 
 export class Scene extends Sheet {
   constructor(model, el) {
     const { view, title, beats, looks } = model.get("picture");
-    const keys = looks.length > 1 ? ` v switches between ${looks.map(([name]) => name).join(" and ")}.` : "";
+    const names = looks.map(([name]) => name);
+    const keys = names.length > 1 ? ` v switches between ${names.join(" and ")}.` : "";
     super(model, el, view, title + (beats.length ? `.${KEYS}${keys}` : ""));
     this.root.setAttribute("role", "group");
     this.root.tabIndex = 0;
   }
 
   build() {
-    this.player = new Player(pace, (moving) => (moving ? this.paint() : this.later()), () => this.bar.tell(this.root));
+    const show = (moving) => (moving ? this.paint() : this.later());
+    this.player = new Player(pace, show, () => this.bar.tell(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
     this.fact = h("p", { class: "dk-fact" });
@@ -62,11 +68,13 @@ export class Scene extends Sheet {
     this.looks = new Choice("what is shown", (name) => this.show(name));
     this.clocks = new Choice("what time is", (name) => this.wind(name));
     this.legend = h("div", { class: "dkm-legend" });
-    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" }, this.bar.buttons, this.fact, this.bar.clock, this.clocks.root);
+    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
+      this.bar.buttons, this.fact, this.bar.clock, this.clocks.root);
     this.said = h("p", { class: "dk-said" });
     this.empty = h("p", { class: "dkv-empty" });
     this.field = h("div", { class: "dkm-field" }, this.marks.root, this.bar.scrub);
-    this.column = h("div", { class: "dkm-column" }, this.panels.root, this.list.root, this.side.root);
+    this.column = h("div", { class: "dkm-column" },
+      this.panels.root, this.list.root, this.side.root);
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
     this.tools.append(this.legend, this.looks.root);
@@ -98,8 +106,10 @@ export class Scene extends Sheet {
     this.panels.load(picture);
     this.column.hidden = !list && !side && !picture.panels.length;
     this.column.dataset.panels = picture.panels.length;
-    this.legend.replaceChildren(...picture.legend.map(([shapes, width, words]) =>
-      h("span", { class: "dkm-sign" }, s("svg", { width, height: 20, "aria-hidden": "true" }, ...shapes.map((shape) => this.marks.shape(shape))), words)));
+    const sign = ([shapes, wide, words]) => h("span", { class: "dkm-sign" },
+      s("svg", { width: wide, height: 20, "aria-hidden": "true" },
+        ...shapes.map((shape) => this.marks.shape(shape))), words);
+    this.legend.replaceChildren(...picture.legend.map(sign));
     this.clocks.load(Object.keys(picture.clocks), this.clock);
     this.show(this.looks.chosen ?? picture.looks[0]?.[0]);
   }
@@ -118,7 +128,8 @@ export class Scene extends Sheet {
     const { player, script, left, clock } = this;
     player.pause();
     const { beat } = player;
-    const to = left?.clock === name && left.to === beat ? left.beat : script.beats[beat]?.also ?? -1;
+    const again = left?.clock === name && left.to === beat;
+    const to = again ? left.beat : script.beats[beat]?.also ?? -1;
     Object.assign(this, { clock: name, left: { clock, beat, to } });
     player.time = undefined;
     this.load();
@@ -144,15 +155,10 @@ export class Scene extends Sheet {
   // Everything, at rest.
   draw() {
     const { empty, said } = this.picture;
-    [this.empty.hidden, this.all.hidden, this.tools.hidden] = [!empty, Boolean(empty), Boolean(empty)];
+    this.empty.hidden = !empty;
+    this.all.hidden = this.tools.hidden = Boolean(empty);
     this.empty.textContent = empty;
     this.said.textContent = empty ? "" : said;
-    this.look.ranks.forEach((color, i) => {
-      this.root.style.setProperty(`--dk-r${i}`, color);
-      this.root.style.setProperty(`--dk-i${i}`, readable(color));
-    });
-    this.root.style.setProperty("--dk-positive", this.look.heat(1));
-    this.root.style.setProperty("--dk-negative", this.look.heat(-1));
     this.paint();
     this.list.mark(this.player.beat, true);
     const { who, more } = this.script.beats[this.player.beat] ?? {};
@@ -169,7 +175,8 @@ export class Scene extends Sheet {
     const { who = "before the first message", more = "", where = "" } = script.beats[beat] ?? {};
     const round = time > 0 ? `round ${Math.ceil(time)} of ${script.end}` : "start";
     this.bar.show(script.unit === "round" ? round : humanSeconds(time), who);
-    this.fact.replaceChildren(h("strong", {}, who), h("span", {}, [more, where].filter(Boolean).join(" · ")));
+    const words = [more, where].filter(Boolean).join(" · ");
+    this.fact.replaceChildren(h("strong", {}, who), h("span", {}, words));
     this.list.mark(beat);
     this.panels.mark(this.panel);
     this.root.dataset.beat = beat;
@@ -177,7 +184,8 @@ export class Scene extends Sheet {
 
   along(by) {
     const { list, panels, player } = this;
-    player.go(list.root.hidden ? this.ofHome(panels.beside(this.panel, by)) : list.beside(player.beat, by));
+    player.go(list.root.hidden ? this.ofHome(beyond(panels.beats, this.panel, by))
+      : beyond(list.beats, player.beat, by));
   }
 
   dispose() {

@@ -1,5 +1,5 @@
-// The program's source, with a pin per rank at the line where it is. Under a line that called a page
-// of distkit's own, such as ring_all_reduce, the lines of that page are folded in.
+// The program's source, with a pin per rank at the line where it is. Under a line that called a
+// page of distkit's own, such as ring_all_reduce, the lines of that page are folded in.
 
 import { h, still } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -51,9 +51,8 @@ export class Source {
   add(sources) {
     for (const [label, text] of Object.entries(sources)) {
       const dots = h("span", { class: "dk-dots" });
-      const tab = h("button", { type: "button", role: "tab", class: "dk-tab", "data-file": label },
-        label, dots);
-      tab.addEventListener("click", () => this.#open(label));
+      const tab = h("button", { type: "button", role: "tab", class: "dk-tab", "data-file": label,
+        onclick: () => this.#open(label) }, label, dots);
       this.files.set(label, { label, text, tab, dots, rows: null, at: [] });
       this.tabs.append(tab);
     }
@@ -70,11 +69,12 @@ export class Source {
     };
     for (const mark of marks) put(mark.where, mark);
     const count = (file) => file.at.length;
-    const best = [...this.files.values()].reduce((a, b) => (a && count(a) >= count(b) ? a : b), null);
-    for (const file of this.files.values()) this.#dot(file);
+    const files = [...this.files.values()];
+    const best = files.reduce((a, b) => (a && count(a) >= count(b) ? a : b), null);
+    for (const file of files) this.#dot(file);
     const open = this.files.get(this.shown);
     const stays = open && count(open) === count(best);
-    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for who opens the page itself
+    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for who opens that page
     this.hot = hot;
     if (stays) this.#place(open, true);
     else if (best) this.#open(best.label);
@@ -93,8 +93,8 @@ export class Source {
     for (const { tab, label: other } of this.files.values()) {
       tab.setAttribute("aria-selected", String(other === label));
     }
-    if (this.shown !== label) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
     const glides = this.shown === label;
+    if (!glides) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
     this.shown = label;
     this.root.style.setProperty("--lines", file.rows.length);
     this.#place(file, glides);
@@ -151,8 +151,10 @@ export class Source {
   #heat(file, where) {
     const [label, line] = place(where);
     const page = this.files.get(label);
-    if (page && (page === file || this.unfolded)) this.#row(page, line).classList.add("dk-hot");
-    for (const mark of file.at) if (mark.inner === where) this.#row(file, mark.line).classList.add("dk-hot");
+    const hot = page && (page === file || this.unfolded) ? [this.#row(page, line)] : [];
+    const callers = file.at.filter((mark) => mark.inner === where);
+    for (const row of [...hot, ...callers.map((mark) => this.#row(file, mark.line))])
+      row.classList.add("dk-hot");
   }
 
   // Under each line that called pages: what is called, and its lines around the pins.
@@ -175,7 +177,8 @@ export class Source {
         this.unfolded = !this.unfolded;
         this.#place(file, false);
       });
-      this.#row(file, line).after(h("div", { class: "dk-fold" }, head, this.unfolded ? some : null));
+      const shown = this.unfolded ? some : null;
+      this.#row(file, line).after(h("div", { class: "dk-fold" }, head, shown));
     }
   }
 
@@ -189,14 +192,16 @@ export class Source {
     if (first - 2 * LINE >= scrollTop && last <= scrollTop + height) return;
     const fits = last - first <= height;
     const top = fits ? (first + last - height) / 2 : tops.at(-1) - height / 2;
-    this.window.scrollTo({ top: Math.max(0, top), behavior: glides && !still() ? "smooth" : "auto" });
+    const behavior = glides && !still() ? "smooth" : "auto";
+    this.window.scrollTo({ top: Math.max(0, top), behavior });
   }
 
   // The rows with markers; without any, the first that is hot or communicates.
   #worthSeeing(file) {
-    if (file.at.length) return file.at.flatMap((mark) => [this.#row(file, mark.line), this.#where(file, mark)]);
-    const first = this.window.querySelector(".dk-hot") ?? this.window.querySelector(".dk-py-talk")?.closest(".dk-row");
-    return first ? [first] : [];
+    const rows = (mark) => [this.#row(file, mark.line), this.#where(file, mark)];
+    if (file.at.length) return file.at.flatMap(rows);
+    const found = (kind) => this.window.querySelector(kind)?.closest(".dk-row");
+    return [found(".dk-hot") ?? found(".dk-py-talk")].filter(Boolean);
   }
 }
 
@@ -213,7 +218,8 @@ function doings(marks) {
     (said[call ? `${does} ${call.replace(/\(.*/su, "")}` : doing] ??= []).push(rank);
   }
   const all = Object.entries(said);
-  return all.map(([words, ranks]) => (all.length > 1 ? `${ranks.join(", ")} ${words}` : words)).join(" · ");
+  if (all.length === 1) return all[0][0];
+  return all.map(([words, ranks]) => `${ranks.join(", ")} ${words}`).join(" · ");
 }
 
 // The function in which a line of a page is.
@@ -224,11 +230,13 @@ function named(text, line) {
 
 function rows(text) {
   const plain = text.replace(/\n$/, "").split("\n");
-  const lines = plain.length > COLOURED ? plain.map((line) => [["", line]]) : tokenize(plain.join("\n"));
-  return lines.map((tokens, i) => h("div", { class: "dk-row", "data-line": i + 1, style: `--indent:${plain[i].search(/\S|$/u)}` },
-    h("span", { class: "dk-pins" }, h("span", { class: "dk-more" })), h("span", { class: "dk-no" }, String(i + 1)),
-    h("code", {}, tokens.map(([kind, piece]) =>
-      (kind ? h("span", { class: `dk-py-${kind}` }, piece) : piece)))));
+  const colours = plain.length <= COLOURED;
+  const lines = colours ? tokenize(plain.join("\n")) : plain.map((line) => [["", line]]);
+  const token = ([kind, piece]) => (kind ? h("span", { class: `dk-py-${kind}` }, piece) : piece);
+  return lines.map((tokens, i) => h("div",
+    { class: "dk-row", "data-line": i + 1, style: `--indent:${plain[i].search(/\S|$/u)}` },
+    h("span", { class: "dk-pins" }, h("span", { class: "dk-more" })),
+    h("span", { class: "dk-no" }, String(i + 1)), h("code", {}, tokens.map(token))));
 }
 
 // Where a pin is within its file, however far the window is scrolled.

@@ -16,7 +16,8 @@ export class Status {
     const { what, stage, note, columns, rows } = this.model.get("picture");
     const row = (cells, tag) => h("tr", {}, cells.map((cell) => h(tag, {}, String(cell))));
     this.root.replaceChildren(
-      h("p", {}, h("strong", {}, what, " · ", h("span", { class: "dk-status" }, stage)), ` · ${note}`),
+      h("p", {}, h("strong", {}, what, " · ", h("span", { class: "dk-status" }, stage)),
+        ` · ${note}`),
       h("table", {}, row(columns, "th"), rows.map((cells) => row(cells, "td"))));
   }
 

@@ -15,11 +15,12 @@ export class Store {
   }
 
   reset() {
-    Object.assign(this, { count: 0, room: 0, arrows: 0, space: 0, looks: [], tracks: [], tieBase: 0 });
-    this.version = (this.version ?? 0) + 1;
-    Object.assign(this, { values: new Map(), open: new Set(), odd: new Set(), ids: null, ties: new Map() });
-    this.causes = null; // known when the run has ended
+    Object.assign(this, { count: 0, room: 0, arrows: 0, space: 0, tieBase: 0, ids: null });
+    Object.assign(this, { looks: [], tracks: [], open: new Set(), odd: new Set() });
+    [this.values, this.ties] = [new Map(), new Map()];
     [this.lookOf, this.trackOf] = [new Map(), new Map()];
+    this.version = (this.version ?? 0) + 1;
+    this.causes = null; // known when the run has ended
     this.#grow(64);
     this.#stretch(64);
   }
@@ -114,13 +115,15 @@ export class Store {
   }
 
   #line(i, rank, mark, row) {
-    const track = number(this.trackOf, this.tracks, `${rank}/${mark}/${row}`, { rank, mark, row, items: [] });
-    if (!Array.isArray(this.tracks[track].items)) this.tracks[track].items = [...this.tracks[track].items];
-    const { items } = this.tracks[track];
+    const made = { rank, mark, row, items: [] };
+    const t = number(this.trackOf, this.tracks, `${rank}/${mark}/${row}`, made);
+    const track = this.tracks[t];
+    if (!Array.isArray(track.items)) track.items = [...track.items];
+    const { items } = track;
     let at = items.length;
     while (at && this.start[items[at - 1]] > this.start[i]) at -= 1;
     items.splice(at, 0, i);
-    this.track[i] = track;
+    this.track[i] = t;
   }
 
   // A bar has at most one arrow that leaves it, and one that ends there.

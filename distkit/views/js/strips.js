@@ -24,7 +24,7 @@ export class Strips {
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
-  // Takes stock: {bars: wide ones, as objects; thin: narrow ones, as numbers}; the rest is in strips.
+  // Takes stock: {bars: wide ones, as objects; thin: narrow ones, as numbers}; the rest are strips.
   sort() {
     const { at, store } = this;
     const [bars, thin] = [[], []];
@@ -75,7 +75,8 @@ export class Strips {
     const [bars, waits, dim] = [0, 1, 2].map(() => new Float32Array(Math.ceil(this.width / BIN)));
     const waiting = track.mark ? null : store.causes?.waits;
     const put = (cover, from, to) => {
-      const [x, end] = [at.x(from), at.x(to)].map((place) => clamp((place - at.left + 4) / BIN, 0, cover.length));
+      const [x, end] = [at.x(from), at.x(to)]
+        .map((place) => clamp((place - at.left + 4) / BIN, 0, cover.length));
       if (end > x) add(cover, x, end - x, 1);
     };
     for (let n = first; n < last; n++) {
@@ -136,7 +137,8 @@ export class Strips {
   }
 }
 
-const alone = (x, width, left, next) => x - left > ALONE && next - x - Math.max(width, LEAST) > ALONE;
+const alone = (x, width, left, next) =>
+  x - left > ALONE && next - x - Math.max(width, LEAST) > ALONE;
 const shade = (cover) => (cover > 0 ? FAINT + (1 - FAINT) * Math.min(1, cover) : 0);
 
 // Adds a bar to the pixels that it covers, in parts.

@@ -29,12 +29,9 @@ export class Talk {
       return this.onmiss("gone");
     }
     this.waiting.set(id, done);
-    this.unheard.set(id, setTimeout(() => this.onmiss(this.#status() === "idle" ? "gone" : "silent"), SILENCE));
-  }
-
-  // What the kernel says of itself: one that has nothing to do would have answered.
-  #status() {
-    return this.model.widget_manager?.kernel?.status;
+    // a kernel that says of itself that it has nothing to do would have answered
+    const idle = () => this.model.widget_manager?.kernel?.status === "idle";
+    this.unheard.set(id, setTimeout(() => this.onmiss(idle() ? "gone" : "silent"), SILENCE));
   }
 
   #heard({ heard, did }) {

@@ -3,16 +3,16 @@
 
 import { alternative, heading, legend, notices, sums } from "./around.js";
 import { fit } from "./canvas.js";
-import { h, still } from "./dom.js";
-import { Lenses } from "./lenses.js";
+import { dress, lookOf } from "./colors.js";
+import { h, spoken, still } from "./dom.js";
+import { Follower } from "./follower.js";
+import { listen, Viewport } from "./gestures.js";
 import { Layout, TALLEST } from "./layout.js";
-import { Gestures, sideways, Viewport } from "./gestures.js";
+import { Lenses } from "./lenses.js";
 import { Minimap } from "./minimap.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
-import { lookOf } from "./look.js";
 import { Painter } from "./painter.js";
-import { onTheme } from "./repaint.js";
 import { Store } from "./store.js";
 import { beside, card, sentence } from "./tooltip.js";
 
@@ -29,20 +29,21 @@ const HIGHER = 36; // pixels
 const SUMS = "how much of the time is in operations, waiting pale; zoom in to see each";
 const PATIENCE = 600_000; // milliseconds without news
 
-export class Timeline {
+export class Timeline extends Follower {
   // stepped: time stands still between two moments of the run; onlook: told of new colours.
   constructor(model, el, { stepped = false, onlook = null } = {}) {
     const picture = model.get("picture");
-    Object.assign(this, { model, stepped, onlook, theme: picture.theme, next: picture.next ?? 0 });
+    super(model, picture.next ?? 0);
+    Object.assign(this, { stepped, onlook, theme: picture.theme });
     [this.veil, this.range, this.whole] = [null, null, false];
     this.store = new Store(picture);
     this.merged = performance.now();
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
-    this.viewport = new Viewport({ all: () => this.#all(), rest: () => this.#followed() ?? this.#all(),
-      reset: () => this.#reset(), onchange: () => this.#later() });
+    this.viewport = new Viewport(this, { all: () => this.#all(),
+      rest: () => this.#followed() ?? this.#all(), reset: () => this.#reset() });
     this.#build(el);
     this.#listen();
-    this.#drain();
+    this.drain();
     const { opening, end } = this.store.frame;
     const part = opening && !stepped ? end - opening : 0;
     if (part) this.viewport.zoomed = [opening - 0.03 * part, end + 0.02 * part];
@@ -51,14 +52,16 @@ export class Timeline {
   // -- what is on the page --------------------------------------------------------
 
   #build(el) {
-    this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "timeline" });
+    this.canvas = h("canvas",
+      { tabindex: 0, role: "application", "aria-roledescription": "timeline" });
     this.tip = h("div", { class: "dk-tip", popover: "manual", role: "tooltip" });
-    this.spoken = h("p", { class: "dk-spoken", "aria-live": "polite" });
-    this.parts = Object.fromEntries(["head", "notices", "legend", "sums"].map((name) =>
-      [name, h(name === "legend" || name === "notices" ? "ul" : "div", { class: `dk-${name}` })]));
+    this.spoken = spoken();
+    const part = (tag, name) => [name, h(tag, { class: `dk-${name}` })];
+    this.parts = Object.fromEntries([part("div", "head"), part("ul", "notices"),
+      part("ul", "legend"), part("div", "sums")]);
     this.stage = h("div", { class: "dk-stage" }, this.canvas);
     this.map = new Minimap((time) => this.viewport.center(time));
-    this.lenses = new Lenses(this.store, () => this.#later(), () => this.chosen);
+    this.lenses = new Lenses(this.store, () => this.later(), () => this.chosen);
     this.lenses.root.append(this.viewport.tools());
     this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend),
@@ -85,8 +88,7 @@ export class Timeline {
     const before = this.look?.warning;
     this.look = lookOf(this.root, this.context, this.theme);
     if (this.look.warning === before) return;
-    this.root.style.setProperty("--dk-warning", this.look.warning);
-    this.root.style.setProperty("--dk-rank", this.look.ranks[0]);
+    dress(this.root, this.look);
     this.onlook?.(this.look);
     this.#words();
   }
@@ -94,7 +96,7 @@ export class Timeline {
   // What is later lies under a veil, null: nothing; range: the part to show by default.
   until(time, range) {
     [this.veil, this.range] = [time, range];
-    this.#later();
+    this.later();
   }
 
   // -- time -------------------------------------------------------------------------
@@ -129,21 +131,17 @@ export class Timeline {
     if (this.range) { // between the part and all of it
       if (!this.viewport.zoomed) this.whole = !this.whole;
       this.viewport.zoomed = null;
-      return this.#later();
+      return this.later();
     }
     this.viewport.glide(this.#all());
   }
 
   // -- drawing ------------------------------------------------------------------------
 
-  #later() {
-    if (this.pending || this.gone) return;
-    this.pending = requestAnimationFrame(() => {
-      this.pending = null;
-      this.#draw();
-      clearTimeout(this.growing);
-      if (this.#grows()) this.growing = setTimeout(() => this.#later(), GROWTH);
-    });
+  frame() {
+    this.#draw();
+    clearTimeout(this.growing);
+    if (this.#grows()) this.growing = setTimeout(() => this.later(), GROWTH);
   }
 
   // Open bars grow by themselves, until a kernel must be supposed dead.
@@ -171,7 +169,8 @@ export class Timeline {
     this.layout = new Layout(this.store, this.#sizes(), width, view, end, measure);
     fit(canvas, width, this.layout.height);
     if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
-    this.painter = new Painter(context, this.layout, this.look, this.chosen ?? this.hovered, this.lenses);
+    const focus = this.chosen ?? this.hovered;
+    this.painter = new Painter(context, this.layout, this.look, focus, this.lenses);
     this.painter.draw();
     this.lenses.hint(this.painter.summed ? SUMS : "");
     if (this.veil !== null) veil(this);
@@ -189,48 +188,27 @@ export class Timeline {
   // -- the reader ------------------------------------------------------------------------
 
   #listen() {
-    const on = (target, type, act, options) => {
-      target.addEventListener(type, act, { signal: this.stop.signal, ...options });
-    };
-    this.stop = new AbortController();
-    this.gestures = new Gestures(this.canvas, (e) => this.viewport.takes(e), (view) => {
-      this.#tell(null);
-      this.viewport.show(view);
+    this.gestures = listen(this, this.canvas, {
+      hit: (x, y) => this.layout.hit(x, y, this.painter.arrows), scale: () => this.layout,
+      moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.#typed(e),
     });
-    on(this.canvas, "pointermove", (e) => this.#moved(e));
-    on(this.canvas, "pointerdown", (e) => this.#pressed(e));
-    on(this.canvas, "pointerup", (e) => this.#released(e));
-    on(this.canvas, "pointerleave", () => this.#left());
-    on(this.canvas, "dblclick", () => this.#reset());
-    on(this.canvas, "wheel", (e) => this.#along(e), { passive: false });
-    on(this.canvas, "keydown", (e) => this.#typed(e));
-    on(this.lenses.root, "keydown", (e) => this.#sought(e));
-    on(this.canvas, "blur", () => this.#choose(null));
-    on(this.stage, "scroll", () => this.#later());
-    on(window, "wheel", (e) => { if (e.target !== this.canvas) this.viewport.armed = false; }, { passive: true });
-    for (const type of ["transitionrun", "transitionend", "transitioncancel"])
-      on(this.root, type, () => this.#later());
-    onTheme(() => this.#later(), this.stop.signal);
-    this.resized = new ResizeObserver(() => this.#later());
-    this.resized.observe(this.stage);
-    this.changed = () => this.#drain();
-    this.model.on("change", this.changed);
+    this.on(this.lenses.root, "keydown", (e) => this.#sought(e));
+    this.on(this.stage, "scroll", () => this.later());
+    this.watch(this.stage);
   }
 
-  // Patches lie on the model under a number each, so that none is lost before we look.
-  #drain() {
-    let patch, any = false;
-    while ((patch = this.model.get(`patch${this.next}`))) {
-      this.store.merge(patch);
-      [this.merged, any] = [performance.now(), true];
-      this.next += 1;
-    }
-    if (!any || !this.look) return;
-    if (this.chosen?.id) this.chosen = this.store.find(this.chosen.id) ?? null; // numbers may be new
+  merge(patch) {
+    this.store.merge(patch);
+    this.merged = performance.now();
+  }
+
+  drain() {
+    if (!super.drain() || !this.look) return;
+    const { id } = this.chosen ?? {};
+    if (id) this.chosen = this.store.find(id) ?? null; // numbers may be new
     const wait = this.#runs() ? (this.told ?? -RETELL) + RETELL - performance.now() : 0;
     if (wait <= 0) this.#retell();
     else this.telling ??= setTimeout(() => this.#retell(), wait);
-    this.#later();
   }
 
   #retell() {
@@ -241,64 +219,10 @@ export class Timeline {
     this.lenses.refresh();
   }
 
-  #at(e) {
-    const box = this.canvas.getBoundingClientRect();
-    return [e.clientX - box.left, e.clientY - box.top];
-  }
-
-  #moved(e) {
-    this.viewport.armed ||= e.movementX !== 0 || e.movementY !== 0;
-    this.pointer = this.#at(e);
-    if (this.drag) return this.#dragged(e);
-    const hit = this.layout?.hit(...this.pointer, this.painter.arrows) ?? null;
-    this.canvas.style.cursor = hit ? "pointer" : "grab";
-    this.hovered = hit;
-    if (!this.chosen) this.#tell(hit, e.clientX, e.clientY);
-    this.#later();
-  }
-
-  #pressed(e) {
-    if (e.button !== 0) return;
-    this.drag = { x: e.clientX, far: false };
-  }
-
-  #dragged(e) {
-    this.drag.far ||= Math.abs(e.clientX - this.drag.x) > 4;
-    if (!this.drag.far) return;
-    this.canvas.style.cursor = "grabbing";
-    this.#tell(null);
-  }
-
-  #released(e) {
-    const click = this.drag && !this.drag.far;
-    this.drag = null;
-    if (click) this.#choose(this.layout.hit(...this.#at(e), this.painter.arrows), e.clientX, e.clientY);
-  }
-
-  #left() {
-    [this.pointer, this.hovered, this.viewport.armed] = [null, null, false];
-    if (!this.chosen) this.#tell(null);
-    this.#later();
-  }
-
-  #along(e) {
-    if (!(this.viewport.armed || e.ctrlKey) || !sideways(e)) return;
-    e.preventDefault();
-    const [from, to] = this.viewport.shown;
-    const shift = ((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (this.layout.right - this.layout.left)) * (to - from);
-    this.viewport.show([from + shift, to + shift]);
-  }
-
   #typed(e) {
-    const act = {
-      ...this.viewport.keys(), Escape: () => this.#choose(null),
-      ArrowDown: () => this.#step(1), ArrowUp: () => this.#step(-1),
-    }[e.key];
-    if (e.ctrlKey || e.metaKey || e.altKey) return;
-    if (!act && !this.lenses.key(e.key)) return;
-    e.preventDefault();
-    e.stopPropagation(); // JupyterLab must not take the arrows for itself
-    act?.();
+    const own = { ...this.viewport.keys(), Escape: () => this.choose(null),
+      ArrowDown: () => this.#step(1), ArrowUp: () => this.#step(-1) };
+    return own[e.key] ?? this.lenses.key(e.key);
   }
 
   // In the search field: Enter goes from match to match, Escape back to the picture.
@@ -314,7 +238,8 @@ export class Timeline {
   #step(by) {
     const order = this.store.ordered();
     if (!order.length) return;
-    const at = this.chosen?.i === undefined ? (by > 0 ? -1 : order.length) : order.indexOf(this.chosen.i);
+    const before = by > 0 ? -1 : order.length;
+    const at = this.chosen?.i === undefined ? before : order.indexOf(this.chosen.i);
     let next = clamp(at + by, 0, order.length - 1);
     const { light } = this.lenses; // only what is bright, except around the chosen one
     if (light && this.lenses.active !== "cone") {
@@ -326,30 +251,22 @@ export class Timeline {
     this.#draw();
     const [x, y, , height] = this.layout.box(bar.i);
     const box = this.canvas.getBoundingClientRect();
-    this.#choose(bar, box.left + Math.max(x, this.layout.left) + 8, box.top + y + height);
+    this.choose(bar, box.left + Math.max(x, this.layout.left) + 8, box.top + y + height);
   }
 
-  #choose(item, x, y) {
+  choose(item, x, y) {
     this.chosen = item;
     this.spoken.textContent = item ? sentence(item, this.store) : "";
-    this.#tell(item, x, y);
+    this.tell(item, x, y);
     if (this.lenses.active === "cone" && item) this.lenses.refresh();
-    this.#later();
+    this.later();
   }
 
-  #tell(item, x, y) {
+  tell(item, x, y) {
     const { tip } = this;
     if (!item) return tip.hidePopover();
     const color = this.#color(item.rank ?? item.src);
     tip.replaceChildren(...card(item, this.store, color).filter(Boolean));
     beside(tip, x, y);
-  }
-
-  dispose() {
-    this.gone = true;
-    this.stop.abort();
-    this.resized.disconnect();
-    this.model.off("change", this.changed);
-    this.root.remove();
   }
 }

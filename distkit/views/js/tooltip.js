@@ -1,7 +1,9 @@
 // What one bar or arrow says about itself: as a card beside the pointer, and as one sentence.
 
-import { h } from "./dom.js";
-import { clamp, humanBytes, humanSeconds, plural, short } from "./numbers.js";
+import { dot, h } from "./dom.js";
+import {
+  clamp, figure, grouped, humanBytes, humanSeconds, largest, oddities, plural,
+} from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
 
 const NUMBERS = 8; // tensors up to this size are written out
@@ -25,7 +27,7 @@ export function card(item, store, color) {
   const [before, after] = (item.src === undefined ? item : item.send)?.values ?? [];
   return [
     h("div", { class: "dk-tip-head" },
-      h("span", { class: "dk-dot", style: `background:${color}` }), h("strong", {}, name),
+      dot(color), h("strong", {}, name),
       h("span", { class: alarm ? "dk-state dk-alarm" : "dk-state" }, state)),
     h("dl", {}, facts(item, store).map(([key, value]) => [
       h("dt", {}, key), h("dd", { class: key === "line" ? "dk-code" : null }, value)])),
@@ -44,7 +46,9 @@ function title(item, store) {
   const name = item.kind === "mark" ? item.label || "computation" : item.op;
   if (isPaused(item)) return [name, "paused before it", false];
   if (item.op === "touch") return [name, "too early", true];
-  if (!isOpen(item)) return [name, item.end === null ? "open" : item.state, item.state === "failed"];
+  if (!isOpen(item)) {
+    return [name, item.end === null ? "open" : item.state, item.state === "failed"];
+  }
   if (item.state === "blocked" && store.frame.live) return [name, "blocked", false];
   return [name, store.frame.live ? "running" : `${store.frame.open} ${item.op}`, !store.frame.live];
 }
@@ -94,7 +98,7 @@ function ofArrow(arrow, store) {
     ["took", whole ? humanSeconds(arrow.received - arrow.sent) : null],
     ["sent at", at(arrow.sent)],
     ["received at", at(arrow.received)],
-    ...rest({ kind: "message", ...arrow, where: bar.where, group: bar.group, values: bar.values }, store),
+    ...rest({ ...bar, ...arrow, kind: "message" }, store),
   ];
 }
 
@@ -128,15 +132,14 @@ export function tensor(bar) {
 // -- values: before and after, on one scale --------------------------------------------
 
 function values(before, after) {
-  const finite = [before, after].flatMap((s) => s?.values ?? []).filter(Number.isFinite);
-  const most = Math.max(1e-30, ...finite.map(Math.abs));
+  const most = largest([before, after].flatMap((s) => s?.values ?? []));
   return h("div", { class: "dk-values" },
     [["before", before], ["after", after]].map(([when, s]) => (s ? one(when, s, most) : null)));
 }
 
 function one(when, summary, most) {
   return [h("span", {}, when), h("div", {}, strip(summary, most),
-    h("div", { class: "dk-numbers" }, inNumbers(summary)), alarms(summary.values))];
+    h("div", { class: "dk-numbers" }, inNumbers(summary)), alarm(summary))];
 }
 
 // Values as colours; "most" is the one that is painted in full.
@@ -147,12 +150,10 @@ export function strip(summary, most) {
 
 function inNumbers(s) {
   if (s.size <= NUMBERS) return `[${s.values.map(figure).join(", ")}]`;
-  const count = `${s.size.toLocaleString("en")} values${s.sampled ? ", sampled" : ""}`;
+  const count = `${grouped(s.size)} values${s.sampled ? ", sampled" : ""}`;
   return `${figure(s.min)} to ${figure(s.max)} · norm ${figure(s.norm)} · ${count}`;
 }
 
-const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };
-export const figure = (v) => WORDS[v] ?? (Math.abs(v) < 1e6 ? short(v) : v.toExponential(1)).replaceAll("-", "−");
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
 // Zero is paper, positive orange, negative blue.
@@ -162,8 +163,9 @@ function heat(v, most) {
   return `background:rgba(${hue},${Math.min(1, Math.abs(v) / most).toFixed(3)})`;
 }
 
-function alarms(list) {
-  const found = Object.entries(WORDS).map(([key, word]) => [list.filter((v) => v === key).length, word]);
-  const text = found.filter(([n]) => n).map(([n, word]) => `${n} × ${word}`).join(", ");
-  return text ? h("div", { class: "dk-alarm" }, `${text} among ${plural(list.length, "value")}`) : null;
+function alarm(summary) {
+  const text = oddities(summary);
+  if (!text) return null;
+  const all = plural(summary.values.length, "value");
+  return h("div", { class: "dk-alarm" }, `${text} among ${all}`);
 }
