@@ -121,7 +121,7 @@ class GradientRecorder:
             loss: the mean loss of the examples of all ranks.
         """
         rec = recorder.current()
-        if rec is None or not self._looking():
+        if rec is None or not looked_at(self._steps):
             return
         import torch
 
@@ -135,13 +135,10 @@ class GradientRecorder:
         for hook in self._hooks:
             hook.remove()
 
-    def _looking(self) -> bool:
-        return looked_at(self._steps)
-
     def _hook(self, name: str) -> Any:
         def hook(w: Tensor) -> None:
             rec = recorder.current()
-            if rec is not None and w.grad is not None and self._looking():
+            if rec is not None and w.grad is not None and looked_at(self._steps):
                 seq = self._open.setdefault(name, rec.next_seq())
                 _put(rec, seq, State.STARTED, "gradient", name, w.grad)
 
@@ -149,7 +146,7 @@ class GradientRecorder:
 
     def _note_weights(self) -> None:
         rec = recorder.current()
-        if rec is not None and self._weights and self._looking():
+        if rec is not None and self._weights and looked_at(self._steps):
             crc, summary = sketch(self._weights)
             rec.record(
                 rec.next_seq(),

@@ -7,7 +7,6 @@ receive is open, torch's function mode shows us every call from Python with its 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
-from distkit.events import WORLD, Op, State
+from distkit.events import Op, State
 from distkit.recording.pending import Pending
 from distkit.recording.recorder import user_line
 
@@ -82,20 +81,10 @@ class OpenBuffers(TorchFunctionMode):
             if begin < last and first < end and not pending.done:
                 del self._open[pending.seq]  # once is enough
                 recorder = pending.recorder
-                fields = (
-                    None,
-                    WORLD,
-                    0,
-                    (),
-                    "",
-                    None,
-                    user_line(2),
-                    {"function": name},
-                    str(pending.seq),
-                )
-                seq = recorder.next_seq()
+                seq, where = recorder.next_seq(), user_line(2)
+                about: dict[str, Any] = {"attributes": {"function": name}, "where": where}
                 for state in (State.STARTED, State.COMPLETED):
-                    recorder.put(seq, Op.TOUCH, state, time.monotonic(), fields)
+                    recorder.record(seq, Op.TOUCH, state, match=str(pending.seq), **about)
 
 
 def _take_modes() -> list[Any]:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import Op, State
 from distkit.recording.recorder import Recorder, is_users
+
+
+def hook(undo: ExitStack, holder: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(stock)`` in the place of a function, if there is one, until ``undo`` is closed."""
+    if (stock := getattr(holder, name, None)) is not None:
+        setattr(holder, name, make(stock))
+        undo.callback(setattr, holder, name, stock)
 
 
 class Pending:
@@ -107,19 +114,11 @@ class Unwaited:
         self._given: dict[int, tuple[weakref.ref[Any], int]] = {}  # id of the work -> work, seq
         self._latest: deque[Any] = deque(maxlen=8)  # keeps a work until its caller has it
         self._lost: list[int] = []  # of works that are gone
-        self._stock: dict[str, Any] = {}
 
-    def install(self) -> None:
-        """Notice what programs do with a Work."""
-        self._stock = {n: getattr(dist.Work, n) for n in _LOOKS if hasattr(dist.Work, n)}
-        for name, method in self._stock.items():
-            setattr(dist.Work, name, self._noticing(method, name == "is_completed"))
-
-    def remove(self) -> None:
-        """Restore stock torch."""
-        for name, method in self._stock.items():
-            setattr(dist.Work, name, method)
-        self._stock.clear()
+    def install(self, undo: ExitStack) -> None:
+        """Notice what programs do with a Work, until ``undo`` is closed."""
+        for name in _LOOKS:
+            hook(undo, dist.Work, name, self._noticing)
 
     def add(self, work: Any, pending: Pending, caller: FrameType | None) -> None:
         """A call returns ``work``; it counts if the user's own code made the call."""
@@ -150,7 +149,9 @@ class Unwaited:
         self._latest.clear()
         self._lost.clear()
 
-    def _noticing(self, method: Callable[..., Any], polls: bool) -> Callable[..., Any]:
+    def _noticing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        polls = method.__name__ == "is_completed"
+
         @wraps(method)
         def noticing(work: Any, *args: Any, **kwargs: Any) -> Any:
             result = method(work, *args, **kwargs)

@@ -100,7 +100,7 @@ class Recorder:
         #: What was not recorded, or is not judged, and how often.
         self.unseen: Counter[str] = Counter()
         self.waits: dict[int, Wait] = {}  # by thread
-        self.hurry: Callable[[], None] = _nothing  # have it sent now
+        self.hurry: Callable[[], None] = lambda: None  # have it sent now
         self._rows: list[Row] = []
         self._fields: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._seq = itertools.count()
@@ -322,6 +322,8 @@ def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
     Several tensors count as one long one, and of a sparse one the stored values. Its cost does
     not grow with the size: beyond 65,536 elements the statistics come from a strided sample.
     """
+    import numpy as np  # late: the kernel reads no values
+
     strided = sys.modules["torch"].strided
     if any(t.layout is not strided for t in tensors):
         tensors = tuple(dense_parts(t)[-1] for t in tensors)
@@ -332,9 +334,9 @@ def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
     width = tensors[0].shape[-1] if tensors[0].dim() else 1
     stride = _stride(size, _SAMPLE, width) if sampled else 1
     parts = [_flat(t, stride) for t in tensors if t.numel()]
-    flat = parts[0] if len(parts) == 1 else _concatenate(parts)
+    flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
     values = flat[:: _stride(len(flat), VALUES, width)].tolist()
-    with _quiet():  # a receive buffer may hold anything before it is filled
+    with np.errstate(all="ignore"):  # a receive buffer may hold anything before it is filled
         square = float(flat.dot(flat)) * (size / len(flat))
     norm = math.sqrt(square) if square >= 0 else math.nan
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
@@ -374,34 +376,10 @@ def _flat(tensor: Tensor, stride: int) -> Any:
     t = tensor.detach() if tensor.requires_grad else tensor
     if stride > 1:
         t = t.reshape(-1)[::stride]
-    if t.is_cuda or t.dtype not in _numpy_floats():
-        t = (t.real if t.is_complex() else t).to("cpu", _numpy_floats()[0])
+    torch = sys.modules["torch"]
+    if t.is_cuda or t.dtype not in (torch.float64, torch.float32):  # numpy's fast paths take these
+        t = (t.real if t.is_complex() else t).to("cpu", torch.float64)
     return t.numpy().reshape(-1)
-
-
-def _concatenate(parts: list[Any]) -> Any:
-    import numpy as np
-
-    return np.concatenate(parts)
-
-
-def _quiet() -> Any:
-    import numpy as np
-
-    return np.errstate(all="ignore")
-
-
-_floats: tuple[Any, ...] = ()
-
-
-def _numpy_floats() -> tuple[Any, ...]:
-    """The dtypes that numpy's fast paths take as they are."""
-    global _floats
-    if not _floats:
-        import torch
-
-        _floats = torch.float64, torch.float32
-    return _floats
 
 
 # -- places ---------------------------------------------------------------------
@@ -555,7 +533,3 @@ class Flusher:
         self._bell.release()
         self._thread.join()
         self.flush()
-
-
-def _nothing() -> None:
-    pass

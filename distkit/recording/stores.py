@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op
 from distkit.recording import recorder as _recorder
-from distkit.recording.pending import Pending
+from distkit.recording.pending import Pending, hook
 from distkit.recording.recorder import MACHINERY, Recorder, user_line
 
 #: The methods of a store that wait for a key, and those after which somebody need not wait.
@@ -43,21 +44,12 @@ class Stores:
 
     def __init__(self, hand_over: HandOver) -> None:
         self._hand_over = hand_over
-        self._stock: dict[str, Any] = {}
         self._inside = threading.local()  # of a call that is noted
 
-    def install(self) -> None:
-        """Note what programs do with stores."""
-        names = [name for name in (*_WAITS, *_SETS) if hasattr(dist.Store, name)]
-        self._stock = {name: getattr(dist.Store, name) for name in names}
-        for name, method in self._stock.items():
-            setattr(dist.Store, name, self._noting(name, method))
-
-    def remove(self) -> None:
-        """Restore stock torch."""
-        for name, method in self._stock.items():
-            setattr(dist.Store, name, method)
-        self._stock.clear()
+    def install(self, undo: ExitStack) -> None:
+        """Note what programs do with stores, until ``undo`` is closed."""
+        for name in (*_WAITS, *_SETS):
+            hook(undo, dist.Store, name, partial(self._noting, name))
 
     def _noting(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -124,7 +116,7 @@ class Stores:
         end, pause = time.monotonic() + limit.total_seconds(), _SOON
         while not store.check(list(keys)):
             if time.monotonic() > end:
-                self._stock["wait"](store, list(keys), timedelta(milliseconds=1))  # it raises
+                dist.Store.wait(store, list(keys), timedelta(milliseconds=1))  # it raises
             time.sleep(pause)
             pause = min(2 * pause, _LATER)
 
@@ -150,25 +142,10 @@ _WAYS = (
 )
 
 
-class Remote:
-    """The hooks of ``torch.distributed.rpc``."""
-
-    def __init__(self) -> None:
-        self._stock: dict[str, Any] = {}
-
-    def install(self) -> None:
-        """Count the calls from now on."""
-        if not dist.rpc.is_available():
-            return
-        self._stock = {way: getattr(dist.rpc.api, way) for way in _WAYS}
-        for way, call in self._stock.items():
-            setattr(dist.rpc.api, way, _counting(call))
-
-    def remove(self) -> None:
-        """Restore stock torch."""
-        for way, call in self._stock.items():
-            setattr(dist.rpc.api, way, call)
-        self._stock.clear()
+def count_remote_calls(undo: ExitStack) -> None:
+    """Count the calls from now on, until ``undo`` is closed."""
+    for way in _WAYS if dist.rpc.is_available() else ():
+        hook(undo, dist.rpc.api, way, _counting)
 
 
 def _counting(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from types import FrameType
@@ -42,9 +42,9 @@ from distkit.recording.operators import (
     storage_of,
     tensors,
 )
-from distkit.recording.pending import Pending, Unwaited
+from distkit.recording.pending import Pending, Unwaited, hook
 from distkit.recording.recorder import Facts, Recorder, user_line, with_caller
-from distkit.recording.stores import Remote, Stores
+from distkit.recording.stores import Stores, count_remote_calls
 from distkit.recording.witness import Witness
 
 #: A program that sets a time limit up to this [ms] handles it: it is not released before.
@@ -74,7 +74,7 @@ class Tap:
         #: Called before a communication goes to the backend; may wait, or raise.
         self.before: list[Callable[[Op, int], None]] = []
         #: Called with a group whose collectives several threads of this rank call.
-        self.on_threads: Callable[[str], None] = _nobody
+        self.on_threads: Callable[[str], None] = lambda group: None
         #: The groups that this rank communicates in.
         self.groups = Groups()
         #: Whether collectives are gloo's, whose waits are cut into turns.
@@ -90,12 +90,8 @@ class Tap:
         #: Asynchronous collectives that nobody has waited for.
         self.unwaited = Unwaited()
         self._earlier: weakref.WeakKeyDictionary[Any, Op] = weakref.WeakKeyDictionary()
-        self._stores, self._remote = Stores(self._hand_over), Remote()
-        self._library: Any = None
-        self._functional: Any = None
-        self._wait: Any = None
-        self._new_group: Any = None
-        self._warn: Any = None
+        self._stores = Stores(self._hand_over)
+        self._undo: ExitStack | None = None  # takes the hooks away
         self._pending: dict[int, tuple[Any, Pending]] = {}
         self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
         self._limited: set[str] = set()  # groups that the program gave a short time limit
@@ -105,37 +101,28 @@ class Tap:
 
     def install(self) -> None:
         """Hook every c10d operator that this torch has; a second time it does nothing."""
-        if self._library is not None:
+        if self._undo is not None:
             return
-        self._library = torch.library.Library("c10d", "IMPL")
+        undo = self._undo = ExitStack()
+        library = torch.library.Library("c10d", "IMPL")
+        undo.callback(library._destroy)
         for name, call in CALLS.items():
-            operator = getattr(torch.ops.c10d, name, None)
-            if operator is None:
-                continue
-            self._library.impl(
-                name, self._hook(operator.default, call), "BackendSelect", with_keyset=True
-            )
-        self._functional = self._hook_wait_tensor()
-        self._wait, self._new_group = dist.Work.wait, c10d._new_group_with_tag
-        self._warn = c10d._warn_not_in_group
-        c10d._warn_not_in_group = self._noting_strangers(self._warn)
-        dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
-        c10d._new_group_with_tag = self._making_groups(c10d._new_group_with_tag)
-        self.unwaited.install()
-        self._stores.install()
-        self._remote.install()
+            if (operator := getattr(torch.ops.c10d, name, None)) is not None:
+                noted = self._hook(operator.default, call)
+                library.impl(name, noted, "BackendSelect", with_keyset=True)
+        undo.callback(self._hook_wait_tensor()._destroy)
+        hook(undo, c10d, "_warn_not_in_group", self._noting_strangers)
+        hook(undo, dist.Work, "wait", self._waiting)
+        hook(undo, c10d, "_new_group_with_tag", self._making_groups)
+        self.unwaited.install(undo)
+        self._stores.install(undo)
+        count_remote_calls(undo)
 
     def remove(self) -> None:
         """Restore stock torch."""
-        if self._library is not None:
-            self._library._destroy()
-            self._functional._destroy()
-            self.unwaited.remove()
-            self._stores.remove()
-            self._remote.remove()
-            dist.Work.wait = self._wait  # type: ignore[method-assign]
-            c10d._new_group_with_tag, c10d._warn_not_in_group = self._new_group, self._warn
-            self._library = None
+        if self._undo is not None:
+            self._undo.close()
+            self._undo = None
         self.forget()
 
     def settle(self) -> None:
@@ -339,10 +326,8 @@ class Tap:
         """Note how a work has ended."""
         try:
             if future is None:
-                try:
+                with suppress(RuntimeError):  # as in _by_future
                     future = _get_future(work)
-                except RuntimeError:  # as in _by_future
-                    pass
             if future is not None:
                 future.value()
         except Exception:
@@ -480,17 +465,11 @@ class Tap:
         return noting
 
 
-def _nobody(group: str) -> None:
-    """Nobody wants to know."""
-
-
 def _in_turns(wait: Callable[..., Any], work: Any) -> Any:
     """Wait so that Python hears signals: gloo may never end the wait for a broken connection."""
     while not _is_completed(work):
-        try:
+        with suppress(RuntimeError):  # the time is up, or the work has failed
             return wait(work, TURN)
-        except RuntimeError:  # the time is up, or the work has failed
-            pass
     return wait(work)
 
 

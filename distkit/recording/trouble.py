@@ -44,10 +44,6 @@ class Trouble:
                 f"{f' {_SERVERS}' if servers else ''}"
             )
 
-    def on(self, rank: int) -> OnRank:
-        """The trouble of one rank, before each communication."""
-        return OnRank(self, rank)
-
 
 class OnRank:
     """The trouble of one rank in one run; called before each communication of ``nbytes``."""

@@ -14,12 +14,12 @@ import os
 import struct
 import sys
 import time
+import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -296,14 +296,6 @@ def _told(error: Exception) -> tuple[str, str]:
         text = f"{type(error).__name__}: {error}"
     except Exception:
         text = type(error).__name__
-    return text[:1000], _line(error.__traceback__)
-
-
-def _line(trace: TracebackType | None) -> str:
-    found = ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if is_users(file):
-            found = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    walked = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)]
+    lines = [f"{file}:{number}" for file, number in walked if is_users(file)]
+    return text[:1000], lines[-1] if lines else ""

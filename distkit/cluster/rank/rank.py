@@ -39,7 +39,7 @@ from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
-from distkit.recording.trouble import Dropped
+from distkit.recording.trouble import Dropped, OnRank
 from distkit.recording.witness import RollCall, Witness, enter_together
 
 
@@ -380,7 +380,7 @@ class Rank:
             gate = self._gates[run]
             gate.arrived = mine.hurry
             tap.before.append(lambda op, nbytes: gate.wait())
-        strikes = [] if (made := options.get("trouble")) is None else [made.on(self.spec.rank)]
+        strikes = [] if (made := options.get("trouble")) is None else [OnRank(made, self.spec.rank)]
         tap.before += strikes
         recorder.set_current(mine)
         try:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from distkit.shadowing import explain
@@ -244,20 +243,17 @@ def _is_leaving(first: BaseException, then: BaseException) -> bool:
 
 def _frames(error: BaseException) -> list[Frame]:
     """The ends of its traceback, if all of it is long."""
-    walked = list(_walk(slot(error, "__traceback__")))
+    walked = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(slot(error, "__traceback__"))
+        if not frame.f_code.co_filename.startswith(_MACHINERY)
+    ]
     most = RECURSION if issubclass(type(error), RecursionError) else DEEPEST
     left_out = len(walked) - most
     if left_out <= 0:
         return _read(walked)
     said = f"{left_out} more frames"
     return [*_read(walked[: most // 2]), ("", 0, said, None), *_read(walked[-most // 2 :])]
-
-
-def _walk(at: TracebackType | None) -> Iterator[tuple[Any, int]]:
-    while at is not None:
-        if not at.tb_frame.f_code.co_filename.startswith(_MACHINERY):
-            yield at.tb_frame, at.tb_lineno
-        at = at.tb_next
 
 
 def _read(walked: list[tuple[Any, int]]) -> list[Frame]:
