@@ -15,8 +15,18 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, empty_like
 
-from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine
-from distkit.algorithms.p2p import exchange, irecv, isend, recv, send
+from distkit.algorithms.contract import (
+    SUM,
+    Group,
+    ReduceOp,
+    collective,
+    combine,
+    exchange,
+    irecv,
+    isend,
+    recv,
+    send,
+)
 from distkit.algorithms.rounds import bits, depth, highest_bit, offsets, parents
 from distkit.algorithms.schedules import columns
 

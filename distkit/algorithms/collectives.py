@@ -10,8 +10,16 @@ import torch.distributed as dist
 from torch import Tensor, cat, empty, empty_like
 from torch.distributed.distributed_c10d import _get_default_group
 
-from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine
-from distkit.algorithms.p2p import exchange, recv, send
+from distkit.algorithms.contract import (
+    SUM,
+    Group,
+    ReduceOp,
+    collective,
+    combine,
+    exchange,
+    recv,
+    send,
+)
 from distkit.algorithms.rounds import highest_bit, lowest_bit
 
 

@@ -1,4 +1,4 @@
-"""The contract of ``torch.distributed``'s own calls, which every page shares.
+"""The contract of ``torch.distributed``'s own calls, and the words that pages are written in.
 
 A page is written for the plain case: flat, contiguous tensors, one of four operations, a rank
 that belongs to the group. :func:`collective` makes every other case plain, or says what is
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,44 @@ _COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
 _SETTINGS = {"src", "dst", "op", "group"}
 
 
+# -- words: torch.distributed's own, with the ranks of the group in the place of the world's -----
+
+
 def combine(mine: Tensor, theirs: Tensor, op: ReduceOp) -> None:
     """``mine ← mine op theirs``, element by element."""
     _COMBINE[op](mine, theirs, out=mine)
+
+
+def send(out: Tensor, to: int, group: Group) -> None:
+    """Send ``out`` to a rank of the group."""
+    dist.send(out, group=group, group_dst=to)
+
+
+def recv(into: Tensor, source: int, group: Group) -> Tensor:
+    """Receive ``into`` from a rank of the group."""
+    dist.recv(into, group=group, group_src=source)
+    return into
+
+
+def isend(out: Tensor, to: int, group: Group) -> dist.Work:
+    """Begin to send ``out`` to a rank of the group."""
+    return cast(dist.Work, dist.isend(out, group=group, group_dst=to))
+
+
+def irecv(into: Tensor, source: int, group: Group) -> dist.Work:
+    """Begin to receive ``into`` from a rank of the group."""
+    return cast(dist.Work, dist.irecv(into, group=group, group_src=source))
+
+
+def exchange(out: Tensor, to: int, into: Tensor, source: int, group: Group) -> Tensor:
+    """Send ``out`` to one rank of the group while receiving ``into`` from another."""
+    sending = isend(out, to, group)
+    recv(into, source, group)
+    sending.wait()
+    return into
+
+
+# -- the contract ------------------------------------------------------------------------
 
 
 def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Page]:

@@ -9,7 +9,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakKeyDictionary
@@ -264,27 +266,14 @@ _DTYPES = [
     torch.complex64,
     torch.complex128,
 ]
-_OPS = [SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
-
-
-def _sum(slots: Tensor, out: Tensor) -> None:
-    torch.sum(slots, 0, dtype=out.dtype, out=out)
-
-
-def _product(slots: Tensor, out: Tensor) -> None:
-    torch.prod(slots, 0, dtype=out.dtype, out=out)
-
-
-def _min(slots: Tensor, out: Tensor) -> None:
-    torch.amin(slots, 0, out=out)
-
-
-def _max(slots: Tensor, out: Tensor) -> None:
-    torch.amax(slots, 0, out=out)
-
-
 #: How slots (n, k) become ``out`` (k,).
-_REDUCE = dict(zip(_OPS, (_sum, _product, _min, _max), strict=True))
+_REDUCE: dict[ReduceOp, Callable[..., Tensor]] = {
+    SUM: partial(torch.sum, dim=0),
+    dist.ReduceOp.PRODUCT: partial(torch.prod, dim=0),
+    dist.ReduceOp.MIN: partial(torch.amin, dim=0),
+    dist.ReduceOp.MAX: partial(torch.amax, dim=0),
+}
+_OPS = list(_REDUCE)
 
 
 def _say(x: Tensor, op: ReduceOp) -> int:

@@ -392,7 +392,6 @@ MACHINERY = tuple(
         "recording/",
         "cluster/",
         "kvstore/",
-        "algorithms/p2p.py",
         "algorithms/contract.py",
         "algorithms/use.py",
     )

@@ -96,8 +96,16 @@ def once(nbytes: int) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
-    from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine
-    from distkit.algorithms.p2p import exchange, recv, send
+    from distkit.algorithms.contract import (
+        SUM,
+        Group,
+        ReduceOp,
+        collective,
+        combine,
+        exchange,
+        recv,
+        send,
+    )
 
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right, half = (rank - 1) % n, (rank + 1) % n, max(1, n // 2)
