@@ -26,6 +26,7 @@ from __future__ import annotations
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
@@ -104,13 +105,8 @@ class RankError(RunError):
         self.rank, self.line, self.traceback = rank, line, traceback
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_rank_error, (type(self), str(self), self.rank, self.line, self.traceback)
-
-
-def _rebuild_rank_error(
-    cls: type[RankError], message: str, rank: int, line: str, traceback: str
-) -> RankError:
-    return cls(message, rank=rank, line=line, traceback=traceback)
+        facts = {"rank": self.rank, "line": self.line, "traceback": self.traceback}
+        return partial(type(self), **facts), (str(self),)  # type: ignore[arg-type]
 
 
 class RankDied(RankError):

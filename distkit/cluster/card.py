@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import platform
 import sys
 import threading
 import time
@@ -15,7 +14,6 @@ from distkit.cluster.notebook import in_notebook
 from distkit.views.scene.units import aligned, count
 
 if TYPE_CHECKING:
-    from distkit.cluster.status_widget import StatusWidget
     from distkit.cluster.supervisor import Supervisor
 
 _COLUMNS = ("node", "host", "pid", "device", "state")
@@ -81,7 +79,7 @@ def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
         else:
             verb = "stepping" if running and running.stepped else "running"
             state = f"{verb} {running.name}" if running and rank in running.waiting else "idle"
-        rows.append((facts["name"], platform.node(), facts["pid"], facts["device"], state))
+        rows.append((facts["name"], facts["host"], facts["pid"], facts["device"], state))
     return rows
 
 
@@ -90,7 +88,7 @@ class Card:
 
     def __init__(self) -> None:
         self._room: Supervisor | None = None
-        self._widget: StatusWidget | None = None
+        self._widget: Any = None  # a StatusWidget, in notebooks
         self._last = ""
         self._lock = threading.Lock()
 

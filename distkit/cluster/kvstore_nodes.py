@@ -16,6 +16,7 @@ from distkit.errors import StartError
 
 if TYPE_CHECKING:
     from distkit.cluster.plan import Plan
+    from distkit.kvstore import Node
 
 
 class Nodes:
@@ -65,29 +66,18 @@ class Nodes:
         return node not in self.children or self.children[node].status is not None
 
     def _start(self, missing: dict[int, tuple[str, int]]) -> None:
-        plan, folder = self._plan, self._folder
-        from distkit.kvstore import Node
         from distkit.kvstore.transport.sockets import new_keys
 
         self.keys = self.keys or new_keys()
         for n, (role, _) in missing.items():
             if role == "scheduler":  # all others find it where the last one was
-                Path(folder, f"kv{n}").unlink(missing_ok=True)
+                Path(self._folder, f"kv{n}").unlink(missing_ok=True)
         children = self._fork.fork_all(
             "distkit.cluster.processes.roles:node",
             [
                 {
-                    "node": Node(
-                        role,
-                        i,
-                        plan.ranks,
-                        plan.servers,
-                        folder,
-                        keys=self.keys,
-                        heartbeat_timeout=self._heartbeat_timeout,
-                        start=self._starts[n] if role == "server" else 0,
-                    ),
-                    "folder": folder,
+                    "node": self.node(role, i, self._starts[n] if role == "server" else 0),
+                    "folder": self._folder,
                     "log": f"{role}-{i}.log",
                     "recording": self._recording,
                 }
@@ -102,6 +92,22 @@ class Nodes:
             child.on_stop = partial(self._hear, n, "stopped")
         if max(self.roles) in missing:
             self._tell_who_left(self._left)
+
+    def node(self, role: str, i: int, start: int = 0) -> Node:
+        """All that a server, the scheduler or a worker is told about itself."""
+        from distkit.kvstore import Node
+
+        plan, folder, patience = self._plan, self._folder, self._heartbeat_timeout
+        return Node(
+            role,
+            i,
+            plan.ranks,
+            plan.servers,
+            folder,
+            keys=self.keys,
+            heartbeat_timeout=patience,
+            start=start,
+        )
 
     def _ended_by_itself(self, node: int, status: int) -> None:
         """Another goes on from what a scheduler has written down; of a server, who has copies.
@@ -169,16 +175,10 @@ class Nodes:
         for _ in range(asked):
             self._flushed.acquire(timeout=2)
 
-    def meta(self, host: str) -> dict[str, dict[str, Any]]:
+    def meta(self) -> dict[str, dict[str, Any]]:
         """The facts about them for a trace, by id."""
         return {
-            str(n): {
-                "name": role if role == "scheduler" else f"{role} {i}",
-                "role": role,
-                "host": host,
-                "pid": self.children[n].pid,
-                "device": "cpu",
-            }
+            str(n): self.children[n].about(role if role == "scheduler" else f"{role} {i}", role)
             for n, (role, i) in self.roles.items()
             if n in self.children
         }

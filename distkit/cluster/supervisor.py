@@ -5,7 +5,6 @@ One lock guards ipyparallel's client: JupyterLab runs widget callbacks on thread
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,9 +18,9 @@ from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.engines import PATIENCE, Engines
-from distkit.cluster.processes.forkserver import Child, Stop, server
+from distkit.cluster.processes.forkserver import Child, Stop
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
-from distkit.cluster.runs.conductor import LET_GO, Conductor
+from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
 from distkit.errors import ClusterError, DistkitError, StartError
@@ -45,7 +44,7 @@ _WIPED = (
 )
 
 
-class Supervisor:
+class Supervisor(RankController):
     """The processes of one cluster.
 
     ``stage`` says how far starting has come, ``on_change`` is called when it or a rank's
@@ -53,12 +52,9 @@ class Supervisor:
     """
 
     def __init__(self, plan: Plan, on_change: Callable[[], None], heartbeat_timeout: float) -> None:
-        self.plan, self._on_change = plan, on_change
-        self._heartbeat_timeout = heartbeat_timeout
-        self.stage, self.failure = "starting", ""
-        self._fork, self._port = server(), free_port()
-        self.folder = self._fork.make_folder(plan.processes, controller=True)
-        self.ranks: dict[int, Child] = {}
+        super().__init__(plan, hub=True)
+        self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
+        self.stage, self.failure, self._port = "starting", "", free_port()
         self.nodes = Nodes(plan, self._fork, self.folder, self._hear_node, heartbeat_timeout)
         self.generation = 0
         self._beginning: set[int] = set()  # ranks that are forked again
@@ -164,19 +160,7 @@ class Supervisor:
             child.on_stop = partial(self._on_stop, r)
 
     def _spec(self, r: int, around: dict[str, Any]) -> Spec:
-        plan, node = self.plan, None
-        if plan.servers:
-            from distkit.kvstore import Node
-
-            node = Node(
-                "worker",
-                r,
-                plan.ranks,
-                plan.servers,
-                self.folder,
-                keys=self.nodes.keys,
-                heartbeat_timeout=self._heartbeat_timeout,
-            )
+        plan = self.plan
         return Spec(
             rank=r,
             world_size=plan.ranks,
@@ -184,7 +168,7 @@ class Supervisor:
             backend=plan.backend,
             device=plan.devices[r],
             threads=plan.threads,
-            node=node,
+            node=self.nodes.node("worker", r) if plan.servers else None,
             **around,
         )
 
@@ -310,21 +294,11 @@ class Supervisor:
             self.settled.set()
             self._on_change()
 
-    def release(self, ranks: Iterable[int], run: int) -> None:
-        """RankController: get these ranks out of whatever they wait in."""
-        for r in ranks:
-            with suppress(OSError):
-                self.ranks[r].channel.send(("release", run))
-
     def go(self, run: int, ranks: Iterable[int], count: int | None) -> None:
         """Let these ranks through the gate ``count`` times, or for good when None."""
         for r in ranks:
             with suppress(OSError):
                 self.ranks[r].channel.send(("go", run, count))
-
-    def end(self, ranks: Iterable[int]) -> None:
-        """RankController: end these ranks' processes."""
-        self._fork.kill([self.ranks[r] for r in ranks])
 
     # -- ranks that end ---------------------------------------------------------
 
@@ -491,17 +465,5 @@ class Supervisor:
 
     def meta(self) -> dict[str, Any]:
         """The facts about the cluster for a trace."""
-        plan, host = self.plan, platform.node()
-        word = "worker" if plan.servers else "rank"
-        ranks = {
-            str(r): {
-                "name": f"{word} {r}",
-                "role": word,
-                "host": host,
-                "pid": child.pid,
-                "device": plan.devices[r],
-            }
-            for r, child in sorted(self.ranks.items())
-        }
-        ranks |= self.nodes.meta(host)
-        return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
+        known = super().meta()
+        return {**known, "ranks": known["ranks"] | self.nodes.meta()}

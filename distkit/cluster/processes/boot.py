@@ -25,6 +25,6 @@ if __name__ == "__main__":
     _, line, path, temporary = sys.argv
     sys.path[:] = path.split("\n")  # before anything else is imported
     _find_package()
-    from distkit.cluster.processes import reaper
+    from distkit.cluster.processes import zygote
 
-    reaper.main(int(line), temporary)
+    zygote.main(int(line), temporary)

@@ -7,6 +7,7 @@ the same process. See :mod:`distkit.cluster.processes.zygote` for the other side
 from __future__ import annotations
 
 import os
+import platform
 import queue
 import shutil
 import signal
@@ -15,9 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,6 @@ from distkit.errors import StartError
 from distkit.shadowing import libraries
 
 _WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
-
-OnExit = Callable[[int], None]
 
 #: The signal that has stopped a process, 0 if it goes on; and when [s, monotonic].
 Stop = tuple[int, float]
@@ -48,35 +47,25 @@ class Child:
         self.stopped: Stop = (0, 0.0)
         #: Called with that, from another thread, when the process is stopped and when it goes on.
         self.on_stop: Callable[[Stop], None] = lambda stop: None
-        self._on_exit: list[OnExit] = []
         self._heard = self._silent = False  # is its line listened to? has it come to its end?
-        self._lock = threading.Lock()
+        #: Its status, when its last words have been heard.
+        self._end: futures.Future[int] = futures.Future()
 
     def hear(self, callback: Callable[[Any], None]) -> None:
         """Call ``callback(message)`` from another thread for all that it says."""
         self._heard = True
         lines().add(self.channel, callback, self._fell_silent)
 
-    def on_exit(self, callback: OnExit) -> None:
+    def on_exit(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(status)`` once, from another thread, when the process has ended.
 
         Whatever it said before has been heard by then.
         """
-        with self._lock:
-            if not self._over:
-                self._on_exit.append(callback)
-                return
-        callback(self.status or 0)
-
-    @property
-    def _over(self) -> bool:
-        return self.status is not None and (self._silent or not self._heard)
+        self._end.add_done_callback(lambda end: callback(end.result()))
 
     def wait(self, timeout: float) -> bool:
         """Wait until the process has ended; False when it has not within ``timeout`` seconds."""
-        done = threading.Event()
-        self.on_exit(lambda status: done.set())
-        return done.wait(timeout)
+        return bool(futures.wait([self._end], timeout).done)
 
     def ended(self, status: int) -> None:
         """Note the end; those who asked are told when its last words have been heard."""
@@ -91,15 +80,14 @@ class Child:
         self._tell()
 
     def _tell(self) -> None:
-        with self._lock:
-            if not self._over:
-                return
-            callbacks, self._on_exit = self._on_exit, []
-        for callback in callbacks:
-            try:
-                callback(self.status or 0)
-            except Exception:  # one listener's mistake must not keep the news from all others
-                traceback.print_exc(file=sys.__stderr__)
+        if self.status is not None and (self._silent or not self._heard):
+            with suppress(futures.InvalidStateError):  # both threads have come here
+                self._end.set_result(self.status)
+
+    def about(self, name: str, role: str, device: str = "cpu") -> dict[str, Any]:
+        """The facts about it for a trace."""
+        host = platform.node()
+        return {"name": name, "role": role, "host": host, "pid": self.pid, "device": device}
 
     def let_go(self) -> None:
         """Break the line to it."""

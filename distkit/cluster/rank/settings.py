@@ -292,11 +292,6 @@ def _set_tracing(before: tuple[Any, Any]) -> None:
     threading.setprofile(before[1])
 
 
-def _set_digits(before: int) -> None:
-    if hasattr(sys, "set_int_max_str_digits"):  # Python 3.11
-        sys.set_int_max_str_digits(before)
-
-
 #: How the processes of multiprocessing start is kept here.
 _context: Any = multiprocessing.context._default_context
 
@@ -317,7 +312,9 @@ _OF_PYTHON = {
     ),
     "its recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
     "its switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
-    "its digits": Setting(getattr(sys, "get_int_max_str_digits", int), _set_digits),
+    "its digits": Setting(  # from Python 3.11 on
+        getattr(sys, "get_int_max_str_digits", int), getattr(sys, "set_int_max_str_digits", int)
+    ),
     "its garbage collector": Setting(
         lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), _set_collector
     ),
@@ -440,15 +437,6 @@ def _device() -> Any:
     return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
 
 
-def _set_precisions(before: dict[str, Any]) -> None:
-    for name, value in before.items():
-        setattr(_PRECISIONS, name, value)
-
-
-def _set_deterministic(before: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def _modes() -> tuple[Any, ...]:
     """The modes that ``with`` blocks of torch's have entered and not left: not the recorder's."""
     functions = [mode for mode in function_modes() if not isinstance(mode, OpenBuffers)]
@@ -470,16 +458,18 @@ _OF_TORCH = {
         torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on)
     ),
     "its deterministic algorithms": Setting(
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        _set_deterministic,
+        lambda: {
+            "mode": torch.are_deterministic_algorithms_enabled(),
+            "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        },
+        lambda before: torch.use_deterministic_algorithms(**before),
     ),
     "its matmul precision": Setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
-    "its printing of tensors": Setting(lambda: asdict(_PRECISIONS), _set_precisions),
+    "its printing of tensors": Setting(
+        lambda: asdict(_PRECISIONS), lambda before: vars(_PRECISIONS).update(before)
+    ),
     "its dual level": Setting(lambda: forward_ad._current_level, _set_level, stays=False),
     "the modes of torch": Setting(_modes, lambda before: None, stays=False),
     "numpy's errors": Setting(np.geterr, lambda before: np.seterr(**before)),

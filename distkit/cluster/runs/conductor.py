@@ -15,9 +15,11 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from pickle import dumps
-from typing import Any, Protocol
+from typing import Any
 
 from distkit.cluster.notebook import place
+from distkit.cluster.plan import Plan
+from distkit.cluster.processes.forkserver import Child, server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -42,20 +44,44 @@ ENDS_WITHIN = GRACE + 2 * LET_GO
 BEGIN = 30.0
 
 
-class RankController(Protocol):
-    """The owner of the ranks of a run: it can release, end and replace them."""
+class RankController:
+    """The owner of the ranks of a run: it can release, end and replace them.
+
+    Args:
+        plan: how many ranks there are, and where.
+        hub: whether ipyparallel's controller works in their folder, too.
+    """
+
+    def __init__(self, plan: Plan, *, hub: bool = False) -> None:
+        self.plan, self._fork = plan, server()
+        self.folder = self._fork.make_folder(plan.processes, hub)
+        self.ranks: dict[int, Child] = {}
 
     def release(self, ranks: Iterable[int], run: int) -> None:
         """Get these ranks out of whatever they wait in."""
+        for r in ranks:
+            with suppress(OSError):  # it has just ended
+                self.ranks[r].channel.send(("release", run))
 
     def end(self, ranks: Iterable[int]) -> None:
         """End these ranks' processes; their deaths are reported to the run."""
+        self._fork.kill([self.ranks[r] for r in ranks])
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
-        """Put another in the place of a rank that has ended, and have it begin anew."""
+        """Put another in the place of a rank that has ended: asked for with a parameter server."""
+        raise NotImplementedError
 
     def settle(self, run: int) -> None:
         """All have ended: have whoever else holds events of the run hand them over."""
+
+    def meta(self) -> dict[str, Any]:
+        """The facts about the ranks for a trace."""
+        plan, role = self.plan, "worker" if self.plan.servers else "rank"
+        ranks = {
+            str(r): child.about(f"{role} {r}", role, plan.devices[r])
+            for r, child in sorted(self.ranks.items())
+        }
+        return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
 
 
 class Conductor:

@@ -31,7 +31,7 @@ from distkit.errors import (
 )
 from distkit.events import State
 from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
-from distkit.trace.calls import SILENT, STOPPED, last_call, op_name, seen, silence
+from distkit.trace.calls import SILENT, STOPPED, at, last_call, op_name, seen, silence
 from distkit.trace.trace import Trace
 
 #: What torch says where there is no process group, and why that is.
@@ -113,7 +113,7 @@ def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> Dea
         if o.error and o.error.handled and o.rank not in told
     ]
     caught = [
-        f"Rank {rank} had caught {_headline(e)}{_at(_users_line(e.frames))} before."
+        f"Rank {rank} had caught {_headline(e)}{at(_users_line(e.frames))} before."
         for rank, e in handled
     ]
     said = "\n".join([*map(str, findings), *caught])
@@ -328,13 +328,13 @@ def _what_happened(rank: int, error: Failure, line: str) -> str:
     """An exception in a sentence."""
     if error.type == "SystemExit":
         code, _, more = error.text.partition("\n")
-        return f"rank {rank} called sys.exit({code}){_at(line)}. {more or 'Return instead.'}"
+        return f"rank {rank} called sys.exit({code}){at(line)}. {more or 'Return instead.'}"
     if (error.type, error.text) == ("KeyboardInterrupt", SIGINT):
         return (
-            f"rank {rank} was interrupted ({SIGINT}){_at(line)}: the signal came "
+            f"rank {rank} was interrupted ({SIGINT}){at(line)}: the signal came "
             "from outside distkit. cluster.interrupt() ends a run on all ranks."
         )
-    return f"rank {rank} raised {_headline(error)}{_at(line)}"
+    return f"rank {rank} raised {_headline(error)}{at(line)}"
 
 
 #: A variable that is assigned something; and what returns nothing.
@@ -450,10 +450,10 @@ def _waited(trace: Trace, rank: int) -> str:
     """The call that a released rank was in, as far as the trace tells."""
     for span in reversed(trace.spans):
         if span.rank == rank and span.state is State.SCHEDULED:
-            return f"rank {rank} was paused before {op_name(span)}{_at(span.where)}"
+            return f"rank {rank} was paused before {op_name(span)}{at(span.where)}"
         if span.rank == rank and span.state in (State.FAILED, State.STARTED, State.BLOCKED):
             peer = "" if span.peer is None else f" with {_name(trace, span.peer)}"
-            return f"rank {rank} was in {op_name(span)}{peer}{_at(span.where)}"
+            return f"rank {rank} was in {op_name(span)}{peer}{at(span.where)}"
     return f"rank {rank}"
 
 
@@ -470,13 +470,9 @@ def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:
     for file, number in re.findall(r'File "(.+)", line (\d+) in ', log):
         if is_users(file):
             line = place(f"{file}:{number}")
-            return line, _at(line)
+            return line, at(line)
     last = last_call(trace.spans, rank)
     return (last.where, f"; it was {seen(last)}") if last is not None else ("", "")
-
-
-def _at(line: str) -> str:
-    return f" at {line}" if line else ""
 
 
 def listing(ranks: list[int]) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster import limits
 from distkit.cluster.pickling import pack
-from distkit.cluster.plan import make_plan
-from distkit.cluster.processes.forkserver import Child, server
+from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.rank import seeds
-from distkit.cluster.runs.conductor import Conductor
+from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.run import Run
 from distkit.recording import trouble
 
@@ -60,7 +58,7 @@ def run_ranks(
     made = trouble.current()
     if made is not None:
         made.check(n)
-    gang = _Gang(n, plan.threads)
+    gang = _Gang(plan)
     try:
         conductor = Conductor(
             getattr(fn, "__name__", str(fn)),
@@ -76,31 +74,31 @@ def run_ranks(
         gang.close()
 
 
-class _Gang:
+class _Gang(RankController):
     """The forked ranks of one call, each with a line to this process."""
 
-    def __init__(self, n: int, threads: int) -> None:
-        self._fork = server()
-        self.folder = self._fork.make_folder(n)
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
         self._fork.preload("distkit.cluster.processes.preload:hook")
         around = {**surroundings(), "port": free_port()}
-        self.ranks: list[Child] = self._fork.fork_all(
+        children = self._fork.fork_all(
             "distkit.cluster.processes.roles:plain",
             [
                 {
-                    "spec": Spec(r, n, self.folder, threads=threads, **around),
+                    "spec": Spec(r, plan.ranks, self.folder, threads=plan.threads, **around),
                     "folder": self.folder,
                     "log": f"rank-{r}.log",
                 }
-                for r in range(n)
+                for r in range(plan.ranks)
             ],
         )
+        self.ranks = dict(enumerate(children))
 
     def submit(self, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
-        for r, child in enumerate(self.ranks):
+        for r, child in self.ranks.items():
             child.hear(partial(self._hear, run, r))
-            child.on_exit(partial(self._ended, run, r))
+            child.on_exit(partial(run.add_death, r, folder=self.folder))
             child.on_stop = partial(run.hear, r, "stopped")
             child.channel.send((payload, {**options, "run": run.number, "generation": 0}))
         threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
@@ -109,41 +107,6 @@ class _Gang:
         _, kind, what = message
         run.hear(rank, kind, what)
 
-    def _ended(self, run: Conductor, rank: int, status: int) -> None:
-        run.add_death(rank, status, self.folder)
-
-    def release(self, ranks: Iterable[int], run: int) -> None:
-        """RankController: get these ranks out of whatever they wait in."""
-        for r in ranks:
-            try:
-                self.ranks[r].channel.send(("release", run))
-            except OSError:  # it has just ended
-                continue
-
-    def end(self, ranks: Iterable[int]) -> None:
-        """RankController: end these ranks' processes."""
-        self._fork.kill([self.ranks[r] for r in ranks])
-
-    def replace(self, run: Conductor, rank: int, life: int) -> None:
-        """RankController: never asked for without a parameter server."""
-        raise NotImplementedError
-
-    def settle(self, run: int) -> None:
-        """RankController: the ranks are all there is."""
-
-    def meta(self) -> dict[str, Any]:
-        ranks = {
-            str(r): {
-                "name": f"rank {r}",
-                "role": "rank",
-                "host": platform.node(),
-                "pid": child.pid,
-                "device": "cpu",
-            }
-            for r, child in enumerate(self.ranks)
-        }
-        return {"world_size": len(self.ranks), "backend": "gloo", "ranks": ranks}
-
     def close(self) -> None:
-        self._fork.kill(self.ranks)
+        self.end(self.ranks)
         self._fork.remove(self.folder)
