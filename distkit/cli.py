@@ -153,10 +153,8 @@ def _cluster(bar: Bar, roles: dict[str, Any]) -> Iterator[Cluster]:
 def _print_demo(demo: Demo) -> None:
     """A demo's title and lines; pictures fit any terminal, sentences are wrapped to it."""
     print(f"\n{demo.title}")
-    width = shutil.get_terminal_size().columns
     for line in demo.lines:
-        inner = " " * (len(line) - len(line.lstrip()) + 4)
-        print("\n".join(textwrap.wrap(f"  {line}", width, subsequent_indent=inner)))
+        _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
 
 
 def _bars() -> AbstractContextManager[Bar]:
@@ -505,25 +503,23 @@ def write(file: Path, how: Callable[[], object]) -> None:
 def print_findings(findings: Iterable[Finding]) -> None:
     """The findings of a diagnosis, each with its remedy."""
     for finding in findings:
-        _print_wrapped(f"{finding.message}\n{finding.remedy}")
+        for i, line in enumerate(f"{finding.message}\n{finding.remedy}".splitlines()):
+            _print_wrapped(("    " if i else "  - ") + line, 4)
 
 
-def _print_wrapped(text: str) -> None:
-    """Each line of a text as a paragraph that fits the terminal, the first one marked."""
+def _print_wrapped(line: str, inner: int) -> None:
+    """Print a line as a paragraph that fits the terminal, all but the first one indented."""
     width = shutil.get_terminal_size().columns
-    for i, line in enumerate(text.splitlines()):
-        start = "    " if i else "  - "
-        print("\n".join(textwrap.wrap(line, width, initial_indent=start, subsequent_indent="    ")))
+    print("\n".join(textwrap.wrap(line, width, subsequent_indent=" " * inner)))
 
 
 def summary(trace: Trace) -> str:
     """The contents of a trace, in one line."""
-    from distkit.events import COLLECTIVES
     from distkit.views.scene.units import count
 
-    shared = {trace.matches[s.rank, s.seq] for s in trace.spans if s.op in COLLECTIVES}
     lost = f", {trace.dropped} events dropped" if trace.dropped else ""
+    messages, calls = len(trace.messages), len(trace.collectives)
     return (
         f"{count(len(trace.ranks), 'rank')}, {trace.seconds:.2f} s: "
-        f"{count(len(trace.messages), 'message')}, {count(len(shared), 'collective')}{lost}"
+        f"{count(messages, 'message')}, {count(calls, 'collective')}{lost}"
     )

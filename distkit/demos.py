@@ -384,9 +384,7 @@ def _follow(
 def _brief(trace: Trace) -> str:
     sizes = sum(m.nbytes for m in trace.messages)
     said = f"{len(trace.messages)} messages, {sizes:,} bytes" if trace.messages else ""
-    members = [s for s in trace.spans if s.op in COLLECTIVES]
-    calls = len({trace.matches[s.rank, s.seq] for s in members})
-    called = count(calls, "collective") if calls else ""
+    called = count(len(trace.collectives), "collective") if trace.collectives else ""
     return ", ".join(filter(None, [said, called, f"{trace.seconds * 1e3:.1f} ms"]))
 
 

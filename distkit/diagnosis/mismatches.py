@@ -139,10 +139,7 @@ def _finding(
     return Finding(kind, message, remedy, culprits, lines=lines(*column.values()))
 
 
-def _says(column: Column, tensors: bool = False) -> str:
-    if tensors:
-        say = {r: with_tensor(s) for r, s in column.items()}
-        return clauses(column.values(), "call", say)
+def _says(column: Column) -> str:
     return clauses(column.values(), "call")
 
 
@@ -192,10 +189,11 @@ def _reduction(column: Column) -> Finding:
 
 
 def _tensor(column: Column) -> Finding:
+    say = {r: with_tensor(s) for r, s in column.items()}
     return _finding(
         Kind.DIFFERENT_TENSOR,
         column,
-        f"{_says(column, tensors=True)}: all ranks must pass the same shape and dtype.",
+        f"{clauses(column.values(), 'call', say)}: all ranks must pass the same shape and dtype.",
         _same_tensor(column),
     )
 
@@ -227,14 +225,13 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
     without = [r for r, s in column.items() if "gradients" not in s.attributes]
     have = [s for r, s in column.items() if r not in without]
     lacking = facts.unreduced(without)
+    gone = [column[r] for r in without]
     if lacking:
-        gone = [column[r] for r in without]
         found = unused(facts, lacking, have)
         message = f"{found.message[:-1]}, and {clauses(gone, 'go on to')}."
         return replace(found, message=message, lines=lines(*column.values()))
     if facts.sees_gradients:
         return None
-    gone = [column[r] for r in without]
     return _finding(
         Kind.UNUSED_PARAMETER,
         column,

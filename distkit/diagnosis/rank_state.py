@@ -327,10 +327,9 @@ class WaitForGraph:
 
     def _absent(self, e: Event | Span) -> Iterator[int]:
         """The members of a group that do not take part in a collective."""
-        nth = _nth(self._calls[e.group][e.rank], e.seq)
         for other in self._members(e.group):
-            theirs = self._calls[e.group].get(other, [])
-            if other != e.rank and (nth >= len(theirs) or never_meet(e, theirs[nth])):
+            theirs = self._instead(e, other)
+            if other != e.rank and (theirs is None or never_meet(e, theirs)):
                 yield other
 
     def _in_vain(self, e: Event | Span, other: int) -> bool:
@@ -338,6 +337,7 @@ class WaitForGraph:
         return e.op in COLLECTIVES and e.match is None and self._instead(e, other) is not None
 
     def _instead(self, e: Event | Span, other: int) -> Event | None:
+        """Another rank's call where this collective is its turn; None if it has made none yet."""
         nth = _nth(self._calls[e.group][e.rank], e.seq)
         theirs = self._calls[e.group].get(other, [])
         return theirs[nth] if nth < len(theirs) else None

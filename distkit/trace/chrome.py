@@ -16,7 +16,7 @@ import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,21 +225,12 @@ def _flows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
         number += 1
         yield _flow("s", number, str(m.op), send, send["ts"])
         yield _flow("f", number, str(m.op), recv, _arrival(recv))
-    for members in _collectives(trace):
-        chain = sorted((slices[key] for key in members), key=lambda e: e["ts"])
+    for members in (calls for calls in trace.collectives if len(calls) > 1):
+        chain = sorted((slices[s.rank, s.seq] for s in members), key=lambda e: e["ts"])
         number += 1
         for i, event in enumerate(chain):
             ph = "s" if i == 0 else "f" if i == len(chain) - 1 else "t"
             yield _flow(ph, number, chain[0]["name"], event, event["ts"])
-
-
-def _collectives(trace: EventLog) -> Iterable[list[Key]]:
-    """The members of each collective that has more than one."""
-    tied: dict[str, list[Key]] = defaultdict(list)
-    for s in trace.spans:
-        if s.op in COLLECTIVES:
-            tied[trace.matches[s.rank, s.seq]].append((s.rank, s.seq))
-    return (members for members in tied.values() if len(members) > 1)
 
 
 def _flow(ph: str, number: int, name: str, at: Json, time: float) -> Json:

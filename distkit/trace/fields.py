@@ -231,17 +231,8 @@ def look(*values: Any) -> None:
         check(value, field)
 
 
-def ranks(column: Any) -> None:
-    """The rank of each event."""
-    _range(column, "rank", 0, MOST_RANKS - 1)
-
-
-def numbers(column: Any, field: str) -> None:
+def numbers(column: Any, field: str, least: int = -LARGEST, most: int = LARGEST) -> None:
     """A column of times or of whole numbers."""
-    _range(column, field, -LARGEST, LARGEST)
-
-
-def _range(column: Any, field: str, least: int, most: int) -> None:
     inside = (column >= least) & (column <= most)  # not so for NaN
     if not inside.all():
         raise wrong(field, f"numbers from {least} to {most}", column[np.argmin(inside)].item())

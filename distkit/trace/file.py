@@ -120,7 +120,7 @@ def _table(lines: Iterable[dict[str, Any]], version: int) -> Table:
     columns = [_array(parts.get(name, []), kind, name) for name, kind in kinds.items()]
     n = min(map(len, columns))  # if that is too few, the header tells
     rank, seq, look, time = (column[:n] for column in columns)
-    tracefields.ranks(rank)
+    tracefields.numbers(rank, "rank", 0, tracefields.MOST_RANKS - 1)
     match = dict(parts["match"])
     summary = {i: _summary(*values) for i, *values in parts["summary"]}
     if version == 2:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distkit.events import Event, Message, Span
+from distkit.events import COLLECTIVES, Event, Message, Span
 from distkit.trace import operations
 
 if TYPE_CHECKING:
@@ -124,6 +125,15 @@ class EventLog(Sequence[Event]):
     def messages(self) -> list[Message]:
         """One entry per point-to-point transfer, in the order of sending."""
         return operations.messages(self.spans, self.matches)
+
+    @cached_property
+    def collectives(self) -> list[list[Span]]:
+        """One entry per collective: the calls of the ranks that took part."""
+        members: dict[str, list[Span]] = defaultdict(list)
+        for s in self.spans:
+            if s.op in COLLECTIVES:
+                members[self.matches[s.rank, s.seq]].append(s)
+        return list(members.values())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per event; see :class:`Event` for the columns. Needs pandas."""
