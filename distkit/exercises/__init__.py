@@ -1,10 +1,11 @@
 """Your turn: write it yourself, and have it judged: on real ranks, or beside the real server.
 
-::
+Example::
 
-    def mine(x):                          # sums x over all ranks, in place
+    def mine(x):                          # is to sum x over all ranks, in place
         ...
 
+    dk.check.ring_all_reduce              # the task
     dk.check.ring_all_reduce(mine)        # right? as few messages and bytes as can be?
     dk.hint.ring_all_reduce()             # the next hint
     dk.solution.ring_all_reduce()         # the library's own page
@@ -32,6 +33,7 @@ class _Desk:
 
     def __init__(self, what: str, make: Callable[[Task], Callable[..., Any]]) -> None:
         self._what, self._make = what, make
+        self.__doc__ = f"{__doc__}\n{self!r}"  # for help(dk.check)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in TASKS:
