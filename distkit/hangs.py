@@ -23,7 +23,7 @@ from distkit.diagnosis.findings import Kind
 
 
 def recv_cycle() -> None:
-    """Two ranks want to hear from each other before they speak."""
+    """Two ranks both receive from each other before they send."""
     me, z = dist.get_rank(), torch.zeros(3)
     other = 1 - me
     dist.recv(z, src=other)
@@ -31,14 +31,14 @@ def recv_cycle() -> None:
 
 
 def ring_of_recvs() -> None:
-    """Everybody waits for the left neighbour before sending to the right."""
+    """Every rank waits for its left neighbour before it sends to the right."""
     me, n, z = dist.get_rank(), dist.get_world_size(), torch.zeros(3)
     dist.recv(z, src=(me - 1) % n)
     dist.send(z + 1, dst=(me + 1) % n)
 
 
 def ring_of_sends() -> None:
-    """Everybody sends to the right first: a send waits for its receiver."""
+    """Every rank sends to the right first: a send waits for its receiver."""
     me, n, z = dist.get_rank(), dist.get_world_size(), torch.zeros(3)
     dist.send(z + 1, dst=(me + 1) % n)
     dist.recv(z, src=(me - 1) % n)
@@ -83,7 +83,7 @@ def wrong_source() -> None:
 
 
 def wrong_dtype() -> None:
-    """Floats are received into integers: nothing hangs, the numbers are nonsense."""
+    """Floats are received into integers: nothing hangs, but the numbers are wrong."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), dst=1)
     elif dist.get_rank() == 1:
@@ -110,7 +110,7 @@ def early_read() -> None:
 
 
 def never_waited() -> None:
-    """Rank 0 does not wait for its isend: it might change x before it has left."""
+    """Rank 0 does not wait for its isend: it might change x before x has been sent."""
     x = torch.ones(3)
     if dist.get_rank() == 0:
         dist.isend(x, dst=1)
@@ -120,7 +120,7 @@ def never_waited() -> None:
 
 
 def missing_key() -> None:
-    """Rank 0 sets a key, and the others wait for another one."""
+    """Rank 0 sets one key, and the others wait for a different one."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.set("data ready", "yes")
@@ -141,7 +141,7 @@ def different_collective() -> None:
 
 
 def another_order() -> None:
-    """Rank 0 takes two steps in another order: nothing hangs, the sums are wrong."""
+    """Rank 0 makes two calls in a different order: nothing hangs, but the sums are wrong."""
     weights, biases = torch.ones(3), torch.full((3,), 10.0)
 
     def reduce_weights() -> None:
@@ -156,7 +156,7 @@ def another_order() -> None:
 
 
 def swapped_lines() -> None:
-    """Rank 0 reduces b before a, on lines of its own."""
+    """Rank 0 reduces b before a, on different lines than the others."""
     a, b = torch.ones(3), torch.ones(5)
     first, second = (b, a) if dist.get_rank() == 0 else (a, b)
     dist.all_reduce(first)
@@ -164,18 +164,18 @@ def swapped_lines() -> None:
 
 
 def different_reduction() -> None:
-    """Rank 0 asks for the maximum, the others for the sum: nothing hangs, the numbers are wrong."""
+    """Rank 0 reduces by MAX, the others by SUM: nothing hangs, but the numbers are wrong."""
     op = dist.ReduceOp.MAX if dist.get_rank() == 0 else dist.ReduceOp.SUM
     dist.all_reduce(torch.ones(3), op=op)
 
 
 def different_root() -> None:
-    """Every rank takes itself for the root."""
+    """Every rank passes itself as the root."""
     dist.broadcast(torch.ones(3), src=dist.get_rank())
 
 
 def different_shape() -> None:
-    """Each rank reduces a tensor of another size."""
+    """Each rank reduces a tensor of a different size."""
     dist.all_reduce(torch.ones(3 + dist.get_rank()))
 
 
@@ -218,7 +218,7 @@ def not_a_member() -> None:
 
 
 def new_group_skipped() -> None:
-    """Rank 1 does not take part in making the group."""
+    """Rank 1 does not call new_group."""
     if dist.get_rank() != 1:
         dist.new_group([0, 1])
 

@@ -262,7 +262,7 @@ TASKS: list[Task] = [
     ),
     _all_reduce(
         "ring",
-        "Cut x into n chunks with x.tensor_split(n): they are views, writing one writes x.",
+        "Cut x into n chunks with x.tensor_split(n): they are views: writing to one writes to x.",
         "First n-1 rounds in which rank r sends chunk r-s to its right neighbour and adds what "
         "comes from the left to chunk r-s-1: then rank r has the whole sum of chunk r+1.",
         "Then n-1 rounds in which the complete chunks go round once more. Begin each send with "
@@ -271,9 +271,9 @@ TASKS: list[Task] = [
     _all_reduce(
         "recursive_doubling",
         "Your partner in the round with distance d = 1, 2, 4, … is rank ^ d.",
-        "Partners exchange everything they have and add: after lg n rounds everybody has all.",
-        "When n is no power of two, first fold: the ranks beyond the largest power of two give "
-        "theirs to a partner, sit out, and get the result in the end.",
+        "Partners exchange everything they have and add: after lg n rounds every rank has the sum.",
+        "When n is not a power of two, first fold: the ranks beyond the largest power of two send "
+        "theirs to a partner, wait, and get the result at the end.",
     ),
     _all_reduce(
         "tree",

@@ -424,22 +424,22 @@ TASKS: list[Task] = [
         "handle a push, and return the list of workers whose waiting pulls are answered now",
         "server.sync: True under dist_sync, False under dist_async. server.workers: how many.\n"
         "server.update(total): one step with a sum.\n"
-        "server.waiting: a list of the workers whose pulls wait. It fills as they pull; you take\n"
-        "off those whom you answer.\n"
+        "server.waiting: a list of the workers whose pulls wait. It grows as they pull; remove\n"
+        "those that you answer.\n"
         "server.inbox, a dict, and server.seen, a set: empty at first, and yours.\n"
-        "A push may come again: its (worker, number) tells.",
+        "A push may be sent again: (worker, number) identifies it.",
         pages.push_handler,
         (
-            "len(server.inbox) tells how many workers have pushed in this round. Under dist_sync, "
-            "return [] until it is server.workers; under dist_async one is enough.",
+            "len(server.inbox) is the number of workers that have pushed in this round. In "
+            "dist_sync, return [] until it is server.workers; in dist_async one is enough.",
             "A round is complete: server.update(sum(server.inbox.values())), empty the inbox for "
-            "the next round, and answer everybody in server.waiting.",
+            "the next round, and answer every worker in server.waiting.",
             "A worker that is answered no longer waits. So when a round is complete, and only "
             "then, keep "
             "the list, put an empty one in its place, and return the one you kept: "
             "answered, server.waiting = server.waiting, [].",
             "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
-            "server.seen: the echo of a push may come rounds later.",
+            "server.seen: a push may be sent again rounds later.",
         ),
         judge,
     ),
@@ -460,9 +460,9 @@ TASKS: list[Task] = [
     Task(
         "staleness_bound",
         "staleness_bound(step, pause)",
-        "return the smallest bound with which nobody waits while one worker pauses once",
-        "Every worker needs step seconds for a gradient; one of them stands still for pause "
-        "seconds, once.",
+        "return the smallest bound with which no worker waits while one worker pauses once",
+        "Every worker needs step seconds for a gradient; one of them pauses once, for "
+        "pause seconds.",
         pages.staleness_bound,
         (
             "How many gradients do the others push while one of them pauses?",

@@ -257,7 +257,7 @@ def test_a_deadlock_is_told_where_one_looks(opened: Any) -> None:
     assert link.root.locator(".dk-graph").get_attribute("aria-label").startswith("rank 0: blocked")
     hot = link.root.locator(".dk-hot").all()
     assert [row.get_attribute("data-line") for row in hot] == ["4", "7"]
-    assert "nobody can be let go" in link.root.locator(".dk-next").get_attribute("title")
+    assert "none can continue" in link.root.locator(".dk-next").get_attribute("title")
     link.click(".dk-back")
     assert link.text(".dk-finding") == ""
 
@@ -288,7 +288,9 @@ def test_a_kernel_that_is_gone_is_told_and_nothing_can_be_clicked(opened: Any, t
     link = opened(steps.ring())
     link.click(".dk-next")
     tab.page.evaluate("lose()")
-    link.root.locator(".dk-trouble", has_text="The kernel is gone: run the cell again.").wait_for()
+    link.root.locator(
+        ".dk-trouble", has_text="The kernel has ended: run the cell again."
+    ).wait_for()
     buttons = link.root.locator(".dk-button:not(.dk-help)").all()
     assert {b.get_attribute("aria-disabled") for b in buttons} == {"true"}
     assert link.root.locator(".dk-scrub").is_disabled()
@@ -301,7 +303,7 @@ def test_a_click_on_what_is_gone_is_no_error(opened: Any, tab: Any) -> None:
     link = opened(steps.ring())
     tab.page.evaluate("window.gone = true")
     link.root.locator(".dk-next").click()
-    link.root.locator(".dk-trouble", has_text="The kernel is gone").wait_for()
+    link.root.locator(".dk-trouble", has_text="The kernel has ended").wait_for()
     assert link.root.get_attribute("data-state") == "absent"
 
 
@@ -359,7 +361,7 @@ def test_long_sources_open_at_the_markers_and_long_lines_are_whole(opened: Any) 
 
 def test_a_program_without_communication_says_so(opened: Any) -> None:
     link = opened(steps.FakeStepper("quiet", [[], []], {}))
-    assert link.text(".dk-source") == "It has no communication to step through."
+    assert link.text(".dk-source") == "It has no communication calls to step through."
 
 
 @pytest.mark.parametrize(

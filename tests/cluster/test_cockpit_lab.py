@@ -124,7 +124,7 @@ def test_drive_the_cockpit(page: Any) -> None:
 def test_a_restarted_kernel_is_told(page: Any) -> None:
     run_cell(page, 5)  # nobody is left running
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    page.locator(".dk-trouble", has_text="The kernel is gone: run the cell again.").wait_for()
+    page.locator(".dk-trouble", has_text="The kernel has ended: run the cell again.").wait_for()
     page.wait_for_function(IDLE, timeout=60_000)
     page.locator(".dk-next").click(force=True)
     assert page.locator('.dk-next[aria-disabled="true"]').count() == 1

@@ -48,7 +48,7 @@ def test_side_by_side_and_what_the_numbers_say(
     assert sheet.root.get_attribute("data-layout") == "side"
     assert sheet.root.locator("canvas").count() == 2
     assert all(sheet.painted(f"canvas >> nth={n}") for n in range(2))
-    assert "messages inside the backend's collectives are not seen" in sheet.text(".dk-notices")
+    assert "messages inside the backend's collectives are not recorded" in sheet.text(".dk-notices")
     assert cell(sheet, "messages", 0) == ["48"] and cell(sheet, "rounds", 0) == ["12"]
     assert cell(sheet, "collectives", 1) == ["2"] and cell(sheet, "rounds", 1)[0] == "2"
     assert cell(sheet, "rounds", 1)[1] == "0.17×"

@@ -55,7 +55,7 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
     first, second, third = sheet.texts(".dkv-verdicts li span")
     assert first == "after the all-reduce every rank has the same gradient: the sum of all 4"
     assert second.startswith("one process computes the same, to ")
-    assert third == "the replicas' weights are equal to the bit at every step"
+    assert third == "the replicas' weights are bitwise equal at every step"
     assert sheet.texts(".dkv-tiles h4")[0].startswith("loss")
     assert sheet.root.locator(".dkv-chart").count() == 5
     assert sheet.texts("tbody th button")[0].startswith("0.weight")

@@ -223,7 +223,7 @@ def test_an_accepted_push_is_not_refused_because_its_worker_died(
     picture = project(run.trace)
     assert not any("refused" in notice for notice in picture["notices"])
     mine = [b["more"] for b in picture["beats"] if b["kind"] == "push" and b["src"] == 1]
-    (more,) = [m for m in mine if "its worker ended" in m]
+    (more,) = [m for m in mine if "its worker has ended" in m]
     assert "applied in v" in more or mode == "dist_sync"  # whose round may go on without it
 
 

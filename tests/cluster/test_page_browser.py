@@ -257,7 +257,7 @@ def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: 
 
 def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
-    assert told(tab).startswith("how much of the time is in operations")
+    assert told(tab).startswith("the share of time in operations")
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
     closer(tab, canvas, 12)
     assert told(tab) == "" and quiet(tab)

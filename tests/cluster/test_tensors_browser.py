@@ -118,7 +118,7 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
         trace = s.trace(world_size=1000)
     sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
     if case == "empty":
-        assert sheet.text(".dkv-empty") == "no values of tensors were recorded"
+        assert sheet.text(".dkv-empty") == "no tensor values were recorded"
     else:
         assert sheet.root.locator(".dkv-card").count() == 16
         assert "and 984 more ranks" in sheet.text(".dkv-cards")

@@ -243,7 +243,7 @@ def test_a_hang_is_shown_with_its_source_and_its_reason(
     suffer([CYCLE], DeadlockError("it hangs", [CYCLE]))
     assert cli.main(["hang", "recv_cycle"]) == 0
     title, _, head, *source, _, how, first, second, last = capsys.readouterr().out.splitlines()
-    assert title.startswith("recv_cycle, on 2 ranks: Two ranks want to hear")
+    assert title.startswith("recv_cycle, on 2 ranks: Two ranks both receive")
     number, _, text = head.partition("def")
     assert text == " recv_cycle() -> None:"
     lines = Path(hangs.__file__).read_text().splitlines()

@@ -335,7 +335,7 @@ def test_the_differences() -> None:
 
 def test_messages_inside_collectives_are_not_seen_and_that_is_said() -> None:
     picture = project({"ring": traces.ring(), "torch": traces.sync_sgd()})
-    assert "torch: messages inside the backend's collectives are not seen" in picture["notices"]
+    assert "torch: messages inside the backend's collectives are not recorded" in picture["notices"]
 
 
 def test_other_world_sizes_and_simulations_are_named() -> None:

@@ -97,14 +97,14 @@ def test_the_sum_and_the_mean_are_recognised_and_shown_as_an_average(after, kind
     assert texts(trace) == [
         ("same", f"after the all-reduce every rank has the same gradient: the {kind} of all 2"),
         ("same", "one process computes exactly the same"),
-        ("same", "the replicas' weights are equal to the bit at every step"),
+        ("same", "the replicas' weights are bitwise equal at every step"),
     ]
 
 
 def test_what_was_not_averaged_is_said() -> None:
     found = texts(trained(OWN, crcs=("aaaa", "bbbb"), alone=MEAN))
     assert found[0] == ("different", "every rank keeps its own gradient: nothing was averaged")
-    assert found[1] == ("different", "one process computes another gradient: up to 1.0 apart")
+    assert found[1] == ("different", "one process computes a different gradient: up to 1.0 apart")
     assert found[2] == (
         "different",
         "the replicas' weights differ after step 1: rank 1 is now 8 from rank 0",

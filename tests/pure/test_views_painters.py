@@ -111,7 +111,7 @@ def test_a_long_trace_is_cut_and_says_so():
     assert found.count("rank 7") == 2  # as a whole, and in its first milliseconds
     found = texts(big(600, n=100))
     assert "! only the first 48 ranks are drawn here" in found
-    assert "! 600 operations: too many to be drawn one by one" in found
+    assert "! 600 operations: too many to draw individually" in found
     assert not any("operations" in word for word in texts(ring()))
 
 

@@ -324,13 +324,13 @@ def test_what_is_not_drawn_is_counted_and_announced(monkeypatch):
     picture = Bars(big(160), live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
     assert picture["collectives"] == 20
-    assert "the first 30 of 160 operations are drawn; the sums count them all" in picture["notices"]
+    assert "the first 30 of 160 operations are drawn; the totals include all" in picture["notices"]
 
 
 def test_very_many_ranks_are_cut_and_announced():
     picture = project(big(4000, n=400))
     assert len(picture["lanes"]) == 256 == len({bar["rank"] for bar in picture["bars"]})
-    assert picture["notices"] == ["the first 256 of 400 ranks are drawn; the sums count them all"]
+    assert picture["notices"] == ["the first 256 of 400 ranks are drawn; the totals include all"]
 
 
 @pytest.mark.parametrize("name", TRACES)

@@ -278,7 +278,7 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     beat = next(b for b in picture["beats"] if b["kind"] == "pull" and b["src"] == 0)
     assert beat["more"] == "waits for the gradient of worker 1 and worker 2"
     second = [b for b in picture["beats"] if b["kind"] == "push"][1]
-    assert second["more"] == "computed from v0 · 2 of 3 are here · 8 B"
+    assert second["more"] == "computed from v0 · 2 of 3 have arrived · 8 B"
 
 
 @pytest.mark.parametrize("ask", ["both", "pushpull"])
@@ -376,7 +376,7 @@ def test_registration_waits_for_the_last() -> None:
     here = [at(picture, t).present for _, _, t, _ in picture["present"]]
     assert [len(p) for p in here] == [1, 2, 3, 4] and picture["everybody"] == 4
     told = [b["more"] for b in picture["beats"] if b["kind"] == "register"]
-    assert told[-1] == "4 of 4 are here"
+    assert told[-1] == "4 of 4 have registered"
     books = [b for b in picture["beats"] if b["kind"] == "book"]
     assert len(books) == 4
 
@@ -409,7 +409,7 @@ def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     assert (now.rows[0].version, now.rows[0].held) == (2, [0])
     assert now.status[0][:2] == ("waits", "waits for worker 1")
     assert picture["facts"][0] == "dist_async staleness=1"
-    assert picture["said"].endswith("as long as a worker is more than 1 gradient behind.")
+    assert picture["said"].endswith("while a worker is more than 1 gradient behind.")
 
 
 def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
@@ -595,8 +595,8 @@ def unheard(how, takes):
 @pytest.mark.parametrize(
     ("takes", "more"),
     [
-        (True, "computed from v0 · applied in v1 · its worker ended · 8 B"),
-        (False, "computed from v0 · its worker ended · 8 B"),
+        (True, "computed from v0 · applied in v1 · its worker has ended · 8 B"),
+        (False, "computed from v0 · its worker has ended · 8 B"),
     ],
 )
 @pytest.mark.parametrize("how", ["died", "replaced"])
@@ -646,7 +646,7 @@ def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None
     fields = dict(attributes={"key": "w"}, match="kv:1:0:0", nbytes=8, dtype="float32")
     s.op(0, Op.PUSH, 0.0, MS, peer=1, **fields)  # answered, but the server's note of it is lost
     picture = project(s.trace(ranks=ranks, **meta[how]))
-    said = "what server 0 recorded last may be missing: counts may be too small"
+    said = "what server 0 recorded last may be missing: counts may be too low"
     assert picture["notices"][1:] == [said]  # the push is none of those that have not arrived
     assert picture["beats"][0]["more"].startswith("not recorded by its server")
     assert said not in project(s.trace(ranks=ranks))["notices"]

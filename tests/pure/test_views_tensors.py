@@ -239,6 +239,6 @@ def test_live_updates_bring_only_what_is_new(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_empty_trace_is_a_sentence() -> None:
     assert repr(Tensors(Trace())) == "Tensors: 0 operations"
-    assert "no values of tensors were recorded" in to_svg(project(Trace()))
+    assert "no tensor values were recorded" in to_svg(project(Trace()))
     with pytest.raises(TypeError, match=r"Tensors needs a distkit.Trace"):
         Tensors(3)

@@ -29,7 +29,7 @@ ROWS = [
         "collectives",
         "collectives",
         "n",
-        "collectives of the backend; their own messages are not seen",
+        "the backend's collectives; the messages inside them are not recorded",
     ),
     ("collective_bytes", "bytes in collectives", "B", "the tensor of each collective, once"),
     ("most_sent", "most bytes sent by a rank", "B", "in messages, by the rank that sent most"),
@@ -37,16 +37,16 @@ ROWS = [
         "rounds",
         "rounds",
         "n",
-        "exchanges that had to come one after another, when a rank sends "
-        "one message and receives one at a time; a collective is one",
+        "consecutive exchanges, when a rank sends "
+        "one message and receives one at a time; a collective counts as one",
     ),
-    ("busy", "in communication", "%", "part of the time, mean of the ranks"),
+    ("busy", "in communication", "%", "share of the time, mean of the ranks"),
     (
         "waiting",
         "waiting",
         "%",
-        "part of the time in which ranks did nothing but wait for others, mean of the ranks; "
-        "the barrier at the end is no waiting",
+        "share of the time in which ranks only waited for others, mean of the ranks; "
+        "the barrier at the end does not count",
     ),
     ("steps", "steps of training", "n", "of the watched loop"),
     ("step_seconds", "time per step", "s", "of the watched loop, mean"),
@@ -178,6 +178,6 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
         if not run["figures"]["messages"] and run["figures"]["collectives"]
     ]
     if said and any(run["figures"]["messages"] for run in runs):
-        yield f"{joined(said)}: messages inside the backend's collectives are not seen"
+        yield f"{joined(said)}: messages inside the backend's collectives are not recorded"
     for run in runs:
         yield from (f"{run['name']}: {notice}" for notice in run["notices"])

@@ -73,7 +73,7 @@ def _rate(training: Training) -> Points:
 
 
 def _drift(training: Training, ranks: Sequence[int]) -> list[Json]:
-    """How far each replica's weights are from those of the first, 0 where equal to the bit."""
+    """How far each replica's weights are from those of the first, 0 where bitwise equal."""
     lines: dict[int, Points] = {r: [] for r in ranks}
     for n, weights in sorted(training.weights.items()):
         crc, base = weights[min(weights)]

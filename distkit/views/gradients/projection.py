@@ -236,7 +236,7 @@ def _against_one(
                 else "one process computes exactly the same",
             )
         ]
-    return [_say(False, f"one process computes another gradient: up to {number(off)} apart")]
+    return [_say(False, f"one process computes a different gradient: up to {number(off)} apart")]
 
 
 def _drift(trace: EventLog, training: Training) -> list[Json]:
@@ -246,14 +246,14 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
     apart = [n for n, w in complete.items() if len({crc for crc, _ in w.values()}) > 1]
     if not apart:
         every = len(complete) > len(training.steps)  # and before the first
-        when = "at every step" if every else f"each of the {len(complete)} times they were compared"
+        when = "at every step" if every else f"in all {len(complete)} comparisons"
         part = any(s.sampled for w in complete.values() for _, s in w.values())
         which = (
             "the compared part of the replicas' weights is"
             if part
             else ("the replicas' weights are")
         )
-        return [_say(True, f"{which} equal to the bit {when}")]
+        return [_say(True, f"{which} bitwise equal {when}")]
     weights = complete[max(complete)]
     first = min(weights)
     base = weights[first][1].values

@@ -12,9 +12,9 @@ import { Source } from "./source.js";
 import { Talk } from "./talk.js";
 import { Timeline } from "./timeline.js";
 
-const SILENT = "The kernel does not answer. It is busy with a cell, or it is gone: " +
+const SILENT = "The kernel does not answer. It is busy with a cell, or it has ended: " +
   "then run the cell again.";
-const GONE = "The kernel is gone: run the cell again.";
+const GONE = "The kernel has ended: run the cell again.";
 const NEAR = 12; // so many moments before the one shown are in the timeline
 // pixels of the timeline's lanes, where there is room, and of their parts
 const SIZES = { height: 130, min_gap: 4, pad: 2, gap: 2, row: 16, axis: 24 };
@@ -91,8 +91,8 @@ export class Cockpit extends Follower {
     const absent = { silent: SILENT, gone: GONE }[this.absent] ?? "";
     this.controls.show({ ...state, position, absent });
     parts.trouble.textContent = absent || state.trouble;
-    const silent = state.finished ? "It has no communication to step through."
-      : "It has not come to a communication yet.";
+    const silent = state.finished ? "It has no communication calls to step through."
+      : "It has not reached a communication call yet.";
     this.source.explain(this.timeline.store.count ? "The program's source is not known." : silent);
     if (moment !== this.moment || past !== this.past) this.#show(moment, position, past);
     const remarks = this.#remarks(moment, past);

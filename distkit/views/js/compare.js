@@ -11,12 +11,14 @@ import { Store } from "./store.js";
 import { beside } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, arrow up and down go " +
-  "from operation to operation, Escape lets go; o overlays the traces, n gives them one length, " +
-  "b goes to the next baseline, c shows the critical paths.";
+  "from operation to operation, Escape clears the selection; o overlays the traces, " +
+  "n stretches them to the same length, " +
+  "b selects the next baseline, c shows the critical paths.";
 const PILLS = [
   ["overlaid", "o", "Overlaid", "all traces in one picture, a thin row for each"],
   ["normalised", "n", "Same length", "each trace stretched to its own duration"],
-  ["critical", "c", "Critical paths", "the chain of operations that made each run last so long"],
+  ["critical", "c", "Critical paths",
+    "the chain of operations that determined each run's duration"],
 ];
 
 // Beside the figures all panels are so high together, else each; a title takes so much [pixels].
@@ -27,7 +29,7 @@ const [MOST_BESIDE, BESIDE, NARROW] = [3, 980, 560];
 
 export class Compare extends Sheet {
   constructor(model, el) {
-    super(model, el, "compare", "Several traces on one clock, and their differences");
+    super(model, el, "compare", "Several traces on a common time axis, and their differences");
   }
 
   build() {
@@ -168,7 +170,7 @@ export class Compare extends Sheet {
 
   #path(n) {
     const store = this.stores[n];
-    if (!store.causes) return "its critical path is known when the run has ended";
+    if (!store.causes) return "its critical path is known once the run has ended";
     const ranks = new Set([...store.causes.critical.bars].map((i) => store.lane(i)));
     return `its critical path goes through ${plural(ranks.size, "rank")}`;
   }

@@ -37,7 +37,7 @@ export const swatch = (color) => h("i", { class: "dkc-swatch", style: `backgroun
 // A row per figure; a click on a name makes that trace the baseline.
 export function table({ runs, rows }, base, color, onbase) {
   const head = runs.map((run, n) => {
-    const title = n === base ? "the others are compared to it"
+    const title = n === base ? "the baseline of the comparison"
       : `compare the others to ${run.name}`;
     return h("th", { scope: "col" }, h("button",
       { type: "button", "aria-pressed": String(n === base), "data-trace": n, title,

@@ -54,7 +54,7 @@ export class Controls {
     const over = finished ? "The program has ended." : "";
     const paused = ranks.some(({ doing }) => doing === "paused");
     const stuck = paused || ranks.some(({ doing }) => doing === "running") ? ""
-      : "No rank is paused: nobody can be let go.";
+      : "No rank is paused, so none can continue.";
     if (absent) {
       const letGo = [...this.go.keys()].map((rank) => [rank, absent]);
       const all = { back: absent, next: absent, play: absent, finish: absent, seek: absent };
@@ -63,12 +63,12 @@ export class Controls {
     const of = new Map(ranks.map((rank) => [rank.rank, rank]));
     const letGo = [...this.go.keys()].map((rank) => {
       const { doing, words } = of.get(rank) ?? {};
-      const why = doing === "paused" ? "" : words ?? `rank ${rank} takes no part`;
-      const back = past ? "You are looking back: go to the last step first." : "";
+      const why = doing === "paused" ? "" : words ?? `rank ${rank} does not take part`;
+      const back = past ? "This is an earlier step: go to the last step first." : "";
       return [rank, over || busy || back || why];
     });
     return {
-      back: busy || (position > 0 ? "" : "This is the first moment."),
+      back: busy || (position > 0 ? "" : "This is the first step."),
       next: busy || (past ? "" : over || stuck),
       play: playing || past ? "" : over || stuck,
       finish: over || (playing ? "" : stuck), help: "", letGo,
@@ -80,10 +80,10 @@ export class Controls {
     const { position, moments, playing, absent } = state;
     const past = position < moments.length - 1;
     const titles = {
-      back: "one moment back (b)",
-      play: playing ? "pause (p)" : past ? "play again what was (p)" : "play (p)",
-      next: past ? "one moment on (n)" : "let the next communication of every rank go (n)",
-      finish: "let everything go (f)", help: "keys (?)",
+      back: "one step back (b)",
+      play: playing ? "pause (p)" : past ? "replay (p)" : "play (p)",
+      next: past ? "one step forward (n)" : "let every rank make its next call (n)",
+      finish: "run to the end (f)", help: "keys (?)",
     };
     for (const [name, button] of Object.entries(this.buttons)) {
       able(button, why[name], titles[name]);

@@ -142,7 +142,7 @@ export class Gradients extends Series {
     const tiles = [
       ["loss", figure(value(curves.loss.at(-1), at)), "mean, and each rank", curves.loss],
       ["replica drift", drift === 0 ? "0" : figure(drift),
-        drift === 0 ? "equal to the bit" : "largest, from rank 0", curves.drift, DRIFT],
+        drift === 0 ? "bitwise equal" : "largest, from rank 0", curves.drift, DRIFT],
       ["norm", "", `${layers[this.layer]?.name}, each rank`, curves.norms[this.layer] ?? [],
         LENGTH],
       ["samples/s", rate >= 1000 ? grouped(Math.round(rate)) : figure(rate), "all ranks",
@@ -229,7 +229,7 @@ export class Gradients extends Series {
     this.detail.replaceChildren(
       h("div", { class: "dkv-what" }, h("strong", {}, name),
         muted(`${CALLED[cell.kind]}: ${NOTES[cell.kind](ranks.length)}`),
-        muted(estimated && `drawn ${estimated}, at equal strides`),
+        muted(estimated && `drawn ${estimated}, evenly spaced`),
         cell.apart === null ? "" : muted(`one process: largest difference ${figure(cell.apart)}`),
         cell.most ? key(cell.most, this.look) : ""),
       h("div", { class: "dkv-pair", style: pair },
@@ -243,7 +243,8 @@ export class Gradients extends Series {
       ? `Estimated ${estimated}; agreement, ${cosine(cell.agreement)}, is the mean over all values.`
       : "Agreement is their mean, weighted by the norms.";
     const paint = { look: this.look, color: (lane) => this.color(lane) };
-    return h("section", { class: "dkv-figure" }, h("h4", {}, "cosine of each two ranks' gradients"),
+    return h("section", { class: "dkv-figure" },
+      h("h4", {}, "cosine of each pair of ranks' gradients"),
       matrix(this.picture.ranks, cell.cosines, paint),
       h("p", { class: "dkv-muted" }, "1: the same direction, 0: unrelated. ", words));
   }
@@ -258,7 +259,7 @@ export class Gradients extends Series {
   #card([name, color, s, after, id], cell, span, [width, high]) {
     const style = `--dk-own:${color}`;
     if (!s) return h("section", { class: "dkv-card", style }, h("h4", {}, name),
-      h("p", { class: "dkv-muted" }, "not looked at"));
+      h("p", { class: "dkv-muted" }, "not recorded"));
     const average = cell.same ? cell.after[0] : after;
     const series = [{ values: s.values, color, fill: true }];
     if (average && average !== s && cell.kind !== "own")

@@ -8,13 +8,13 @@ import { search, tally } from "./query.js";
 
 const LENSES = [
   ["find", "/", "Find", "find operations: all_reduce, rank:2, group:tp, bytes>=4k, train.py:31"],
-  ["critical", "c", "Critical path", "the chain of operations that made the run last so long"],
+  ["critical", "c", "Critical path", "the chain of operations that determined the run's duration"],
   ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
   ["cone", "h", "Before & after", "what happens before the chosen operation, and after it"],
 ];
 
 const UNCHOSEN = { light: null, told: "choose an operation: click on it, or arrow down" };
-const LATER = { light: null, told: "known when the run has ended" };
+const LATER = { light: null, told: "known once the run has ended" };
 
 export class Lenses {
   // onchange(): what is bright has changed; chosen(): the operation that is chosen.

@@ -41,7 +41,7 @@ export function veil({ context: c, layout: at, look, veil: time }) {
 }
 
 export function emptiness({ context: c, layout: at, look, store, stepped }) {
-  const waiting = stepped ? "Nothing was said yet." : "Waiting for the first message …";
+  const waiting = stepped ? "No messages yet." : "Waiting for the first message …";
   const text = store.frame.live ? waiting : "Nothing was recorded.";
   Object.assign(c, { font: `14px ${look.font}`, fillStyle: look.muted, textAlign: "center" });
   c.fillText(text, (at.left + at.right) / 2, at.bottom / 2);

@@ -65,8 +65,8 @@ export class Scene extends Sheet {
     this.fact = h("p", { class: "dk-fact" });
     this.list = new List((beat) => this.player.go(beat));
     this.panels = new Panels((beat) => this.player.go(this.ofHome(beat)));
-    this.looks = new Choice("what is shown", (name) => this.show(name));
-    this.clocks = new Choice("what time is", (name) => this.wind(name));
+    this.looks = new Choice("what to show", (name) => this.show(name));
+    this.clocks = new Choice("clock", (name) => this.wind(name));
     this.legend = h("div", { class: "dkm-legend" });
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
       this.bar.buttons, this.fact, this.bar.clock, this.clocks.root);

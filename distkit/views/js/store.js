@@ -20,7 +20,7 @@ export class Store {
     [this.values, this.ties] = [new Map(), new Map()];
     [this.lookOf, this.trackOf] = [new Map(), new Map()];
     this.version = (this.version ?? 0) + 1;
-    this.causes = null; // known when the run has ended
+    this.causes = null; // known once the run has ended
     this.#grow(64);
     this.#stretch(64);
   }

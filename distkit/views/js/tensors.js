@@ -67,7 +67,7 @@ export class Tensors extends Series {
     this.#choices();
     if (!op) {
       this.title.replaceChildren(h("p", { class: "dkv-empty" }, this.picture.live
-        ? "waiting for the first message" : "no values of tensors were recorded"));
+        ? "waiting for the first message" : "no tensor values were recorded"));
       return [this.verdicts, this.cards].forEach((part) => part.replaceChildren());
     }
     this.slide();
@@ -122,7 +122,7 @@ export class Tensors extends Series {
     h("div", { class: stacked ? "dkv-maps dkv-stacked" : "dkv-maps" },
       this.#maps(op, r, width, stacked)),
     before || after ? this.#numbers(op, r, color, width)
-      : h("p", { class: "dkv-muted" }, "its values were not looked at"));
+      : h("p", { class: "dkv-muted" }, "its values were not recorded"));
   }
 
   // Before and after as heat maps; cells that are wrong, or that changed where few did, are framed.

@@ -17,7 +17,8 @@ import { Store } from "./store.js";
 import { beside, card, sentence } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
-  "arrow up and down go from operation to operation, Escape lets go, slash finds, c shows the " +
+  "arrow up and down go from operation to operation, Escape clears the selection, " +
+  "slash finds, c shows the " +
   "critical path, w waiting time, h what happens before and after the chosen operation.";
 
 // While a run goes on the ranks need the processor as well: open bars grow so often by themselves,
@@ -26,7 +27,7 @@ const RETELL = 500; // and the words around the picture change so often
 const LONG = 1000; // operations: then the whole run lies small under the picture
 const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
 const HIGHER = 36; // pixels
-const SUMS = "how much of the time is in operations, waiting pale; zoom in to see each";
+const SUMS = "the share of time in operations, waiting in pale; zoom in to see each one";
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {

@@ -110,7 +110,7 @@ function rest(item, store) {
     ["tag", item.tag || null],
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
     ["line", item.where],
-    ["values", kept(item) ? null : "not kept this late in a long trace"],
+    ["values", kept(item) ? null : "not recorded this late in a long trace"],
   ];
 }
 

@@ -96,11 +96,11 @@ def _left_out(meta: Mapping[str, Any], operations: int, drawn: int, ranks: list[
     found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MOST_UNSEEN)]
     if any(r >= MAX_LANES for r in ranks):
         found.append(
-            f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the sums count them all"
+            f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the totals include all"
         )
     elif drawn < operations:
         found.append(
-            f"the first {drawn:,} of {operations:,} operations are drawn; the sums count them all"
+            f"the first {drawn:,} of {operations:,} operations are drawn; the totals include all"
         )
     return found
 

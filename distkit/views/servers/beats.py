@@ -105,11 +105,11 @@ class Teller:
             more += ": too late, not counted"
         elif not r.refused and r.arrived is not None and self.quorum.get(r.run, 1) > 1:
             here = self._lying(r.place, r.arrived)
-            more += f" · {here} of {self.quorum[r.run]} are here"
+            more += f" · {here} of {self.quorum[r.run]} have arrived"
         if r.alone:
             by = self.applied.get(id(r))
             more += f" · applied in v{by}" if by is not None else ""
-            more += " · its worker ended"
+            more += " · its worker has ended"
         return f"{self.name(r.node)} pushes its gradient of {r.key} to {self.name(r.server)}", more
 
     def _lying(self, place: Place, time: float) -> int:
@@ -149,14 +149,14 @@ class Teller:
     def _optimizer(self, beat: Beat) -> tuple[str, str]:
         r = beat.of
         assert isinstance(r, Request)
-        return f"{self.name(r.node)} gives {self.name(r.server)} an optimizer", r.optimizer
+        return f"{self.name(r.node)} sends {self.name(r.server)} an optimizer", r.optimizer
 
     def _register(self, beat: Beat) -> tuple[str, str]:
         r = beat.of
         assert isinstance(r, Request)
         here = sum(t <= (r.arrived or -math.inf) for t in self.came.get(r.run, ()))
         return f"{self.name(r.node)} registers with the scheduler", (
-            f"{here} of {self.everybody} are here"
+            f"{here} of {self.everybody} have registered"
         )
 
     def _book(self, beat: Beat) -> tuple[str, str]:

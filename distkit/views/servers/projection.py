@@ -348,7 +348,7 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
     if most <= 1 and workers > 1 and bounds:
         ahead = count(max(bounds), "gradient")
         return (
-            f"Each gradient is applied when it arrives. A pull waits as long as a worker is more "
+            f"Each gradient is applied when it arrives. A pull waits while a worker is more "
             f"than {ahead} behind."
         )
     if most <= 1 and workers > 1:
@@ -358,10 +358,10 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
         )
     if most == workers > 1:
         return (
-            f"An update takes one gradient of each of the {workers} workers. They gather in "
-            "the inbox of their key, and pulls wait for the update."
+            f"An update takes one gradient of each of the {workers} workers. They are collected "
+            "in the inbox of their key, and pulls wait for the update."
         )
-    late = " of a round. A later one is not counted." if most > 1 else "."
+    late = " of a round. Later ones are not counted." if most > 1 else "."
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
 
@@ -390,7 +390,7 @@ def _notices(
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(again)} died and had to be replaced", again),
         (
-            f"what {' and '.join(servers)} recorded last may be missing: counts may be too small",
+            f"what {' and '.join(servers)} recorded last may be missing: counts may be too low",
             servers,
         ),
         (f"{count(len(stuck), 'pull')} never answered", stuck and not live),

@@ -54,7 +54,7 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
         34,
         "weights, version 1",
     ),
-    ([text("2 late", "late", y=14)], 38, "2 updates came in between"),
+    ([text("2 late", "late", y=14)], 38, "2 updates in between"),
 ]
 
 

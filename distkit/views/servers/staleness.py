@@ -15,7 +15,7 @@ from distkit.views.scene.geometry import text_width
 
 #: At most so many bins; the room for all of them, the width of one and the highest bar, in pixels.
 MAX_BINS, ROOM, WIDEST, HIGH = 12, 200.0, 40.0, 36
-AXIS = ["updates between a worker's pull", "and the applying of its gradient"]
+AXIS = ["updates between a worker's pull", "and the use of its gradient"]
 #: The size of the letters, how much wider than ours a page's font may be, and what is left free.
 LETTERS, WIDER, FREE = 10.5, 1.14, 2.0
 

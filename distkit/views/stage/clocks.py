@@ -137,7 +137,7 @@ def _together(beats: list[Json]) -> Iterator[str]:
         yield f"{human_bytes(size)} each"
     does = {beat.get("reduce") for beat in beats}
     if does in ({True}, {False}):
-        yield "the chunks are added" if True in does else "the chunks replace what is there"
+        yield "the chunks are added" if True in does else "the chunks overwrite what is there"
 
 
 def _summary(beats: list[Json], short: dict[int, str]) -> str:

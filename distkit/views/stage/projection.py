@@ -309,26 +309,26 @@ def _number_of(x: float) -> float | str:
 def _said(trace: EventLog, found: Contributions) -> str:
     """How much is known of the contributions, in a sentence."""
     if len(trace.ranks) > MAX_RANKS:
-        return f"Contributions are followed among at most {MAX_RANKS} ranks."
+        return f"Contributions are traced for at most {MAX_RANKS} ranks."
     if found.rings:
         told = (
-            "The messages equal the schedule of a ring all-reduce, round by round: it tells which "
-            "chunk each one carries, and whether it is added."
+            "The messages equal the schedule of a ring all-reduce, round by round: it says which "
+            "chunk each message carries, and whether it is added."
         )
     elif found.known:
-        told = "Who contributed follows from the meaning of collectives and from equal values."
+        told = "The contributions follow from the meaning of the collectives and from equal values."
     elif any(s.op in REQUESTS for s in trace.spans):
         return "The trace does not record what a server computes: only values are shown."
     elif found.changes:
-        return "The trace does not tell which ranks contributed: only values are shown."
+        return "The trace does not show which ranks contributed: only values are shown."
     else:
         return ""
     told = (
         "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
-        "contribution it holds. "
+        "contribution it contains. "
     ) + told
     doubt = (
-        " Pale: at most these ranks, whose values may have reached it; the trace does not hold "
+        " Pale: at most these ranks, whose values may have reached it; the trace does not record "
         "what was computed."
     )
     return told + (doubt if found.doubtful else "")

@@ -72,7 +72,7 @@ def _notices(groups: Sequence[object], seen: Sequence[list[Span]], shown: int) -
     if len(seen) < len(groups):
         yield (
             f"{count(len(groups) - len(seen), 'operation')} not shown: their values were not "
-            "looked at, to keep recording cheap"
+            "recorded, to keep recording cheap"
         )
     if shown < len(seen):
         yield f"the first {shown:,} of {len(seen):,} operations with values are shown"

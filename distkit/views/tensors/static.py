@@ -46,7 +46,7 @@ def _document(picture: Json, most: int) -> str:
         parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))
         y += 20
     if not ops:
-        parts.append(svg.text(24, y + 6, "no values of tensors were recorded", GRAY))
+        parts.append(svg.text(24, y + 6, "no tensor values were recorded", GRAY))
         y += 12
     for op in ops:
         drawn, y = _operation(op, y)
@@ -99,7 +99,7 @@ def _rank(r: Json, x: float, y: float, room: float, most: float) -> tuple[str, f
     ]
     found = [s for s in (r["before"], r["after"]) if s]
     if not found:
-        parts.append(svg.text(x, y + 34, "not looked at", GRAY))
+        parts.append(svg.text(x, y + 34, "not recorded", GRAY))
         return "".join(parts), y + 44
     wide = max(s["columns"] for s in found) > 10
     each = room - 20 if wide or len(found) == 1 else (room - 50) / 2
@@ -135,4 +135,4 @@ def _lines(op: Json) -> Iterator[str]:
             yield op[when]["text"] if op["message"] else f"{when}: {op[when]['text']}"
     for r in op["ranks"][:MAX_RANKS]:
         found = [numbers(s) for s in (r["before"], r["after"]) if s]
-        yield f"{r['name']}: {'  →  '.join(found) or 'not looked at'}"
+        yield f"{r['name']}: {'  →  '.join(found) or 'not recorded'}"

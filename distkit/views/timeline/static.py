@@ -50,7 +50,7 @@ def _document(picture: Json, limit: int) -> str:
         return svg.document(WIDTH, painter.height, name, painter.body())
     *notices, cut = part["notices"]
     if len(part["lanes"]) > MAX_BOTH:
-        told = f"{count(picture['operations'], 'operation')}: too many to be drawn one by one"
+        told = f"{count(picture['operations'], 'operation')}: too many to draw individually"
         whole = _Overview({**part, "notices": [*notices, told]}, busy)
         return svg.document(WIDTH, whole.height + 44, name, whole.body() + "".join(whole._foot()))
     whole = _Overview({**part, "notices": notices}, busy)

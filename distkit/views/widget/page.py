@@ -109,7 +109,7 @@ VIEWS = (
     ),
     PageView(
         "stage",
-        "Messages between ranks, and the contributions that each tensor holds. Space plays.",
+        "Messages between ranks, and the contributions that each tensor contains. Space plays.",
         _speaks,
         _drawn(lambda trace: stage_scene(stage(trace, most=MAX_BEATS)), scene_svg),
         kit="scene",

@@ -189,7 +189,7 @@ def _compiled(picture: str, kind: str, width: int | None) -> bytes:
     except ImportError as error:
         raise DistkitError(
             f"{kind.upper()} files are made by typst, which is not installed here. "
-            "Run: pip install typst. A name that ends in .svg needs nothing."
+            "Run: pip install typst. A name that ends in .svg does not need it."
         ) from error
     across = width or _size(picture)[0] * (SHARP if kind == "png" else 1)
     return typst.compile(
