@@ -36,6 +36,37 @@ def test_many_that_wait_for_the_same_share_a_circle():
     assert drawn(10, ways) == (["0…8", "9"], {"wrong": 0, "answer": 1})
 
 
+def test_beside_the_picture_stand_the_calls():
+    some = [
+        RankState(0, Doing.FINISHED),
+        RankState(
+            1,
+            Doing.BLOCKED,
+            Op.RECV,
+            peer=0,
+            waits_for=(0,),
+            where="In[5]:4",
+            dtype="float32",
+            shape=(3,),
+        ),
+    ]
+    words = [
+        (text.text or "").strip() for text in ET.fromstring(waits_svg(some)).findall("{*}text")
+    ]
+    assert words[:8] == [
+        "rank 0",
+        "finished",
+        "",
+        "",
+        "rank 1",
+        "recv(src=0)",
+        "float32[3]",
+        "In[5]:4",
+    ]
+    alike = waits_svg(states(10, {r: (9,) for r in range(9)}))
+    assert "ranks 0…8" in alike and "rank 9" in alike
+
+
 def test_a_large_circle_stays_readable():
     ring = {n: {r: ((r + 1) % n,) for r in range(n)} for n in (16, 17)}
     assert drawn(16, ring[16])[1] == {"wrong": 16, "answer": 0}

@@ -12,13 +12,20 @@ from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, arrow, circle, text, title
 from distkit.views.scene.painter import body
-from distkit.views.scene.theme import MARKS
+from distkit.views.scene.theme import GRAY, INK, MARKS, rank_color
 
 #: Ranks that stand alike share a circle where there would be more than so many; of more circles
 #: than so many no picture is made.
 MOST, MOST_CIRCLES = 6, 16
 #: A circle's radius, what it keeps from arrows, and how far from each other two arrows pass.
 RADIUS, GAP, APART = 15.0, 3.0, 11.0
+
+#: Beside a notebook's error the picture is drawn so much larger, a rank's call in a row so high.
+ZOOM, ROW = 1.35, 22.0
+#: The width of a letter in each column of the rows.
+LETTERS = 7.2, 7.3, 7.3, 6.8
+CODE = f'font-family="{svg.CODE}"'
+LEGEND = "arrow: waits for · dashed: blocked · red: they wait for each other"
 
 Point = tuple[float, float]
 
@@ -59,13 +66,35 @@ def waits(states: Iterable[RankState]) -> Json | None:
 
 
 def waits_svg(states: Iterable[RankState]) -> str:
-    """The same as an SVG document; "" if nobody waits."""
-    graph = waits(states)
+    """The same as an SVG document, beside it each rank's call and line; "" if nobody waits."""
+    known = {s.rank: s for s in states}
+    graph = waits(known.values())
     if graph is None:
         return ""
-    scene, place = graph["scene"], 'transform="translate(12 10)"'
-    drawn = f"<g {place}>{body(scene, 0.0)}</g>"
-    return svg.document(scene["width"] + 24, scene["height"] + 20, "who waits for whom", drawn)
+    scene = graph["scene"]
+    shown = sorted((lane, name) for tag, _, lane, _, name in scene["shapes"] if tag == "text")
+    rows = [_row(name, known[r]) for r, name in shown]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, words)) * w for words, w in zip(columns, LETTERS, strict=True)]
+    left, tall = 40 + ZOOM * scene["width"], ZOOM * scene["height"]
+    bottom = max(tall, ROW * len(rows)) + 32
+    at = f"translate(16 {(bottom - tall) / 2 - 2:.1f}) scale({ZOOM})"
+    drawn = [f'<g transform="{at}">{body(scene, 0.0)}</g>']
+    for n, ((r, _), row) in enumerate(zip(shown, rows, strict=True)):
+        styles = ((rank_color(r), 'font-weight="700"'), (INK, CODE), (GRAY, CODE), (GRAY, ""))
+        for k, (words, style) in enumerate(zip(row, styles, strict=True)):
+            y = bottom / 2 + (n - (len(rows) - 1) / 2) * ROW + 2
+            drawn.append(svg.text(left + sum(widths[:k]), y, words, *style))
+    drawn.append(svg.text(16, bottom, LEGEND, GRAY, 'font-size="11"'))
+    width = max(left + sum(widths), 32 + 5.8 * len(LEGEND))
+    return svg.document(width, bottom + 14, "who waits for whom", "".join(drawn))
+
+
+def _row(name: str, state: RankState) -> tuple[str, str, str, str]:
+    """The ranks of a circle, and the call, tensor and line of the first."""
+    call = f"{state.call() or state.doing}  "
+    tensor = f"{state.dtype}{list(state.shape)}  " if state.dtype else ""
+    return f"rank{'s' * (not name.isdigit())} {name}  ", call, tensor, state.where
 
 
 def _alike(ranks: Sequence[int], ways: dict[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
