@@ -12,6 +12,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from numbers import Real
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,10 @@ from distkit.experiments.controls import said
 from distkit.experiments.results import (
     SECONDS,
     Record,
-    common,
     headline,
     plottable,
     shown,
-    table,
+    to_html,
     to_text,
 )
 from distkit.views.scene import svg
@@ -45,10 +45,8 @@ NAMED = 7
 #: What was varied shows in so many of the latest runs.
 RECENT = 6
 
-#: A static table has at most so many rows, and pixels between them.
-MAX_ROWS, ROW = 12, 22
-#: The chart stands beside the table up to this width, else below: notebooks do not scale it.
-MAX_WIDTH = 940
+#: A static table has at most so many rows.
+MAX_ROWS = 12
 
 #: The colours of a page around a chart: see panel.css.
 THEMED = {
@@ -234,50 +232,12 @@ def chart(records: Sequence[Record], results: Sequence[str] = (), against: str =
     return drawn(plot(records, results, against), THEMED)
 
 
-def to_svg(name: str, records: Sequence[Record]) -> str:
-    """Table and chart side by side: what stays where there are no widgets."""
-    rows = table(records, MAX_ROWS)
-    body, wide = _table(rows) if records else ("", 0.0)
-    more = len(records) - MAX_ROWS
-    if more > 0:
-        body += svg.text(24, 86 + ROW * MAX_ROWS, f"… and {more} earlier", GRAY)
+def still(name: str, records: Sequence[Record]) -> tuple[str, str]:
+    """Table and chart as HTML, and the table as text: what stays where there are no widgets."""
     figure = plot(records) if varied([r for r in records if not r.outcome]) else None
-    w, h = (0.0, 0.0) if figure is None else figure.get_size_inches() * DPI
-    beside = 60 + wide + w < MAX_WIDTH
-    x, y = (40 + wide, 44.0) if beside else (8.0, 76.0 + ROW * len(rows))
-    width = max(560.0, x + w + 12 if figure else wide + 48, wide + 48)
-    height = max(78.0 + ROW * (len(rows) - 1 + (more > 0)), y + h + 4 if figure else 0)
-    title = headline(name, records)
-    room = text_width(title, 18.5) + 62
-    same = _cut(common(records), MAX_WIDTH - room)
-    width = max(width, room + text_width(same, 12) + 24)
-    head = svg.heading(24, 32, title, same)
-    place = f'<g transform="translate({x:.0f} {y:.0f})">'
-    placed = f"{place}{drawn(figure)}</g>" if figure else ""
-    return svg.document(width, height if records else 54, title, head + body + placed)
-
-
-class Picture:
-    """Some runs as table and plot, in a form that lasts."""
-
-    def __init__(self, name: str, records: list[Record]) -> None:
-        self._name, self._records = name, list(records)
-
-    def __repr__(self) -> str:
-        return to_text(self._name, self._records)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return as_picture(to_svg(self._name, self._records), repr(self))
-
-
-def _table(rows: Sequence[Sequence[str]]) -> tuple[str, float]:
-    """A table from the left edge, its head first, and how wide it is."""
-    parts, x = [], 24.0
-    for head, *column in zip(*rows, strict=True):
-        parts.append(svg.text(x, 66, head, GRAY))
-        parts += [svg.text(x, 66 + ROW * k, cell, INK) for k, cell in enumerate(column, 1)]
-        x += max(text_width(cell, 12.5) for cell in (head, *column)) + 20
-    return svg.line(24, 74, x - 20, 74, "#dde3e9", 1) + "".join(parts), x - 44
+    text = to_text(name, records)
+    image = as_picture(drawn(figure), text)["text/html"] if figure else ""
+    return f"<b>{escape(headline(name, records))}</b>{to_html(records, MAX_ROWS)}{image}", text
 
 
 def _cut(words: str, room: float) -> str:

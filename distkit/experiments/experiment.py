@@ -26,7 +26,7 @@ from distkit.experiments.panel import Bar, Panel
 from distkit.experiments.results import Activity, State
 from distkit.recording import trouble
 from distkit.recording.progress import Meter
-from distkit.views.widget.snapshot import NotebookSnapshot
+from distkit.views.widget.snapshot import HtmlSnapshot
 
 if TYPE_CHECKING:
     import pandas
@@ -244,7 +244,7 @@ class Experiment(State):
         self._alone, self._stopping = threading.Lock(), threading.Event()
         self._run: Run | None = None
         self._panel: Panel | None = None
-        self._still = NotebookSnapshot(self._draw)
+        self._still = HtmlSnapshot(self._draw)
         self._watchers: list[Callable[[Experiment], None]] = []
         self._end = weakref.finalize(self, Clusters.close, self._clusters)
 
@@ -353,18 +353,18 @@ class Experiment(State):
         return results.to_text(self.name, self.records)
 
     def _ipython_display_(self) -> None:
-        """The panel, and the picture that stays in the notebook."""
+        """The panel, and what stays in the notebook."""
         self._still.show(*self._repr_mimebundle_())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """The panel, and for places without widgets the table and the plot."""
         widget = self.panel.widget._repr_mimebundle_(**kwargs)
         data, metadata = widget if isinstance(widget, tuple) else (widget or {}, {})
-        drawn, text = self._draw()
-        return {**data, "image/svg+xml": drawn, "text/plain": text}, metadata
+        html, text = self._draw()
+        return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        return chart.to_svg(self.name, self.records), repr(self)
+        return chart.still(self.name, self.records)
 
     @property
     def panel(self) -> Panel:
@@ -483,5 +483,6 @@ class Experiment(State):
             yield
         finally:
             self._watchers.remove(refresh)
-            handle.update(chart.Picture(self.name, self.records[first:]))
+            html, text = chart.still(self.name, self.records[first:])
+            handle.update({"text/html": html, "text/plain": text}, raw=True)
             bar.close()

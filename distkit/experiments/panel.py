@@ -1,4 +1,4 @@
-"""The panel of an experiment in a notebook: controls, bar, table, plot and pictures."""
+"""The panel of an experiment in a notebook: controls, and in tabs beside them what they gave."""
 
 from __future__ import annotations
 
@@ -38,11 +38,6 @@ def css() -> str:
     return Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
 
 
-def sheet() -> Any:
-    """The style sheet as a widget, to stand beside what it styles."""
-    return ipywidgets.HTML(f"<style>{css()}</style>", layout={"display": "none"})
-
-
 class Bar:
     """Moves with an experiment; without known end it only says that something moves.
 
@@ -52,16 +47,15 @@ class Bar:
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self.progress = ipywidgets.IntProgress(max=WHOLE, layout={"width": "auto"})
-        self.words = ipywidgets.HTML()
+        self.words = _html("dkx-words")
         self.stop = ipywidgets.Button(
             description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True
         )
         self.stop.on_click(lambda _: stop())
         self.progress.add_class("dkx-bar")
-        self.words.add_class("dkx-words")
         self.stop.add_class("dkx-stop")
-        self._parts = [sheet(), self.stop, self.progress, self.words]
-        self.widget = ipywidgets.HBox(self._parts)
+        sheet = ipywidgets.HTML(f"<style>{css()}</style>", layout={"display": "none"})
+        self.widget = ipywidgets.HBox([sheet, self.stop, self.progress, self.words])
         self.widget.add_class("dkx-row")
 
     def refresh(self, now: Activity | None) -> None:
@@ -85,7 +79,7 @@ class Bar:
 
     def close(self) -> None:
         """Take it off the page."""
-        for part in (*self._parts, self.widget):
+        for part in (*self.widget.children, self.widget):
             part.close()
 
 
@@ -115,24 +109,17 @@ class Panel:
         self._run.on_click(lambda _: start())
         self._run.add_class("dkx-run")
         self._bar.widget.children = (self._run, *self._bar.widget.children)
-        self._title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
-        self._message, self._table = _html("dkx-message"), _html("dkx-table")
-        self._chart, self._printed = Chart(), _html("dkx-printed")
-        self._pictures = Pictures()
+        title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
+        self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
+        self._table, self._chart = _html("dkx-table"), Chart()
         runs = ipywidgets.HBox([self._table, self._chart.widget])
         runs.add_class("dkx-runs")
-        self.widget = ipywidgets.VBox(
-            [
-                sheet(),
-                self._title,
-                _controls(controls),
-                self._bar.widget,
-                self._message,
-                runs,
-                self._printed,
-                self._pictures.widget,
-            ]
+        self._tabs = Tabs(runs)
+        side = ipywidgets.VBox(
+            [title, _controls(controls), self._bar.widget, self._message, self._printed]
         )
+        side.add_class("dkx-side")
+        self.widget = ipywidgets.HBox([side, self._tabs.widget])
         self.widget.add_class("distkit-experiment")
         self.refresh(state)
 
@@ -142,18 +129,19 @@ class Panel:
             now, records = state.activity, state.records
             self._run.disabled = now is not None
             self._bar.refresh(now)
-            _set(self._message, message(state))
-            _set(self._printed, _lines(list(state.printed)))
+            self._message.value = message(state)
+            self._printed.value = _lines(list(state.printed))
             if len(records) != self._seen:
                 self._table.value = results.to_html(records)
                 self._chart.show(records)
-            if now is None and records and len(records) != self._pictures.seen:
-                self._pictures.show(records[-1].run.trace, len(records))
+                self._tabs.widget.layout.display = None if records else "none"
+            if now is None and records and len(records) != self._tabs.seen:
+                self._tabs.show(records[-1].run.trace, len(records))
             self._seen = len(records)
 
     def close(self) -> None:
         """Take it off the page; what the reader made of it, such as a widget given, stays."""
-        self._pictures.close()
+        self._tabs.close()
         self._bar.close()
         self.widget.close()
 
@@ -198,7 +186,7 @@ class Chart:
         self._offering = True
         _offer(self._result, [self.RESULTS, *results.plottable(well)])
         _offer(self._against, [self.VARIED, *chart.varied(well), *results.plottable(well)])
-        _set(self._note, escape(results.of_ranks(well, limits.cpus())))
+        self._note.value = escape(results.of_ranks(well, limits.cpus()))
         self._offering = False
         self._draw()
 
@@ -212,7 +200,7 @@ class Chart:
             "" if against == self.VARIED else against,
         )
         self._choice.layout.display = None if drawn else "none"
-        _set(self._drawn, drawn)
+        self._drawn.value = drawn
 
 
 def _offer(dropdown: Any, options: list[str]) -> None:
@@ -223,37 +211,35 @@ def _offer(dropdown: Any, options: list[str]) -> None:
         dropdown.value = chosen if chosen in options else options[0]
 
 
-class Pictures:
-    """The latest run in tabs; each picture is made when it is first looked at."""
+class Tabs:
+    """All runs, and pictures of the latest: each is made when it is first looked at."""
 
-    def __init__(self) -> None:
-        self.seen = 0
-        self.widget = ipywidgets.Tab()
+    def __init__(self, runs: Any) -> None:
+        self.seen, self._runs = 0, runs
+        self.widget = ipywidgets.Tab([runs], titles=[RUNS])
         self.widget.add_class("dkx-tabs")
-        self.widget.layout.display = "none"
         self.widget.observe(lambda _: self._make(), "selected_index")
-        self._names: list[str] = []
+        self._names = [RUNS]
         self._views: dict[str, Any] = {}
         self._trace = Trace()
 
     def show(self, trace: Trace, seen: int) -> None:
         """Show another run, in the tab that was open if it has it."""
-        index = self.widget.selected_index
-        opened = None if index is None or not self._names else self._names[index]
+        opened = self._names[self.widget.selected_index or 0]
         old, self._views, self._trace, self.seen = self._views, {}, trace, seen
-        fits = fitting(trace)
+        names = [RUNS, *(fitting(trace) if trace else [])]
         self._names = []  # while the tabs change nothing is made
-        self.widget.children, self.widget.titles = [ipywidgets.VBox() for _ in fits], fits
-        self.widget.layout.display = None if trace else "none"
-        self.widget.selected_index = fits.index(opened) if opened in fits else 0
-        self._names = fits
+        self.widget.children = [self._runs, *(ipywidgets.VBox() for _ in names[1:])]
+        self.widget.titles = names
+        self.widget.selected_index = names.index(opened) if opened in names else 0
+        self._names = names
         self._make()
         for view in old.values():
             view.close()
 
     def _make(self) -> None:
         index = self.widget.selected_index
-        if index is None or not self._names or self._names[index] in self._views:
+        if not index or not self._names or self._names[index] in self._views:
             return
         view = VIEWS[self._names[index]](self._trace)
         self._views[self._names[index]] = view
@@ -266,6 +252,7 @@ class Pictures:
         self.widget.close()
 
 
+RUNS = "Runs"
 VIEWS = {"Timeline": Timeline, "Stage": Stage, "Gradients": Gradients}
 
 
@@ -309,11 +296,6 @@ def _html(name: str, value: str = "") -> Any:
     widget = ipywidgets.HTML(value)
     widget.add_class(name)
     return widget
-
-
-def _set(widget: Any, value: str) -> None:
-    if widget.value != value:
-        widget.value = value
 
 
 def _lines(printed: list[str]) -> str:

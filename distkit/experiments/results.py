@@ -251,7 +251,7 @@ def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
 
 
 def to_html(records: Sequence[Record], limit: int = 200) -> str:
-    """The same for the panel."""
+    """The same for a page."""
     if not records:
         return ""
     names, *rows = table(records, limit)
@@ -263,4 +263,5 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
         for r, row in zip(reversed(records), rows, strict=False)
     )
     same = f"<caption>{escape(common(records))}</caption>" if constant(records) else ""
-    return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>'
+    more = f"<p>… and {len(records) - limit} earlier</p>" if len(records) > limit else ""
+    return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>{more}'

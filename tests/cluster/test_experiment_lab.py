@@ -68,6 +68,11 @@ def control(page: Any, name: str) -> Any:
     return page.locator(".dkx-controls > .widget-inline-hbox", has=label)
 
 
+def tab_of(panel: Any, name: str) -> Any:
+    """The tab of all runs, or of a picture of the latest."""
+    return panel.locator(".lm-TabBar-tab", has_text=name)
+
+
 def press_run(page: Any, rows: int) -> None:
     """Press Run, and wait until the table has so many runs."""
     page.locator(".distkit-experiment .dkx-run").click()
@@ -83,7 +88,10 @@ def test_drive_an_experiment(page: Any) -> None:
     control(page, "batch").locator(".widget-readout", has_text="33").wait_for()
     press_run(page, 1)
     panel = page.locator(".distkit-experiment")
+    tab_of(panel, "Timeline").click()
     panel.locator(".distkit-timeline", has_text="train").first.wait_for()
+    assert panel.bounding_box()["height"] <= 640
+    tab_of(panel, "Runs").click()
     assert not page.locator(".distkit-still").first.is_visible()  # the panel is there instead
 
     control(page, "algorithm").locator("select").select_option(label="gloo")
@@ -118,9 +126,12 @@ def test_drive_an_experiment(page: Any) -> None:
     panel.locator(".dkx-choice select").last.select_option(label="batch")
     panel.locator(".dkx-chart text", has_text="loss").wait_for()
     for name in ("Stage", "Gradients", "Timeline"):
-        panel.locator(".lm-TabBar-tab", has_text=name).click()
+        tab_of(panel, name).click()
         panel.locator(f".distkit-{name.lower()}").first.wait_for()
-    look(page, {"experiment": page.locator(".distkit-experiment")})
+        look(page, {f"experiment-{name.lower()}": panel})
+    tab_of(panel, "Runs").click()
+    assert panel.bounding_box()["height"] <= 640
+    look(page, {"experiment": panel})
     page.set_viewport_size({"width": 760, "height": 1600})
     look(page, {"experiment-narrow": page.locator(".distkit-experiment")})
     run_cell(page, 4, 120_000)
@@ -129,6 +140,7 @@ def test_drive_an_experiment(page: Any) -> None:
     page.locator(".distkit-experiment").wait_for(state="detached")
     kept = page.locator(".jp-Cell").nth(1).locator(".distkit-still img")
     assert kept.is_visible() and "10 runs" in str(kept.get_attribute("alt"))
+    assert kept.locator("xpath=..").locator("table tr").count() == 11
     look(page, {"experiment-closed": page.locator(".jp-Cell").nth(1)})
 
 
