@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from distkit.views.timeline.projection import Projection
 from traces import DEMOS, ring
 
 from distkit.trace.log import EventLog

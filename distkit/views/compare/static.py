@@ -11,13 +11,13 @@ from distkit.views.scene import svg, values_svg
 from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
-from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, WARNING_LIGHT, rank_color
+from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, rank_color
 from distkit.views.scene.units import aligned, human_bytes, human_seconds, ticks
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.coverage import covered
 from distkit.views.timeline.operations import Floats
 
-WIDTH, MAX_BYTES = 960, 60_000
+WIDTH = 960
 #: At most so many ranks are drawn; of each a strip per trace, in pixels.
 MAX_RANKS, ROW, LEFT, RIGHT = 16, 13, 190, WIDTH - 30
 
@@ -29,11 +29,8 @@ def to_svg(picture: Json, columns: Sequence[Columns]) -> str:
         picture: what :func:`~distkit.views.compare.projection.project` makes.
         columns: of each trace, for its bars.
     """
-    for ranks, pixel in ((MAX_RANKS, 1), (MAX_RANKS, 2), (8, 2), (8, 4), (4, 8)):
-        drawn = _document(picture, columns, ranks, pixel)
-        if len(drawn.encode()) <= MAX_BYTES:
-            break
-    return drawn
+    sizes = ((MAX_RANKS, 1), (MAX_RANKS, 2), (8, 2), (8, 4), (4, 8))
+    return svg.fitting(_document(picture, columns, *size) for size in sizes)
 
 
 def _fitting(facts: Sequence[str], title: str) -> str:
@@ -49,11 +46,7 @@ def color(n: int) -> str:
 
 def _document(picture: Json, columns: Sequence[Columns], ranks: int, pixel: int) -> str:
     title = picture["title"]
-    parts = [svg.heading(24, 32, title, _fitting(picture["facts"], title))]
-    y = 58.0
-    for notice in picture["notices"]:
-        parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))
-        y += 20
+    parts, y = svg.opening(title, _fitting(picture["facts"], title), picture["notices"])
     drawn, y = _lanes(picture, columns, ranks, pixel, y)
     parts.append(drawn)
     curves = [(n, run["loss"]["points"]) for n, run in enumerate(picture["runs"]) if run["loss"]]
@@ -107,7 +100,24 @@ def _lanes(
             )
         )
         y += 18
-    return "".join(parts), y + 38
+    return "".join([*parts, *_legend(y + 38)]), y + 60
+
+
+#: What a strip shows, a colour for it, and how high it is.
+_KINDS = (
+    ("communication", GRAY, ROW),
+    ("waiting for others", svg.tint(GRAY, 0.32), ROW),
+    ("marked computation", "#c3cad1", 4.0),
+)
+
+
+def _legend(y: float) -> Iterator[str]:
+    """What the colours of a strip mean."""
+    x = float(LEFT)
+    for word, fill, tall in _KINDS:
+        yield svg.rect(x, y - 4 - tall / 2, 22, tall, f'fill="{fill}"', "", 2)
+        yield svg.text(x + 29, y, word, GRAY)
+        x += 60 + text_width(word, 12)
 
 
 def _name(name: str, lane: int, middle: float) -> Iterator[str]:

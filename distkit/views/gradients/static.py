@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from distkit.views.scene import svg
 from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json
-from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
+from distkit.views.scene.theme import GRAY, INK, rank_color
 from distkit.views.scene.values_svg import figure, heat, verdict
 
-WIDTH, MAX_BYTES = 960, 60_000
+WIDTH = 960
 #: At most so many ranks and layers are drawn.
 MAX_RANKS, MAX_LAYERS = 8, 8
 
@@ -25,20 +25,12 @@ def to_svg(picture: Json) -> str:
     >>> to_svg(project(EventLog())).startswith("<svg ")
     True
     """
-    for layers in (MAX_LAYERS, 4, 2, 1):
-        drawn = _document(picture, layers)
-        if len(drawn.encode()) <= MAX_BYTES:
-            break
-    return drawn
+    return svg.fitting(_document(picture, layers) for layers in (MAX_LAYERS, 4, 2, 1))
 
 
 def _document(picture: Json, layers: int) -> str:
     title = picture["title"] or "Gradients"
-    parts = [svg.heading(24, 32, title, " · ".join(picture["facts"]))]
-    y = 60.0
-    for notice in picture["notices"]:
-        parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))
-        y += 20
+    parts, y = svg.opening(title, " · ".join(picture["facts"]), picture["notices"])
     for told in picture["verdicts"]:
         parts.append(verdict(24, y, told["word"] == "same", True, told["text"]))
         y += 21

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from html import escape
 
-from distkit.views.scene.theme import DEEP, GRAY, INK, channels, darkened
+from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, darkened
 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
+
+#: A picture in a notebook takes at most so many bytes.
+MAX_BYTES = 60_000
+
+
+def fitting(drawings: Iterable[str]) -> str:
+    """The first of these pictures that is small enough, the last one if none is."""
+    for drawn in drawings:
+        if len(drawn.encode()) <= MAX_BYTES:
+            break
+    return drawn
+
+
+def opening(title: str, facts: str, notices: Iterable[str]) -> tuple[list[str], float]:
+    """The head of a picture, a line for each notice, and where it goes on below them."""
+    lines = [f"! {notice}" for notice in notices]
+    told = [text(24, 58 + 20 * n, line, WARNING_LIGHT) for n, line in enumerate(lines)]
+    return [heading(24, 32, title, facts), *told], 58.0 + 20 * len(lines)
 
 
 def document(width: float, height: float, title: str, body: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
-from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
+from distkit.views.scene.theme import GRAY, INK, rank_color
 from distkit.views.scene.units import count
 from distkit.views.scene.values_svg import heat, numbers, verdict
 
-WIDTH, MAX_BYTES = 960, 60_000
+WIDTH = 960
 #: At most so many operations, and ranks of each, are drawn.
 MAX_OPS, MAX_RANKS, ACROSS = 5, 8, 4
 
@@ -22,11 +22,7 @@ def to_svg(picture: Json) -> str:
     >>> to_svg({"title": "", "facts": [], "ops": [], "notices": []}).startswith("<svg ")
     True
     """
-    for most in range(MAX_OPS, 0, -1):
-        drawn = _document(picture, most)
-        if len(drawn.encode()) <= MAX_BYTES:
-            break
-    return drawn
+    return svg.fitting(_document(picture, most) for most in range(MAX_OPS, 0, -1))
 
 
 def _chosen(ops: list[Json], most: int) -> list[Json]:
@@ -39,12 +35,7 @@ def _chosen(ops: list[Json], most: int) -> list[Json]:
 def _document(picture: Json, most: int) -> str:
     ops = _chosen(picture["ops"], most)
     title = picture["title"] or "Tensors"
-    notices = list(picture["notices"])
-    parts = [svg.heading(24, 32, title, " · ".join(picture["facts"]))]
-    y = 58.0
-    for notice in notices:
-        parts.append(svg.text(24, y, f"! {notice}", WARNING_LIGHT))
-        y += 20
+    parts, y = svg.opening(title, " · ".join(picture["facts"]), picture["notices"])
     if not ops:
         parts.append(svg.text(24, y + 6, "no tensor values were recorded", GRAY))
         y += 12

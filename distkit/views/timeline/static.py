@@ -17,8 +17,8 @@ from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_colo
 from distkit.views.scene.units import count, human_bytes, human_seconds, ticks
 from distkit.views.timeline.coverage import of_bars
 
-#: At most so many operations on so many ranks, and so many bytes; a line says what is left out.
-MAX_BARS, MAX_LANES, MAX_BYTES = 200, 48, 60_000
+#: At most so many operations on so many ranks are drawn; a line says what is left out.
+MAX_BARS, MAX_LANES = 200, 48
 #: On so many ranks at most a long run is drawn twice: as a whole, and its first operations.
 MAX_BOTH = 16
 WIDTH = 960
@@ -32,12 +32,8 @@ def to_svg(picture: Json) -> str:
     >>> to_svg(project(EventLog())).startswith("<svg ")
     True
     """
-    limit = MAX_BARS
-    drawn = _document(picture, limit)
-    while len(drawn.encode()) > MAX_BYTES and limit > 10:
-        limit = limit * 3 // 4
-        drawn = _document(picture, limit)
-    return drawn
+    limits = (int(MAX_BARS * 0.75**n) for n in range(11))
+    return svg.fitting(_document(picture, limit) for limit in limits)
 
 
 def _document(picture: Json, limit: int) -> str:
