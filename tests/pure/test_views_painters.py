@@ -40,7 +40,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def svg(trace):
-    return ET.fromstring(to_svg(project(trace)))
+    return ET.fromstring(to_svg(Columns(trace).picture(600)))
 
 
 def texts(trace):
@@ -49,7 +49,7 @@ def texts(trace):
 
 @pytest.mark.parametrize("name", TRACES)
 def test_pictures_are_well_formed_and_small(name):
-    picture = to_svg(project(TRACES[name]()))
+    picture = to_svg(Columns(TRACES[name]()).picture(600))
     assert ET.fromstring(picture).tag == f"{SVG}svg"
     assert len(picture.encode()) <= 60_000
     assert "<script" not in picture and " id=" not in picture and "<style" not in picture
@@ -121,7 +121,7 @@ def test_a_long_run_shows_how_busy_its_ranks_were():
         for i in range(300)
         for k, state in enumerate((State.STARTED, State.COMPLETED))
     ]
-    for picture in (project(Trace(half)), Columns(Trace(half)).picture(250)):
+    for picture in (Columns(Trace(half)).picture(most) for most in (600, 250)):
         (path,) = [e.get("d") for e in ET.fromstring(to_svg(picture)).iter(f"{SVG}path")]
         base = int(re.match(r"M[\d.]+ (\d+)", path)[1])
         tops = [base - int(y) for y in re.findall(r"V(\d+)", path)]

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from distkit.views.timeline.projection import Projection
 from traces import DEMOS, ring
 
 from distkit.trace.log import EventLog

@@ -87,10 +87,9 @@ class Columns:
         picture = self._told(chosen, arrows)
         if most is not None:
             picture["entries"] = len(pairs.send) + len(pairs.ties)
+            picture["coverage"] = coverage(self.frame, self.communication)
         elif not self._live:
             picture["causes"] = self.explained()
-        if not (chosen == self._drawn).all():
-            picture["coverage"] = coverage(self.frame, self.communication)
         return picture
 
     def changes(self, before: Columns) -> Json:

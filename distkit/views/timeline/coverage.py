@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -56,17 +55,3 @@ def coverage(frame: Json, times: Callable[[int], tuple[Floats, Floats]]) -> dict
         return {}
     edges = np.linspace(frame["start"], frame["end"], parts(len(lanes)) + 1)
     return {rank: covered(*times(rank), edges) for rank in lanes}
-
-
-def of_bars(picture: Json) -> dict[int, Floats]:
-    """The coverage of a picture that has all its bars."""
-    times: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for bar in picture["bars"]:
-        if bar["kind"] != "mark":
-            times[bar["rank"]].append((bar["start"], bar["end"] or picture["end"]))
-
-    def of(rank: int) -> tuple[Floats, Floats]:
-        starts, ends = np.array(times[rank], float).reshape(-1, 2).T
-        return starts, ends
-
-    return coverage(picture, of)

@@ -15,7 +15,6 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import Geometry, text_width
 from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
 from distkit.views.scene.units import count, human_bytes, human_seconds, ticks
-from distkit.views.timeline.coverage import of_bars
 
 #: At most so many operations on so many ranks are drawn; a line says what is left out.
 MAX_BARS, MAX_LANES = 200, 48
@@ -28,8 +27,8 @@ def to_svg(picture: Json) -> str:
     """The picture of a run as an SVG document of at most 60 kB.
 
     >>> from distkit.trace.log import EventLog
-    >>> from distkit.views.timeline.columns import project
-    >>> to_svg(project(EventLog())).startswith("<svg ")
+    >>> from distkit.views.timeline.columns import Columns
+    >>> to_svg(Columns(EventLog()).picture(MAX_BARS)).startswith("<svg ")
     True
     """
     limits = (int(MAX_BARS * 0.75**n) for n in range(11))
@@ -40,7 +39,7 @@ def _document(picture: Json, limit: int) -> str:
     """All of a short run; of a long one how busy the ranks were, and its first operations."""
     part = _part(picture, limit)
     name = picture["title"] or "Timeline"
-    busy = {} if part["cut"] == picture["end"] else picture.get("coverage") or of_bars(picture)
+    busy = {} if part["cut"] == picture["end"] else picture["coverage"]
     if not busy:
         painter = _Painter(part)
         return svg.document(WIDTH, painter.height, name, painter.body())
