@@ -23,7 +23,6 @@ from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
     Barrier,
-    Copy,
     Departed,
     Error,
     Init,
@@ -38,6 +37,7 @@ from distkit.kvstore.protocol.messages import (
     Request,
     SetOptimizer,
 )
+from distkit.kvstore.protocol.replication import Copy
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
@@ -179,8 +179,7 @@ class Network:
 
     def register(self, worker: int) -> None:
         """A worker asks to take part in the run."""
-        agreed = self.terms.mode, self.terms.bound, self.terms.numbers()
-        fields = self.run, worker, 0, "", W, S, *agreed, 1000 + worker
+        fields = self.run, worker, 0, "", W, S, self.terms, 1000 + worker
         self.send(worker, CHIEF, Register(*fields))
 
     def come(self, server: int) -> None:

@@ -156,7 +156,8 @@ def model(samples: list[dict[str, Any]]) -> tuple[Host, dict[str, float]]:
 
 def simulated(host: Host, units: dict[str, float], case: Case) -> float:
     """Gradients per second, as the simulator plays them."""
-    from distkit.kvstore.protocol.placement import BIGARRAY_BOUND, place
+    from distkit.kvstore.protocol.placement import place
+    from distkit.kvstore.protocol.terms import BIGARRAY_BOUND
     from distkit.simulation import Stragglers, parameter_server
 
     parts = place("w", case.nbytes // 4, case.servers, BIGARRAY_BOUND)

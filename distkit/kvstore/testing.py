@@ -16,9 +16,8 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
-from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.protocol.terms import Terms, canonical
+from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.link import LocalLink
 

@@ -408,8 +408,8 @@ class Writer:
         for src, dst, s, r, nbytes, sent, asked, end in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            self._add(src, s, Op.SEND, sent, end, dst, nbytes)
-            self._add(dst, r, Op.RECV, asked, end, src, nbytes)
+            self._put(src, s, Op.SEND, sent, end, self.message(dst, nbytes))
+            self._put(dst, r, Op.RECV, asked, end, self.message(src, nbytes))
 
     def operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
         """One operation of one rank, of any kind."""
@@ -417,18 +417,15 @@ class Writer:
         self._seq[rank] += 1
         self._put(rank, seq, op, begin, end, fields)
 
-    def _add(
-        self, rank: int, seq: int, op: Op, begin: float, end: float, peer: int, nbytes: int
-    ) -> None:
-        shape = (nbytes // self._itemsize,)
-        fields = {
+    def message(self, peer: int, nbytes: int) -> dict[str, Any]:
+        """The fields of a send's or a receive's events."""
+        return {
             "peer": peer,
             "nbytes": nbytes,
-            "shape": shape,
+            "shape": (nbytes // self._itemsize,),
             "tag": 0,
             "dtype": _DTYPES[self._itemsize],
         }
-        self._put(rank, seq, op, begin, end, fields)
 
     def _put(
         self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]

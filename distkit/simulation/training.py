@@ -245,8 +245,9 @@ def pipeline(
                 onward = s + (1 if what == "F" else -1)
                 if 0 <= onward < stages:
                     took = float(network.seconds([s], [onward], [nbytes])[0])
-                    arrived[what, i, onward] = clock[s] + took
-                    _message(writer, Op.SEND, s, onward, clock[s], clock[s] + took, nbytes)
+                    arrived[what, i, onward] = end = clock[s] + took
+                    told = writer.message(onward, nbytes)
+                    writer.operation(Op.SEND, s, clock[s], end, **told)
                 elif what == "F":
                     arrived["B", i, s] = clock[s]
     return writer.trace(f"pipeline ({order}), simulated")
@@ -274,14 +275,6 @@ def _compute(
     source = stage - 1 if what == "F" else stage + 1
     last = writer.n - 1
     if (what, stage) not in (("F", 0), ("B", last)):
-        _message(writer, Op.RECV, stage, source, clock, begin, nbytes)
+        writer.operation(Op.RECV, stage, clock, begin, **writer.message(source, nbytes))
     writer.operation(Op.MARK, stage, begin, begin + took, attributes={"label": f"{what}{i}"})
     return begin + took
-
-
-def _message(
-    writer: Writer, op: Op, rank: int, peer: int, begin: float, end: float, nbytes: int
-) -> None:
-    writer.operation(
-        op, rank, begin, end, peer=peer, nbytes=nbytes, tag=0, shape=(nbytes // 4,), dtype="float32"
-    )

@@ -16,6 +16,7 @@ from distkit.diagnosis.findings import Kind
 from distkit.diagnosis.rank_state import Doing, WaitForGraph
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Register, ended
+from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, _facts
 from distkit.trace.awaiting import Awaiting
 from distkit.trace.calls import call, silence
@@ -360,10 +361,10 @@ def test_calls_read_as_they_are_written() -> None:
 
 
 def test_what_is_not_as_usual_is_told_at_registration() -> None:
-    terms = dict(staleness=-1, backup=0, wait_for=-1, on_crash=0)
-    assert _facts(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, terms)) == {"mode": "dist_sync"}
-    odd = terms | dict(wait_for=1, on_crash=1)
-    assert _facts(Register(1, 0, 0, "", 2, 1, "dist_sync", 9, odd)) == {
+    usual = Terms("dist_sync", 9, replication=2)
+    assert _facts(Register(1, 0, 0, "", 2, 1, usual)) == {"mode": "dist_sync"}
+    odd = replace(usual, wait_for=1, on_crash="continue")
+    assert _facts(Register(1, 0, 0, "", 2, 1, odd)) == {
         "mode": "dist_sync",
         "wait_for": 1,
         "on_crash": "continue",

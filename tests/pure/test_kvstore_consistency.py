@@ -19,12 +19,14 @@ from distkit.kvstore.protocol.messages import (
     Init,
     Pull,
     Push,
+    Register,
     Reply,
     Rest,
     SetOptimizer,
 )
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.terms import MODES, ON_CRASH, Terms
+from distkit.kvstore.protocol.wire import decode, encode
 
 N = 3
 
@@ -302,17 +304,18 @@ def test_memory_for_echoes_does_not_grow() -> None:
     store = Adding(Asynchronous())
     for number in range(1000):
         store.server.handle(push(number, number))
-    assert len(store.server._ledger._accepted[1]) == 1
+    assert len(store.server.state.ledger.accepted[1]) == 1
 
 
 # -- terms -------------------------------------------------------------------------
 
 
 @given(st.sampled_from(MODES), st.integers(0, 9), st.sampled_from(ON_CRASH), st.integers(1, 3))
-def test_terms_survive_as_numbers(mode: str, n: int, crash: str, copies: int) -> None:
+def test_terms_arrive_as_they_left(mode: str, n: int, crash: str, copies: int) -> None:
     own = {"backup": n} if mode.startswith("dist_sync") else {"staleness": n}
     terms = Terms(mode, 100, replication=copies, on_crash=crash, wait_for=None, **own)
-    assert Terms.of(mode, 100, terms.numbers()) == terms
+    (came,) = decode(encode(Register(0, 0, 0, "", 1, 1, terms))).messages
+    assert came.terms == terms
 
 
 @pytest.mark.parametrize(
@@ -349,5 +352,6 @@ def test_too_small_a_cluster_is_told(terms) -> None:
 
 
 def test_damaged_terms_are_refused() -> None:
-    with pytest.raises(KVStoreError, match="the same version of distkit"):
-        Terms.of("dist_sync", 1, {"luck": 1})
+    (frame,) = encode(Register(0, 0, 0, "", 1, 1, Terms(replication=3)))
+    with pytest.raises(KVStoreError, match="1 means no copy"):
+        decode([frame.replace(b"replication\x03", b"replication\x00")])

@@ -19,7 +19,6 @@ from benchmarks.kvstore_schedules import (
     happen,
 )
 from distkit.consistency import Asynchronous, Synchronous
-from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.entry import Ledger
 from distkit.kvstore.protocol.messages import (
     GIVE,
@@ -31,9 +30,10 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     SetOptimizer,
 )
-from distkit.kvstore.protocol.replication import Backups, changes, original, ring
+from distkit.kvstore.protocol.placement import Part
+from distkit.kvstore.protocol.replication import Backups, changes, portions, restore, ring
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.protocol.snapshot import pack, portions, restore, unpack
+from distkit.kvstore.protocol.sparse import Rows, pack
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler
 
@@ -212,10 +212,10 @@ def test_a_copy_is_the_message(size: int) -> None:
     message = Push(0, 1, 5, "w", (size,), 7, torch.arange(float(size)), 4, "")
     (copy,) = Backups(0, W, [W + 1]).copies(message)
     (came,) = decode(encode(copy)).messages
-    found = original(came)
+    found = came.message
     assert (found.number, found.shape, found.settled) == (5, (size,), 4)
     assert torch.equal(found.value, message.value)
-    gone = original(Backups(0, W, [3]).copies(Departed(0, 2, 0, 1, "x", 9))[0])
+    gone = Backups(0, W, [3]).copies(Departed(0, 2, 0, 1, "x", 9))[0].message
     assert (gone.who, gone.how, gone.first) == (1, "x", 9)
     assert not changes(Pull(0, 0, 0, "w"))
     assert not changes(Init(0, 1, 0, "w", (1,), "float32"))
@@ -263,45 +263,31 @@ def test_a_copy_goes_on_as_the_original() -> None:
     sent = portions(0, W, server)
     assert [p.left for p in sent] == [3, 2, 1, 0]
     came = decode(encode(*Backups(0, W, [3]).begin(3, sent))).messages
-    restore(copy, [original(c) for c in came])
+    restore(copy, [c.message for c in came])
     for one in (server, copy):
         one.handle(Push(0, 1, 40, "w", (2, 2), 1, torch.full((4,), 3.0)))
     assert torch.equal(server.entries["w"].value, copy.entries["w"].value)
-    assert [p.text for p in portions(0, W, copy)] == [p.text for p in portions(0, W, server)]
-    one, other = portions(0, W, copy), portions(0, W, server)
-    assert all(torch.equal(a.value, b.value) for a, b in zip(one, other, strict=True))
+    assert copy.state == server.state
+    assert [*map(encode, portions(0, W, copy))] == [*map(encode, portions(0, W, server))]
     assert copy.late(Pull(0, 2, 50, "w"))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [1, "a", 2.5, True],
-        {1: {2: (3,)}},
-        {"k": {4, 5}},
-        torch.arange(6.0).view(2, 3),
-        torch.zeros(0),
-        torch.tensor(3, dtype=torch.int64),
-        [torch.ones(3, dtype=torch.bfloat16)] * 2,
-        torch.eye(3).to_sparse().coalesce(),
-    ],
-)
-def test_what_is_packed_comes_out(value) -> None:
-    assert repr(unpack(*pack(value))) == repr(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[", '["eval",["1"]]', '["Node",[]]', '["tensor","x",[1],0,4]']
-)
-def test_no_snapshot_is_refused(text: str) -> None:
-    with pytest.raises(KVStoreError, match="no part of a server's copy"):
-        unpack(text, torch.zeros(8, dtype=torch.uint8))
-
-
-def test_what_no_copy_can_be_made_of_is_told() -> None:
-    with pytest.raises(KVStoreError, match="keeps a function"):
-        pack([test_rings_go_round])
+def test_a_copy_has_gradients_that_wait_and_states_of_any_shape() -> None:
+    server = KVServer(Synchronous(), range(2))
+    server.handle(SetOptimizer(0, 0, 0, "torch.optim.Adafactor", {}))
+    server.handle(Init(0, 0, 1, "w", (2, 3), "float32", torch.ones(6)))
+    for worker in range(2):
+        server.handle(Push(0, worker, 2, "w", (2, 3), 0, torch.arange(6.0)))
+    gradient = pack(Rows(torch.tensor([1]), torch.ones(1, 3)), Part(0, 0, 6))
+    server.handle(Push(0, 0, 3, "w", (2, 3), 1, gradient, codec="rows:float32"))
+    came = decode([memoryview(bytearray(f)) for f in encode(*portions(0, W, server))]).messages
+    entry = restore(KVServer(Synchronous(), range(2)), came).entries["w"]
+    kept, here = server.entries["w"].slots, entry.slots
+    assert {k: v.shape for k, v in kept.items()} == {k: v.shape for k, v in here.items()}
+    assert all(torch.equal(kept[name], here[name]) for name in kept)
+    assert entry.rounds[1][0].value.to_dense().tolist() == [0, 0, 0, 1, 1, 1]
+    server.entries["w"].slots["step"] += 1
+    assert entry.slots["step"] == 1
 
 
 def test_the_first_worker_that_is_left_gives_the_value() -> None:

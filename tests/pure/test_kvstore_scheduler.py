@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from distkit.kvstore.protocol.messages import (
     RollCall,
 )
 from distkit.kvstore.protocol.terms import Terms
-from distkit.kvstore.transport.journal import DurableScheduler, Journal
+from distkit.kvstore.transport.journal import Journal
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler
 from distkit.kvstore.transport.shard import ServerSession
@@ -41,7 +42,7 @@ W, S = 2, 2
 
 
 def worker(node: int, run: int = 0, mode: str = "dist_sync", servers: int = S) -> Register:
-    return Register(run, node, 0, "", W, servers, mode, 100)
+    return Register(run, node, 0, "", W, servers, Terms(mode, 100))
 
 
 def server(node: int, run: int = 0) -> Register:
@@ -64,7 +65,7 @@ def test_everybody_is_told_when_the_last_has_registered(order: list[Register]) -
     for book in books:
         assert isinstance(book, AddressBook)
         assert book.endpoints == {0: "", 1: "", 2: "ipc://2", 3: "ipc://3"}
-        assert (book.mode, book.bound) == ("dist_sync", 100)
+        assert book.terms == Terms("dist_sync", 100)
 
 
 def test_who_registers_again_is_told_alone() -> None:
@@ -129,7 +130,7 @@ NODE = Node("server", 0, workers=W, servers=S, folder="f")
 
 
 def book(run: int, mode: str = "dist_sync") -> AddressBook:
-    return AddressBook(run, 2, 1, mode, 100, {0: "", 1: ""})
+    return AddressBook(run, 2, 1, Terms(mode, 100), {0: "", 1: ""})
 
 
 def init(run: int, node: int = 0) -> Init:
@@ -156,7 +157,7 @@ def test_the_mode_is_a_rule(mode: str, rule: Rule) -> None:
     shard.hear(book(0, mode))
     assert shard.store is not None
     assert shard.store.rule == rule
-    assert shard.store.members == {0, 1}
+    assert shard.store.state.members == {0, 1}
 
 
 def test_each_run_has_a_store_of_its_own() -> None:
@@ -218,7 +219,7 @@ def terms(**options: object) -> Scheduler:
     given = Terms("dist_sync", 100, **options)
     scheduler = Scheduler(W, S)
     for node in (0, 1):
-        scheduler.handle(Register(0, node, 0, "", W, S, given.mode, given.bound, given.numbers()))
+        scheduler.handle(Register(0, node, 0, "", W, S, given))
     for node in (2, 3):
         scheduler.handle(server(node))
     return scheduler
@@ -251,7 +252,7 @@ def test_who_takes_the_place_counts_from_higher_numbers() -> None:
 
 
 def worker_of(given: Terms, node: int) -> Register:
-    return Register(0, node, 0, "", W, S, given.mode, given.bound, given.numbers())
+    return Register(0, node, 0, "", W, S, given)
 
 
 def test_a_repeated_barrier_is_answered_again() -> None:
@@ -399,7 +400,7 @@ def test_who_was_given_up_is_refused(late: Barrier) -> None:
 
 def test_a_worker_quicker_than_the_news_of_the_one_before() -> None:
     scheduler, given = terms(on_crash="replace"), Terms("dist_sync", 100, on_crash="replace")
-    fields = "", W, S, given.mode, given.bound, given.numbers()
+    fields = "", W, S, given
     *told, book = scheduler.handle(Register(0, 1, LIFE, *fields))
     assert [(t.node, t.who) for t in told] == [(2, 1), (3, 1)]
     assert book.first == LIFE
@@ -452,19 +453,20 @@ def test_a_stand_in_that_ends_is_replaced_however_late_the_news() -> None:
 
 
 def test_the_journal_is_whole_and_has_one_owner(tmp_path: Path) -> None:
-    first = DurableScheduler(W, S)
-    first.open(tmp_path / "j")
-    first.handle(server(2, run=3))
+    journal, scheduler = Journal(tmp_path / "j"), Scheduler(W, S)
+    scheduler.handle(server(2, run=3))
+    journal.write(scheduler.journal())
     with pytest.raises(BlockingIOError):
-        DurableScheduler(W, S).open(tmp_path / "j")
+        Journal(tmp_path / "j")
     told = json.loads((tmp_path / "j").read_text())
-    assert (told["run"], told["callable"]) == (3, [2])
-    first.close()
+    assert (told["run"], told["callable"], told["pid"]) == (3, [2], os.getpid())
+    journal.close()
     assert list(tmp_path.iterdir()) == []
     journal = Journal(tmp_path / "j")
     journal.write({"long": "x" * 100})
     journal.write({"a": 1})
-    assert journal.read() == {"a": 1}
+    assert journal.read() == {"pid": os.getpid(), "a": 1}
+    journal.close()
 
 
 def test_a_goodbye_belongs_to_one_life_of_a_node() -> None:
@@ -475,7 +477,7 @@ def test_a_goodbye_belongs_to_one_life_of_a_node() -> None:
         scheduler.handle(register)
     scheduler.bye(3, 0, 5)
     for node in (0, 1):
-        fields = "", W, S, given.mode, given.bound, given.numbers()
+        fields = "", W, S, given
         scheduler.handle(Register(1, node, 0, *fields))
     scheduler.bye(3, 0, 5)
     other = again(scheduler)

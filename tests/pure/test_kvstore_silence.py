@@ -16,7 +16,6 @@ from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
-    Copy,
     Departed,
     Error,
     Init,
@@ -32,7 +31,7 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
     given_up,
 )
-from distkit.kvstore.protocol.replication import Backups
+from distkit.kvstore.protocol.replication import Backups, Copy
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import LIFE, Scheduler
@@ -72,8 +71,7 @@ class Processes:
         for process, shard in self.shards.items():
             self.send(process, SCHEDULER, shard.register())
         for w in range(W):
-            me = ("", W, S, terms.mode, terms.bound, terms.numbers())
-            self.send(w, SCHEDULER, Register(0, w, 0, *me))
+            self.send(w, SCHEDULER, Register(0, w, 0, "", W, S, terms))
         self.deliver_all()
 
     def send(self, src: int, dst: int, message: Message) -> None:

@@ -19,8 +19,8 @@ from distkit.kvstore.protocol.optimizer import (
     _TORCH,
     Optimizer,
     Turn,
+    create,
     from_spec,
-    make,
     to_spec,
 )
 from distkit.kvstore.protocol.placement import place
@@ -92,15 +92,15 @@ NAMES = [*_BY_NAME, *(f"torch.optim.{name}" for name in _TORCH)]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rule_arrives_as_it_left(name: str) -> None:
-    rule = make(name, {"lr_mult": {"w": 2.0, 3: 0.5}, "clip_gradient": 1.0})
+    rule = create(name, lr_mult={"w": 2.0, 3: 0.5}, clip_gradient=1.0)
     sent = SetOptimizer(0, 0, 0, *to_spec(rule))
     (got,) = decode([memoryview(bytearray(f)) for f in encode(sent)]).messages
     assert from_spec(got.name, got.options) == rule
 
 
 def hostile() -> list[tuple[str, dict[str, object]]]:
-    name, plain = to_spec(make("sgd", {}))
-    torchs, theirs = to_spec(make("torch.optim.Adam", {}))
+    name, plain = to_spec(create("sgd"))
+    torchs, theirs = to_spec(create("torch.optim.Adam"))
     return [
         ("os.system", plain),
         ("torch.optim.sgd", plain),
@@ -141,7 +141,7 @@ def test_a_hostile_rule_is_refused(name: str, options: dict[str, object]) -> Non
 @pytest.mark.parametrize("name", NAMES)
 @given(steps=st.integers(1, 4))
 def test_rows_are_updated_as_if_the_rest_were_not_there(name: str, steps: int) -> None:
-    rule: Optimizer = make(name, {})
+    rule: Optimizer = create(name)
     if rule.whole:
         return
     at, value = torch.tensor([1, 3, 4]), torch.linspace(-1, 1, 6)

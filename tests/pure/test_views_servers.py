@@ -48,7 +48,8 @@ class Shop:
 
     @contextmanager
     def _watch(self, update):
-        self.updates.append((update.key, dict(zip(update.workers, update.staleness, strict=True))))
+        late = dict(zip(update.workers, update.staleness, strict=True))
+        self.updates.append((update.entry.key, late))
         with updating(update):
             yield
 
@@ -175,7 +176,7 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
     assert [u.version for u in story.updates] == list(range(1, len(run.updates) + 1))
     found = {op: [r for r in story.requests if r.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
-    assert sum(r.dropped for r in found[Op.PUSH]) == entry.dropped.total()
+    assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
     got = [r for r in found[Op.PULL] if r.left is not None]
     assert [r.version for r in got] == [
         run.replies[p.match] for p in pulls if p.match in run.replies

@@ -17,6 +17,7 @@ from distkit import kvstore
 from distkit.kvstore import KVStore
 from distkit.kvstore.protocol import placement
 from distkit.kvstore.protocol.messages import Leave, Missed, Register
+from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.sockets import BROKEN
 
 
@@ -184,7 +185,7 @@ def test_whoever_notices_first_the_process_is_told_of_once(
     with Popen(["sleep", "60"]) as process:
         handle = service._machine.handle
         handle(Register(0, 1, 0, "ipc://server", 1, 1))
-        handle(Register(0, 0, 0, "", 1, 1, "dist_sync", 100, pid=process.pid))
+        handle(Register(0, 0, 0, "", 1, 1, Terms("dist_sync", 100), pid=process.pid))
         if not hangs:
             process.kill()
         news = [Missed(0, 1, 1, 0, 7, BROKEN), Leave(0, 0, 0, BROKEN)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from distkit.errors import KVStoreError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _Class = TypeVar("_Class", bound="type[KVStoreBase]")
 

@@ -14,8 +14,7 @@ from distkit.kvstore.client.base import KVStoreBase
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import AddressBook, Present, Register
-from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
-from distkit.kvstore.protocol.terms import Terms, canonical
+from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.node import PATIENCE, Node
 from distkit.kvstore.transport.recording import Clocks
@@ -144,8 +143,7 @@ def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore
     requests.greetings[node.scheduler] = Present, ("", os.getpid())
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler), patience=PATIENCE)
-        agreed = terms.mode, terms.bound, terms.numbers()
-        me = ("", node.workers, node.servers, *agreed, os.getpid())
+        me = ("", node.workers, node.servers, terms, os.getpid())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
         requests.count_from(book.first)

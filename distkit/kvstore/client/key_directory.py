@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.tensors import Keys, Values, each, pairs, whole, write
 from distkit.kvstore.protocol.messages import Answer, Describe, Key, Pull, Reply
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, home, place
 from distkit.kvstore.protocol.sparse import Rows, ranges_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: For each key the tensors to write its value to.
 Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
@@ -123,8 +121,8 @@ class KeyDirectory:
         if key not in self.layouts:
             call = Call(self.servers[home(key, len(self.servers))], Describe, (key, what))
             (answer,) = self._requests.ask([call])
-            assert isinstance(answer, Reply)
-            self.layouts[key] = Layout(answer.shape, answer.dtype)
+            assert isinstance(answer, Reply) and answer.layout is not None
+            self.layouts[key] = Layout(*answer.layout)
         return self.layouts[key]
 
     def parts(self, key: Key) -> list[Part]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.wire import DTYPES
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.placement import DTYPES
 
 #: The flat tensors of each key, by slot.
 States = dict[tuple["Key", str], "Tensor"]

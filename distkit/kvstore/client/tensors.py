@@ -8,29 +8,18 @@ the devices, and one sum is copied: fewer copies, more device memory. Source: MX
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
-
-from distkit.errors import KVStoreError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-import sys
-from typing import TypeAlias
-
 from torch import Tensor
 
+from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
-from distkit.kvstore.protocol.placement import Part, dtype_name
-from distkit.kvstore.protocol.wire import DTYPES
+from distkit.kvstore.protocol.placement import DTYPES, NARROW, Part, dtype_name
 from distkit.kvstore.transport.memory import LARGE, empty
-
-#: Sums of these are made in float32, and rounded once.
-NARROW = torch.float16, torch.bfloat16
 
 #: One key or several.
 Keys: TypeAlias = "Key | Sequence[Key]"

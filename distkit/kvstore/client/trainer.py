@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.client import states
@@ -27,9 +28,6 @@ from distkit.kvstore.protocol.optimizer import (
     rule_of,
     to_spec,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: MXNet's: a "local" store with a larger parameter leaves the update to the worker.
 _LARGE = 1 << 24

@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from distkit.errors import KVStoreError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.messages import Key
 
 #: Each type, its one number, and that number when none is given.
 _NUMBERS: dict[str, tuple[str, float]] = {

@@ -1,23 +1,22 @@
-"""State of a server: of each key, and of the pushes that it has accepted."""
+"""State of a server: of each key, of the pushes that it has accepted, and of its workers.
+
+A copy of a server is made of these; what a run's terms say is not among it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.messages import Init, Key, Pull, Push, Reply, Request
-from distkit.kvstore.protocol.optimizer import State
+from distkit.kvstore.protocol.messages import Describe, Init, Key, Pull, Push, Reply, Request
 from distkit.kvstore.protocol.placement import Layout, dtype_name
 from distkit.kvstore.protocol.sparse import unpack
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-@dataclass
-class Entry:
+class Entry(Struct, array_like=True, tag=True, eq=False):
     """A key on this server.
 
     ``value`` is replaced, never changed in place: an answer on its way keeps the version it
@@ -27,16 +26,17 @@ class Entry:
     ``slots`` are what the optimizer keeps, and ``updates`` counts those that it made.
     """
 
+    key: Key
     layout: Layout
     value: Tensor
     first: tuple[int, int]  # node and number of the init
     version: int = 0
-    slots: State = field(default_factory=dict)
+    slots: dict[str, Tensor] = field(default_factory=dict)
     updates: int = 0
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     waiting: dict[tuple[int, int], tuple[Pull, int]] = field(default_factory=dict)
-    dropped: Counter[int] = field(default_factory=Counter)
+    dropped: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, init: Init) -> Entry:
@@ -52,7 +52,7 @@ class Entry:
             if value.numel() > layout.size or dtype_name(value) != layout.dtype:
                 raise KVStoreError(f"init of {init.key!r} as {layout} with other rows.")
             value = value.to_dense()
-        return cls(layout, value, (init.node, init.number))
+        return cls(init.key, layout, value, (init.node, init.number))
 
     @property
     def arrived(self) -> dict[int, Push]:
@@ -66,22 +66,15 @@ class Entry:
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Done, at the present version."""
-        return Reply(
-            request.run,
-            request.node,
-            request.number,
-            self.version,
-            self.layout.shape,
-            self.layout.dtype,
-            value,
-            self.dropped[request.node] if self.dropped else 0,
-        )
+        head = request.run, request.node, request.number
+        asked = isinstance(request, Describe)
+        layout = (self.layout.shape, self.layout.dtype) if asked else None
+        return Reply(*head, self.version, value, self.dropped.get(request.node, 0), layout)
 
 
 class Update(NamedTuple):
     """An update by ``pushes`` about to be applied to ``entry``, which has this ``version``."""
 
-    key: Key
     entry: Entry
     version: int
     pushes: list[Push]
@@ -97,33 +90,56 @@ class Update(NamedTuple):
         return tuple(self.version - p.version for p in self.pushes)
 
 
-@dataclass
-class Ledger:
+class Ledger(Struct, array_like=True):
     """The accepted pushes: one that arrives twice counts once.
 
     A worker tells with each push below which number it has all answers (``settled``): a push
     with such a number is an echo, and needs no place in memory.
     """
 
-    _settled: dict[int, int] = field(default_factory=dict)
-    _accepted: dict[int, set[int]] = field(default_factory=dict)
+    settled: dict[int, int] = field(default_factory=dict)
+    accepted: dict[int, set[int]] = field(default_factory=dict)
 
     def over(self, node: int, number: int) -> bool:
         """True if all of this node's pushes with a lower number are."""
-        return self._settled.get(node, 0) >= number
+        return self.settled.get(node, 0) >= number
 
     def knows(self, push: Push) -> bool:
         """True if it was accepted before."""
-        echo = push.number < self._settled.get(push.node, 0)
-        return echo or push.number in self._accepted.get(push.node, ())
+        echo = push.number < self.settled.get(push.node, 0)
+        return echo or push.number in self.accepted.get(push.node, ())
 
     def accept(self, push: Push) -> None:
         """It counts, now."""
         self.end(push.node, push.settled)
-        self._accepted.setdefault(push.node, set()).add(push.number)
+        self.accepted.setdefault(push.node, set()).add(push.number)
 
     def end(self, node: int, settled: int) -> None:
         """Whatever still comes of this node with a lower number is an echo."""
-        if settled > self._settled.get(node, 0):
-            self._settled[node] = settled
-            self._accepted[node] = {n for n in self._accepted.get(node, ()) if n >= settled}
+        if settled > self.settled.get(node, 0):
+            self.settled[node] = settled
+            self.accepted[node] = {n for n in self.accepted.get(node, ()) if n >= settled}
+
+
+class ServerState(Struct, array_like=True, tag=True):
+    """What concerns all keys of a server.
+
+    ``members`` are those whose gradients make the updates, ``givers`` those who may give first
+    values: the first of them that is left does. ``gone`` have ended, and how; ``newcomers`` took
+    or will take a place. ``over`` tells for each worker what it asked before it was given up.
+    ``resting`` tells at which barrier a worker waits, ``barriers`` how many were passed, as far as
+    is known here. ``asked`` are to give the value of a key that worker 0 did not. ``updates``
+    counts those of the most updated key; ``rule`` is the optimizer, as it was set.
+    """
+
+    members: set[int]
+    givers: set[int]
+    gone: dict[int, str] = field(default_factory=dict)
+    newcomers: set[int] = field(default_factory=set)
+    ledger: Ledger = field(default_factory=Ledger)
+    over: dict[int, int] = field(default_factory=dict)
+    resting: dict[int, int] = field(default_factory=dict)
+    barriers: int = 0
+    asked: set[tuple[Key, int]] = field(default_factory=set)
+    updates: int = 0
+    rule: tuple[str, dict[str, Any]] | None = None

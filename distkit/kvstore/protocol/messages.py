@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 from torch import Tensor
 
+from distkit.kvstore.protocol.terms import Terms
 from distkit.trace.calls import SILENT
 
 #: Names a parameter array: a number or a string, as in MXNet.
@@ -52,17 +53,14 @@ class Answer(Message):
 class Register(Request):
     """I am here: who I am, where I listen, and which cluster I believe to be in.
 
-    Workers listen nowhere; servers leave it to the workers to choose ``mode`` and ``bound``
-    (the number of elements from which an array is split) and the other ``terms``
-    (:class:`.terms.Terms`). ``pid`` is its process.
+    Workers listen nowhere; servers leave it to the workers to choose the ``terms``. ``pid`` is
+    its process.
     """
 
     endpoint: str
     workers: int
     servers: int
-    mode: str = ""
-    bound: int = 0
-    terms: dict[str, int | float] = field(default_factory=dict)
+    terms: Terms | None = None
     pid: int = 0
 
 
@@ -149,10 +147,8 @@ class AddressBook(Answer):
     ``barriers`` counts those that the run has passed.
     """
 
-    mode: str
-    bound: int
+    terms: Terms
     endpoints: dict[int, str]
-    terms: dict[str, int | float] = field(default_factory=dict)
     first: int = 0
     barriers: int = 0
 
@@ -267,28 +263,6 @@ class SetState(Request):
     value: Tensor
 
 
-class Copy(Request):
-    """From server ``node`` to its backup ``to``: handle this message as I did.
-
-    ``outline`` is the message without its tensor, as :mod:`.wire` writes it.
-    """
-
-    to: int
-    outline: bytes
-    value: Tensor | None = None
-
-
-class Portion(Request):
-    """A part of the state of server ``node``: one key, or what concerns all; ``left`` more come.
-
-    ``text`` and ``value`` are a :mod:`.snapshot`.
-    """
-
-    text: str
-    value: Tensor | None
-    left: int
-
-
 #: The version in the answer to an init whose worker is asked to give the value: it has none yet.
 GIVE = -1
 
@@ -297,13 +271,13 @@ class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 
     ``dropped`` counts this worker's gradients of the key that came too late for their round.
+    ``layout`` is its shape and dtype, for who has asked.
     """
 
     version: int = 0
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
     value: Tensor | None = None
     dropped: int = 0
+    layout: tuple[tuple[int, ...], str] | None = None
 
 
 class Error(Answer):

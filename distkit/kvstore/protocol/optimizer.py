@@ -12,25 +12,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.client.tensors import named
 from distkit.kvstore.protocol import lr_scheduler as schedulers
 from distkit.kvstore.protocol.lr_scheduler import LRScheduler
+from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.placement import NARROW
+from distkit.kvstore.protocol.sparse import Rows, tensor_of
 from distkit.kvstore.transport.memory import empty_like
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from distkit.kvstore.protocol.messages import Key
 
 #: What an optimizer keeps of a key, by name: tensors of the weight's shape, and single numbers.
 State: TypeAlias = "dict[str, Tensor]"
-
-_NARROW = torch.float16, torch.bfloat16
 
 
 class Turn(NamedTuple):
@@ -138,7 +135,7 @@ class Optimizer:
     def _dense(
         self, value: Tensor, gradient: Tensor, state: State, turn: Turn
     ) -> tuple[Tensor, State]:
-        if not (self.multi_precision and value.dtype in _NARROW):
+        if not (self.multi_precision and value.dtype in NARROW):
             fits = gradient.dtype is value.dtype
             return self.step(value, gradient if fits else gradient.to(value.dtype), state, turn)
         master = state.pop("master", None)
@@ -589,7 +586,7 @@ class Torch(Optimizer):
             group["weight_decay"] = by.wd
         optimizer.state.clear()
         sparse = self.kind == "SparseAdam"
-        new.grad = _all_of(g) if sparse else g
+        new.grad = tensor_of(Rows(torch.arange(len(g)), g), g.shape) if sparse else g
         if state and state.keys() >= self._names(w.dim()):
             optimizer.state[new].update(
                 {k: int(v) if sparse and not v.dim() else v for k, v in state.items()}
@@ -600,12 +597,6 @@ class Torch(Optimizer):
         new.grad = group["params"][0] = None
         group["params"] = []
         return new, kept
-
-
-def _all_of(g: Tensor) -> Tensor:
-    """A gradient as a sparse tensor that has all of it."""
-    rows = torch.arange(len(g))[None]
-    return torch.sparse_coo_tensor(rows, g, g.shape, is_coalesced=True, check_invariants=True)
 
 
 def _takes(kind: str) -> dict[str, Any]:
@@ -687,7 +678,7 @@ _BY_NAME: dict[str, type[Optimizer]] = {
 }
 
 
-def make(name: str, options: Mapping[str, Any]) -> Optimizer:
+def create(name: str, /, **options: Any) -> Optimizer:
     """The optimizer of a name and options.
 
     Args:
@@ -697,7 +688,7 @@ def make(name: str, options: Mapping[str, Any]) -> Optimizer:
     Raises:
         KVStoreError: unknown name or options.
 
-    >>> make("sgd", {"learning_rate": 0.1}).learning_rate
+    >>> create("sgd", learning_rate=0.1).learning_rate
     0.1
     """
     if name.startswith("torch.optim."):
@@ -713,15 +704,6 @@ def make(name: str, options: Mapping[str, Any]) -> Optimizer:
     return made
 
 
-def create(name: str, **options: Any) -> Optimizer:
-    """The optimizer of a name and options: :func:`make` in MXNet's spelling.
-
-    >>> create("adam", beta1=0.8).beta1
-    0.8
-    """
-    return make(name, options)
-
-
 def rule_of(given: Any, options: Mapping[str, Any] | None = None) -> Optimizer:
     """The rule that somebody means by a name, an instance, or a class of ``torch.optim``.
 
@@ -730,7 +712,7 @@ def rule_of(given: Any, options: Mapping[str, Any] | None = None) -> Optimizer:
     """
     options = dict(options or {})
     if isinstance(given, str):
-        return make(given, options)
+        return create(given, **options)
     if isinstance(given, type) and _TORCH.get(given.__name__, type) is given:
         return Torch.of(given.__name__, **options)
     if isinstance(given, type) and given in _BY_NAME.values():
@@ -789,26 +771,21 @@ def from_spec(name: str, spec: Mapping[str, Any]) -> Optimizer:
     """
     options = dict(spec)
     for mult in ("lr_mult", "wd_mult"):
-        if mult in options:
-            options[mult] = _factors(mult, options[mult])
+        try:
+            options[mult] = {key: float(factor) for key, factor in options.get(mult, ())}
+        except (TypeError, ValueError):
+            raise KVStoreError(f"{mult}: give a factor for each key.") from None
     if "lr_scheduler" in options:
         options["lr_scheduler"] = schedulers.from_spec(options["lr_scheduler"])
     inner = options.pop("options", {})
     if not isinstance(inner, dict) or inner.keys() & options.keys():
         raise KVStoreError(f"optimizer {name!r} with options={inner!r:.60}.")
-    made = make(name, options | inner)
+    made = create(name, **options, **inner)
     try:
         made.apply(torch.zeros(1, 1), torch.ones(1, 1), {})
     except (ArithmeticError, TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(f"optimizer {name!r} cannot make a step: {e}.") from None
     return made
-
-
-def _factors(mult: str, pairs: Any) -> dict[Key, float]:
-    try:
-        return {key: float(factor) for key, factor in pairs}
-    except (TypeError, ValueError):
-        raise KVStoreError(f"{mult}: give a factor for each key.") from None
 
 
 #: What a field of an optimizer may be, by its annotation.

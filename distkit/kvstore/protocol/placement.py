@@ -8,22 +8,41 @@ the bound ``MXNET_KVSTORE_BIGARRAY_BOUND``.)
 from __future__ import annotations
 
 import math
-import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.terms import BIGARRAY_BOUND
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+#: The dtypes that can be added up, by name.
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+    )
+}
 
-    from torch import Tensor, dtype
 
-#: MXNet's: arrays of this many elements and more are split over all servers.
-BIGARRAY_BOUND = 1_000_000
+#: Sums of these are made in float32, and rounded once.
+NARROW = torch.float16, torch.bfloat16
 
 
 class Part(NamedTuple):
@@ -57,15 +76,10 @@ def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> lis
     >>> place("w", 10, servers=2, bound=8)
     [Part(server=0, start=0, stop=5), Part(server=1, start=5, stop=10)]
     """
-    return list(_place(key, size, servers, bound))
-
-
-@lru_cache(4096)
-def _place(key: Key, size: int, servers: int, bound: int) -> tuple[Part, ...]:
     if servers == 1 or size < bound:
-        return (Part(home(key, servers), 0, size),)
+        return [Part(home(key, servers), 0, size)]
     cuts = [size * i // servers for i in range(servers + 1)]
-    return tuple(Part(i, cuts[i], cuts[i + 1]) for i in range(servers))
+    return [Part(i, cuts[i], cuts[i + 1]) for i in range(servers)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of such a tensor."""
-        return self.size * int(re.sub(r"\D", "", self.dtype) or 8) // 8  # "bool" has no number
+        return self.size * int(DTYPES[self.dtype].itemsize)
 
     def check(self, what: str, key: Key, shape: Sequence[int], dtype: str) -> None:
         """Refuse a tensor that does not fit the key.
@@ -114,5 +128,5 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 @cache
-def _dtype_name(it: dtype) -> str:
+def _dtype_name(it: torch.dtype) -> str:
     return str(it).removeprefix("torch.")

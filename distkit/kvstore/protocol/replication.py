@@ -18,21 +18,41 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from copy import deepcopy
+from typing import TypeAlias, TypeGuard
 
+from msgspec.structs import replace
+
+from distkit.kvstore.protocol.entry import Entry, ServerState
 from distkit.kvstore.protocol.messages import (
-    Copy,
     Departed,
     Init,
     Message,
     Push,
+    Request,
     Rest,
     SetOptimizer,
     SetState,
 )
-from distkit.kvstore.protocol.wire import filled, outline
+from distkit.kvstore.protocol.optimizer import from_spec
+from distkit.kvstore.protocol.server import KVServer
 
 #: What changes a server's values, or how they will change.
-_CHANGES = (Push, Rest, SetOptimizer, SetState, Departed)
+Change: TypeAlias = Push | Rest | SetOptimizer | SetState | Departed | Init
+
+
+class Portion(Request):
+    """A part of the state of server ``node``: what concerns all, or one key; ``left`` more come."""
+
+    kept: ServerState | Entry
+    left: int
+
+
+class Copy(Request):
+    """From server ``node`` to its backup ``to``: handle this message as I did."""
+
+    to: int
+    message: Change | Portion
 
 
 def ring(server: int, servers: int, replication: int) -> list[int]:
@@ -44,20 +64,31 @@ def ring(server: int, servers: int, replication: int) -> list[int]:
     return [(server + k) % servers for k in range(replication)]
 
 
-def changes(message: Message) -> bool:
+def changes(message: Message) -> TypeGuard[Change]:
     """True if the backups must have it."""
-    return isinstance(message, _CHANGES) or (
-        isinstance(message, Init) and message.value is not None
-    )
+    return isinstance(message, Change) and not (isinstance(message, Init) and message.value is None)
 
 
-def original(copy: Copy) -> Message:
-    """The message that was copied.
+def portions(run: int, server: int, store: KVServer) -> list[Portion]:
+    """All that a server keeps: what concerns all its keys, then one portion for each key.
 
-    Raises:
-        KVStoreError: it is none.
+    Pulls that wait are not among it: who waits asks again whoever serves next.
     """
-    return filled(copy.outline, copy.value)
+    whole: list[ServerState | Entry]
+    whole = [store.state, *(replace(entry, waiting={}) for entry in store.entries.values())]
+    last = len(whole) - 1
+    return [Portion(run, server, n, deepcopy(kept), last - n) for n, kept in enumerate(whole)]
+
+
+def restore(store: KVServer, found: Iterable[Portion]) -> KVServer:
+    """A fresh server becomes the one that these portions are of."""
+    for kept in (portion.kept for portion in found):
+        if isinstance(kept, ServerState):
+            store.state = kept
+            store.optimizer = kept.rule and from_spec(*kept.rule)
+        else:
+            store.entries[kept.key] = kept
+    return store
 
 
 class Backups:
@@ -85,16 +116,15 @@ class Backups:
             return []
         return self._copied(message, [*self.nodes, *self.joining])
 
-    def _copied(self, message: Message, nodes: Collection[int]) -> list[Copy]:
-        said, value = outline(message), getattr(message, "value", None)
+    def _copied(self, message: Change | Portion, nodes: Collection[int]) -> list[Copy]:
         found = []
         for to in nodes:
             self._number += 1
             self._under_way[self._number] = to
-            found.append(Copy(self._run, self._node, self._number, to, said, value))
+            found.append(Copy(self._run, self._node, self._number, to, message))
         return found
 
-    def begin(self, node: int, everything: Iterable[Message]) -> list[Copy]:
+    def begin(self, node: int, everything: Iterable[Portion]) -> list[Copy]:
         """A whole copy for a backup; one that is not among :attr:`nodes` joins them with it."""
         found = [copy for message in everything for copy in self._copied(message, [node])]
         if node not in self.nodes:

@@ -14,19 +14,20 @@ slowest; *asynchronous*: nobody waits, gradients are stale; and what lies betwee
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import sparse
 from distkit.kvstore.protocol.compression import unpack
-from distkit.kvstore.protocol.entry import Entry, Ledger, Update
+from distkit.kvstore.protocol.entry import Entry, ServerState, Update
 from distkit.kvstore.protocol.messages import (
     COUNT,
     GIVE,
@@ -49,11 +50,8 @@ from distkit.kvstore.protocol.messages import (
     given_up,
 )
 from distkit.kvstore.protocol.optimizer import Optimizer, Turn, from_spec
-from distkit.kvstore.protocol.placement import dtype_name
+from distkit.kvstore.protocol.placement import NARROW, dtype_name
 from distkit.kvstore.transport.memory import empty_like
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Called with each update, entered before it is computed and left after.
 Watch = Callable[[Update], AbstractContextManager[object]]
@@ -93,7 +91,7 @@ class KVServer:
     def __init__(
         self,
         rule: Rule,
-        workers: Iterable[int],
+        workers: Collection[int],
         *,
         on_crash: str = "halt",
         elastic: bool = False,
@@ -102,22 +100,15 @@ class KVServer:
     ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.elastic = elastic
-        self.members, self.gone, self.newcomers = set(workers), dict[int, str](), set[int]()
+        self.state = ServerState(set(workers), set(workers))
         self.optimizer: Optimizer | None = None
-        self._updates = 0  # of the most updated key
         self.updater: Updater | None = None
         self.entries: dict[Key, Entry] = {}
-        self._ledger = Ledger()
-        self._over: dict[int, int] = {}  # by worker: what it asked before this was given up
-        self._resting: dict[int, int] = {}  # by worker: at which barrier it waits
-        self._barriers = 0  # that were passed, as far as is known here
         self._early: dict[Key, dict[int, Init]] = defaultdict(dict)  # by worker
-        self._givers = set(self.members)  # of first values: the first of them that is left
-        self._asked = set[tuple[Key, int]]()  # key and worker: to give what worker 0 did not
 
     def handle(self, request: Request) -> list[Answer]:
         """Answers to this request, and to others that waited for it."""
-        if self._over and self.late(request):
+        if self.state.over and self.late(request):
             return [given_up(request, f"worker {request.node}")]
         try:
             match request:
@@ -145,15 +136,19 @@ class KVServer:
 
     def late(self, request: Request) -> bool:
         """True if a worker that was taken for dead still says something."""
-        return request.number < self._over.get(request.node, 0)
+        return request.number < self.state.over.get(request.node, 0)
 
     def _init(self, init: Init) -> list[Answer]:
         """Worker 0's value counts; the others' must have its shape, and wait for it."""
         entry = self.entries.get(init.key)
         if entry is not None:
             entry.layout.check("init of", init.key, init.shape, init.dtype)
-            again = entry.first == (init.node, init.number) or init.node in self.newcomers
-            if init.value is not None and not again and (init.key, init.node) not in self._asked:
+            again = entry.first == (init.node, init.number) or init.node in self.state.newcomers
+            if (
+                init.value is not None
+                and not again
+                and (init.key, init.node) not in self.state.asked
+            ):
                 raise KVStoreError(
                     f"init of {init.key!r}, which this run has already initialised. "
                     "Change its value with push, or use another key."
@@ -169,30 +164,30 @@ class KVServer:
 
     def _ask_to_give(self, key: Key) -> list[Answer]:
         """Worker 0 has ended, and the others go on: who is the first now gives the value."""
-        giver = min(self._givers, default=0)
+        giver = min(self.state.givers, default=0)
         init = self._early[key].pop(giver, None) if giver else None
         if init is None:
             return []
-        self._asked.add((key, giver))
+        self.state.asked.add((key, giver))
         return [Reply(init.run, init.node, init.number, GIVE)]
 
     def _push(self, push: Push) -> list[Answer]:
         entry = self._entry("push of", push.key)
-        if self._ledger.knows(push):
+        if self.state.ledger.knows(push):
             return [entry.reply(push)]
         push = self._admit(push, entry)
-        self._ledger.accept(push)
-        if push.barriers > self._barriers:
+        self.state.ledger.accept(push)
+        if push.barriers > self.state.barriers:
             self._wake(push.barriers)
-        if push.node not in self.members:
+        if push.node not in self.state.members:
             self._join(push.node)
         place = self.rule.place(entry.clocks.get(push.node, 0), push.version, entry.version)
         if place is None:
-            entry.dropped[push.node] += 1
+            entry.dropped[push.node] = entry.dropped.get(push.node, 0) + 1
             return [entry.reply(push)]
         n, entry.clocks[push.node] = place
         entry.rounds.setdefault(n, {})[push.node] = push
-        self._update(push.key, entry)
+        self._update(entry)
         return [entry.reply(push), *self._due(entry)]
 
     def _both(self, push: Push, pull: Pull) -> list[Answer]:
@@ -202,18 +197,18 @@ class KVServer:
         now = any((a.node, a.number) == (pull.node, pull.number) for a in answers)
         return [*due, *answers] if now or not push.receipt else [receipt, *due, *answers]
 
-    def _update(self, key: Key, entry: Entry) -> None:
+    def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
-        while entry.arrived and self.rule.complete(entry.arrived, self.members):
+        while entry.arrived and self.rule.complete(entry.arrived, self.state.members):
             pushes = entry.take_round()
-            with self.watch(Update(key, entry, entry.version, pushes)):
-                self._apply(key, entry, _sum([p.value for p in pushes]))
+            with self.watch(Update(entry, entry.version, pushes)):
+                self._apply(entry, _sum([p.value for p in pushes]))
             entry.version += 1
 
-    def _apply(self, key: Key, entry: Entry, gradient: Tensor) -> None:
+    def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum, which may be wider than it."""
         if self.optimizer is not None:
-            self._step(key, entry, gradient, self.optimizer)
+            self._step(entry, gradient, self.optimizer)
             return
         if gradient.is_sparse:
             gradient = gradient.to_dense()
@@ -221,21 +216,21 @@ class KVServer:
             gradient = gradient.to(entry.value.dtype)
         if self.updater is not None:
             value = entry.value.clone()
-            self.updater(key, gradient.view(entry.layout.shape), value.view(entry.layout.shape))
+            self.updater(
+                entry.key, gradient.view(entry.layout.shape), value.view(entry.layout.shape)
+            )
             entry.value = value
         else:
             entry.value = gradient
 
-    def _step(self, key: Key, entry: Entry, gradient: Tensor, optimizer: Optimizer) -> None:
+    def _step(self, entry: Entry, gradient: Tensor, optimizer: Optimizer) -> None:
         entry.updates += 1
-        self._updates = max(self._updates, entry.updates)
-        turn = Turn(key, entry.updates, self._updates)
-        if not optimizer.whole:
-            entry.value, entry.slots = optimizer.apply(entry.value, gradient, entry.slots, turn)
-            return
-        shape = entry.layout.shape
-        gradient = (gradient.to_dense() if gradient.is_sparse else gradient).view(shape)
-        value, entry.slots = optimizer.apply(entry.value.view(shape), gradient, entry.slots, turn)
+        self.state.updates = max(self.state.updates, entry.updates)
+        turn = Turn(entry.key, entry.updates, self.state.updates)
+        value = _seen(optimizer, entry)
+        if optimizer.whole:
+            gradient = (gradient.to_dense() if gradient.is_sparse else gradient).view(value.shape)
+        value, entry.slots = optimizer.apply(value, gradient, entry.slots, turn)
         entry.value = value.view(-1)
 
     def _pull(self, pull: Pull) -> list[Answer]:
@@ -266,7 +261,9 @@ class KVServer:
         return due
 
     def _awaited(self, entry: Entry, clock: int) -> set[int]:
-        return self.rule.awaits(clock, entry.version, entry.arrived, self.members, entry.clocks)
+        return self.rule.awaits(
+            clock, entry.version, entry.arrived, self.state.members, entry.clocks
+        )
 
     # -- workers that leave and join --------------------------------------------
 
@@ -275,17 +272,17 @@ class KVServer:
 
         Who takes its place counts requests from ``first``; what the dead one asked is over.
         """
-        if self._ledger.over(worker, first):
+        if self.state.ledger.over(worker, first):
             return []
-        self._ledger.end(worker, first)
-        self._over[worker] = first
-        self._resting.pop(worker, None)
-        self.newcomers.add(worker)
+        self.state.ledger.end(worker, first)
+        self.state.over[worker] = first
+        self.state.resting.pop(worker, None)
+        self.state.newcomers.add(worker)
         if self.on_crash == "continue" or not self.rule.halts:
-            self.members.discard(worker)
-            self._givers.discard(worker)
+            self.state.members.discard(worker)
+            self.state.givers.discard(worker)
         elif self.on_crash == "halt":
-            self.gone[worker] = how
+            self.state.gone[worker] = how
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
         for early in self._early.values():
@@ -295,32 +292,32 @@ class KVServer:
 
     def finish(self, worker: int, last: int) -> list[Answer]:
         """A worker has hung up in order after this request."""
-        another = last < self._over.get(worker, 0)  # has its place: it was taken for dead
+        another = last < self.state.over.get(worker, 0)  # has its place: it was taken for dead
         if not self.elastic or another:
             return []
-        self.members.discard(worker)
-        self._resting.pop(worker, None)
+        self.state.members.discard(worker)
+        self.state.resting.pop(worker, None)
         return self._go_on()
 
     def _rest(self, rest: Rest) -> list[Answer]:
         """A late worker may need rounds while others wait for it."""
         done = Reply(rest.run, rest.node, rest.number)
-        if not self.elastic or rest.barriers < self._barriers:
+        if not self.elastic or rest.barriers < self.state.barriers:
             return [done]
-        self._resting[rest.node] = rest.barriers
-        self.members.discard(rest.node)
+        self.state.resting[rest.node] = rest.barriers
+        self.state.members.discard(rest.node)
         return [done, *self._go_on()]
 
     def _wake(self, barriers: int) -> None:
         """So many barriers were passed: those who waited at one of them are awaited again."""
-        self._barriers = barriers
-        for worker in [w for w, nth in self._resting.items() if nth < barriers]:
-            del self._resting[worker]
+        self.state.barriers = barriers
+        for worker in [w for w, nth in self.state.resting.items() if nth < barriers]:
+            del self.state.resting[worker]
             self._join(worker)
 
     def _go_on(self) -> list[Answer]:
-        for key, entry in self.entries.items():
-            self._update(key, entry)
+        for entry in self.entries.values():
+            self._update(entry)
         return [answer for entry in self.entries.values() for answer in self._due(entry)]
 
     def _join(self, worker: int) -> None:
@@ -329,19 +326,19 @@ class KVServer:
         It begins as far as the slowest: nobody waits until it has caught up.
         """
         for entry in self.entries.values():
-            slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)
+            slowest = min((entry.clocks.get(m, 0) for m in self.state.members), default=0)
             entry.clocks[worker] = max(entry.clocks.get(worker, 0), slowest)
-        self.members.add(worker)
+        self.state.members.add(worker)
 
     def _missed(self, entry: Entry, awaited: set[int]) -> set[int]:
         """Those awaited who have ended, if their round cannot be complete without them."""
-        if not (missed := awaited & self.gone.keys()):
+        if not (missed := awaited & self.state.gone.keys()):
             return missed
-        possible = (self.members - self.gone.keys()).union(entry.arrived)
-        return set() if self.rule.complete(possible, self.members) else missed
+        possible = (self.state.members - self.state.gone.keys()).union(entry.arrived)
+        return set() if self.rule.complete(possible, self.state.members) else missed
 
     def _halted(self, pull: Pull, missed: set[int]) -> str:
-        who = " and ".join(f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed))
+        who = " and ".join(f"worker {w}, which {ended(self.state.gone[w])}" for w in sorted(missed))
         return (
             f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
             "every worker in every round. To continue with the others, create the store with "
@@ -352,7 +349,7 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         optimizer = from_spec(request.name, request.options)
-        if request.node in self.newcomers and not request.anew and self.optimizer is not None:
+        if request.node in self.state.newcomers and not request.anew and self.optimizer is not None:
             return [Reply(request.run, request.node, request.number)]  # it may have changed since
         if self.optimizer not in (None, optimizer) and not request.anew:
             raise KVStoreError(
@@ -363,6 +360,7 @@ class KVServer:
             for entry in self.entries.values():
                 entry.slots = {k: v for k, v in entry.slots.items() if k == "master"}
         self.optimizer, self.updater = optimizer, None
+        self.state.rule = request.name, request.options
         return [Reply(request.run, request.node, request.number)]
 
     def _state(self, request: GetState | SetState) -> Reply:
@@ -399,7 +397,7 @@ class KVServer:
             entry.value, entry.slots, entry.updates = value, {}, 0
         elif slot == COUNT:
             entry.updates = int(value)
-            self._updates = max(self._updates, entry.updates)
+            self.state.updates = max(self.state.updates, entry.updates)
         else:
             entry.slots[slot] = value.view(like.shape).clone()
 
@@ -432,7 +430,7 @@ class KVServer:
                 "kvstore.SGD(learning_rate=...)) on every worker before the first push."
             )
         if self.optimizer is not None:
-            _fits(self.optimizer, push.key, entry)
+            _fits(self.optimizer, entry)
         return push
 
 
@@ -447,21 +445,21 @@ def _seen(optimizer: Optimizer, entry: Entry) -> Tensor:
     return entry.value.view(entry.layout.shape) if optimizer.whole else entry.value
 
 
-def _fits(optimizer: Optimizer, key: Key, entry: Entry) -> None:
+def _fits(optimizer: Optimizer, entry: Entry) -> None:
     """Refuse a key that an optimizer cannot update."""
     if not entry.value.is_floating_point():
         raise KVStoreError(
-            f"push of {key!r}: an optimizer cannot update {entry.layout}. "
+            f"push of {entry.key!r}: an optimizer cannot update {entry.layout}. "
             "Use a floating-point tensor, or no optimizer."
         )
     if optimizer.whole and entry.value.numel() != entry.layout.size:
         raise KVStoreError(
-            f"push of {key!r}: this optimizer needs whole arrays, and {entry.layout} is split over "
-            "the servers. Create the store with a larger bigarray_bound."
+            f"push of {entry.key!r}: this optimizer needs whole arrays, and {entry.layout} is "
+            "split over the servers. Create the store with a larger bigarray_bound."
         )
     if why := optimizer.refuses(entry.layout.shape):
         raise KVStoreError(
-            f"push of {key!r}, which is {entry.layout}: {why}. Use another optimizer."
+            f"push of {entry.key!r}, which is {entry.layout}: {why}. Use another optimizer."
         )
 
 
@@ -476,7 +474,7 @@ def _sum(gradients: list[Tensor]) -> Tensor:
     if any(g.is_sparse for g in gradients):
         if not all(g.is_sparse for g in gradients):
             gradients = [g.to_dense() if g.is_sparse else g for g in gradients]
-    if total.dtype in (torch.float16, torch.bfloat16):
+    if total.dtype in NARROW:
         gradients = [g.float() for g in gradients]
     if gradients[0].is_sparse:
         return sum(gradients[1:], gradients[0]).coalesce()

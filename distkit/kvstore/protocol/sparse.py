@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.placement import Layout, Part, dtype_name
-from distkit.kvstore.protocol.wire import DTYPES
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from distkit.kvstore.protocol.placement import DTYPES, NARROW, Layout, Part, dtype_name
 
 #: How the codec of such values begins; the dtype follows.
 ROWS = "rows:"
@@ -48,7 +45,7 @@ def is_sparse(tensor: Tensor) -> bool:
 def rows_of(tensors: Sequence[Tensor]) -> Rows:
     """The rows of the sum of sparse tensors of one shape, in host memory."""
     first = tensors[0]
-    narrow = first.dtype in (torch.float16, torch.bfloat16) and len(tensors) > 1
+    narrow = first.dtype in NARROW and len(tensors) > 1
     found = [_row_sparse(t.detach().to("cpu")) for t in tensors]
     ids = torch.cat([rows.ids for rows in found])
     values = torch.cat([rows.values for rows in found])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from distkit.consistency import Rule, rule_of, synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.placement import BIGARRAY_BOUND
+
+#: MXNet's: arrays of this many elements and more are split over all servers.
+BIGARRAY_BOUND = 1_000_000
 
 #: The modes of a distributed store; with ``_device`` a worker's devices add up on a device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
@@ -134,30 +136,15 @@ class Terms:
                     f"too few. Use a larger cluster or a smaller {what}."
                 )
 
-    def numbers(self) -> dict[str, float]:
-        """All but mode and bound as numbers, to send them; -1 is None."""
-        given = asdict(self) | {"on_crash": ON_CRASH.index(self.on_crash)}
-        return {k: -1 if v is None else v for k, v in given.items() if k not in ("mode", "bound")}
-
-    @classmethod
-    def of(cls, mode: str, bound: int, numbers: Mapping[str, float]) -> Terms:
-        """The terms that :meth:`numbers` were taken from.
-
-        Raises:
-            KVStoreError: no such terms.
-        """
-        fields = {k: None if v == -1 else int(v) for k, v in numbers.items()}
-        try:
-            crash = ON_CRASH[fields.pop("on_crash", 0) or 0]
-            return cls(mode, bound, on_crash=crash, **fields)  # type: ignore[arg-type]
-        except (IndexError, TypeError):
-            raise KVStoreError(
-                f"no terms: {dict(numbers)}. Install the same version of distkit on all nodes."
-            ) from None
+    @property
+    def unusual(self) -> dict[str, Any]:
+        """The options that are not the defaults, without the mode."""
+        given = asdict(self).items()
+        return {k: v for k, v in given if k != "mode" and v != getattr(Terms(), k)}
 
     def __str__(self) -> str:
-        told = {k: v for k, v in asdict(self).items() if k != "mode" and v != getattr(Terms(), k)}
-        return ", ".join([f'"{self.mode}"', *(f"{k}={v!r}" for k, v in told.items())])
+        told = (f"{k}={v!r}" for k, v in self.unusual.items())
+        return ", ".join([f'"{self.mode}"', *told])
 
 
 def canonical(name: str) -> str:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from msgspec import MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
+from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol import messages
+from distkit.kvstore.protocol import messages, replication
 from distkit.kvstore.protocol.messages import Message
-from distkit.kvstore.protocol.placement import dtype_name
+from distkit.kvstore.protocol.placement import DTYPES, dtype_name
+from distkit.kvstore.protocol.sparse import Rows, tensor_of
 from distkit.kvstore.transport.memory import LARGE, over
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Frame: TypeAlias = "bytes | memoryview"
 #: Where another process finds a tensor (see :meth:`.memory.Exchange.lend`), and the way back.
@@ -43,7 +42,7 @@ _AnyMessage = (
     | messages.SetOptimizer
     | messages.GetState
     | messages.SetState
-    | messages.Copy
+    | replication.Copy
     | messages.Leave
     | messages.Departed
     | messages.Reply
@@ -54,30 +53,8 @@ _AnyMessage = (
     | messages.Copied
     | messages.Joined
     | messages.Appointed
-    | messages.Portion
+    | replication.Portion
 )
-
-_OUTLINE = Encoder(enc_hook=lambda tensor: True)
-
-#: The dtypes that can be added up, by name.
-DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-    )
-}
-
 
 #: Small tensors begin at multiples of so many bytes, as all dtypes like it.
 _ALIGN = 16
@@ -115,30 +92,13 @@ def encode(
     payload = _Payload()
 
     def enclose(tensor: Any) -> list[Any]:
+        if tensor.is_sparse:
+            return [[*tensor.shape], tensor.indices()[0], tensor.values()]
+        if tensor.dim() != 1:
+            return [[*tensor.shape], tensor.reshape(-1)]
         return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
 
     return payload.frames(Encoder(enc_hook=enclose).encode((line, back, messages)))
-
-
-def outline(message: Message) -> bytes:
-    r"""A message without its tensor.
-
-    >>> outline(messages.SetState(0, 1, 2, "w", "m", torch.ones(3)))
-    b'\x97\xa8SetState\x00\x01\x02\xa1w\xa1m\xc3'
-    """
-    return _OUTLINE.encode(message)
-
-
-def filled(outline: bytes, tensor: Tensor | None) -> Message:
-    """The message of this outline, with its tensor.
-
-    Raises:
-        KVStoreError: malformed in any way.
-    """
-    try:
-        return _reader.message(outline, tensor)
-    except _MALFORMED as e:
-        raise _foreign(e) from None
 
 
 def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
@@ -152,21 +112,21 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
         KVStoreError: malformed in any way.
     """
     try:
-        return _decode(frames, borrow)
+        first, *large = frames
+        view = memoryview(first)
+        start = 4 + int.from_bytes(view[:4], "little")
+        if start > min(len(view), _HEADER_LIMIT):
+            raise ValueError(f"a header of {start} bytes")
+        tensors = _Tensors(view[start:], large, borrow)
+        _reader.find = tensors.read
+        letter = _reader.decoder.decode(view[4:start])
+        if tensors.left:
+            raise ValueError("more bytes than the header tells of")
     except _MALFORMED as e:
-        raise _foreign(e) from None
-
-
-def _decode(frames: Sequence[Frame], borrow: Borrow | None) -> Batch:
-    first, *large = frames
-    view = memoryview(first)
-    start = 4 + int.from_bytes(view[:4], "little")
-    if start > min(len(view), _HEADER_LIMIT):
-        raise ValueError(f"a header of {start} bytes")
-    tensors = _Tensors(view[start:], large, borrow)
-    letter = _reader.letter(view[4:start], tensors)
-    if tensors.left:
-        raise ValueError("more bytes than the header tells of")
+        raise KVStoreError(
+            f"a message that is none of distkit's: {type(e).__name__}: {e}. "
+            "Let only nodes of one cluster, with one version of distkit, use its folder."
+        ) from None
     return Batch([*letter.messages], letter.back, letter.line)
 
 
@@ -179,32 +139,11 @@ class _Letter(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _Reader(threading.local):
-    """The decoders of a thread, and where they find tensors."""
+    """The decoder of a thread, and where it finds tensors."""
 
     def __init__(self) -> None:
-        self._find: Callable[[Any], Tensor] = lambda said: torch.empty(0)
-        self._letter = Decoder(_Letter, dec_hook=self._tensor)
-        self._message = Decoder(_AnyMessage, dec_hook=self._tensor)
-
-    def letter(self, header: Frame, tensors: _Tensors) -> _Letter:
-        """The messages of a header, and their tensors."""
-        self._find = tensors.read
-        return self._letter.decode(header)
-
-    def message(self, outline: bytes, tensor: Tensor | None) -> Message:
-        """The message of an outline, with its tensor."""
-        self._find = lambda said: _there(tensor)
-        found: Message = self._message.decode(outline)
-        return found
-
-    def _tensor(self, kind: type, said: Any) -> Tensor:
-        return self._find(said)
-
-
-def _there(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ValueError("a message without its tensor")
-    return tensor
+        self.find: Callable[[Any], Tensor] = lambda said: torch.empty(0)
+        self.decoder = Decoder(_Letter, dec_hook=lambda kind, said: self.find(said))
 
 
 #: What malformed bytes lead to.
@@ -216,14 +155,8 @@ _MALFORMED = (
     IndexError,
     OverflowError,
     RecursionError,
+    RuntimeError,
 )
-
-
-def _foreign(e: Exception) -> KVStoreError:
-    return KVStoreError(
-        f"a message that is none of distkit's: {type(e).__name__}: {e}. "
-        "Let only nodes of one cluster, with one version of distkit, use its folder."
-    )
 
 
 # -- tensors --------------------------------------------------------------------
@@ -281,8 +214,11 @@ class _Tensors:
         return bool(self._large) or self._end < len(self._small)
 
     def read(self, said: Any) -> Tensor:
-        """A flat tensor where its header says: among the small ones, lent, or the next large."""
+        """A tensor where its header says: among the small ones, lent, or the next large."""
         name, *numbers = said
+        if isinstance(name, list):  # its shape: it is not flat, or sparse
+            first, *values = (self.read(part) for part in numbers)
+            return tensor_of(Rows(first, *values), name) if values else first.view(name)
         if not set(map(type, numbers)) <= {int}:
             raise ValueError(f"{numbers!r:.40} where whole numbers were expected")
         dtype, where = DTYPES[name], numbers

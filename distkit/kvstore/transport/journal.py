@@ -12,9 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from distkit.kvstore.protocol.messages import Answer, Request
-from distkit.kvstore.transport.scheduler import Scheduler
-
 
 def file_of(socket: Path) -> Path:
     """The journal of the scheduler with this socket."""
@@ -44,7 +41,7 @@ def copies(socket: Path) -> tuple[dict[int, list[int]], bool]:
     """By server, the processes that have its values; and whether these are as many as should be."""
     told = _told(socket)
     found = {int(n): list(holders) for n, holders in told.get("copies", ())}
-    replication = told["terms"][2]["replication"] if told.get("terms") else 1
+    replication = told["terms"]["replication"] if told.get("terms") else 1
     return found, bool(found) and all(len(h) == replication for h in found.values())
 
 
@@ -71,8 +68,11 @@ class Journal:
         return dict(json.loads(line)) if ended else None
 
     def write(self, told: dict[str, Any]) -> None:
-        """Keep this, instead of what was there. One system call: it is whole or not there."""
-        line = json.dumps(told).encode() + b"\n"
+        """Keep this, and whose it is, instead of what was there.
+
+        One system call: it is whole or not there.
+        """
+        line = json.dumps({"pid": os.getpid(), **told}).encode() + b"\n"
         if line != self._last:
             os.pwrite(self._file, line, 0)
             self._last = line
@@ -81,49 +81,3 @@ class Journal:
         """Remove it, and let go of it."""
         self._path.unlink(missing_ok=True)
         os.close(self._file)
-
-
-class DurableScheduler(Scheduler):
-    """A scheduler that keeps a journal, and goes on where the one before it stopped."""
-
-    _journal: Journal | None = None
-
-    def open(self, path: Path) -> bool:
-        """Begin: as the only one; tells whether there was another before.
-
-        Raises:
-            BlockingIOError: another scheduler is at work.
-            OSError: the journal cannot be opened.
-        """
-        self._journal = Journal(path)
-        told = self._journal.read()
-        if told is not None:
-            self.resume(told)
-        self.changed = True
-        self._keep()
-        return told is not None
-
-    def journal(self) -> dict[str, Any]:
-        """Same as a scheduler's, and whose it is."""
-        return {"pid": os.getpid(), **super().journal()}
-
-    def handle(self, request: Request) -> list[Answer]:
-        """Same as a scheduler, but an answer is sent only after it is written down."""
-        answers = super().handle(request)
-        self._keep()
-        return answers
-
-    def bye(self, node: int, run: int, last: int) -> list[Answer]:
-        """Same as a scheduler, and kept."""
-        answers = super().bye(node, run, last)
-        self._keep()
-        return answers
-
-    def _keep(self) -> None:
-        if self.changed and self._journal is not None:
-            self._journal.write(self.journal())
-
-    def close(self) -> None:
-        """End in order: nobody goes on."""
-        if self._journal is not None:
-            self._journal.close()

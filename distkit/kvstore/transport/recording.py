@@ -8,9 +8,11 @@ all three share a ``match``, from which a trace draws the two arrows.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from distkit.events import WORLD, Op, State
 from distkit.kvstore.protocol.entry import Update
@@ -29,14 +31,10 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
 )
 from distkit.kvstore.protocol.placement import dtype_name
-from distkit.kvstore.protocol.terms import ON_CRASH
+from distkit.kvstore.protocol.terms import Terms
 from distkit.recording import recorder
+from distkit.recording.recorder import Facts, Recorder
 from distkit.recording.tap import tap
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from distkit.recording.recorder import Facts, Recorder
 
 #: Requests that are drawn as messages; a barrier is drawn as the workers' one collective.
 _MESSAGES = {
@@ -232,7 +230,7 @@ def updating(update: Update, server: int | None = None) -> AbstractContextManage
 def _updating(rec: Recorder, update: Update, server: int | None) -> Iterator[None]:
     seq, entry = rec.next_seq(), update.entry
     facts = {
-        "key": update.key,
+        "key": update.entry.key,
         "version": update.version + 1,
         "workers": tuple(update.workers),
         "late": tuple(update.staleness),
@@ -252,16 +250,14 @@ def _facts(request: Request) -> dict[str, Any]:
         case SetOptimizer():
             return {"optimizer": request.name}
         case Register():
-            return {"mode": request.mode, **_terms(request.terms)} if request.mode else {}
+            return _terms(request.terms) if request.terms is not None else {}
     return {}
 
 
-def _terms(terms: Mapping[str, float]) -> dict[str, Any]:
-    """The options besides the mode that decide who waits, where they are not the defaults."""
-    crash = ON_CRASH[int(terms.get("on_crash", 0))]
-    unusual = {"staleness": 0, "backup": 1, "wait_for": 1}  # from where on each is
-    found = {term: int(n) for term, least in unusual.items() if (n := terms.get(term, -1)) >= least}
-    return found if crash == ON_CRASH[0] else {**found, "on_crash": crash}
+def _terms(terms: Terms) -> dict[str, Any]:
+    """The mode, and the other options that decide who waits, where they are not the defaults."""
+    told = {k: v for k, v in terms.unusual.items() if k not in ("bound", "replication")}
+    return {"mode": terms.mode, **told}
 
 
 def _tensor(message: Message) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from typing import Any
 
 from msgspec.structs import replace
@@ -59,7 +60,7 @@ class Scheduler:
     >>> scheduler.handle(Register(0, 1, 0, "ipc://port-of-the-server", 1, 1))
     []
     >>> [(a.node, a.endpoints) for a in
-    ...  scheduler.handle(Register(0, 0, 0, "", 1, 1, mode="dist_sync"))]
+    ...  scheduler.handle(Register(0, 0, 0, "", 1, 1, Terms("dist_sync")))]
     [(0, {0: '', 1: 'ipc://port-of-the-server'}), (1, {0: '', 1: 'ipc://port-of-the-server'})]
     """
 
@@ -96,7 +97,7 @@ class Scheduler:
             "run": self.run,
             "begun": self.begun,
             "callable": sorted(self._callable),
-            "terms": terms and [terms.mode, terms.bound, terms.numbers()],
+            "terms": terms and asdict(terms),
             "present": [[n, r.endpoint, r.pid] for n, r in present],
             "gone": list(self.gone.items()),
             "ends": list(self._ends.items()),
@@ -113,7 +114,7 @@ class Scheduler:
         self.run, self._callable = journal["run"], set(journal["callable"])
         self._clear()
         self.begun = journal["begun"]
-        self.terms = journal["terms"] and Terms.of(*journal["terms"])
+        self.terms = journal["terms"] and Terms(**journal["terms"])
         self.present = {n: self._place(n, *where) for n, *where in journal["present"]}
         self.gone, self._ends = dict(journal["gone"]), dict(journal["ends"])
         self._passed, self.barriers = dict(journal["passed"]), journal["barriers"]
@@ -161,7 +162,8 @@ class Scheduler:
 
     def _begin(self, run: int) -> list[Answer]:
         """A newer run: forget the last one and call the roll."""
-        waiting = [*self._unanswered(), *self.at_barrier.values()]
+        unanswered = [] if self.begun else self.present.values()
+        waiting = [*unanswered, *self.at_barrier.values()]
         late = [
             Error(r.run, r.node, r.number, stale(r, run).text)
             for r in waiting
@@ -321,7 +323,9 @@ class Scheduler:
             )
         if register.node >= self.workers:
             return
-        terms = Terms.of(register.mode, register.bound, register.terms)
+        terms = register.terms
+        if terms is None:
+            raise KVStoreError(f"worker {register.node} has not told what store it creates.")
         terms.fit(self.workers, self.servers)
         others = [n for n in self.present if n < self.workers and n != register.node]
         if others and terms != self.terms:
@@ -344,9 +348,6 @@ class Scheduler:
         workers = len(self._working())
         return workers >= wanted and len(self.present) - workers == self.servers
 
-    def _unanswered(self) -> list[Register]:
-        return [] if self.begun else list(self.present.values())
-
     def _book(self, register: Register) -> AddressBook:
         assert self.terms is not None
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
@@ -354,10 +355,8 @@ class Scheduler:
             register.run,
             register.node,
             register.number,
-            self.terms.mode,
-            self.terms.bound,
+            self.terms,
             endpoints,
-            self.terms.numbers(),
             LIFE * self._lives[register.node],
             self.barriers,
         )

@@ -24,7 +24,6 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     Answer,
     Copied,
-    Copy,
     Leave,
     Message,
     Missed,
@@ -37,14 +36,15 @@ from distkit.kvstore.protocol.messages import (
     error,
     given_up,
 )
+from distkit.kvstore.protocol.replication import Copy
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.journal import DurableScheduler, file_of, keeper
+from distkit.kvstore.transport.journal import Journal, file_of, keeper
 from distkit.kvstore.transport.link import BYE, MOVED, Line
 from distkit.kvstore.transport.memory import Exchange, Pool
 from distkit.kvstore.transport.node import PATIENCE, Node
 from distkit.kvstore.transport.recording import Answering, Asking, updating
-from distkit.kvstore.transport.scheduler import LIFE
+from distkit.kvstore.transport.scheduler import LIFE, Scheduler
 from distkit.kvstore.transport.shard import ServerSession
 from distkit.kvstore.transport.sockets import (
     BROKEN,
@@ -185,16 +185,17 @@ class Service:
         self._alone = False  # the scheduler has ended
         self._chief = 0  # its process
         self._known = {*range(node.scheduler + 1 + node.servers)} - {node.scheduler}
+        self._journal: Journal | None = None  # of a scheduler, for the one after it
         self._pool = memory.shared() if heir is None else memory.own()  # its own thread
         self._heir = heir is not None
         self._backups: dict[str, Line] = {}  # by where they listen
         self._heirs: list[tuple[Service, threading.Thread]] = []
-        self._machine: DurableScheduler | ServerSession = heir or (
+        self._machine: Scheduler | ServerSession = heir or (
             ServerSession(node, updating)
             if node.role == "server"
-            else DurableScheduler(node.workers, node.servers, node.run)
+            else Scheduler(node.workers, node.servers, node.run)
         )
-        if isinstance(self._machine, DurableScheduler):
+        if isinstance(self._machine, Scheduler):
             self._machine.lost = self._lost
         machine = self._machine
         self._endpoint = (
@@ -242,8 +243,8 @@ class Service:
         try:
             if not self._heir and listens(path):  # the dead may still be closing
                 raise BlockingIOError
-            if isinstance(self._machine, DurableScheduler):
-                self._unsure = self._machine.open(file_of(path))
+            if isinstance(self._machine, Scheduler):
+                self._unsure = self._go_on(self._machine, Journal(file_of(path)))
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
         except BlockingIOError:
@@ -264,6 +265,14 @@ class Service:
             self._scheduler.connect(node.endpoint(node.scheduler))
             self._deliver(self._machine.open())
 
+    def _go_on(self, scheduler: Scheduler, journal: Journal) -> bool:
+        """Begin as the only scheduler; tells whether there was another before."""
+        self._journal, told = journal, journal.read()
+        if told is not None:
+            scheduler.resume(told)
+        self._deliver(())
+        return told is not None
+
     def _serve_until_stopped(self) -> None:
         try:
             while self._turn():
@@ -281,8 +290,8 @@ class Service:
                 self._scheduler.close()
             if self._listens():
                 self._path.unlink()  # ZeroMQ leaves it
-            if isinstance(self._machine, DurableScheduler):
-                self._machine.close()
+            if self._journal is not None:
+                self._journal.close()  # in order: nobody goes on
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when told to stop."""
@@ -321,7 +330,7 @@ class Service:
 
     def _look_after(self) -> None:
         """Find nodes that ended with the last scheduler: they have no connection here to break."""
-        if isinstance(self._machine, DurableScheduler):
+        if isinstance(self._machine, Scheduler):
             alive = {r.pid for r in self._machine.present.values() if lives(r.pid)}
             for node in self._machine.missing(alive):
                 if node not in self._peers.ways:
@@ -332,7 +341,7 @@ class Service:
     def _await_servers(self) -> None:
         """Wait for other servers before the beginning, but not for ever."""
         machine = self._machine
-        if not isinstance(machine, DurableScheduler) or not machine.lacks_servers:
+        if not isinstance(machine, Scheduler) or not machine.lacks_servers:
             self._lacking = 0.0
             return
         self._lacking = self._lacking or time.monotonic()
@@ -411,7 +420,7 @@ class Service:
         peer.exchange.take_back(batch.back)
         peer.line = batch.line
         found = [m for m in batch.messages if isinstance(m, Request)]
-        if isinstance(self._machine, DurableScheduler):
+        if isinstance(self._machine, Scheduler):
             for request in found:
                 request.node = self._machine.asker(request)
         nodes = {m.node for m in batch.messages}
@@ -507,7 +516,13 @@ class Service:
         return self._backups[endpoint]
 
     def _deliver(self, messages: Iterable[Message]) -> None:
-        """Note each message, then send it: who has the answer finds it in the trace."""
+        """Note each message, then send it: who has the answer finds it in the trace.
+
+        A scheduler's answer is sent only after what led to it is written down.
+        """
+        if self._journal is not None and isinstance(self._machine, Scheduler):
+            if self._machine.changed:
+                self._journal.write(self._machine.journal())
         copies: dict[str, list[Copy]] = {}
         for message in messages:
             if isinstance(message, (Register, Present, Missed, Copied)):

@@ -13,13 +13,11 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Appointed,
     Copied,
-    Copy,
     Departed,
     Error,
     Joined,
     Message,
     Missed,
-    Portion,
     Present,
     Register,
     Reply,
@@ -27,10 +25,8 @@ from distkit.kvstore.protocol.messages import (
     RollCall,
     stale,
 )
-from distkit.kvstore.protocol.replication import Backups, original, ring
+from distkit.kvstore.protocol.replication import Backups, Copy, Portion, portions, restore, ring
 from distkit.kvstore.protocol.server import KVServer, Watch
-from distkit.kvstore.protocol.snapshot import portions, restore
-from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 
 #: How a worker departs that has done its work.
@@ -155,7 +151,7 @@ class ServerSession:
 
     def _open(self, book: AddressBook) -> list[Message]:
         """Serve from now on, first those who were told before this server was."""
-        n, terms = self.node, Terms.of(book.mode, book.bound, book.terms)
+        n, terms = self.node, book.terms
         workers = [node for node in book.endpoints if node < n.workers]
 
         def fresh(watch: Watch) -> KVServer:
@@ -200,7 +196,7 @@ class ServerSession:
 
         Copies to a server that has ended are nobody's any more, and acknowledged by nobody.
         """
-        message, replica = original(copy), self.replicas.get(copy.node)
+        message, replica = copy.message, self.replicas.get(copy.node)
         if isinstance(message, Portion):
             self._arrive(copy.node, message)
         elif replica is None:
