@@ -147,19 +147,19 @@ class _Follower:
         for s in self.trace.spans:
             if s.op in COLLECTIVES and (match := self.trace.matches.get((s.rank, s.seq))):
                 ties[match].append(s)
-        acts = [*self._messages(done), *((m, None, t) for t in ties.values() if (m := _met(t)))]
-        for time, span, members in sorted(acts, key=lambda act: act[0]):
-            if members:
-                self._collective(members)
-            elif span is not None:
-                self._point_to_point(span, time)
+        met = ((max(s.start for s in members), members) for members in ties.values())
+        for time, spans in sorted([*self._messages(done), *met], key=lambda act: act[0]):
+            if spans[0].op in COLLECTIVES:
+                self._collective(spans)
+            else:
+                self._point_to_point(spans[0], time)
 
-    def _messages(self, done: set[Key]) -> Iterator[tuple[float, Span | None, list[Span]]]:
+    def _messages(self, done: set[Key]) -> Iterator[tuple[float, list[Span]]]:
         for s in self.trace.spans:
             if s.op in P2P | REQUESTS and (s.rank, s.seq) not in done:
                 time = s.start if s.op is not Op.RECV else s.end
                 if time is not None:
-                    yield time, s, []
+                    yield time, [s]
 
     # -- messages
 
@@ -232,7 +232,7 @@ class _Follower:
         if members[0].op in (Op.BARRIER, Op.NEW_GROUP) or len({s.op for s in members}) > 1:
             return
         members = sorted(members, key=lambda s: s.rank)
-        own = {s.rank: self._brought(s) for s in members}
+        own: Brought = {s.rank: self._brought(s) for s in members}
         for s, (before, after) in zip(members, _MEANING[members[0].op](members, own), strict=True):
             self._show(s.start, s.rank, *before)
             if s.end is not None:
@@ -247,11 +247,6 @@ class _Follower:
         return Piece(sure, maybe, values)
 
 
-def _met(members: list[Span]) -> float:
-    """When the last member came."""
-    return max(s.start for s in members)
-
-
 def _adds_up(a: Piece, b: Piece, values: Values) -> bool:
     if not len(a.values) == len(b.values) == len(values):
         return False
@@ -263,7 +258,7 @@ def _adds_up(a: Piece, b: Piece, values: Values) -> bool:
 
 #: Of each member: its pieces before and after.
 Outcome = list[tuple[tuple[Piece, ...], tuple[Piece, ...]]]
-Brought = Mapping[int, Piece]
+Brought = Mapping[int | None, Piece]
 
 
 def _of(summary: Summary | None) -> Values:
@@ -288,7 +283,7 @@ def _reduce(members: list[Span], own: Brought) -> Outcome:
 
 
 def _broadcast(members: list[Span], own: Brought) -> Outcome:
-    root = own.get(members[0].peer if members[0].peer is not None else -1, Piece())
+    root = own.get(members[0].peer, Piece())
     return [((own[s.rank],), (Piece(root.sure, root.maybe, _of(s.after)),)) for s in members]
 
 
@@ -314,7 +309,7 @@ def _all_to_all(members: list[Span], own: Brought) -> Outcome:
 
 
 def _scatter(members: list[Span], own: Brought) -> Outcome:
-    root = own.get(members[0].peer if members[0].peer is not None else -1, Piece())
+    root = own.get(members[0].peer, Piece())
     part, n = Piece(root.sure, root.maybe), len(members)
     return [
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 Pair = tuple[int, int]
@@ -15,14 +14,6 @@ Point = tuple[float, float]
 SQUARE = range(7, 17)
 #: The arrangements there are; ``pattern`` chooses one.
 KINDS = ("ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank stands: ``x``, ``y`` in [0, 1]."""
-
-    x: float
-    y: float
 
 
 def pattern(
@@ -110,17 +101,17 @@ def arrange(
     sent: Sequence[Pair] = (),
     roles: Mapping[int, str] | None = None,
     hosts: Mapping[int, str] | None = None,
-) -> dict[int, Place]:
-    """The place of every rank in an arrangement; arguments as in :func:`pattern`.
+) -> dict[int, Point]:
+    """The place of every rank in an arrangement: x, y in [0, 1]; arguments as in :func:`pattern`.
 
     >>> arrange("ring", [0, 1, 2, 3])[0]
-    Place(x=0.5, y=0.0)
+    (0.5, 0.0)
     """
     if kind == "tree":
         return _tree(list(ranks), sent)
     if kind == "star":
         return _star(list(ranks), sent)
-    makers: dict[str, Callable[[list[int]], dict[int, Place]]] = {
+    makers: dict[str, Callable[[list[int]], dict[int, Point]]] = {
         "ring": _ring,
         "grid": lambda all_: _grid(all_, sent),
         "hypercube": _hypercube,
@@ -130,7 +121,7 @@ def arrange(
     return makers[kind](list(ranks))
 
 
-def _ring(ranks: list[int]) -> dict[int, Place]:
+def _ring(ranks: list[int]) -> dict[int, Point]:
     """Clockwise from the top; two beside each other, some along the edges of a square."""
     if len(ranks) in SQUARE:
         return dict(zip(ranks, _along_edges(len(ranks)), strict=True))
@@ -138,34 +129,34 @@ def _ring(ranks: list[int]) -> dict[int, Place]:
     return {rank: _around(first + 2 * math.pi * i / n) for i, rank in enumerate(ranks)}
 
 
-def _along_edges(n: int) -> Iterator[Place]:
+def _along_edges(n: int) -> Iterator[Point]:
     """Clockwise from the left upper corner: there wide cards have room."""
     beside = 1 if n < 11 else 2 if n < 15 else 3  # between the corners, on the left and the right
     above = (n - 2 * beside + 1) // 2
     below = n - 2 * beside - above
     sides = [round((i + 1) / (beside + 1), 4) for i in range(beside)]
-    yield from (Place(round(i / (above - 1), 4), 0.0) for i in range(above))
-    yield from (Place(1.0, y) for y in sides)
-    yield from (Place(round(1 - i / (below - 1), 4), 1.0) for i in range(below))
-    yield from (Place(0.0, y) for y in reversed(sides))
+    yield from ((round(i / (above - 1), 4), 0.0) for i in range(above))
+    yield from ((1.0, y) for y in sides)
+    yield from ((round(1 - i / (below - 1), 4), 1.0) for i in range(below))
+    yield from ((0.0, y) for y in reversed(sides))
 
 
-def _around(angle: float) -> Place:
+def _around(angle: float) -> Point:
     x, y = round(math.cos(angle), 4) + 0.0, round(math.sin(angle), 4) + 0.0
-    return Place(round(0.5 + x / 2, 4), round(0.5 + y / 2, 4))
+    return (round(0.5 + x / 2, 4), round(0.5 + y / 2, 4))
 
 
-def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
+def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
     """The one that takes part in every message in the middle, the others around it."""
     count: dict[int, int] = defaultdict(int)
     for rank in chain.from_iterable(sent):
         count[rank] += 1
     hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
     others = _ring([rank for rank in ranks if rank != hub])
-    return others if hub is None else {hub: Place(0.5, 0.5), **others}
+    return others if hub is None else {hub: (0.5, 0.5), **others}
 
 
-def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
+def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
     """The root on top; every rank as far below it as a message has hops."""
     joined: dict[int, list[int]] = defaultdict(list)
     for a, b in dict.fromkeys(sent):
@@ -179,7 +170,7 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Place]:
             _hang(top, joined, slots, rows)
     deep, wide = max(len(rows) - 1, 1), max(max(slots.values(), default=0), 1)
     return {
-        rank: Place(round(slots[rank] / wide, 4), round(y / deep, 4))
+        rank: (round(slots[rank] / wide, 4), round(y / deep, 4))
         for y, row in enumerate(rows)
         for rank in row
     }
@@ -224,7 +215,7 @@ def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
     return max(senders, key=late.index, default=min(ranks, default=0))
 
 
-def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Place]:
+def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
     at = {rank: i for i, rank in enumerate(ranks)}
     edges = [(at[a], at[b]) for a, b in set(sent) if a in at and b in at]
     n = len(ranks)
@@ -232,11 +223,11 @@ def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Place]:
     return _rows([ranks[i : i + columns] for i in range(0, n, columns)])
 
 
-def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Place]:
+def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
     """Rows from top to bottom, each centred, all with the same distance between ranks."""
     wide, deep = max(map(len, rows), default=1), len(rows)
     return {
-        rank: Place(
+        rank: (
             round(0.5 + (i - (len(row) - 1) / 2) / max(wide - 1, 1), 4),
             round(y / (deep - 1), 4) if deep > 1 else 0.5,
         )
@@ -248,7 +239,7 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Place]:
 _SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
 
 
-def _hypercube(ranks: list[int]) -> dict[int, Place]:
+def _hypercube(ranks: list[int]) -> dict[int, Point]:
     """Each bit of a rank's number is a step of its own; more than 32 ranks stand in a grid."""
     if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
         return _grid(ranks)
@@ -259,7 +250,7 @@ def _hypercube(ranks: list[int]) -> dict[int, Place]:
     low = [min(p[axis] for p in points) for axis in (0, 1)]
     size = [max(p[axis] for p in points) - low[axis] or 1.0 for axis in (0, 1)]
     return {
-        rank: Place(*(round((p[a] - low[a]) / size[a], 4) for a in (0, 1)))
+        rank: (round((p[0] - low[0]) / size[0], 4), round((p[1] - low[1]) / size[1], 4))
         for rank, p in zip(ranks, points, strict=True)
     }
 

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.log import EventLog
@@ -102,8 +103,8 @@ def _nodes(
             "rank": rank,
             "name": clean(str(about.get(rank, {}).get("name") or f"rank {rank}")),
             "role": roles.get(rank, ""),
-            "x": places[rank].x,
-            "y": places[rank].y,
+            "x": places[rank][0],
+            "y": places[rank][1],
         }
         for rank in ranks
     ]
@@ -279,7 +280,9 @@ class _Steps:
         return mine[i][1] if i < len(mine) else mine[-1][1] + 1.0 if mine else 0.0
 
 
+@lru_cache(1 << 13)
 def _piece(piece: Piece) -> Json:
+    """A piece as plain data: the same one for equal pieces."""
     values = [_number_of(v) for v in _some(piece.values)]
     return {
         "sure": sorted(piece.sure),

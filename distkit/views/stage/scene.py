@@ -104,6 +104,7 @@ class _Painter:
         self.shown = {CELL: stage["known"], VALUE: self.most > 0 or not stage["known"]}
         self.scene = Scene(self.field.width, self.field.height, clock.start, like=like)
         self.cut: dict[int, int] = {}  # into how many pieces a rank's tensor is
+        self.layers: dict[tuple[int, float, float], tuple[Shape, ...]] = {}
         self.homes: dict[tuple[int, ...], tuple[Point, tuple[Home, ...]]] = {}
         self._links()
         self._badges()
@@ -219,11 +220,14 @@ class _Painter:
 
     def _layers(self, piece: Json, w: float, h: float) -> tuple[Shape, ...]:
         """A layer for each contributor."""
-        sure, maybe = (
-            tuple(self.lanes[r] for r in piece.get(key, ()) if r in self.lanes)
-            for key in ("sure", "maybe")
-        )
-        return _contributions(sure, maybe, w, h, len(self.ranks))
+        known = id(piece), w, h  # a piece is there many times, and lives as long as the stage
+        if known not in self.layers:
+            sure, maybe = (
+                tuple(self.lanes[r] for r in piece.get(key, ()) if r in self.lanes)
+                for key in ("sure", "maybe")
+            )
+            self.layers[known] = _contributions(sure, maybe, w, h, len(self.ranks))
+        return self.layers[known]
 
     # -- messages --------------------------------------------------------------------------
 
