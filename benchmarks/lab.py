@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from distkit.errors import DistkitError
@@ -53,7 +54,7 @@ class Lab:
         try:
             with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
                 return True
-        except URLError:
+        except (OSError, HTTPException):  # not yet, or too busy to answer
             return False
 
 
@@ -76,24 +77,32 @@ def serve(root: Path, home: Path, environ: dict[str, str]) -> Iterator[Lab]:
         environ: the server's whole environment, with :func:`surroundings`.
 
     Raises:
-        DistkitError: it ended, or did not answer within a minute; the message has its log.
+        DistkitError: it ended three times, or did not answer within two minutes; the message has
+            its log.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    running = Lab(f"http://127.0.0.1:{port}", uuid.uuid4().hex, root)
     log = home / "lab.log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(_command(running, port), stdout=out, stderr=out, env=environ)
+    running, server = _start(root, log, environ)
     try:
-        end = time.monotonic() + 60
+        end, again = time.monotonic() + 120, 2
         while not running.ready():
-            if server.poll() is not None or time.monotonic() > end:
+            if server.poll() is not None and again:  # another process may have taken its port
+                again -= 1
+                running, server = _start(root, log, environ)
+            elif server.poll() is not None or time.monotonic() > end:
                 raise DistkitError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.1)
         yield running
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
+
+
+def _start(root: Path, log: Path, environ: dict[str, str]) -> tuple[Lab, subprocess.Popen[bytes]]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    lab = Lab(f"http://127.0.0.1:{port}", uuid.uuid4().hex, root)
+    with log.open("wb") as out:
+        return lab, subprocess.Popen(_command(lab, port), stdout=out, stderr=out, env=environ)
 
 
 def _command(lab: Lab, port: int) -> list[str]:
@@ -115,6 +124,7 @@ def _command(lab: Lab, port: int) -> list[str]:
     ]
 
 
+@cache
 def missing() -> str:
     """Why there is no browser to look with, in words; "" if there is one."""
     driver = [sys.executable, "-m", "playwright", "--version"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-hypothesis.settings.register_profile("distkit", deadline=None)  # a slow machine fails nothing
+hypothesis.settings.register_profile(  # a slow machine fails nothing
+    "distkit", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("distkit")
 
 # a shell's background job ignores the interrupt, and so would all that it starts
@@ -41,12 +44,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # -- nobody is left running ----------------------------------------------------
-# Every process that the tests start inherits MARK. `make test` sets it before Python starts,
-# so that even forks of this process that lost their parent are recognised.
+# Every process that the tests start inherits MARK. It is set before Python starts, by `make test`
+# and for each worker of pytest-xdist, so that even forks of this process that lost their parent
+# are recognised, and none of another worker's.
 
 MARK = "DISTKIT_TEST_ID"
 SESSION = os.environ.setdefault(MARK, uuid.uuid4().hex)
 numbers = itertools.count()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Give each worker a mark of its own before its Python starts."""
+    for spec in specs:
+        spec.python = shlex.join(["env", f"{MARK}={SESSION}-{spec.id}", sys.executable])
 
 
 def _carries(process: psutil.Process, mark: str) -> bool:
@@ -67,7 +78,7 @@ def _started(mark: str) -> list[psutil.Process]:
     return [p for p in (below | marked) - {me} if _alive(p)]
 
 
-def left_running(mark: str, within: float = 5.0) -> list[str]:
+def left_running(mark: str, within: float = 20.0) -> list[str]:
     """The processes with this mark that are still there after ``within`` seconds."""
     deadline = time.monotonic() + within
     while (left := _started(mark)) and time.monotonic() < deadline:
@@ -87,7 +98,7 @@ def nobody_stays() -> Iterator[None]:
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Call it at the end of a test: what this test started and did not end within 5 s."""
+    """Call it at the end of a test: what this test started and did not end within 20 s."""
     mark = f"{SESSION}-{next(numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)
@@ -145,5 +156,6 @@ class Tab:
 def tab(browser: Browser) -> Iterator[Tab]:
     """A fresh browser page, 1280 x 1600."""
     page = browser.new_page(viewport={"width": 1280, "height": 1600})
+    page.set_default_timeout(120_000)  # what is waited for comes, on a busy machine too
     yield Tab(page)
     page.close()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from waiting import until
 
 import distkit as dk
 from benchmarks import abuse
@@ -64,13 +64,6 @@ def test_a_cell_keeps_what_it_set_and_not_what_it_broke(trial: abuse.Trial) -> N
     ).results
     assert kept == [("torch.float64", 0, True)] * 2
     cluster.restart()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def stop() -> None:

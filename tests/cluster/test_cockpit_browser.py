@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import steps
+from sheets import RESULTS, settle
 
 from distkit.views import Cockpit
 from distkit.views.widget.assets import css, esm
-
-RESULTS = Path(__file__).parents[2] / "test-results"
 
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <style>%s</style><p id="before" tabindex="0">before</p><div id="at"></div><div id="too"></div>
@@ -63,24 +62,26 @@ class Link:
             pass
 
     def one(self) -> Any:
-        message = self.out.get(timeout=5)
+        message = self.out.get(timeout=60)
         self.tab.page.evaluate("message => feed(message)", message)
         return message
 
     def drawn(self, act: Any) -> None:
-        """Do something and wait until its moment is drawn."""
+        """Do something and wait until its moment is drawn, and what else there is to draw."""
         before = self.moment
         act()
         self.carry()
         while self.moment == before:
             if not self.out.empty():
                 self.one()
+        settle(self.tab.page)
 
     def reach(self, state: str) -> None:
         """Hand on what comes until the page is in a state."""
         while self.root.get_attribute("data-state") != state:
             if not self.out.empty():
                 self.one()
+        settle(self.tab.page)
 
     def press(self, key: str) -> None:
         self.drawn(lambda: self.tab.page.keyboard.press(key))
@@ -97,10 +98,12 @@ class Link:
         return int(self.root.get_attribute("data-position"))
 
     def text(self, selector: str) -> str:
+        settle(self.tab.page)
         return self.root.locator(selector).inner_text()
 
     def lines(self) -> dict[int, str]:
         """The line at which each rank's marker is."""
+        settle(self.tab.page)
         pins = self.root.locator(".dk-window .dk-pin").all()
         return {int(p.get_attribute("data-rank")): p.get_attribute("data-line") for p in pins}
 
@@ -167,12 +170,15 @@ def test_it_fits_a_projector_and_a_narrow_column(opened: Any, tab: Any, make: An
     link.click(".dk-next")
     for width, height in ((1280, 640), (860, 640), (400, 1400)):
         tab.page.set_viewport_size({"width": width, "height": 720})
-        tab.page.wait_for_timeout(100)
-        assert link.root.bounding_box()["height"] <= height
-        assert tab.page.evaluate("document.documentElement.scrollWidth") == width
-        window = ".distkit-cockpit .dk-window"
-        wide = f"document.querySelector('{window}').scrollWidth"
-        assert tab.page.evaluate(f"{wide} <= document.querySelector('{window}').clientWidth")
+        tab.page.wait_for_function(  # it is laid out anew after the page was resized
+            """([root, width, height]) => {
+                const source = root.querySelector(".dk-window");
+                return root.getBoundingClientRect().height <= height &&
+                    document.documentElement.scrollWidth === width &&
+                    source.scrollWidth <= source.clientWidth;
+            }""",
+            arg=[link.root.element_handle(), width, height],
+        )
 
 
 def test_one_rank_goes_and_is_blocked(opened: Any) -> None:
@@ -350,6 +356,7 @@ def test_long_sources_open_at_the_markers_and_long_lines_are_whole(opened: Any) 
     text = '"""' + "words\n" * 400 + f'"""\n{calls}' + " # " * 99
     script = [{"op": steps.Op.BARRIER, "where": "long.py:401"}]
     link = opened(steps.FakeStepper("long", [script] * 2, {"long.py": text}))
+    settle(link.tab.page)
     window = link.root.locator(".dk-window").bounding_box()
     pin = link.root.locator(".dk-window .dk-pin").first.bounding_box()
     assert window["y"] < pin["y"] < window["y"] + window["height"]
@@ -392,6 +399,7 @@ def test_the_keys_stay_in_line_with_the_slider(opened: Any, tab: Any) -> None:
     link = opened(steps.ring(4))
     for width in (1200, 890, 850, 760, 500):
         tab.page.set_viewport_size({"width": width, "height": 900})
+        settle(tab.page)
         tops = [link.root.locator(c).bounding_box()["y"] for c in (".dk-scrub", "button.dk-help")]
         assert tops[0] == tops[1], width
 
@@ -406,6 +414,7 @@ def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) ->
         for width in (1200, 640):
             tab.page.emulate_media(color_scheme=scheme)
             tab.page.set_viewport_size({"width": width, "height": 1200})
+            settle(tab.page)
             overflow = "() => document.documentElement.scrollWidth - innerWidth"
             assert tab.page.evaluate(overflow) <= 0
             tops = {link.root.locator(f".dk-{c}").bounding_box()["y"] for c in ("source", "cards")}

@@ -104,11 +104,11 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
     sheet.press("o")
 
     box = sheet.root.locator("canvas").bounding_box()
-    found = False
+    found, tip = False, sheet.root.locator(".dkc-tip")
     for y in range(8, 60, 7):  # the mouse finds one too
         for x in range(140, 1150, 60):
             tab.page.mouse.move(box["x"] + x, box["y"] + y)
-            found = found or sheet.root.locator(".dkc-tip").is_visible()
+            found = found or tip.is_visible()
     assert found
     sheet.fine()
 
@@ -131,13 +131,12 @@ def test_on_a_projector_it_is_seen_as_a_whole(
 ) -> None:
     """Runs side by side with their figures, without scrolling; in a narrow column as well."""
     sheet = opened(tab, tmp_path, {**runs, "sgd": traces.sync_sgd()})
-    tall = "e => e.getBoundingClientRect().height"
+    root = sheet.root.element_handle()
     tab.page.set_viewport_size({"width": 1280, "height": 720})
-    tab.page.wait_for_timeout(200)
-    assert sheet.root.evaluate(tall) <= 640
+    tab.page.wait_for_function("e => e.getBoundingClientRect().height <= 640", arg=root)
     tab.page.set_viewport_size({"width": 400, "height": 720})
-    tab.page.wait_for_timeout(200)
-    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
+    fits = "e => e.clientWidth < 400 && e.scrollWidth <= e.clientWidth"
+    tab.page.wait_for_function(fits, arg=root)
     sheet.fine()
 
 

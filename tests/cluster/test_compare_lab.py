@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import look, run_cell
+from labs import idle, look, run_cell
+from sheets import settle
 
-from benchmarks.lab import IDLE
 from benchmarks.step import notebook
 
 START = """
@@ -43,7 +43,7 @@ def live(lab: Any, page: Any, name: str) -> Any:
     """The comparison of a run with one that goes on, in a notebook of this name."""
     (lab.root / name).write_text(notebook(START, LIVE, WAIT))
     page.goto(lab.address(name))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in (0, 1):
         run_cell(page, cell)
     view = page.locator(".distkit-compare[data-drawn]")
@@ -69,6 +69,7 @@ def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     page.wait_for_function("() => !document.querySelector('.distkit-compare .dk-live')")
     steps = view.locator("tr[data-key=steps] td b")
     steps.first.filter(has_text="12").wait_for()
+    settle(page)
     assert int(steps.nth(1).inner_text()) >= 12
     assert view.locator(".dkv-curve").count() == 4
     assert "messages inside the backend's" in view.locator(".dk-notices").inner_text()
@@ -77,6 +78,7 @@ def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     for key in ("ArrowDown", "n", "+", "ArrowRight", "b", "o"):
         page.keyboard.press(key)
     page.wait_for_selector(".distkit-compare[data-layout=side][data-clock=duration]")
+    settle(page)
     assert view.locator("th button[aria-pressed=true]").inner_text().startswith("torch")
     assert page.locator(".jp-Cell").count() == cells  # no key came through to JupyterLab
     page.keyboard.press("n")

@@ -7,9 +7,8 @@ from typing import Any
 
 import psutil
 import pytest
-from labs import look, run_cell
+from labs import idle, look, outputs, run_cell
 
-from benchmarks.lab import IDLE
 from benchmarks.step import notebook
 
 START = """
@@ -53,7 +52,7 @@ def page(lab: Any, tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     (lab.root / file).write_text(notebook(START, PANEL, RUNS, SWEEP, CLOSE))
     page = tab.page
     page.goto(lab.address(file))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in (0, 1):
         run_cell(page, cell)
     page.locator(".distkit-experiment .dkx-run").wait_for()
@@ -76,9 +75,7 @@ def tab_of(panel: Any, name: str) -> Any:
 def press_run(page: Any, rows: int) -> None:
     """Press Run, and wait until the table has so many runs."""
     page.locator(".distkit-experiment .dkx-run").click()
-    page.wait_for_function(
-        f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}", timeout=60_000
-    )
+    page.wait_for_function(f"() => document.querySelectorAll('{ROWS}').length === {rows + 1}")
     page.locator(".dkx-run:not([disabled])").wait_for()
 
 
@@ -98,7 +95,7 @@ def test_drive_an_experiment(page: Any) -> None:
     control(page, "algorithm").locator("select").select_option(label="gloo")
     control(page, "steps").locator("select").select_option(index=1)
     page.locator(".dkx-run").click()
-    panel.locator(".dkx-words", has_text=" of 100,000").wait_for(timeout=90_000)
+    panel.locator(".dkx-words", has_text=" of 100,000").wait_for()
     assert panel.locator(".dkx-run").is_disabled()
     look(page, {"experiment-running": page.locator(".distkit-experiment")})
     panel.locator(".dkx-stop").click()
@@ -111,15 +108,17 @@ def test_drive_an_experiment(page: Any) -> None:
     press_run(page, 3)  # three ranks of its own
     page.locator("label", has_text="fail").locator("input").check()
     press_run(page, 4)
-    told = panel.locator(".dkx-trouble").inner_text()
+    trouble = panel.locator(".dkx-trouble", has_text="RankError rank 1 raised RuntimeError")
+    trouble.wait_for()
+    told = trouble.inner_text()
     assert "RankError rank 1 raised RuntimeError: as asked" in told and "line" in told
     look(page, {"experiment-failed": page.locator(".distkit-experiment")})
 
-    run_cell(page, 2, 120_000)
-    said = page.locator(".jp-OutputArea-output").all_inner_texts()
+    run_cell(page, 2)
+    said = outputs(page, "[(33, 40, False)")
     assert "[(33, 40, False), (33, 100000, False), (33, 40, False), (33, 40, True)]\n" in said
 
-    run_cell(page, 3, 120_000)
+    run_cell(page, 3)
     swept = page.locator(".jp-Cell").nth(3).locator(".distkit-picture")
     swept.wait_for()
     panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
@@ -134,12 +133,12 @@ def test_drive_an_experiment(page: Any) -> None:
     look(page, {"experiment": panel})
     page.set_viewport_size({"width": 760, "height": 1600})
     look(page, {"experiment-narrow": page.locator(".distkit-experiment")})
-    run_cell(page, 4, 120_000)
-    said = page.locator(".jp-OutputArea-output").all_inner_texts()
-    assert any("after [0, 1, 2, 3]" in text for text in said)
+    run_cell(page, 4)
+    outputs(page, "after [0, 1, 2, 3]")
     page.locator(".distkit-experiment").wait_for(state="detached")
     kept = page.locator(".jp-Cell").nth(1).locator(".distkit-still img")
-    assert kept.is_visible() and "10 runs" in str(kept.get_attribute("alt"))
+    kept.wait_for()
+    assert "10 runs" in str(kept.get_attribute("alt"))
     assert kept.locator("xpath=..").locator("table tr").count() == 11
     look(page, {"experiment-closed": page.locator(".jp-Cell").nth(1)})
 
@@ -151,13 +150,13 @@ def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:
             .model.sharedModel.setSource(text)""",
         pids,
     )
-    run_cell(page, 2, 120_000)
+    run_cell(page, 2)
     said = page.locator(".jp-OutputArea-output", has_text="pids").last.inner_text()
     control(page, "steps").locator("select").select_option(index=1)
     page.locator(".dkx-run").click()
-    page.locator(".dkx-words", has_text="of 100,000").wait_for(timeout=60_000)
+    page.locator(".dkx-words", has_text="of 100,000").wait_for()
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
     ranks = [psutil.Process(int(p)) for p in said.split()[1:] if psutil.pid_exists(int(p))]
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)

@@ -7,9 +7,10 @@ from typing import Any
 
 import psutil
 import pytest
-from labs import look, run_cell
+from labs import idle, look, run_cell
+from waiting import until
 
-from benchmarks.lab import IDLE, command
+from benchmarks.lab import command
 from benchmarks.step import notebook
 
 SETUP = """
@@ -57,7 +58,7 @@ def test_a_kernel_goes_on(lab: Any, tab: Any, state: str, how: str) -> None:
     name = f"kernel-{state}-{how}.ipynb"
     (lab.root / name).write_text(notebook(SETUP, program, AFTER, STOP))
     page.goto(lab.address(name))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     run_cell(page, 0)
     text = page.locator(".jp-OutputArea-output", has_text="pids").inner_text()
     started = [psutil.Process(pid) for pid in json.loads(text.partition("pids ")[2])]
@@ -67,17 +68,17 @@ def test_a_kernel_goes_on(lab: Any, tab: Any, state: str, how: str) -> None:
         jupyterapp.commands.execute("notebook:run-cell");  // not waited for
     }"""
     )
-    page.wait_for_selector(seen, timeout=60_000)
+    page.wait_for_selector(seen)
     if how == "interrupt":
         command(page, "notebook:interrupt-kernel")
-        page.wait_for_function(IDLE, timeout=60_000)
+        idle(page)
         said = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
         assert "Traceback" not in said, said
     else:
         page.evaluate(
             "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
         )
-        page.wait_for_function(IDLE, timeout=60_000)
+        idle(page)
         _, alive = psutil.wait_procs(started, timeout=20)
         assert alive == []
         run_cell(page, 0)
@@ -106,11 +107,12 @@ def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any, how: str) -> 
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     (lab.root / name).write_text(notebook(SETUP, live, "cluster", crash))
     page.goto(lab.address(name))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in (0, 1, 2):
         run_cell(page, cell)
     cards, views = page.locator(".distkit-status"), page.locator(".distkit-timeline")
     cards.nth(1).locator("td", has_text="rank 1").wait_for()
+    cards.locator(".dk-status", has_text="ready").nth(1).wait_for()
     assert cards.locator(".dk-status").all_inner_texts() == ["ready", "ready"]
     assert page.locator(".dk-ended").count() == 0
     if ENDS[how]:
@@ -125,9 +127,9 @@ def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any, how: str) -> 
 
     command(page, "docmanager:save")
     page.goto(lab.address(name))  # now nobody knows the widgets, and their pictures are seen
-    page.wait_for_function(SAYS_SO, timeout=60_000)
-    assert page.locator(".distkit-still:visible").count() == 4
+    page.wait_for_function(SAYS_SO)
+    until(lambda: page.locator(".distkit-still:visible").count() == 4)
     if how == "crash":  # otherwise the kernel may have told that it stopped cluster and run
-        assert page.locator(".distkit-ended:visible").count() == 3
+        until(lambda: page.locator(".distkit-ended:visible").count() == 3)
     look(page, {f"ended-{how}-again": page})
     assert tab.outside == []

@@ -2,29 +2,29 @@
 
 import io
 import time
-from pathlib import Path
 from typing import Any
 
+from labs import idle
 from PIL import Image, ImageColor
+from sheets import RESULTS, settle
 
-from benchmarks.lab import IDLE, command
+from benchmarks.lab import command
 from distkit.views.scene.theme import theme
-
-RESULTS = Path(__file__).parents[2] / "test-results"
 
 
 def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
     page = tab.page
     page.goto(lab.address("00_welcome.ipynb"))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     assert command(page, "notebook:run-all-cells"), page.locator(".jp-OutputArea").all_inner_texts()
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
 
     RESULTS.mkdir(exist_ok=True)
     for name in ("light", "dark"):
         command(page, "apputils:change-theme", theme=f"JupyterLab {name.title()}")
         drawing = page.locator(".distkit-timeline").locator("canvas, svg").first
         drawing.scroll_into_view_if_needed()
+        settle(page)
         assert drawing.bounding_box()["width"] > 300
         assert missing(drawing, theme()[name]["ranks"][:4]) == []
         page.screenshot(path=RESULTS / f"welcome-{name}.png")

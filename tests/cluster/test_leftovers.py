@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import until
 
 import distkit as dk
 from distkit.cluster.processes import forkserver
@@ -38,13 +39,6 @@ def zygote(fork: forkserver.ForkServer) -> psutil.Process:
     reaper = psutil.Process(fork.process.pid)
     until(reaper.children)
     return reaper.children()[0]
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_who_is_forked_while_its_cluster_ends_ends_too(fresh: forkserver.ForkServer) -> None:
@@ -193,11 +187,12 @@ def test_a_run_asked_for_before_the_end_of_the_zygote_is_known(
     cluster.stop()
 
 
-def groups(folder: str, remove: bool) -> None:
-    """Make a group in a folder that rank 0 may remove before."""
-    if remove and dist.get_rank() == 0:
+def groups(folder: str) -> None:
+    """Make a group in a folder that rank 0 has removed."""
+    if dist.get_rank() == 0:
         shutil.rmtree(folder)
-    time.sleep(0.2)
+    while Path(folder).exists():
+        time.sleep(0.01)
     dist.new_group([0, 1])
 
 
@@ -207,7 +202,7 @@ def test_the_folder_is_wiped(when: str) -> None:
         folder = cluster._room.folder
         if when == "in a run":
             with pytest.raises(dk.RankError, match="was removed, perhaps by"):
-                cluster.run(groups, folder, remove=True)
+                cluster.run(groups, folder)
         else:
             shutil.rmtree(folder)
         if when == "a rank ends":

@@ -101,7 +101,7 @@ class Cell:
 @pytest.fixture(scope="module")
 def cells(jupyter_home: Path) -> dict[str, Cell]:
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, CELLS.values())])
-    NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute()
+    NotebookClient(notebook, timeout=240, kernel_name="python3", allow_errors=True).execute()
     return {name: Cell(cell) for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 

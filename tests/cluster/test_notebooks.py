@@ -21,7 +21,7 @@ def test_notebook_runs(
 ) -> None:
     notebook = nbformat.read(path, as_version=4)
     here = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here).execute()
     nbformat.write(notebook, tmp_path / path.name)  # to look at, when something below fails
 
     assert not errors(notebook)

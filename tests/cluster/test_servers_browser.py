@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import traces
-from sheets import Sheet
+from sheets import Sheet, settle
 
 import distkit as dk
 from distkit import kvstore
@@ -195,9 +195,7 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.keyboard.press("Space")
     assert view.root.get_attribute("data-playing") == "false"
     paused = view.text(".dk-clock")
-    tab.page.evaluate(
-        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    )
+    settle(tab.page)
     assert view.text(".dk-clock") == paused
     tab.page.select_option(".dk-speed", "16")
     tab.page.click(".dk-play")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import look, run_cell
+from labs import idle, look, run_cell
+from sheets import settle
 
-from benchmarks.lab import IDLE
 from benchmarks.step import notebook
 
 START = """
@@ -40,7 +40,7 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
     page = tab.page
     page.emulate_media(reduced_motion="reduce")
     page.goto(lab.address("servers.ipynb"))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in (0, 1, 2):
         run_cell(page, cell)
     views = page.locator(".distkit-servers")
@@ -50,6 +50,7 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
     sync.focus()
     page.keyboard.press("End")
     sync.locator(".dkm-main .mark-version", has_text="v8").first.wait_for()
+    settle(page)
     assert set(sync.locator(".dkm-main .mark-version").all_text_contents()) == {"v8"}
     page.keyboard.press("PageUp")
     page.keyboard.press("ArrowLeft")
@@ -58,8 +59,8 @@ def test_gradients_gather_and_grow_stale(lab: Any, tab: Any) -> None:
 
     run_cell(page, 3)
     free = views.nth(1)
-    assert "dist_async" in free.locator(".dk-facts").inner_text()
-    page.wait_for_function(IDLE, timeout=60_000)  # a cell that ends takes the focus
+    free.locator(".dk-facts", has_text="dist_async").wait_for()
+    idle(page)  # a cell that ends takes the focus
     free.focus()
     page.keyboard.press("End")
     free.locator(".dkm-main .mark-version", has_text="v24").first.wait_for()

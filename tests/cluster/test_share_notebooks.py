@@ -11,13 +11,15 @@ from typing import Any
 
 import nbformat
 import pytest
+from labs import idle
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from sheets import RESULTS
+from waiting import until
 
-from benchmarks.lab import IDLE, command
+from benchmarks.lab import command
 from benchmarks.step import notebook
 
-RESULTS = Path(__file__).parents[2] / "test-results"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 
@@ -67,14 +69,14 @@ SEEN = """() => [...document.querySelectorAll('.distkit-still:has(img)')].map((s
                     (next.innerText.trim() || next.querySelector('figure'))),
             Boolean(next?.querySelector('figure')?.checkVisibility())];
 })"""
-STILL, LIVE = [True, False, False], [False, True, True]
+STILL, LIVE = (True, False, False), (False, True, True)
 
 
 @pytest.fixture(scope="module")
 def executed(jupyter_home: Path) -> NotebookNode:
     cells = [nbformat.v4.new_code_cell(source) for source in (START, *SHOWN, END)]
     done = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(done, timeout=120, kernel_name="python3").execute()
+    NotebookClient(done, timeout=240, kernel_name="python3").execute()
     return done
 
 
@@ -148,11 +150,10 @@ def test_another_kernel_changes_nothing(
     write(lab, name, again, trusted=True)
     tab.page.set_viewport_size({"width": 1280, "height": 9000})
     tab.page.goto(lab.address(name))
-    tab.page.wait_for_function(IDLE, timeout=60_000)
+    idle(tab.page)
     if state:  # JupyterLab draws the widgets from it
         tab.page.wait_for_selector(".distkit-stage")
-        seen = tab.page.evaluate(SEEN)
-        assert all(one in (STILL, LIVE) for one in seen) and LIVE in seen
+        until(lambda: {*map(tuple, tab.page.evaluate(SEEN))} in ({LIVE}, {STILL, LIVE}))
     else:
         error = "Error displaying widget: model not found"
         tab.page.wait_for_function(
@@ -170,9 +171,9 @@ def test_a_live_view_takes_the_place_of_its_picture(lab: Any, tab: Any) -> None:
     ]
     (lab.root / "live.ipynb").write_text(notebook("\n".join(code), "dk.Stage(t)"))
     tab.page.goto(lab.address("live.ipynb"))
-    tab.page.wait_for_function(IDLE, timeout=60_000)
+    idle(tab.page)
     command(tab.page, "notebook:run-all-cells")
-    tab.page.wait_for_selector(".distkit-stage", timeout=60_000)
+    tab.page.wait_for_selector(".distkit-stage")
     wait_for(tab.page, LIVE, 2)
     command(tab.page, "docmanager:save")
     tab.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
@@ -199,13 +200,12 @@ def open_without_kernel(lab: Any, page: Any, name: str) -> None:
             kernelPreference: { shouldStart: false, canStart: false } })""",
         name,
     )
-    page.wait_for_selector(".distkit-still", state="attached", timeout=60_000)
+    page.wait_for_selector(".distkit-still", state="attached")
 
 
-def wait_for(page: Any, state: list[bool], views: int = len(SHOWN)) -> None:
+def wait_for(page: Any, state: tuple[bool, ...], views: int = len(SHOWN)) -> None:
     """Wait until every view is seen like this."""
     page.wait_for_function(
         f"(wanted) => JSON.stringify(({SEEN})()) === JSON.stringify(wanted)",
         arg=[state] * views,
-        timeout=30_000,
     )

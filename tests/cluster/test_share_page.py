@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import traces
+from sheets import RESULTS, settle
 from traces import MS, Script, ring, summary
 
 import distkit as dk
@@ -16,8 +17,6 @@ from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.widget import assets
 from distkit.views.widget.assets import css, esm
-
-RESULTS = Path(__file__).parents[2] / "test-results"
 
 
 def watched() -> Trace:
@@ -83,6 +82,7 @@ def test_each_view_is_drawn_when_it_is_first_shown(tab: Any, page_file: Path) ->
             tab.page.click(f"#{place}tab")
         figure = tab.page.locator(f"#{place} figure.distkit-{name}").first
         figure.wait_for()
+        settle(tab.page)
         assert figure.bounding_box()["height"] > 100
         assert tab.page.locator(f"#{place} .about").is_visible()
         assert figures(tab) == seen
@@ -101,6 +101,7 @@ def test_both_rows_of_tabs_answer_to_the_keyboard(tab: Any, page_file: Path) -> 
     tab.page.keyboard.press("End")
     tab.page.locator("#gradients2 figure").first.wait_for()
     tab.page.keyboard.press("ArrowRight")
+    settle(tab.page)
     assert tab.page.evaluate("document.activeElement.id") == "timeline2tab"
     assert tab.page.locator("#gradients2").is_hidden()
     assert tab.page.locator("#timeline2").is_visible()
@@ -117,6 +118,7 @@ def test_a_tab_that_was_hidden_while_the_window_changed_comes_back(
     tab.page.set_viewport_size({"width": 820, "height": 900})
     for view in ("timeline", "stage", "tensors"):
         tab.page.click(f"#{view}0tab")
+        settle(tab.page)
         box = tab.page.locator(f"#{view}0 figure").first.bounding_box()
         assert 600 < box["width"] <= 820 and box["height"] > 100
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 820

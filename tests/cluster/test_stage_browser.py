@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sheets import RESULTS, Sheet
+from sheets import RESULTS, Sheet, settle
 from traces import hang, odd_values, parameter_server
 
 import distkit as dk
@@ -132,7 +132,6 @@ def test_the_place_is_kept_when_rounds_and_time_are_switched(load: Any, real: An
 
 def test_it_plays_pauses_and_ends(load: Any, real: Any) -> None:
     view = load(real["ring"], reduced_motion="no-preference")
-    view.page.select_option(".dk-speed", "4")
     view.root.focus()
     view.page.keyboard.press("Space")
     token = view.main(".dkm-moving").first
@@ -144,10 +143,9 @@ def test_it_plays_pauses_and_ends(load: Any, real: Any) -> None:
     view.page.keyboard.press("Space")
     assert view.root.get_attribute("data-playing") == "false"
     paused = view.page.locator(".dk-scrub").input_value()
-    view.page.evaluate(
-        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    )
+    settle(view.page)
     assert view.page.locator(".dk-scrub").input_value() == paused
+    view.page.select_option(".dk-speed", "4")
     view.page.click(".dk-play")
     view.at(5)
     view.page.wait_for_selector(".distkit-stage[data-playing=false]")

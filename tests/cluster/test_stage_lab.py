@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from labs import look, run_cell
+from labs import idle, look, run_cell
+from sheets import settle
 
-from benchmarks.lab import IDLE
 from benchmarks.step import notebook
 
 START = """
@@ -50,6 +50,7 @@ def play(page: Any, stage: Any) -> None:
     stage.get_by_role("button", name="values").click()
     page.wait_for_selector(".distkit-stage [data-name='values'][aria-pressed='true']")
     stage.get_by_role("button", name="contributions").click()
+    settle(page)
     assert stage.locator(".dkm-main rect.mark-own").count() > 16  # some chunks are sums by now
 
 
@@ -60,7 +61,7 @@ def test_the_stage_is_played_in_a_notebook(width: int, lab: Any, tab: Any) -> No
     page = tab.page
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(lab.address(name))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in (0, 1):
         run_cell(page, cell)
     stage, timeline = page.locator(".distkit-stage"), page.locator(".distkit-timeline[data-taken]")

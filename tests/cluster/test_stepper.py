@@ -182,10 +182,10 @@ def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
 
 def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
-    threading.Event().wait(1)
+    threading.Event().wait(3)
     while not stepper.finished:
         stepper.next()
-    assert stepper.trace.seconds < 1
+    assert stepper.trace.seconds < 3
     times = [e.time for e in stepper.trace]
     assert times == sorted(times)
     assert all(a.time <= b.time for a, b in zip(stepper.moments, stepper.moments[1:], strict=False))
@@ -222,7 +222,7 @@ def test_pause_what_plays(usable: dk.Cluster) -> None:
         time.sleep(0.01)
     assert stepper.playing
     stepper.pause()
-    player.join(5)
+    player.join(60)
     assert doing(stepper) == ["paused"] * 3
     stepper.stop()
 
@@ -395,8 +395,8 @@ def test_the_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
         time.sleep(60)
 
     stepper = usable.step(slow)
-    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
         stepper.next()
     assert doing(stepper) == ["paused"] * 3  # the last moment; the ranks run
     assert not stepper.finished

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import RESULTS, run_cell
+from labs import RESULTS, idle, run_cell
 
-from benchmarks.lab import IDLE, command
+from benchmarks.lab import command
 from benchmarks.step import notebook
 from distkit.views.scene.theme import WARNING_DARK, WARNING_LIGHT
 
@@ -65,8 +65,11 @@ SAME = f"""(color) => {{
     return chosen.length >= {VIEWS_WITH_COLOURS} && chosen.every((c) => c === color);
 }}"""
 #: Static pictures are turned over: of a hang, of an experiment's sweep.
-TURNED = """() => Array.from(document.querySelectorAll('.distkit-picture'),
-    (image) => getComputedStyle(image).filter !== 'none')"""
+TURNED = """([least, wanted]) => {
+    const images = [...document.querySelectorAll('.distkit-picture')];
+    return images.length >= least &&
+        images.every((image) => (getComputedStyle(image).filter !== 'none') === wanted);
+}"""
 
 
 def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
@@ -74,15 +77,14 @@ def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
     page = tab.page
     page.set_viewport_size({"width": 1280, "height": 700})
     page.goto(lab.address("theme.ipynb"))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in range(len(VIEWS) + 1):
         run_cell(page, cell)
     for theme, color in (("Dark", WARNING_DARK), ("Light", WARNING_LIGHT)):
         command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
         page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
         page.wait_for_function(SAME, arg=color)
-        turned = page.evaluate(TURNED)
-        assert len(turned) > len(VIEWS) // 2 and set(turned) == {theme == "Dark"}
+        page.wait_for_function(TURNED, arg=[len(VIEWS) // 2 + 1, theme == "Dark"])
     command(page, "apputils:change-theme", theme="JupyterLab Dark")
     page.wait_for_function(SAME, arg=WARNING_DARK)
     RESULTS.mkdir(exist_ok=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import look, run_cell
+from labs import idle, look, run_cell
 
-from benchmarks.lab import IDLE
 from benchmarks.step import notebook
 
 START = """
@@ -32,7 +31,7 @@ def test_gradients_grow_and_tensors_are_walked_through(lab: Any, tab: Any) -> No
     (lab.root / "values.ipynb").write_text(notebook(START, LIVE, WAIT, TENSORS))
     page = tab.page
     page.goto(lab.address("values.ipynb"))
-    page.wait_for_function(IDLE, timeout=60_000)
+    idle(page)
     for cell in (0, 1, 2):
         run_cell(page, cell)
     gradients = page.locator(".distkit-gradients")

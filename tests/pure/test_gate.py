@@ -28,11 +28,11 @@ class Walker:
 
     def stands(self) -> bool:
         """Wait until it stands before the gate."""
-        return self._waits.acquire(timeout=5)
+        return self._waits.acquire(timeout=60)
 
     def ends(self) -> int:
         """Wait for its end; how often it has passed."""
-        self.thread.join(5)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         return self.passed
 

@@ -344,10 +344,10 @@ def test_play_shows_once_more_what_was_and_finish_goes_on_from_now(opened):
 
 def test_one_can_look_back_and_pause_while_the_ranks_move(opened, monkeypatch):
     stepper, moving, let = ring(2), threading.Event(), threading.Event()
-    monkeypatch.setattr(stepper, "finish", lambda: (moving.set(), let.wait(5)))
+    monkeypatch.setattr(stepper, "finish", lambda: (moving.set(), let.wait(60)))
     browser = opened(stepper)
     browser.cockpit._handle_custom_msg({"do": "finish", "id": "x"}, [])
-    assert moving.wait(5)
+    assert moving.wait(60)
     browser.cockpit._handle_custom_msg({"do": "seek", "position": 1, "id": "y"}, [])
     browser.wait(lambda: {"did": "y"} in browser.told)
     browser.at(1, 2)

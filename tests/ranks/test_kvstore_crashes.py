@@ -11,7 +11,8 @@ from tempfile import gettempdir
 import psutil
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
+from kvstore_nodes import WAIT, Nodes, forks, started
+from waiting import until
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
@@ -121,7 +122,7 @@ def adds_while_a_server_ends(kv: KVStore) -> list[float]:
 def test_a_killed_server_loses_no_acknowledged_push(crew: Nodes, mode: str, server: int) -> None:
     crew.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
     now = of(crew, "now")
-    wait_until(now.exists)
+    until(now.exists)
     now.unlink()
     crew.processes[2 + server].kill()
     expected = [60.0 * 3] * 7
@@ -153,7 +154,7 @@ def test_what_optimizers_keep_survives_a_server(crew: Nodes, server: int) -> Non
     Path(gettempdir(), f"kv-0-{before}-now").unlink()
     crew.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
     now = of(crew, "now")
-    wait_until(now.exists)
+    until(now.exists)
     now.unlink()
     crew.processes[2 + server].kill()
     for worker in range(2):
@@ -164,7 +165,7 @@ def test_what_optimizers_keep_survives_a_server(crew: Nodes, server: int) -> Non
 def test_without_copies_the_end_of_a_server_is_told(crew: Nodes) -> None:
     crew.begin("dist_async", adds_while_a_server_ends)
     now = of(crew, "now")
-    wait_until(now.exists)
+    until(now.exists)
     now.unlink()
     crew.processes[2].kill()
     for worker in range(2):
@@ -191,7 +192,7 @@ def test_who_loses_all_copies_hears_which_keys_and_what_would_have_kept_them(war
     with started(2, 3, broken=True) as nodes:
         nodes.begin("dist_async", loses, replication=2)
         now = of(nodes, "now")
-        wait_until(now.exists)
+        until(now.exists)
         now.unlink()
         for server in (0, 1):
             nodes.processes[2 + server].kill()
@@ -210,7 +211,7 @@ def leads(kv: KVStore) -> float:
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1))
     if kv.rank == 1:
-        wait_until(flag(kv, "two").exists)
+        until(flag(kv, "two").exists)
         flag(kv, "two").unlink()
         kv.push("w", torch.full((1,), 100.0))
         kv.barrier()
@@ -233,7 +234,7 @@ def drops(kv: KVStore) -> tuple[float, int]:
     kv.pull("w")
     kv.barrier()
     if kv.rank == 1:
-        wait_until(flag(kv, "done").exists)
+        until(flag(kv, "done").exists)
         flag(kv, "done").unlink()
         kv.push("w", torch.full((1,), 100.0))
         return kv.pull("w").item(), kv.dropped.get("w", 0)

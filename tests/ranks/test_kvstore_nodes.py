@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 import zmq
-from kvstore_nodes import WAIT, Nodes, forks, interrupt, started, wait_until
+from kvstore_nodes import WAIT, Nodes, forks, interrupt, started
+from waiting import until
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
@@ -352,7 +353,7 @@ def waits_for_worker_1(kv: KVStore) -> None:
 def test_what_was_given_up_is_failed(pair: Nodes) -> None:
     flag = Path(tempfile.gettempdir(), f"waits-{pair.processes[0].pid}")
     pair.begin("dist_sync", waits_for_worker_1, record=True)
-    wait_until(flag.exists)
+    until(flag.exists)
     flag.unlink()
     _, rows = interrupt(pair, 0)
     last = Trace(recorder.to_event(0, row) for row in rows).spans[-1]

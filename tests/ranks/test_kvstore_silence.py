@@ -11,7 +11,8 @@ from subprocess import Popen
 
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started, wait_until
+from kvstore_nodes import WAIT, Nodes, forks, started
+from waiting import until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
@@ -79,7 +80,7 @@ def replace_scheduler(nodes: Nodes) -> None:
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
 def test_barriers_go_on_with_another_scheduler(crew: Nodes, mode: str) -> None:
     flags = begin(crew, mode, meets)
-    wait_until((flags / "now").exists)
+    until((flags / "now").exists)
     replace_scheduler(crew)
     assert [crew.result(0), crew.result(1)] == [[2.0 * n for n in range(1, 61)]] * 2
     assert crew.run("dist_sync", trivial) == [0, 1]
@@ -93,7 +94,7 @@ def dies_later(kv: KVStore) -> float:
     adding(kv)
     kv.barrier()
     flag(kv, f"now{kv.rank}").touch()
-    wait_until(flag(kv, "go").exists)
+    until(flag(kv, "go").exists)
     kv.pushpull("w", torch.ones(1))
     if kv.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -102,7 +103,7 @@ def dies_later(kv: KVStore) -> float:
 
 def test_another_scheduler_notices_who_ends(crew: Nodes) -> None:
     flags = begin(crew, "dist_sync", dies_later)
-    wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
+    until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     replace_scheduler(crew)
     (flags / "go").touch()
     assert "waits for a gradient of worker 1" in crew.result(0)
@@ -116,13 +117,13 @@ def adds_while_a_server_hangs(kv: KVStore) -> float:
     for n in range(60):
         if n == 20:
             flag(kv, f"now{kv.rank}").touch()
-            wait_until(flag(kv, "stopped").exists)
+            until(flag(kv, "stopped").exists)
         kv.push("w", torch.ones(1))
         if n % 3 == 0:
             kv.pull("w")
     kv.barrier()
     flag(kv, f"added{kv.rank}").touch()
-    wait_until(flag(kv, "back").exists)
+    until(flag(kv, "back").exists)
     kv.push("w", torch.ones(1))
     kv.barrier()
     return kv.pull("w").item()
@@ -134,10 +135,10 @@ def test_a_server_that_hangs_is_replaced_and_refused_when_it_comes_back(
 ) -> None:
     home = 2 + placement.home("w", 2)
     flags = begin(crew, mode, adds_while_a_server_hangs, replication=2)
-    wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
+    until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGSTOP)
     (flags / "stopped").touch()
-    wait_until(lambda: all((flags / f"added{r}").exists() for r in range(2)))
+    until(lambda: all((flags / f"added{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGCONT)
     said = crew.receive(home)
     assert "was given up" in said or "was replaced" in said
@@ -148,7 +149,7 @@ def test_a_server_that_hangs_is_replaced_and_refused_when_it_comes_back(
 def test_without_copies_a_server_that_hangs_is_told(crew: Nodes) -> None:
     home = 2 + placement.home("w", 2)
     flags = begin(crew, "dist_async", adds_while_a_server_hangs)
-    wait_until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
+    until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGSTOP)
     (flags / "stopped").touch()
     for worker in range(2):
@@ -166,11 +167,11 @@ def one_hangs(kv: KVStore) -> tuple[float, float]:
     while kv.rank == 1:
         kv.pushpull("w", torch.ones(1))
         flag(kv, "now").touch()
-    wait_until(flag(kv, "stopped").exists)
+    until(flag(kv, "stopped").exists)
     kv.barrier()  # passes when the other is given up
     before = kv.pull("w").item()
     flag(kv, "passed").touch()
-    wait_until(flag(kv, "back").exists)
+    until(flag(kv, "back").exists)
     return before, kv.pull("w").item()
 
 
@@ -204,13 +205,13 @@ def needs_every_worker(kv: KVStore) -> float:
     kv.barrier()
     if kv.rank == 1:
         flag(kv, "now").touch()
-        wait_until(flag(kv, "never").exists)
+        until(flag(kv, "never").exists)
     return kv.pushpull("w", torch.ones(1)).item()
 
 
 def test_dist_sync_says_that_a_worker_hung(crew: Nodes) -> None:
     flags = begin(crew, "dist_sync", needs_every_worker)
-    wait_until((flags / "now").exists)
+    until((flags / "now").exists)
     os.kill(crew.processes[1].pid, signal.SIGSTOP)
     said = crew.result(0)
     assert "gradient of worker 1, which gave no sign of life for 0.5 s and was ended" in said
@@ -221,10 +222,10 @@ def test_dist_sync_says_that_a_worker_hung(crew: Nodes) -> None:
 
 def test_a_worker_that_hangs_is_given_up_and_hears_so(crew: Nodes) -> None:
     flags = begin(crew, "dist_async", one_hangs)
-    wait_until((flags / "now").exists)
+    until((flags / "now").exists)
     os.kill(crew.processes[1].pid, signal.SIGSTOP)
     (flags / "stopped").touch()
-    wait_until((flags / "passed").exists)
+    until((flags / "passed").exists)
     os.kill(crew.processes[1].pid, signal.SIGCONT)
     said = crew.result(1)
     assert "worker 1 was given up" in said

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import until
 
 import distkit as dk
 from distkit.events import Op, State, Summary
@@ -330,10 +331,7 @@ def test_not_a_function() -> None:
 def test_folders_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dk.run_ranks(sum_of_ranks, 2)
-    deadline = time.monotonic() + 5
-    while any(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert list(tmp_path.iterdir()) == []
+    until(lambda: not any(tmp_path.iterdir()))
 
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ def reduced(run: dk.Run, rank: int) -> int:
 
 
 def test_a_delay_makes_a_straggler() -> None:
-    with dk.trouble(delay={1: 0.15}):
+    with dk.trouble(delay={1: 0.4}):
         run = dk.run_ranks(steps, 3, 3)
-    assert all(min(times) > 0.1 for times in run.results)
+    assert all(min(times) > 0.25 for times in run.results)
     (finding,) = run.findings
     assert (finding.kind, finding.culprits) == (Kind.STRAGGLER, (1,))
     assert not finding.hang
@@ -55,13 +55,13 @@ def test_the_sender_pays_for_a_slow_link() -> None:
             dist.recv(x, src=0)
         return time.monotonic() - start
 
-    with dk.trouble(latency=0.05, bandwidth=1e6):
+    with dk.trouble(latency=0.5, bandwidth=1e5):
         run = dk.run_ranks(message, 3)
     took = run.results
-    assert 0.15 < took[0] < 1 and 0.1 < took[1] < 1  # latency + nbytes / bandwidth
-    assert took[2] < 0.05, "who sends nothing pays nothing"
+    assert 1.5 < took[0] < 10 and 1 < took[1] < 10  # latency + nbytes / bandwidth
+    assert took[2] < 0.5, "who sends nothing pays nothing"
     (sent,) = (s for s in run.trace.spans if s.op is Op.SEND)
-    assert sent.seconds is not None and sent.seconds < 0.1, "the waste lies before the operation"
+    assert sent.seconds is not None and sent.seconds < 1, "the waste lies before the operation"
 
 
 def test_a_dropped_rank_leaves_without_a_word() -> None:
@@ -122,10 +122,10 @@ def test_it_ends_with_its_block() -> None:
 
 def test_a_run_keeps_the_trouble_it_began_with() -> None:
     with dk.Cluster(2) as cluster:
-        with dk.trouble(delay={1: 0.2}):
+        with dk.trouble(delay={1: 1.0}):
             run = cluster.submit(steps, 2)
-        assert min(map(min, run.results)) > 0.15
-        assert max(map(max, cluster.run(steps, 2).results)) < 0.15
+        assert min(map(min, run.results)) > 0.6
+        assert max(map(max, cluster.run(steps, 2).results)) < 0.6
         with dk.trouble(kill={1: 1}), pytest.raises(dk.RankDied):
             cluster.run(steps, 2)
         assert len(cluster.run(steps, 2).results) == 2, "a new rank has taken its place"

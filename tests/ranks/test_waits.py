@@ -160,7 +160,7 @@ def in_turn(*calls: Callable[[], Any]) -> None:
         threads.append(threading.Thread(target=work))
         threads[-1].start()
         begun.wait()
-        threads[-1].join(0.05)  # it is in its call by now
+        threads[-1].join(0.5)  # it is in its call by now
     for thread in threads:
         thread.join()
 

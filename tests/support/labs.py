@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+from sheets import RESULTS, settle
 
 from benchmarks.lab import IDLE, command
 
-RESULTS = Path(__file__).parents[2] / "test-results"
 
-#: The new colours arrive by transitions; a dot that pulses for ever is none of them.
-SETTLED = """() => Promise.all(document.getAnimations()
-    .filter((a) => a.effect.getComputedTiming().endTime !== Infinity)
-    .map((a) => a.finished.catch(() => {})))"""
+def idle(page: Any) -> None:
+    """Wait until the notebook in front is open and its kernel has nothing to do."""
+    page.wait_for_function(IDLE)
 
 
-def run_cell(page: Any, index: int, within: float = 60_000) -> None:
-    """Run a cell and wait until the kernel is idle, at most ``within`` milliseconds."""
+def run_cell(page: Any, index: int) -> None:
+    """Run a cell and wait until the kernel is idle."""
     page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
     command(page, "notebook:run-cell")
-    page.wait_for_function(IDLE, timeout=within)
+    idle(page)
+
+
+def outputs(page: Any, awaited: str) -> list[str]:
+    """The words of all outputs, once one of them has those that are awaited."""
+    shown = page.locator(".jp-OutputArea-output")
+    shown.filter(has_text=awaited).first.wait_for(state="attached")
+    return list(shown.all_inner_texts())
 
 
 def look(page: Any, views: dict[str, Any], after: str = "") -> None:
@@ -29,7 +35,7 @@ def look(page: Any, views: dict[str, Any], after: str = "") -> None:
         command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
         page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
         page.wait_for_selector("#jupyterlab-splash", state="detached")
-        page.evaluate(SETTLED)
+        settle(page)
         for name, view in views.items():
             file = RESULTS / f"{name}-{theme.lower()}{after}.png"
             view.screenshot(path=file, animations="disabled")

@@ -7,6 +7,20 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 
+#: In the page: views draw in the next frame; one whose size has changed hears so in one frame and
+#: draws in the one after. New colours arrive by transitions; a dot that pulses for ever is none.
+SETTLED = """async () => {
+    const frame = () => new Promise((done) => requestAnimationFrame(done));
+    await frame();
+    await frame();
+    const passing = document.getAnimations()
+        .filter((a) => a.effect.getComputedTiming().endTime !== Infinity);
+    if (!passing.length) return;
+    await Promise.all(passing.map((a) => a.finished.catch(() => {})));
+    await frame();
+    await frame();
+}"""
+
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <style>%s</style><p id="before" tabindex="0">before</p><div id="at"></div>
 <script type="module">%s
@@ -28,6 +42,11 @@ def letters(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+def settle(page: Any) -> None:
+    """Wait until all that was asked for until now is drawn."""
+    page.evaluate(SETTLED)
+
+
 class Sheet:
     """A view in the browser."""
 
@@ -39,11 +58,17 @@ class Sheet:
         text = PAGE % (view._css, script, picture.replace("<", "\\u003c"))
         path.write_text(text, encoding="utf-8")
         self.page.goto(path.as_uri())
-        self.root = self.page.locator(f"#at .distkit-{name}[data-drawn]")
-        self.root.wait_for()
+        self._root = self.page.locator(f"#at .distkit-{name}[data-drawn]")
+        self._root.wait_for()
+
+    @property
+    def root(self) -> Any:
+        """The view, when all that was asked for until now is drawn."""
+        settle(self.page)
+        return self._root
 
     def drawn(self, act: Any) -> None:
-        """Do something and wait until it is drawn."""
+        """Do something that must be drawn, and wait until it is."""
         before = self.root.get_attribute("data-drawn")
         act()
         self.page.wait_for_function(
@@ -76,7 +101,7 @@ class Sheet:
             for width in (1200, 760):
                 self.page.set_viewport_size({"width": width, "height": 900})
                 self.page.emulate_media(color_scheme=theme)
-                self.page.wait_for_timeout(150)
+                settle(self.page)
                 self.page.screenshot(path=RESULTS / f"{name}-{theme}-{width}.png", full_page=True)
 
     def fine(self) -> None:

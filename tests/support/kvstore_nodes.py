@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+from waiting import until
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
@@ -175,17 +176,10 @@ def started(workers: int, servers: int, *, broken: bool = False, **others: Any) 
         assert broken or list(Path(folder).iterdir()) == []
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
     """Ctrl-C for a worker that waits; the seconds until it has given up, and its rows."""
     process = psutil.Process(nodes.processes[worker].pid)
-    wait_until(lambda: process.status() == psutil.STATUS_SLEEPING)
+    until(lambda: process.status() == psutil.STATUS_SLEEPING)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     result, rows = nodes.receive(worker)
