@@ -173,7 +173,7 @@ def test_lines_missing(saved: Path) -> None:
 NOT_TRACES = [b"", b"hello", *map(gzip.compress, (b"[1, 2]\n", b"{}", b"\xff\xfe"))]
 
 
-@pytest.mark.parametrize("content", NOT_TRACES)
+@pytest.mark.parametrize("content", NOT_TRACES, ids=["empty", "text", "list", "object", "bytes"])
 def test_not_a_trace(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(content)

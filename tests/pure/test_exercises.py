@@ -131,7 +131,7 @@ def scalar(server: Server) -> None:
         ({"leaves": tuple}, "server.waiting is (1,): leave a list of workers there"),
         ({"drops": True}, "but its pull has no answer: it would wait for ever. Empty the list"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
     assert dk.check.push_handler(handler())
