@@ -116,7 +116,7 @@ def test_nbconvert_shows_the_pictures_offline(
     file = tmp_path / "views.ipynb"
     nbformat.write(executed if state else without_state(executed), file)
     convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", str(file)]
-    ran = subprocess.run(convert, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(convert, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0 and "not able to be represented" not in ran.stderr, ran.stderr
     tab.page.goto(file.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
     wait_for(tab.page, STILL)
@@ -187,7 +187,7 @@ def write(lab: Any, name: str, done: NotebookNode, *, trusted: bool) -> None:
     nbformat.write(done, lab.root / name)
     if trusted:
         sign = [sys.executable, "-m", "jupyter", "trust", str(lab.root / name)]
-        subprocess.run(sign, check=True, capture_output=True, timeout=60)
+        subprocess.run(sign, check=True, capture_output=True, timeout=240)
 
 
 def open_without_kernel(lab: Any, page: Any, name: str) -> None:
