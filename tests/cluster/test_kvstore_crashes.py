@@ -21,8 +21,8 @@ from distkit.cluster.processes.forkserver import ForkServer
 from distkit.cluster.rank.rank import Rank
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.transport.journal import _told, copies
-from distkit.views.servers.projection import project
-from distkit.views.servers.state import at
+from distkit.views.servers.projection import notices, project
+from distkit.views.servers.scene import draw
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +93,12 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
     os.kill(before, signal.SIGKILL)
     with pytest.warns(dk.CommunicationWarning, match="server 0 ended .* copies of its"):
         assert run.results == [[400.0] * 6] * 2
-    picture = project(run.trace)
-    assert "server 0 died and had to be replaced" in picture["notices"]
-    rows = at(picture, picture["end"]).rows
-    assert [row.version for row in rows] == [400] * 6
-    assert sum(len(row.slots) for row in rows) <= 12  # an update that died with its server
+    shown = project(run.trace)
+    assert "server 0 died and had to be replaced" in notices(shown)
+    last = [version for *_, (_, end, (version, _)) in shown.versions.values() if end > shown.end]
+    assert last == [400] * 6
+    lying = [g for g in shown.story.gradients if shown.story.gone(g) > shown.end]
+    assert len(lying) <= 12  # an update that died with its server
     assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
     assert node(cluster, 2) != before
 
@@ -212,9 +213,9 @@ def test_an_accepted_push_is_not_refused_because_its_worker_died(
 ) -> None:
     with pytest.warns(dk.CommunicationWarning, match="1 ended"):
         run = cluster.run(dies_unheard, mode, on_crash, str(tmp_path))
-    picture = project(run.trace)
+    picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
-    mine = [b["more"] for b in picture["beats"] if b["kind"] == "push" and b["src"] == 1]
+    mine = [b["more"] for b in picture["beats"] if b["who"].startswith("worker 1 pushes")]
     (more,) = [m for m in mine if "its worker has ended" in m]
     assert "applied in v" in more or mode == "dist_sync"  # whose round may go on without it
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import xml.etree.ElementTree as ET
 from contextlib import contextmanager
 
@@ -22,13 +23,14 @@ from distkit.recording import recorder
 from distkit.trace.file import attributes
 from distkit.trace.trace import Trace
 from distkit.views import Servers
-from distkit.views.scene.painter import to_svg
+from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.servers import projection
-from distkit.views.servers.projection import project
+from distkit.views.servers.beats import Teller
+from distkit.views.servers.projection import notices, opening, project, said
 from distkit.views.servers.scene import draw
 from distkit.views.servers.staleness import AXIS
-from distkit.views.servers.state import at, counts
 from distkit.views.servers.story import read
+from distkit.views.servers.view import to_table
 from distkit.views.servers.waits import find, listed
 
 ONE = torch.ones(2)
@@ -140,6 +142,45 @@ def shop(workers, rule, steps=()):
     return found
 
 
+def now(spans, time):
+    """What there is at a time of stretches with a begin and an end."""
+    return [it for begin, end, it in spans if begin <= time and (end is None or end > time)]
+
+
+def version(run, time, server=None, key="w"):
+    """The version of a key, None before the first value."""
+    server = run.story.of("server")[0] if server is None else server
+    return next((v for v, _ in now(run.versions.get((server, key), ()), time)), None)
+
+
+def lying(run, time):
+    """Worker and version of the gradients in all inboxes."""
+    spans = ((g.arrived, run.story.gone(g), g) for g in run.story.gradients)
+    return [(g.node, g.version) for g in now(spans, time)]
+
+
+def held(run, time):
+    """The workers whose pull waits."""
+    return [w for w in now([(w.begin, w.end, w) for w in run.waits], time) if w.kind == "pull"]
+
+
+def doing(run, time):
+    """What each worker is doing: kind, and words."""
+    found = {node: now(spans, time)[0] for node, spans in run.doing.items()}
+    return {node: (status.kind, status.text) for node, status in found.items()}
+
+
+def told(run, kind):
+    """The beats of a kind, each with its words."""
+    teller = Teller(run.story, run.waits, run.names)
+    return [(beat, *teller.told(beat)) for beat in run.beats if beat.kind == kind]
+
+
+def more(run, kind):
+    """The details of the beats of a kind."""
+    return [words for _, _, words in told(run, kind)]
+
+
 # -- what is read in the events -----------------------------------------------------------
 
 
@@ -181,7 +222,7 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
     assert [r.version for r in got] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
-    lying = [g.push.node for g in story.gradients if g.taken is None]
+    lying = [g.node for g in story.gradients if g.taken is None]
     assert sorted(lying) == sorted(w for one in entry.rounds.values() for w in one)
     assert waits.keys() == blocked
     for (node, _), (_, clock) in entry.waiting.items():
@@ -266,82 +307,75 @@ def test_who_is_who_follows_from_what_they_do() -> None:
 
 def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
-    picture = project(run.trace())
-    now = at(picture, picture["end"])
-    (row,) = now.rows
-    assert (row.version, row.slots, row.held) == (0, [(0, 0, 0), (1, 1, 0)], [0, 1])
-    assert (picture["quorum"], picture["team"]) == (3, [0, 1, 2])
-    assert {w: s[1] for w, s in now.status.items() if s[0] == "waits"} == {
+    run = project(run.trace())
+    assert (version(run, run.end), lying(run, run.end)) == (0, [(0, 0), (1, 0)])
+    assert [w.node for w in held(run, run.end)] == [0, 1] and run.story.quorum() == 3
+    assert {w: words for w, (kind, words) in doing(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
         1: "waits for worker 2",
     }
-    assert picture["notices"] == ["2 pulls never answered"]
-    beat = next(b for b in picture["beats"] if b["kind"] == "pull" and b["src"] == 0)
-    assert beat["more"] == "waits for the gradient of worker 1 and worker 2"
-    second = [b for b in picture["beats"] if b["kind"] == "push"][1]
-    assert second["more"] == "computed from v0 · 2 of 3 have arrived · 8 B"
+    assert notices(run) == ["2 pulls never answered"]
+    assert more(run, "pull")[0] == "waits for the gradient of worker 1 and worker 2"
+    assert more(run, "push")[1] == "computed from v0 · 2 of 3 have arrived · 8 B"
+    words = {
+        words
+        for _, style, _, _, words in draw(run)["scene"]["shapes"]
+        if style == "small" and words.isdecimal()
+    }
+    assert words == {"0", "1", "2"}  # whose gradient is missing is named in its empty place
 
 
 @pytest.mark.parametrize("ask", ["both", "pushpull"])
 def test_a_pull_after_both_gradients_were_applied_waits_for_nobody(ask) -> None:
     """Though the inbox is empty again: the next round is none of its business."""
     run = shop(2, Synchronous(), [(ask, 0), (ask, 1)] * 2)
-    picture = project(run.trace())
-    begins = [u[2] for u in picture["updates"]]
-    told = [(b["src"], b["more"]) for b in picture["beats"] if b["kind"] == "pull"]
-    assert sorted(told) == [(0, "waits for the gradient of worker 1")] * 2 + [(1, "")] * 2
+    run = project(run.trace())
+    begins = [u.begin for u in run.story.updates]
+    words = [(beat.src, words) for beat, _, words in told(run, "pull")]
+    assert sorted(words) == [(0, "waits for the gradient of worker 1")] * 2 + [(1, "")] * 2
     since = {
         node
-        for node, kind, since, *_ in picture["status"]
-        if kind == "waits" and since >= min(begins)
+        for node, spans in run.doing.items()
+        for begin, _, status in spans
+        if status.kind == "waits" and begin >= min(begins)
     }
     assert since == {0} and len(begins) == 2  # in the second round worker 0 waits, as in the first
     for u in begins:
-        now = at(picture, u)
-        assert {now.status[w][0] for w in (0, 1)} == {"asks"} and not now.status[0][2]
-    assert {row_worker[1] for row_worker in picture["held"]} == {0}
+        assert {doing(run, u)[w][0] for w in (0, 1)} == {"asks"}
+    assert {w.node for w in run.waits if w.kind == "pull"} == {0}
 
 
 def test_a_pull_read_with_others_waits_for_nobody_in_async() -> None:
-    picture = project(shop(2, Asynchronous(), [("both", 0), ("both", 1)]).trace())
-    assert picture["held"] == []
-    assert [b["more"] for b in picture["beats"] if b["kind"] == "pull"] == ["", ""]
-    assert [b["more"] for b in picture["beats"] if b["kind"] == "weights"] == [
-        "answered at once · 8 B"
-    ] * 2
+    run = project(shop(2, Asynchronous(), [("both", 0), ("both", 1)]).trace())
+    assert not any(w.kind == "pull" for w in run.waits)
+    assert more(run, "pull") == ["", ""]
+    assert more(run, "weights") == ["answered at once · 8 B"] * 2
 
 
 def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
-    picture = project(run.trace())
-    now = at(picture, picture["end"])
-    assert (now.rows[0].version, now.rows[0].last, now.rows[0].slots) == (2, [(1, 1)], [])
-    assert not any(s[0] == "waits" for s in now.status.values())
-    assert (picture["quorum"], picture["team"]) == (1, [])
-    update = picture["beats"][-3]
-    assert update["who"] == "server 0 updates w to v2"
-    assert update["more"] == "with worker 1 (1 late)"
-    assert counts(picture) == {
-        "pushes": 2,
-        "pulls": 3,
-        "updates": 2,
-        "there": 16,
-        "back": 24,
-        "late": [1, 1, 0],
-    }
-    assert picture["opening"] == update["end"]  # the moment when lateness appeared
+    run = project(run.trace())
+    (last,) = (late for _, end, (_, late) in run.versions[2, "w"] if end > run.end)
+    assert (version(run, run.end), last, lying(run, run.end)) == (2, {1: 1}, [])
+    assert not any(kind == "waits" for kind, _ in doing(run, run.end).values())
+    assert run.story.quorum() == 1
+    update, *words = told(run, "update")[-1]
+    assert words == ["server 0 updates w to v2", "with worker 1 (1 late)"]
+    assert to_table(run).splitlines()[-1] == (
+        "  2 pushes (16 B), 3 pulls (24 B), 2 updates; gradients of staleness 0: 1, 1: 1"
+    )
+    assert opening(run) == update.end  # the moment when lateness appeared
 
 
 def test_a_refused_push_and_a_key_that_was_never_initialised() -> None:
     run = shop(2, Asynchronous(), [])
     run.push(0, key="v")
     trace = run.trace()
-    picture = project(trace)
-    assert picture["notices"] == ["1 request refused"]
-    push = next(b for b in picture["beats"] if b["kind"] == "push")
-    assert push["refused"] and push["more"].startswith("refused")
-    row = next(i for i, r in enumerate(picture["rows"]) if r["key"] == "v")
-    assert at(picture, picture["end"]).rows[row].version is None
+    run = project(trace)
+    assert notices(run) == ["1 request refused"]
+    ((push, _, words),) = told(run, "push")
+    assert push.lost and words.startswith("refused")
+    assert (2, "v") in run.rows and version(run, run.end, key="v") is None
     assert "v no value" in repr(Servers(trace))
 
 
@@ -350,9 +384,9 @@ def test_keys_split_over_servers_say_which_part_each_has() -> None:
     for server in (1, 2):
         pushed(s, 0, server, "w", 0.0, number=server)
     pushed(s, 0, 2, "b", MS, number=3)
-    picture = project(s.trace(ranks=traces.names("worker", "server", "server")))
-    rows = [(r["key"], r["server"], r["part"]) for r in picture["rows"]]
-    assert rows == [("w", 1, [1, 2]), ("w", 2, [2, 2]), ("b", 2, None)]
+    run = project(s.trace(ranks=traces.names("worker", "server", "server")))
+    rows = [(r.key, r.server, r.part) for r in run.rows.values()]
+    assert rows == [("w", 1, (1, 2)), ("w", 2, (2, 2)), ("b", 2, None)]
 
 
 def test_a_second_run_in_a_trace_begins_with_nothing() -> None:
@@ -366,51 +400,45 @@ def test_a_second_run_in_a_trace_begins_with_nothing() -> None:
     )
     pushed(s, 0, 1, "w", 2 * MS, number=1, run=1)  # lies in the inbox when the run ends
     pushed(s, 0, 1, "w", 10 * MS, run=2)
-    picture = project(s.trace(ranks=traces.names("worker", "server")))
-    before, after = at(picture, s.start + 5 * MS), at(picture, s.start + 11.5 * MS)
-    assert (before.rows[0].version, len(before.rows[0].slots)) == (1, 1)
-    assert (after.rows[0].version, len(after.rows[0].slots)) == (0, 1)
+    run = project(s.trace(ranks=traces.names("worker", "server")))
+    before, after = s.start + 5 * MS, s.start + 11.5 * MS
+    assert (version(run, before), len(lying(run, before))) == (1, 1)
+    assert (version(run, after), len(lying(run, after))) == (0, 1)
 
 
 def test_registration_waits_for_the_last() -> None:
-    picture = project(traces.parameter_server())
-    here = [at(picture, t).present for _, _, t, _ in picture["present"]]
-    assert [len(p) for p in here] == [1, 2, 3, 4] and picture["everybody"] == 4
-    told = [b["more"] for b in picture["beats"] if b["kind"] == "register"]
-    assert told[-1] == "4 of 4 have registered"
-    books = [b for b in picture["beats"] if b["kind"] == "book"]
-    assert len(books) == 4
+    run = project(traces.parameter_server())
+    present = run.story.present()
+    assert [len(now(present, begin)) for begin, *_ in present] == [1, 2, 3, 4]
+    assert more(run, "register")[-1] == "4 of 4 have registered"
+    assert len(told(run, "book")) == 4
 
 
 def test_who_died_is_said_and_crossed_out() -> None:
     ends = {"1": {"how": "died", "text": "", "where": ""}}
     run = shop(2, Synchronous(), [("push", 0), ("pull", 0)])
-    picture = project(run.trace(ends=ends))
-    assert picture["notices"] == ["worker 1 died", "1 pull never answered"]
-    now = at(picture, picture["end"])
-    assert now.status[1][:2] == ("ended", "died")
-    assert now.status[0][:2] == ("waits", "waits for worker 1")
+    run = project(run.trace(ends=ends))
+    assert notices(run) == ["worker 1 died", "1 pull never answered"]
+    assert doing(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
 
 
 def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
-    picture = project(shop(3, Synchronous(backup=1), steps).trace())
-    assert picture["notices"] == ["1 gradient came too late: not counted"]
-    assert picture["said"].startswith("An update takes the first 2 gradients of a round.")
-    late = [b for b in picture["beats"] if b["kind"] == "push"][-1]
-    assert late["more"].startswith("computed from v0: too late, not counted")
-    assert at(picture, picture["end"]).rows[0].slots == []
-    assert counts(picture)["late"][:2] == [2, 0]
+    run = project(shop(3, Synchronous(backup=1), steps).trace())
+    assert notices(run) == ["1 gradient came too late: not counted"]
+    assert said(run.story).startswith("An update takes the first 2 gradients of a round.")
+    assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
+    assert lying(run, run.end) == []
+    assert run.staleness["totals"][:2] == [2, 0]
 
 
 def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     steps = [("push", 0), ("pull", 0), ("push", 0), ("pull", 0)]
-    picture = project(shop(2, Asynchronous(staleness=1), steps).trace())
-    now = at(picture, picture["end"])
-    assert (now.rows[0].version, now.rows[0].held) == (2, [0])
-    assert now.status[0][:2] == ("waits", "waits for worker 1")
-    assert picture["facts"][0] == "dist_async staleness=1"
-    assert picture["said"].endswith("while a worker is more than 1 gradient behind.")
+    run = project(shop(2, Asynchronous(staleness=1), steps).trace())
+    assert (version(run, run.end), [w.node for w in held(run, run.end)]) == (2, [0])
+    assert doing(run, run.end)[0] == ("waits", "waits for worker 1")
+    assert projection.facts(run)[0] == "dist_async staleness=1"
+    assert said(run.story).endswith("while a worker is more than 1 gradient behind.")
 
 
 def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
@@ -419,25 +447,39 @@ def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
     steps = [(what, w) for _ in range(12) for what in ("pull", "push") for w in (0, 1)]
     trace = shop(2, Asynchronous(), steps).trace()
     whole = sum(e.op is Op.PUSH and e.state is State.STARTED for e in trace)
-    picture = project(trace)
+    run = project(trace)
+    picture = draw(run)
     assert 40 <= len(picture["beats"]) <= 50 and "the last" in picture["notices"][-1]
-    sums = counts(picture)
-    assert (sums["pushes"], sums["pulls"]) == (whole, 24)
-    assert sums["late"] == picture["staleness"]["totals"] and sum(sums["late"]) == whole
-    assert any(picture["base"]["late"])
-    assert at(picture, picture["start"]).rows[0].version > 0
+    assert (len(run.done("push")), len(run.done("pull"))) == (whole, 24)
+    assert sum(run.staleness["totals"]) == whole
+    assert version(run, run.start) > 0
+    first = {words for _, words in figures(picture, 0.0)}
+    assert all(int(n) > 0 for n in first) and len(first) > 1  # what is not drawn is counted
+    ends = sorted(figures(picture, picture["end"]))
+    assert [int(n) for _, n in ends] == [whole, 24, whole]
+
+
+def figures(picture, time):
+    """The counters beside the scene at a time: place, and number."""
+    side = picture["side"]
+    return [
+        (x, words)
+        for n, _, begin, end, x, *_ in side["marks"]
+        for _, style, _, _, words in drawing_of(side, n)
+        if style == "figure" and begin <= time and (end is None or end > time)
+    ]
 
 
 def test_the_static_picture_draws_the_bins() -> None:
     steps = [("pull", 0), *[("push", 1), ("pull", 1)] * 30, ("push", 0)]
-    picture = project(shop(2, Asynchronous(), steps).trace())
-    assert picture["staleness"]["ranges"] == [
+    run = project(shop(2, Asynchronous(), steps).trace())
+    assert run.staleness["ranges"] == [
         "0–4",
         "5–9",
         *(f"{n}–{n + 4}" for n in range(10, 31, 5)),
     ]
-    assert picture["staleness"]["totals"] == [30, *[0] * 5, 1]
-    words = [e.text for e in ET.fromstring(to_svg(draw(picture))).iter() if e.tag.endswith("text")]
+    assert run.staleness["totals"] == [30, *[0] * 5, 1]
+    words = [e.text for e in ET.fromstring(to_svg(draw(run))).iter() if e.tag.endswith("text")]
     assert {"0", "30", "1", *AXIS} <= {*words}
     assert repr(Servers(Trace())).count("staleness") == 0
     drawn = to_svg(draw(project(shop(2, Synchronous(), [("push", 0)]).trace())))
@@ -495,11 +537,12 @@ def test_a_thousand_workers_and_a_hundred_servers() -> None:
     for worker in range(1000):
         pushed(s, worker, 1000 + worker % 100, f"key {worker % 300}", worker * MS)
     roles = traces.names(*["worker"] * 1000, *["server"] * 100)
-    picture = project(s.trace(ranks=roles))
-    assert (len(picture["cards"]), len(picture["workers"])) == (4, 10)
-    assert [stub["text"] for stub in picture["stubs"]] == ["+ 96 servers", "+ 990"]
-    assert len(to_svg(draw(picture)).encode()) <= MAX_BYTES
-    assert len(picture["rows"]) == 300
+    run = project(s.trace(ranks=roles))
+    drawn = to_svg(draw(run))
+    assert (len(re.findall(r">server \d+</text>", drawn)), len(run.doing)) == (4, 10)
+    assert ">+ 96 servers</text>" in drawn and ">+ 990</text>" in drawn
+    assert len(drawn.encode()) <= MAX_BYTES
+    assert len(run.rows) == 300
 
 
 def test_the_static_picture_has_everybody_and_what_they_say() -> None:
@@ -523,9 +566,9 @@ def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
     """Events in any number, as they arrive while a run goes on."""
     whole = traces.parameter_server()
     kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
-    picture = project(Trace(kept, whole.meta), live=True)
-    ET.fromstring(to_svg(draw(picture)))
-    assert all(b["end"] is None or b["end"] >= b["begin"] for b in picture["beats"])
+    run = project(Trace(kept, whole.meta), live=True)
+    ET.fromstring(to_svg(draw(run)))
+    assert all(b.end is None or b.end >= b.begin for b in run.beats)
 
 
 def test_a_patch_carries_only_what_is_new() -> None:
@@ -562,9 +605,9 @@ def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
         ],
         {"ranks": {"3": {"role": "server", "name": "server 0"}}},
     )
-    picture = project(trace)
-    assert at(picture, 1.0).rows[0].version == 1
-    ET.fromstring(to_svg(draw(picture)))
+    run = project(trace)
+    assert version(run, 1.0) == 1
+    ET.fromstring(to_svg(draw(run)))
 
 
 # -- workers that died --------------------------------------------------------------------
@@ -594,23 +637,22 @@ def unheard(how, takes):
 
 
 @pytest.mark.parametrize(
-    ("takes", "more"),
+    ("takes", "words"),
     [
         (True, "computed from v0 · applied in v1 · its worker has ended · 8 B"),
         (False, "computed from v0 · its worker has ended · 8 B"),
     ],
 )
 @pytest.mark.parametrize("how", ["died", "replaced"])
-def test_a_push_whose_worker_died_is_not_refused(how, takes, more) -> None:
+def test_a_push_whose_worker_died_is_not_refused(how, takes, words) -> None:
     trace = unheard(how, takes)
-    picture = project(trace)
-    push = next(b for b in picture["beats"] if b["kind"] == "push")
-    assert push["more"] == more and "refused" not in push
-    assert not any("refused" in notice for notice in picture["notices"])
+    run = project(trace)
+    ((push, _, found),) = told(run, "push")
+    assert found == words and not push.lost
+    assert not any("refused" in notice for notice in notices(run))
     (gradient,) = read(trace).gradients
     assert gradient.by == (1 if takes else None)
-    row = at(picture, picture["end"]).rows[0]
-    assert (row.version, len(row.slots)) == ((1, 0) if takes else (0, 1))
+    assert (version(run, run.end), len(lying(run, run.end))) == ((1, 0) if takes else (0, 1))
 
 
 def test_a_dead_workers_push_that_was_refused_stays_so() -> None:
@@ -620,10 +662,10 @@ def test_a_dead_workers_push_that_was_refused_stays_so() -> None:
     run.push(0)
     trace = run.trace(ends={"0": {"how": "died", "text": "signal SIGKILL", "where": ""}})
     heard = [e for e in trace if (e.rank, e.op, e.state) != (0, Op.PUSH, State.FAILED)]
-    picture = project(Trace(heard, trace.meta))
-    push = next(b for b in picture["beats"] if b["kind"] == "push")
-    assert push["more"].startswith("refused") and push["refused"]
-    assert "1 request refused" in picture["notices"]
+    run = project(Trace(heard, trace.meta))
+    push, _, words = told(run, "push")[0]
+    assert words.startswith("refused") and push.lost
+    assert "1 request refused" in notices(run)
 
 
 def test_who_stopped_waiting_and_lives_has_not_ended() -> None:
@@ -646,10 +688,10 @@ def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None
     s, ranks = Script(), traces.names("worker", "server")
     fields = dict(attributes={"key": "w"}, match="kv:1:0:0", nbytes=8, dtype="float32")
     s.op(0, Op.PUSH, 0.0, MS, peer=1, **fields)  # answered, but the server's note of it is lost
-    picture = project(s.trace(ranks=ranks, **meta[how]))
-    said = "what server 0 recorded last may be missing: counts may be too low"
-    assert picture["notices"][1:] == [said]  # the push is none of those that have not arrived
-    assert picture["beats"][0]["more"].startswith("not recorded by its server")
-    assert said not in project(s.trace(ranks=ranks))["notices"]
+    run = project(s.trace(ranks=ranks, **meta[how]))
+    words = "what server 0 recorded last may be missing: counts may be too low"
+    assert notices(run)[1:] == [words]  # the push is none of those that have not arrived
+    assert more(run, "push")[0].startswith("not recorded by its server")
+    assert words not in notices(project(s.trace(ranks=ranks)))
     worker = {"ends": {"0": {"how": "died", "text": "", "where": ""}}}
-    assert project(s.trace(ranks=ranks, **worker))["notices"] == ["worker 0 died"]
+    assert notices(project(s.trace(ranks=ranks, **worker))) == ["worker 0 died"]

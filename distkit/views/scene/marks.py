@@ -216,6 +216,8 @@ def pieces(
 ) -> Iterator[tuple[float, float | None, list[T]]]:
     """The items present between one change and the next: begin, end, and they, the oldest first.
 
+    What has no end, or an infinite one, stays.
+
     >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
     [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]
     """
@@ -223,7 +225,7 @@ def pieces(
     for i, (begin, end, item) in enumerate(spans):
         if end is None or end > begin:
             changes.append((begin, 1, i, item))
-            changes += [(end, 0, i, item)] if end is not None else []
+            changes += [(end, 0, i, item)] if end not in (None, math.inf) else []
     changes.sort(key=lambda c: c[:3])
     here: dict[int, T] = {}
     for n, (time, comes, i, item) in enumerate(changes):

@@ -6,14 +6,16 @@ A *beat* is a message on its way, an update, or a barrier. Acknowledgements are 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from distkit.events import Op
-from distkit.views.scene.frame import Json, clean
+from distkit.events import Op, Span
+from distkit.views.scene.frame import clean
 from distkit.views.scene.units import human_bytes, human_seconds
-from distkit.views.servers.story import Gradient, Place, Request, Story, Update
+from distkit.views.servers.story import Place, Request, Story, Update
 from distkit.views.servers.waits import Wait, listed
 
 
@@ -26,7 +28,25 @@ class Beat:
     dst: int
     begin: float
     end: float | None
-    of: Request | Update | list[int]
+    of: Any  # a request, an update, or the spans of a barrier
+
+    @property
+    def answered(self) -> bool:
+        """True if it is a request that was answered: it arrived, even if nothing says when."""
+        return isinstance(self.of, Request) and self.of.back is not None
+
+    @property
+    def nbytes(self) -> int:
+        """The payload [bytes]."""
+        if not isinstance(self.of, Request) or self.kind == "pull":
+            return 0
+        return self.of.nbytes_back if self.kind == "weights" else self.of.nbytes
+
+    @property
+    def lost(self) -> bool:
+        """True if what it brought was refused, or came too late to count."""
+        refused = self.kind in ("push", "init") and self.of.refused
+        return refused or (self.kind == "push" and self.of.dropped)
 
 
 def beats(story: Story) -> list[Beat]:
@@ -34,14 +54,10 @@ def beats(story: Story) -> list[Beat]:
     found = [*_messages(story)]
     found += [Beat("update", u.server, u.server, u.begin, u.end, u) for u in story.updates]
     for members in story.barriers:
-        ends = [s.end for s in members]
-        end = None if None in ends else max(e for e in ends if e is not None)
+        ends = [s.end for s in members if s.end is not None]
+        end = max(ends) if len(ends) == len(members) else None
         first = min(members, key=lambda s: s.start)
-        found.append(
-            Beat(
-                "barrier", first.rank, first.rank, first.start, end, sorted(s.rank for s in members)
-            )
-        )
+        found.append(Beat("barrier", first.rank, first.rank, first.start, end, members))
     return sorted(found, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
 
 
@@ -71,18 +87,17 @@ class Teller:
         names: of the nodes.
     """
 
-    def __init__(self, story: Story, waits: list[Wait], names: dict[int, str]) -> None:
-        self.story, self.names, self.quorum = story, names, story.quorum
+    def __init__(self, story: Story, waits: Iterable[Wait], names: dict[int, str]) -> None:
+        self.story, self.names = story, names
         self.held = {id(w.asked): w for w in waits if w.asked is not None}
         self.everybody = len(story.of("worker")) + len(story.of("server"))
-        self.applied = {id(g.push): g.by for g in story.gradients}
-        self.inbox: dict[Place, list[Gradient]] = {}
+        self.quorum = {run: story.quorum(run) for run in story.rules}
+        self.inbox = defaultdict[Place, list[Request]](list)
         for g in story.gradients:
-            self.inbox.setdefault(g.push.place, []).append(g)
-        self.came: dict[int, list[float]] = {}
-        for r in story.requests:
-            if r.op is Op.REGISTER and r.arrived is not None:
-                self.came.setdefault(r.run, []).append(r.arrived)
+            self.inbox[g.place].append(g)
+        self.came = defaultdict[int, list[float]](list)
+        for _, _, r in story.present():
+            insort(self.came[r.run], r.arrived or 0.0)
 
     def name(self, node: int) -> str:
         """The name of a node."""
@@ -90,125 +105,67 @@ class Teller:
 
     def told(self, beat: Beat) -> tuple[str, str]:
         """The sentence of a beat, and details."""
-        say = getattr(self, f"_{beat.kind}")
-        who, more = say(beat)
-        size = human_bytes(n) if (n := nbytes(beat)) else ""
+        who, more = getattr(self, f"_{beat.kind}")(beat.of)
         if beat.end is None and isinstance(beat.of, Request):
-            more = "not recorded by its server" if answered(beat) else "it has not arrived"
+            more = "not recorded by its server" if beat.answered else "it has not arrived"
+        size = human_bytes(beat.nbytes) if beat.nbytes else ""
         return clean(who), clean(" · ".join(filter(None, [more, size])))
 
-    def _push(self, beat: Beat) -> tuple[str, str]:
-        r = beat.of
-        assert isinstance(r, Request)
-        more = "refused" if r.refused else f"computed from v{r.version}"
+    def _push(self, r: Request) -> tuple[str, str]:
+        more, quorum = "refused" if r.refused else f"computed from v{r.version}", self.quorum[r.run]
         if r.dropped:
             more += ": too late, not counted"
-        elif not r.refused and r.arrived is not None and self.quorum.get(r.run, 1) > 1:
-            here = self._lying(r.place, r.arrived)
-            more += f" · {here} of {self.quorum[r.run]} have arrived"
+        elif not r.refused and r.arrived is not None and quorum > 1:
+            more += f" · {self._lying(r.place, r.arrived)} of {quorum} have arrived"
         if r.alone:
-            by = self.applied.get(id(r))
-            more += f" · applied in v{by}" if by is not None else ""
+            more += f" · applied in v{r.by}" if r.by is not None else ""
             more += " · its worker has ended"
         return f"{self.name(r.node)} pushes its gradient of {r.key} to {self.name(r.server)}", more
 
     def _lying(self, place: Place, time: float) -> int:
         """The number of workers that have a gradient in the inbox just after a time."""
-        mine = self.inbox.get(place, [])
-        recent = mine[: bisect_right(mine, time, key=lambda g: g.arrived)][-256:]
-        return len({g.push.node for g in recent if g.taken is None or g.taken > time})
+        mine = self.inbox[place]
+        recent = mine[: bisect_right(mine, time, key=lambda g: g.arrived or 0.0)][-256:]
+        return len({g.node for g in recent if g.taken is None or g.taken > time})
 
-    def _pull(self, beat: Beat) -> tuple[str, str]:
-        r = beat.of
-        assert isinstance(r, Request)
+    def _awaited(self, r: Request, words: str) -> str:
+        """For whom a request waits when it arrives."""
         wait = self.held.get(id(r))
         whom = wait.on(wait.begin) if wait else ()
-        more = f"waits for the gradient of {listed(whom, self.names)}" if whom else ""
-        if wait and not whom:
-            more = "waits"
+        return words.format(listed(whom, self.names)) if whom else ""
+
+    def _pull(self, r: Request) -> tuple[str, str]:
+        more = self._awaited(r, "waits for the gradient of {}") or "waits" * (id(r) in self.held)
         return f"{self.name(r.node)} asks {self.name(r.server)} for {r.key}", more
 
-    def _weights(self, beat: Beat) -> tuple[str, str]:
-        r = beat.of
-        assert isinstance(r, Request)
+    def _weights(self, r: Request) -> tuple[str, str]:
         wait = self.held.get(id(r))
         more = f"waited {human_seconds(wait.end - wait.begin)}" if wait else "answered at once"
         return f"{self.name(r.server)} sends {r.key} v{r.version} to {self.name(r.node)}", more
 
-    def _init(self, beat: Beat) -> tuple[str, str]:
-        r = beat.of
-        assert isinstance(r, Request)
+    def _init(self, r: Request) -> tuple[str, str]:
         does = "gives the first value of" if r.whole else "announces"
-        wait = self.held.get(id(r))
-        whom = wait.on(wait.begin) if wait else ()
-        more = f"waits for {listed(whom, self.names)} to give it" if whom else ""
-        return f"{self.name(r.node)} {does} {r.key} to {self.name(r.server)}", (
-            "refused" if r.refused else more
-        )
+        more = "refused" if r.refused else self._awaited(r, "waits for {} to give it")
+        return f"{self.name(r.node)} {does} {r.key} to {self.name(r.server)}", more
 
-    def _optimizer(self, beat: Beat) -> tuple[str, str]:
-        r = beat.of
-        assert isinstance(r, Request)
+    def _optimizer(self, r: Request) -> tuple[str, str]:
         return f"{self.name(r.node)} sends {self.name(r.server)} an optimizer", r.optimizer
 
-    def _register(self, beat: Beat) -> tuple[str, str]:
-        r = beat.of
-        assert isinstance(r, Request)
-        here = sum(t <= (r.arrived or -math.inf) for t in self.came.get(r.run, ()))
-        return f"{self.name(r.node)} registers with the scheduler", (
-            f"{here} of {self.everybody} have registered"
-        )
+    def _register(self, r: Request) -> tuple[str, str]:
+        here = bisect_right(self.came[r.run], -math.inf if r.arrived is None else r.arrived)
+        more = f"{here} of {self.everybody} have registered"
+        return f"{self.name(r.node)} registers with the scheduler", more
 
-    def _book(self, beat: Beat) -> tuple[str, str]:
-        return f"the scheduler sends {self.name(beat.dst)} the addresses of all nodes", ""
+    def _book(self, r: Request) -> tuple[str, str]:
+        return f"the scheduler sends {self.name(r.node)} the addresses of all nodes", ""
 
-    def _update(self, beat: Beat) -> tuple[str, str]:
-        u = beat.of
-        assert isinstance(u, Update)
+    def _update(self, u: Update) -> tuple[str, str]:
         late = [f"{self.name(w)} ({n} late)" if n else self.name(w) for w, n in u.late.items()]
         more = f"{len(late)} gradients" if len(late) > 8 else " + ".join(late)
         return f"{self.name(u.server)} updates {u.key} to v{u.version}", more and f"with {more}"
 
-    def _barrier(self, beat: Beat) -> tuple[str, str]:
-        members = beat.of
-        assert isinstance(members, list)
-        if beat.end is None:
-            missing = sorted({*self.story.of("worker")} - {*members})
-            return "barrier", f"waits for {listed(missing, self.names)}" if missing else ""
-        return "all have passed the barrier", ""
-
-
-def answered(beat: Beat) -> bool:
-    """True if it is a request that was answered: it has arrived, even if nothing says when."""
-    return isinstance(beat.of, Request) and beat.of.back is not None
-
-
-def nbytes(beat: Beat) -> int:
-    """The payload [bytes]."""
-    r = beat.of
-    if not isinstance(r, Request):
-        return 0
-    return r.nbytes_back if beat.kind == "weights" else 0 if beat.kind == "pull" else r.nbytes
-
-
-def plain(beat: Beat, rows: dict[tuple[int, str], int], told: tuple[str, str]) -> Json:
-    """A beat as the painters know it."""
-    found: Json = {
-        "kind": beat.kind,
-        "src": beat.src,
-        "dst": beat.dst,
-        "begin": beat.begin,
-        "end": beat.end,
-        "who": told[0],
-        "more": told[1],
-    }
-    if size := nbytes(beat):
-        found["nbytes"] = size
-    r = beat.of
-    if not isinstance(r, list) and (r.server, r.key) in rows:
-        found |= {"row": rows[r.server, r.key], "v": r.version}
-    if isinstance(r, Request):
-        found |= {"where": clean(r.where.rpartition("/")[2])} if r.where else {}
-        lost = (r.refused and beat.kind in ("push", "init")) or (r.dropped and beat.kind == "push")
-        found |= {"refused": True} if lost else {}
-    return found
+    def _barrier(self, members: list[Span]) -> tuple[str, str]:
+        if all(s.end is not None for s in members):
+            return "all have passed the barrier", ""
+        missing = sorted({*self.story.of("worker")} - {s.rank for s in members})
+        return "barrier", f"waits for {listed(missing, self.names)}" if missing else ""

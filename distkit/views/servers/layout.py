@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import count
 
 from distkit.views.scene.frame import Json
+from distkit.views.servers.story import Story
 
 WIDTH, FIELD = 720, 580  # with a scheduler, all others are in the field to its left
 #: At most so many are drawn; the others share a place beside them.
 MAX_SERVERS, MAX_WORKERS, MAX_KEYS = 4, 10, 6
 LEAST = 9  # width of a slot, and what follows it
 HEAD, ROW, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the way to the workers
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything is: cards, people, keys on their servers, and who shares a place."""
+
+    cards: list[Json]
+    workers: list[Json]
+    scheduler: list[Json]
+    stubs: list[Json]
+    rows: dict[tuple[int, str], Json]
+
+
+def places(story: Story, rows: Collection[tuple[int, str]], quorum: int) -> Places:
+    """The layout of a run.
+
+    Args:
+        story: of the run.
+        rows: the keys on servers, in their order.
+        quorum: how many gradients make an update, at most.
+    """
+    servers, workers, others = (story.of(role) for role in ("server", "worker", "scheduler"))
+    width = FIELD if others or len(servers) > MAX_SERVERS else WIDTH
+    keys = Counter(server for server, _ in rows)
+    found = cards(servers, keys, width)
+    at = {card["rank"]: card for card in found}
+    nth = {server: count() for server in keys}
+    top = found[0]["y"] + found[0]["h"] + AISLE if found else 80
+    scheduler = {"rank": others[0], "x": WIDTH - 66, "y": top - AISLE / 2 - 14} if others else {}
+    return Places(
+        found,
+        people(workers, top, width),
+        [scheduler] if others else [],
+        stubs(servers, workers, top, width),
+        {
+            (server, key): row(at[server], next(nth[server]), quorum)
+            if server in at
+            else {"shown": False}
+            for server, key in rows
+        },
+    )
 
 
 def cards(servers: Sequence[int], keys: dict[int, int], width: float) -> list[Json]:

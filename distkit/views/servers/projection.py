@@ -1,316 +1,188 @@
-"""A run with a parameter server as plain data: places, beats, inboxes, versions, waits.
-
-Everything is an interval in trace time, so that both painters find the state of a moment by looking
-at what has begun and not ended.
-"""
+"""A run with a parameter server, read for its picture: beats, keys, versions, waits. Pure."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.units import count
-from distkit.views.servers import layout
-from distkit.views.servers.beats import Beat, Teller, answered, beats, nbytes, plain
-from distkit.views.servers.staleness import bin_of, histogram
-from distkit.views.servers.story import Story, Update, read
-from distkit.views.servers.waits import Status, Wait, find, statuses
+from distkit.views.servers.beats import Beat, beats
+from distkit.views.servers.layout import MAX_WORKERS
+from distkit.views.servers.staleness import histogram
+from distkit.views.servers.story import Story, read
+from distkit.views.servers.waits import Stretch, Wait, find, statuses
 
 #: At most so many beats are drawn, the last ones; the counters count all. They go in blocks.
 MAX_BEATS, BLOCK = 6_000, 1_000
 
+#: A key on a server.
+At = tuple[int, str]
+#: From when until when [s] a key has which version; whose gradients its update took, how late.
+Version = tuple[float, float, tuple[int, Mapping[int, int]]]
 
-def project(trace: EventLog, live: bool = False) -> Json:
+
+@dataclass(frozen=True)
+class Row:
+    """A key on a server: its value's size [bytes], and which ``part`` of how many it has."""
+
+    server: int
+    key: str
+    nbytes: int
+    part: tuple[int, int] | None
+
+    @property
+    def share(self) -> str:
+        """Which part it has, in words."""
+        return "part {} of {}".format(*self.part) if self.part else ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that is drawn and told of a run, of its beats those from ``first`` on. Times in [s]."""
+
+    trace: EventLog
+    live: bool
+    story: Story
+    waits: list[Wait]
+    names: dict[int, str]
+    beats: list[Beat]
+    first: int
+    start: float
+    end: float
+    rows: dict[At, Row]
+    versions: dict[At, list[Version]]
+    doing: dict[int, list[Stretch]]  # by worker that is drawn
+    staleness: Json
+
+    @property
+    def title(self) -> str:
+        """The name of the run."""
+        return clean(str(self.trace.meta.get("name", ""))) or "Servers"
+
+    def done(self, kind: str) -> list[Beat]:
+        """The beats of a kind that have ended."""
+        return [b for b in self.beats if b.kind == kind and b.end is not None]
+
+
+def project(trace: EventLog, live: bool = False) -> Run:
     """The parameter server of a run.
 
     Args:
         trace: the run; or several, one after the other.
         live: whether the run goes on.
 
-    >>> project(EventLog())["beats"]
+    >>> project(EventLog()).beats
     []
     """
     story = read(trace)
-    waits, names = find(story), _names(trace, story)
-    quorum, rows = story.quorum, _rows(story)
-    order = beats(story)
+    waits, names, rows, order = find(story), _names(trace, story), _rows(story), beats(story)
     first = 0 if len(order) <= MAX_BEATS else -(-(len(order) - MAX_BEATS) // BLOCK) * BLOCK
-    start = trace.start if not first else order[first].begin
-    end = trace[-1].time if len(trace) else 0.0
-    teller = Teller(story, waits, names)
-    at = {place: i for i, place in enumerate(rows)}
-    drawn = _drawn(story, rows, names, max(quorum.values(), default=1))
-    doing = statuses(trace, story, waits, names, {w["rank"] for w in drawn["workers"]})
-    staleness = histogram(g.late for g in story.gradients if g.late is not None)
-    return {
-        "title": clean(str(trace.meta.get("name", ""))),
-        "facts": _facts(trace, story),
-        "notices": _notices(trace, story, waits, order, first, names, live),
-        "said": _said(story, quorum),
-        "live": live,
-        "start": start,
-        "end": end,
-        "opening": end if live else _opening(waits, story, start, end),
-        **drawn,
-        "lanes": [[rank, i, names.get(rank, f"rank {rank}")] for i, rank in enumerate(trace.ranks)],
-        "beats": [plain(b, at, teller.told(b)) for b in order[first:]],
-        "gradients": _gradients(story, at, quorum, start, staleness),
-        "held": [
-            [at[w.asked.server, w.asked.key], w.node, w.begin, _finite(w.end)]
-            for w in waits
-            if w.kind == "pull" and w.asked and w.end >= start
-        ],
-        "updates": [
-            [at[u.server, u.key], u.version, u.begin, u.end, list(u.late.items())]
-            for u in _recent(story.updates, start)
-        ],
-        "versions": [v for v in _versions(story, at) if v[3] is None or v[3] > start],
-        "status": _lasting(_from(doing, start)),
-        "present": [
-            [r.node, r.run, r.arrived, _finite(story.over(r.run))]
-            for r in story.requests
-            if r.op is Op.REGISTER and r.arrived is not None
-        ],
-        "staleness": staleness,
-        "base": _sums(order[:first], story, start, staleness),
-    }
+    return Run(
+        trace,
+        live,
+        story,
+        waits,
+        names,
+        order,
+        first,
+        start=trace.start if not first else order[first].begin,
+        end=trace[-1].time if len(trace) else 0.0,
+        rows=rows,
+        versions=_versions(story, rows),
+        doing=statuses(trace, story, waits, names, {*story.of("worker")[:MAX_WORKERS]}),
+        staleness=histogram(g.late for g in story.gradients if g.late is not None),
+    )
 
 
 def _names(trace: EventLog, story: Story) -> dict[int, str]:
     about = {int(rank): a for rank, a in trace.meta.get("ranks", {}).items()}
     return {
         rank: clean(str(about.get(rank, {}).get("name") or f"rank {rank}"))
-        for rank in {*about, *story.roles}
+        for rank in {*about, *story.roles, *trace.ranks}
     }
 
 
-def _finite(time: float) -> float | None:
-    return time if math.isfinite(time) else None
-
-
-def _rows(story: Story) -> list[tuple[int, str]]:
+def _rows(story: Story) -> dict[At, Row]:
     """Every key on every server that was ever asked for it, in the order of asking."""
-    places = {
-        (r.server, r.key): r.nbytes
-        for r in story.requests
-        if r.op is not Op.REGISTER and not r.optimizer
-    }
-    return list(dict.fromkeys([*places, *((u.server, u.key) for u in story.updates)]))
+    size: Counter[At] = Counter()
+    for r in story.requests:
+        if r.op is not Op.REGISTER and not r.optimizer:
+            nbytes = r.nbytes if r.op is not Op.PULL else r.nbytes_back
+            size[r.server, r.key] = max(size[r.server, r.key], nbytes)
+    for u in story.updates:
+        size[u.server, u.key] += 0
+    parts: dict[str, list[int]] = defaultdict(list)
+    for server, key in sorted(size):
+        parts[key].append(server)
+    found = {}
+    for (server, key), nbytes in size.items():
+        mine = parts[key]
+        part = (mine.index(server) + 1, len(mine)) if len(mine) > 1 else None
+        found[server, key] = Row(server, clean(key), nbytes, part)
+    return found
 
 
-# -- places -----------------------------------------------------------------------------
-
-
-def _drawn(story: Story, rows: list[tuple[int, str]], names: dict[int, str], quorum: int) -> Json:
-    """The layout of the picture."""
-    servers, workers, others = (story.of(role) for role in ("server", "worker", "scheduler"))
-    width = layout.FIELD if others or len(servers) > layout.MAX_SERVERS else layout.WIDTH
-    keys = Counter(server for server, _ in rows)
-    cards = layout.cards(servers, keys, width)
-    top = cards[0]["y"] + cards[0]["h"] + layout.AISLE if cards else 80
-    people = layout.people(workers, top, width)
-    for one in (*cards, *people):
-        one["name"] = names[one["rank"]]
-    scheduler = (
-        [
-            {
-                "rank": others[0],
-                "name": "scheduler",
-                "x": layout.WIDTH - 66,
-                "y": top - layout.AISLE / 2 - 14,
-            }
-        ]
-        if others
-        else []
-    )
-    return {
-        "cards": cards,
-        "workers": people,
-        "scheduler": scheduler,
-        "stubs": layout.stubs(servers, workers, top, width),
-        "rows": _placed(story, rows, {c["rank"]: c for c in cards}, quorum),
-        "everybody": len(servers) + len(workers),
-        "quorum": quorum,
-        "team": workers if quorum == len(workers) > 1 else [],
-    }
-
-
-def _placed(
-    story: Story, rows: list[tuple[int, str]], cards: dict[int, Json], quorum: int
-) -> list[Json]:
-    """The rows, with how big the value is and which part of it this server has."""
-    size: Counter[tuple[int, str]] = Counter()
+def _versions(story: Story, rows: dict[At, Row]) -> dict[At, list[Version]]:
+    """The versions of each key, one after the other."""
+    given: dict[tuple[int, At], float] = {}  # when each row got its first value, in each run
     for r in story.requests:
         at = r.server, r.key
-        size[at] = max(size[at], r.nbytes if r.op is not Op.PULL else r.nbytes_back)
-    parts: dict[str, list[int]] = {}
-    for server, key in sorted(rows):
-        parts.setdefault(key, []).append(server)
-    nth: Counter[int] = Counter()
-    found = []
-    for server, key in rows:
-        mine = parts[key]
-        part = [mine.index(server) + 1, len(mine)] if len(mine) > 1 else None
-        place = (
-            layout.row(cards[server], nth[server], quorum) if server in cards else {"shown": False}
-        )
-        nth[server] += 1
-        found.append(
-            {
-                "server": server,
-                "key": clean(key),
-                "nbytes": size[server, key],
-                "part": part,
-                **place,
-            }
-        )
-    return found
-
-
-# -- intervals --------------------------------------------------------------------------
-
-
-def _gradients(
-    story: Story,
-    at: dict[tuple[int, str], int],
-    quorum: dict[int, int],
-    start: float,
-    staleness: Json,
-) -> list[list[object]]:
-    """Row, worker, from when to when in the inbox, slot, from which version, bin of staleness."""
-    slots = {w: i for i, w in enumerate(story.of("worker"))}
-    whole = max(quorum.values(), default=1)
-    found: list[list[object]] = []
-    busy: dict[int, dict[int, float]] = {}  # until when each slot of a row is taken
-    for g in story.gradients:
-        row, until = at[g.push.server, g.push.key], min(g.taken or math.inf, story.over(g.push.run))
-        mine = busy.setdefault(row, {})
-        slot = slots.get(g.push.node, 0)
-        if whole < len(slots):
-            free = (i for i in range(whole) if mine.get(i, -math.inf) <= g.arrived)
-            slot = next(free, whole - 1)
-        mine[slot] = until
-        if until >= start:
-            found.append(
-                [
-                    row,
-                    g.push.node,
-                    g.arrived,
-                    _finite(until),
-                    slot,
-                    g.push.version,
-                    bin_of(staleness, g.late),
-                ]
-            )
-    return found
-
-
-def _versions(story: Story, at: dict[tuple[int, str], int]) -> list[list[Any]]:
-    """Row, version, from when to when, and whose gradients the update took: [worker, late]."""
-    given: dict[tuple[int, int], float] = {}  # when each row got its first value, in each run
-    for r in story.requests:
-        row = at.get((r.server, r.key))
         lost = r.failed is not None and (r.refused or r.left is None)
-        if row is None or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
+        if at not in rows or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
             continue
-        given[r.run, row] = min(given.get((r.run, row), math.inf), r.arrived)
-    changes: list[tuple[float, int, int, int, list[tuple[int, int]]]]
-    changes = [(time, run, row, 0, []) for (run, row), time in given.items()]
+        given[r.run, at] = min(given.get((r.run, at), math.inf), r.arrived)
+    none: Mapping[int, int] = {}
+    changes = [(time, run, at, 0, none) for (run, at), time in given.items()]
     for u in story.updates:
         if u.end is not None:
-            changes.append((u.end, u.run, at[u.server, u.key], u.version, list(u.late.items())))
-    over = {run: _finite(story.over(run)) for run in story.begins}
-    found: list[list[Any]] = []
-    last: dict[int, tuple[int, list[Any]]] = {}
-    for time, run, place, version, late in sorted(changes):
-        before, entry = last.get(place, (-1, [place, 0, time, None]))
-        if version == 0 and before == run:
+            changes.append((u.end, u.run, (u.server, u.key), u.version, u.late))
+    found: dict[At, list[Version]] = defaultdict(list)
+    last: dict[At, int] = {}
+    for time, run, at, version, late in sorted(changes, key=lambda c: c[:4]):
+        if version == 0 and last.get(at) == run:
             continue  # it has one: the server's note of the first came later
-        entry[3] = time if entry[3] is None else min(entry[3], time)
-        found.append([place, version, time, over.get(run), late])
-        last[place] = run, found[-1]
+        if found[at]:
+            begin, end, before = found[at][-1]
+            found[at][-1] = begin, min(end, time), before
+        found[at].append((time, story.over(run), (version, late)))
+        last[at] = run
     return found
 
 
-def _from(status: Sequence[Status], start: float) -> list[Status]:
-    """The statuses since a time, and the last one before it of each node."""
-    before = {s.node: s for s in status if s.time <= start}
-    return [*before.values(), *(s for s in status if s.time > start)]
-
-
-def _lasting(status: list[Status]) -> list[list[Any]]:
-    """Node, kind, from when to when, text, and whom it waits for."""
-    found, last = [], dict[int, list[Any]]()
-    for s in status:
-        if s.node in last:
-            last[s.node][3] = s.time
-        last[s.node] = [s.node, s.kind, s.time, None, s.text, list(s.awaited)]
-        found.append(last[s.node])
-    return found
-
-
-def _recent(updates: list[Update], start: float) -> list[Update]:
-    """The updates since a time, and the last one before it of each key."""
-    old = {u.place: u for u in updates if u.end is not None and u.end < start}
-    return [*old.values(), *(u for u in updates if u.end is None or u.end >= start)]
-
-
-def _sums(done: Iterable[Beat], story: Story, start: float, staleness: Json) -> Json:
-    """Counts of the beats that are not drawn, and of the gradients applied before."""
-    pushes = pulls = updates = there = back = 0
-    for b in done:
-        if b.end is None:
-            continue
-        pushes, pulls = pushes + (b.kind == "push"), pulls + (b.kind == "weights")
-        updates += isinstance(b.of, Update)
-        size = nbytes(b)
-        there, back = there + size * (b.kind == "push"), back + size * (b.kind == "weights")
-    late = Counter(
-        bin_of(staleness, g.late)
-        for g in story.gradients
-        if g.taken is not None and g.taken < start
-    )
-    return {
-        "pushes": pushes,
-        "pulls": pulls,
-        "updates": updates,
-        "there": there,
-        "back": back,
-        "late": [late[n] for n in range(len(staleness["labels"]))],
-    }
-
-
-def _opening(waits: list[Wait], story: Story, start: float, end: float) -> float:
-    """A moment that tells what this run is like.
+def opening(run: Run) -> float:
+    """A moment that tells what this run is like; of one that goes on, the last.
 
     Somebody who never gets an answer, or a refusal: when it has asked. Else when the most stale
     gradient has been applied, if possible while nobody waits; else where most gradients and pulls
     wait longest.
     """
-    pulls = [w for w in waits if w.kind == "pull" and w.end >= start]
-    if stuck := [w for w in pulls if w.asked and (w.asked.unanswered or w.asked.refused)]:
-        return max(w.begin for w in stuck)
+    story, start, end = run.story, run.start, run.end
+    if run.live:
+        return end
+    pulls = [w for w in run.waits if w.kind == "pull" and w.end >= start]
+    if stuck := [w.begin for w in pulls if w.asked and w.asked.stuck]:
+        return max(stuck)
     taken = {(u.place, u.begin): u.end or u.begin for u in story.updates}
     late = [
-        (g.late, taken[g.push.place, g.taken])
+        (g.late, taken[g.place, g.taken])
         for g in story.gradients
         if g.late and g.taken is not None and g.taken >= start
     ]
-    begins, ends = sorted(w.begin for w in waits), sorted(w.end for w in waits)
+    begins, ends = sorted(w.begin for w in run.waits), sorted(w.end for w in run.waits)
     calm = [one for one in late if bisect_right(begins, one[1]) == bisect_right(ends, one[1])]
     if late:
         return max(calm or late, key=lambda one: (one[0], -one[1]))[1]
     steps = [step for w in pulls for step in ((w.begin, 2), (w.end, -2))]
     for g in story.gradients:
-        until = min(end if g.taken is None else g.taken, story.over(g.push.run))
-        steps += [(g.arrived, 1), (until, -1)] if until >= start else []
+        until = min(story.gone(g), end)
+        steps += [(g.arrived or 0.0, 1), (until, -1)] if until >= start else []
     return _fullest(steps, end)
 
 
@@ -328,19 +200,21 @@ def _fullest(steps: list[tuple[float, int]], end: float) -> float:
 # -- words ------------------------------------------------------------------------------
 
 
-def _facts(trace: EventLog, story: Story) -> list[str]:
+def facts(run: Run) -> list[str]:
+    """What stands beside the title."""
+    story, device = run.story, run.trace.meta.get("device")
     modes = dict.fromkeys(r.key for r in story.requests if r.op is Op.REGISTER and r.key)
     roles = [(len(story.of(role)), role) for role in ("worker", "server")]
     return [
         *(clean(mode) for mode in modes),
         *(count(n, role) for n, role in roles if n),
-        *([str(trace.meta["device"])] if trace.meta.get("device") else []),
+        *([str(device)] if device else []),
     ]
 
 
-def _said(story: Story, quorum: dict[int, int]) -> str:
+def said(story: Story) -> str:
     """The rule by which this run's servers decide, in a sentence."""
-    workers, most = len(story.of("worker")), max(quorum.values(), default=0)
+    workers, most = len(story.of("worker")), story.quorum()
     known = story.updates or any(r.op is Op.REGISTER and r.key for r in story.requests)
     if not known or not workers:
         return ""
@@ -365,26 +239,21 @@ def _said(story: Story, quorum: dict[int, int]) -> str:
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
 
-def _notices(
-    trace: EventLog,
-    story: Story,
-    waits: list[Wait],
-    order: list[Beat],
-    first: int,
-    names: dict[int, str],
-    live: bool,
-) -> list[str]:
+def notices(run: Run) -> list[str]:
+    """What the reader must know."""
+    story, names, meta = run.story, run.names, run.trace.meta
     refused = sum(r.refused for r in story.requests)
-    dropped = sum(r.dropped for r in story.requests)
-    stuck = [w for w in waits if w.kind == "pull" and w.asked and w.asked.unanswered]
-    lost = sum(b.end is None and b.kind != "barrier" and not answered(b) for b in order)
-    whole = len(order)
+    late = sum(r.dropped for r in story.requests)
+    pulls = (w.asked for w in run.waits if w.kind == "pull" and w.asked)
+    stuck = sum(r.left is None and r.back is None for r in pulls)
+    lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.beats)
+    whole, dropped = len(run.beats), run.trace.dropped
     dead = [
         names[int(r)]
-        for r, a in trace.meta.get("ends", {}).items()
+        for r, a in meta.get("ends", {}).items()
         if a.get("how") == "died" and int(r) in names
     ]
-    again = [str(r["name"]) for r in trace.meta.get("replaced", ())]
+    again = [str(r["name"]) for r in meta.get("replaced", ())]
     servers = [name for rank in story.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),
@@ -393,11 +262,11 @@ def _notices(
             f"what {' and '.join(servers)} recorded last may be missing: counts may be too low",
             servers,
         ),
-        (f"{count(len(stuck), 'pull')} never answered", stuck and not live),
-        (f"{count(lost, 'message')} not arrived", lost and not live),
+        (f"{count(stuck, 'pull')} never answered", stuck and not run.live),
+        (f"{count(lost, 'message')} not arrived", lost and not run.live),
         (f"{count(refused, 'request')} refused", refused),
-        (f"{count(dropped, 'gradient')} came too late: not counted", dropped),
-        (f"{count(trace.dropped, 'event')} dropped: the recorder's buffer was full", trace.dropped),
-        (f"the last {whole - first:,} of {whole:,} messages and updates are shown", first),
+        (f"{count(late, 'gradient')} came too late: not counted", late),
+        (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
+        (f"the last {whole - run.first:,} of {whole:,} messages and updates are shown", run.first),
     ]
     return [words for words, shown in found if shown]

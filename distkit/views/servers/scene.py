@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import Any, TypeVar
 
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import (
     Scene,
@@ -27,9 +27,26 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.scene.units import count, human_bytes
+from distkit.views.servers import layout
+from distkit.views.servers.beats import Beat, Teller
 from distkit.views.servers.layout import WIDTH
-from distkit.views.servers.staleness import brief
-from distkit.views.servers.state import stretches
+from distkit.views.servers.projection import (
+    At,
+    Row,
+    Run,
+    Version,
+    facts,
+    notices,
+    opening,
+    said,
+)
+from distkit.views.servers.staleness import bin_of, brief
+from distkit.views.servers.story import Request
+from distkit.views.servers.waits import Status
+
+Point = tuple[float, float]
+#: From when until when, and what.
+Span = TypeVar("Span", bound=tuple[float, float | None, Any])
 
 LINK, CARD, NOW, ROW, ARC, PERSON, FLIGHT, TOKEN = range(8)  # each is drawn above those before it
 #: So many workers of an update, and so many workers' waiting are drawn; pulls that wait.
@@ -58,7 +75,7 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 ]
 
 
-def draw(run: Json) -> Json:
+def draw(run: Run) -> Json:
     """The picture of a run, for both painters.
 
     Args:
@@ -68,172 +85,192 @@ def draw(run: Json) -> Json:
 
 
 class _Painter:
-    def __init__(self, run: Json) -> None:
-        self.run = run
-        self.lane: dict[int, int] = {rank: lane for rank, lane, _ in run["lanes"]}
-        self.people = {w["rank"]: w for w in run["workers"]}
-        self.slots = {(g[0], g[1], g[2]): g[4] for g in run["gradients"]}
-        self.took = {(row, begin): late for row, _, begin, _, late in run["updates"]}
-        self.servers = {row["server"] for row in run["rows"]}
-        cards, workers = run["cards"], run["workers"]
-        self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in cards}
-        self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*workers, *run["scheduler"])}
-        floor = max([70, *(w["y"] + w["r"] for w in workers), *(y for _, y in self.point.values())])
+    def __init__(self, run: Run) -> None:
+        self.run, story = run, run.story
+        self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
+        self.quorum, workers = story.quorum(), story.of("worker")
+        self.team = workers if self.quorum == len(workers) > 1 else []
+        places = layout.places(story, run.rows, self.quorum)
+        self.cards, self.stubs, self.spots = places.cards, places.stubs, places.rows
+        self.people = {w["rank"]: w for w in places.workers}
+        self.scheduler = places.scheduler
+        self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in self.cards}
+        self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*places.workers, *self.scheduler)}
+        self.slots = self._slots(workers)
+        floor = max([70, *(w["y"] + w["r"] for w in places.workers)])
+        floor = max([floor, *(y for _, y in self.point.values())])
         self.stripes = floor + 46
-        height = self.stripes + PITCH * min(len(workers), LANES) + 2
-        self.scene = Scene(WIDTH, height, run["start"])
-        self.side = Scene(SIDE, 170, run["start"])
+        height = self.stripes + PITCH * min(len(places.workers), LANES) + 2
+        self.scene = Scene(WIDTH, height, run.start)
+        self.side = Scene(SIDE, 170, run.start)
 
     def picture(self) -> Json:
-        run = self.run
+        run, drawn = self.run, self.run.beats[self.run.first :]
+        teller = Teller(run.story, run.waits, run.names)
         self._links()
         self._cards()
         self._scheduler()
-        for i, row in enumerate(run["rows"]):
-            if row["shown"]:
-                self._row(i, row)
+        for at, spot in self.spots.items():
+            if spot["shown"]:
+                self._row(run.rows[at], spot)
+                self._version(run.versions.get(at, []), spot)
         self._inboxes()
-        self._versions()
         self._statuses()
-        for i, beat in enumerate(run["beats"]):
+        for i, beat in enumerate(drawn):
             self._beat(i, beat)
         self._waiting()
         self._counters()
         self._staleness()
-        nothing = not run["beats"] and not run["cards"]
+        nothing = not drawn and not self.cards
         waiting = "waiting for the first message to a server"
         return picture(
             self.scene,
-            title=run["title"] or "Servers",
-            end=run["end"],
+            title=run.title,
+            end=run.end,
             view="servers",
-            facts=run["facts"],
-            notices=run["notices"],
-            said=run["said"],
-            live=run["live"],
-            empty=(waiting if run["live"] else NOTHING) if nothing else "",
+            facts=facts(run),
+            notices=notices(run),
+            said=said(run.story),
+            live=run.live,
+            empty=(waiting if run.live else NOTHING) if nothing else "",
             legend=LEGEND,
-            opening=self.scene.when(run["opening"]),
-            beats=[self._told(beat) for beat in run["beats"]],
-            list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
+            opening=self.scene.when(opening(run)),
+            beats=[self._told(beat, *teller.told(beat)) for beat in drawn],
+            list={"name": "updates", "all": "all keys", "rows": list(self._updates(drawn))},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
             side=self.side.plain(),
         )
 
-    def _told(self, beat: Json) -> Json:
-        when, end = self.scene.when, beat["end"]
-        told = {key: beat[key] for key in ("who", "more", "where") if beat.get(key)}
-        return {"begin": when(beat["begin"]), "end": None if end is None else when(end), **told}
+    def _told(self, beat: Beat, who: str, more: str) -> Json:
+        where = beat.of.where.rpartition("/")[2] if isinstance(beat.of, Request) else ""
+        told = {"who": who, "more": more, "where": clean(where)}
+        end = None if beat.end is None else self.scene.when(beat.end)
+        known = {key: words for key, words in told.items() if words}
+        return {"begin": self.scene.when(beat.begin), "end": end, **known}
 
     def _lane(self, rank: int) -> int:
-        return self.lane.get(rank, 7)
+        return self.lanes.get(rank, 7)
+
+    def _since(self, spans: Iterable[Span]) -> Iterator[Span]:
+        """Those that had not ended when the picture begins."""
+        return (s for s in spans if s[1] is None or s[1] > self.run.start)
+
+    def _slots(self, workers: list[int]) -> dict[Request, int]:
+        """The place of each gradient in its inbox: its worker's, or the first that is free."""
+        own = {w: i for i, w in enumerate(workers)}
+        busy: dict[At, dict[int, float]] = defaultdict(dict)  # until when each one is taken
+        found = {}
+        for g in self.run.story.gradients:
+            mine, slot = busy[g.server, g.key], own.get(g.node, 0)
+            if self.quorum < len(own):
+                came = g.arrived or 0.0
+                free = (i for i in range(self.quorum) if mine.get(i, -math.inf) <= came)
+                slot = next(free, self.quorum - 1)
+            mine[slot] = self.run.story.gone(g)
+            found[g] = slot
+        return found
 
     # -- what stays -------------------------------------------------------------------------
 
     def _links(self) -> None:
         for w in self.people.values():
-            for c in self.run["cards"]:
+            for c in self.cards:
                 self.scene.add(0, 0, line((w["x"], w["y"] - w["r"]), self.point[c["rank"]], "link"))
 
     def _cards(self) -> None:
-        for c in self.run["cards"]:
+        for c in self.cards:
             self.scene.add(
                 c["x"],
                 c["y"],
                 rect(c["w"], c["h"], "card", r=10),
                 rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(c["rank"])),
-                text(c["name"], "name", x=30, y=23),
+                text(self.run.names[c["rank"]], "name", x=30, y=23),
                 layer=CARD,
             )
             if c["more"]:
                 words = text(f"and {c['more']} more keys", "words", x=12, y=c["h"] - 8)
                 self.scene.add(c["x"], c["y"], words, layer=CARD)
-        for stub in self.run["stubs"]:
+        for stub in self.stubs:
             words = text(stub["text"], "words", y=5, anchor="middle")
             self.scene.add(stub["x"], stub["y"], words, layer=CARD)
 
     def _scheduler(self) -> None:
-        run = self.run
-        for s in run["scheduler"]:
+        story = self.run.story
+        all_ = len(story.of("worker")) + len(story.of("server"))
+        for s in self.scheduler:
             here = (s["x"], s["y"])
             box = rect(124, 54, "card", x=-62, y=-27, r=27)
-            name = text(s["name"], "name", y=-2, anchor="middle")
+            name = text("scheduler", "name", y=-2, anchor="middle")
             self.scene.add(*here, box, name, layer=CARD)
-            all_ = run["everybody"]
-            present = [(begin, end, node) for node, _, begin, end in run["present"]]
-            for begin, end, nodes in pieces([(-math.inf, None, -1), *present]):
+            for begin, end, nodes in pieces([(-math.inf, None, None), *story.present()]):
                 n = len(nodes) - 1
                 told = f"all {all_} registered" if n >= all_ else f"{n} of {all_} registered"
                 words = text(told, "words", y=16, anchor="middle")
                 self.scene.add(*here, words, begin=begin, end=end, layer=CARD)
-            for node, _, begin, end in run["present"]:
-                if node in self.point:
-                    way = line(self.point[node], here, "dots")
+            for begin, end, r in story.present():
+                if r.node in self.point:
+                    way = line(self.point[r.node], here, "dots")
                     self.scene.add(0, 0, way, begin=begin, end=end)
 
-    def _row(self, i: int, row: Json) -> None:
+    def _row(self, row: Row, spot: Json) -> None:
         """The marks of a key that are always there: its name and size, and an empty inbox."""
-        x, y, w = row["x"], row["y"], row["w"]
-        name = cut(row["key"], w - 50, 13)
-        part = "part {} of {}".format(*row["part"]) if row["part"] else ""
-        size = " · ".join(filter(None, [human_bytes(row["nbytes"]) if row["nbytes"] else "", part]))
+        x, y, w = spot["x"], spot["y"], spot["w"]
+        name = cut(row.key, w - 50, 13)
+        size = " · ".join(filter(None, [human_bytes(row.nbytes) if row.nbytes else "", row.share]))
         after = 7.9 * len(name) + 8
         shapes = [
             rect(w + 10, 47, "hover", x=-5, y=-2),
-            title(", ".join(filter(None, [row["key"], size]))),
+            title(", ".join(filter(None, [row.key, size]))),
             text(name, "key", y=17),
         ]
         if after + text_width(size, 11.5) < w - 42:
             shapes.append(text(size, "small", x=after, y=17))
-        if len(row["slots"]) < self.run["quorum"]:
-            (left, top, wide, _) = row["slots"][0]
+        if len(spot["slots"]) < self.quorum:
+            (left, top, wide, _) = spot["slots"][0]
             shapes.append(rect(wide, 9, "slot", x=left - x, y=top - y + 4, r=4.5))
         else:
-            for n, (left, top, wide, high) in enumerate(row["slots"]):
+            for n, (left, top, wide, high) in enumerate(spot["slots"]):
                 shapes.append(rect(wide, high, "slot", x=left - x, y=top - y, r=4))
-                team = self.run["team"]
-                if n < len(team) and wide > 14:  # who is missing is named in its empty place
-                    middle = left - x + wide / 2
-                    shapes.append(
-                        text(str(team[n]), "small", x=middle, y=top - y + 12.5, anchor="middle")
-                    )
+                if n < len(self.team) and wide > 14:  # who is missing is named in its empty place
+                    at = {"x": left - x + wide / 2, "y": top - y + 12.5}
+                    shapes.append(text(str(self.team[n]), "small", anchor="middle", **at))
         self.scene.add(x, y, *shapes, layer=ROW)
 
     # -- states ----------------------------------------------------------------------------
 
     def _inboxes(self) -> None:
         """Gradients in their places, and pulls that wait."""
-        lying: dict[tuple[int, int], list[Any]] = defaultdict(list)
-        rows, quorum = self.run["rows"], self.run["quorum"]
-        for row, worker, begin, end, slot, version, _ in self.run["gradients"]:
-            if rows[row]["shown"]:
-                few = len(rows[row]["slots"]) >= quorum
-                lying[row, slot if few else -1].append((begin, end, (worker, version)))
-        for (row, slot), spans in lying.items():
-            slots = rows[row]["slots"]
+        lying: dict[tuple[At, int], list[Any]] = defaultdict(list)
+        for g, slot in self.slots.items():
+            if (spot := self.spots[g.server, g.key])["shown"]:
+                few = len(spot["slots"]) >= self.quorum
+                span = (g.arrived, self.run.story.gone(g), g)
+                lying[(g.server, g.key), slot if few else -1].append(span)
+        for (at, slot), spans in lying.items():
+            slots = self.spots[at]["slots"]
             x, y, w, h = slots[min(max(slot, 0), len(slots) - 1)]
-            for begin, end, here in pieces(spans):
-                worker, version = here[0]
+            for begin, end, here in pieces(self._since(spans)):
                 over = (x, y)
                 if slot < 0:
-                    part = max(1.0, w * min(1.0, len(here) / quorum))
-                    told = text(f"{len(here)}/{quorum}", "small", x=w + 6, y=13)
+                    part = max(1.0, w * min(1.0, len(here) / self.quorum))
+                    told = text(f"{len(here)}/{self.quorum}", "small", x=w + 6, y=13)
                     drawing: tuple[Shape, ...] = rect(part, 9, "full", y=4, r=4.5), told
                 else:
-                    words = f"×{len(here)}" if len(here) > 1 else f"∇v{version}"
+                    words = f"×{len(here)}" if len(here) > 1 else f"∇v{here[0].version}"
                     over = (x - 0.5, y - 0.5)  # the edge of the empty place
-                    drawing = _box(w + 1, h + 1, words, self._lane(worker))
+                    drawing = _box(w + 1, h + 1, words, self._lane(here[0].node))
                 self.scene.add(*over, *drawing, begin=begin, end=end, layer=ROW)
-        held: dict[int, list[Any]] = defaultdict(list)
-        for row, worker, begin, end in self.run["held"]:
-            if rows[row]["shown"]:
-                held[row].append((begin, end, worker))
-        for row, waits in held.items():
-            x, y = rows[row]["wait"]
-            fits = min(MANY, int((rows[row]["x"] + rows[row]["w"] - x - 44) / 15))
-            for begin, end, workers in pieces(waits):
-                rings = tuple(self._rings(workers, fits))
-                self.scene.add(x, y, *rings, begin=begin, end=end, layer=ROW)
+        held: dict[At, list[Any]] = defaultdict(list)
+        for w in self.run.waits:
+            if w.kind == "pull" and w.asked:
+                held[w.asked.server, w.asked.key].append((w.begin, w.end, w.node))
+        for at, waits in held.items():
+            if (spot := self.spots[at])["shown"]:
+                x, y = spot["wait"]
+                fits = min(MANY, int((spot["x"] + spot["w"] - x - 44) / 15))
+                for begin, end, workers in pieces(self._since(waits)):
+                    rings = self._rings(workers, fits)
+                    self.scene.add(x, y, *rings, begin=begin, end=end, layer=ROW)
 
     def _rings(self, workers: list[int], fits: int) -> Iterator[Shape]:
         """A ring for each pull that waits, as far as they fit."""
@@ -247,243 +284,217 @@ class _Painter:
         if shown < n:
             yield text(f"+{n - shown}", "small", x=15 * shown - 3, y=4)
 
-    def _versions(self) -> None:
-        """The version of each key, and what the last update took."""
-        found: dict[int, list[Any]] = defaultdict(lambda: [(-math.inf, None, None)])
-        for i, version, begin, end, late in self.run["versions"]:
-            found[i].append((begin, end, (version, late)))
-        for i, row in enumerate(self.run["rows"]):
-            for begin, end, known in pieces(found[i]) if row["shown"] else ():
-                version, late = known[-1] or (None, [])
-                value: tuple[Shape, ...] = _pill(version, "pill", "version")
-                if version is None:
-                    value = (text("no value yet", "small", x=19, y=4, anchor="end"),)
-                self.scene.add(*row["pill"], *value, begin=begin, end=end, layer=ROW)
-                if last := tuple(self._last(late)):
-                    corner = row["x"] + row["w"], row["y"] + 39
-                    self.scene.add(*corner, *last, begin=begin, end=end, layer=ROW)
+    def _version(self, versions: list[Version], spot: Json) -> None:
+        """The version of a key, and what the last update took."""
+        none = text("no value yet", "small", x=19, y=4, anchor="end")
+        first = versions[0][0] if versions else None
+        self.scene.add(*spot["pill"], none, end=first, layer=ROW)
+        for begin, end, (version, late) in self._since(versions):
+            pill = _pill(version, "pill", "version")
+            self.scene.add(*spot["pill"], *pill, begin=begin, end=end, layer=ROW)
+            if last := self._last(late):
+                corner = spot["x"] + spot["w"], spot["y"] + 39
+                self.scene.add(*corner, *last, begin=begin, end=end, layer=ROW)
 
-    def _last(self, took: Sequence[tuple[int, int]]) -> Iterator[Shape]:
+    def _last(self, took: Mapping[int, int]) -> list[Shape]:
         """The workers of the last update, and how late their gradients were."""
-        late = max((n for _, n in took), default=0)
+        late = max(took.values(), default=0)
         words = f"{late} late" if late else "fresh" if len(took) == 1 else ""
-        if words:
-            yield text(words, "late" if late else "small", anchor="end")
         left = -text_width(words, 14) - 13 if words else -6
-        for i, (worker, _) in enumerate(reversed(took[:4])):
-            yield circle(4.2, "own", x=left - 11 * i, y=-4, lane=self._lane(worker))
+        told = [text(words, "late" if late else "small", anchor="end")] if words else []
+        return told + [
+            circle(4.2, "own", x=left - 11 * i, y=-4, lane=self._lane(worker))
+            for i, worker in enumerate(reversed(list(took)[:4]))
+        ]
 
     def _statuses(self) -> None:
         """The activity of each worker, and for whom it waits."""
-        found: dict[int, list[Any]] = defaultdict(lambda: [(-math.inf, None, ("", "", []))])
-        for node, kind, begin, end, words, awaited in self.run["status"]:
-            found[node].append((begin, end, (kind, words, awaited)))
         for rank, person in self.people.items():
-            for begin, end, all_ in pieces(found[rank]):
-                kind, words, awaited = all_[-1]
-                self._person(person, kind, words, begin, end)
-                for other in awaited if kind == "waits" else ():
+            for begin, end, status in self._since(self.run.doing[rank]):
+                self._person(person, status, begin, end)
+                for other in status.awaited:
                     if other in self.people:
                         to = self.people[other]["x"]
                         arc = _arc(person["x"], to, person["y"], person["r"])
                         self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
-    def _person(self, person: Json, kind: str, words: str, begin: float, end: float | None) -> None:
+    def _person(self, person: Json, status: Status, begin: float, end: float | None) -> None:
         """A worker: hollow and dashed while it waits, pale when it has ended."""
-        r, room, waits = person["r"], person["room"], kind == "waits"
-        lane = self._lane(person["rank"])
-        style = {"waits": "waiting", "ended": "faded"}.get(kind, "own")
-        look = "hollow" if kind in ("waits", "ended") else "number"
-        number = str(person["rank"])
+        r, room, waits = person["r"], person["room"], status.kind == "waits"
+        rank, lane = person["rank"], self._lane(person["rank"])
+        style = {"waits": "waiting", "ended": "faded"}.get(status.kind, "own")
+        look = "hollow" if status.kind in ("waits", "ended") else "number"
         shapes = [
             circle(r, style, lane=lane),
-            text(number, look, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
+            text(str(rank), look, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
         ]
-        if words == "died":
-            d = f"M{-r} {-r}L{r} {r}M{r} {-r}L{-r} {r}"
-            shapes.append(path(d, "cross"))
+        if status.text == "died":
+            shapes.append(path(f"M{-r} {-r}L{r} {r}M{r} {-r}L{-r} {r}", "cross"))
         if room >= 66:
             size = 0 if r > 20 else 11.0
-            name, said = cut(person["name"], room, 12), _fitting(words, room, size or 13)
+            name = cut(self.run.names[rank], room, 12)
+            told = _fitting(status.text, room, size or 13)
             shapes.append(text(name, "name", y=r + 17, anchor="middle", size=size))
             look = "strong" if waits else "words"
-            shapes += [text(said, look, y=r + 33, anchor="middle", size=size)] if said else []
-        told = f"{person['name']} {words}".strip()
-        self.scene.add(
-            person["x"],
-            person["y"],
-            title(told, aloud=waits),
-            *shapes,
-            begin=begin,
-            end=end,
-            layer=PERSON,
-        )
+            shapes += [text(told, look, y=r + 33, anchor="middle", size=size)] if told else []
+        words = title(f"{self.run.names[rank]} {status.text}".strip(), aloud=waits)
+        here = person["x"], person["y"]
+        self.scene.add(*here, words, *shapes, begin=begin, end=end, layer=PERSON)
 
     # -- what is under way --------------------------------------------------------------------
 
-    def _beat(self, i: int, beat: Json) -> None:
+    def _beat(self, i: int, beat: Beat) -> None:
         """A beat on its way, and what shows it when it has just ended."""
-        begin, end, kind = beat["begin"], beat["end"], beat["kind"]
-        row = self.run["rows"][beat["row"]] if "row" in beat else None
-        if row and row["shown"] and end is not None:
-            now = rect(row["w"] + 10, 47, "now", x=-5, y=-2, r=7)
-            self.scene.rest(i, row["x"], row["y"], now, layer=NOW)
-        if kind == "update":
-            if row and row["shown"] and end is not None:
-                self._merge(i, beat, row)
-            return
-        if (ends := self._ends(beat, row)) is None:
+        begin, end = beat.begin, beat.end
+        spot = None if beat.kind == "barrier" else self.spots.get((beat.of.server, beat.of.key))
+        if spot and spot["shown"] and end is not None:
+            now = rect(spot["w"] + 10, 47, "now", x=-5, y=-2, r=7)
+            self.scene.rest(i, spot["x"], spot["y"], now, layer=NOW)
+            if beat.kind == "update":
+                self._merge(i, beat, spot)
+        if (ends := self._ends(beat, spot)) is None:
             return
         a, b = ends
-        lane = self._lane(beat["src"])
-        lost, wrong = end is None, bool(beat.get("refused"))
-        plain = "wrong" if wrong else "answer" if kind == "book" else ""
-        way = line(a, b, "lost" if lost else plain or "flight", lane=lane)
+        lane = self._lane(beat.src)
+        plain = "wrong" if beat.lost else "answer" if beat.kind == "book" else ""
+        way = line(a, b, "lost" if end is None else plain or "flight", lane=lane)
         self.scene.add(0, 0, way, begin=begin, end=end, layer=FLIGHT)
-        token = self._token(beat, kind, lane)
+        token = self._token(beat, lane)
         if end is None:
             middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
             self.scene.add(*middle, *token, begin=begin, layer=TOKEN)
             return
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
-        head = "bad" if wrong else "gray" if kind == "book" else "own"
+        head = {"wrong": "bad", "answer": "gray"}.get(plain, "own")
         self.scene.rest(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
 
-    def _token(self, beat: Json, kind: str, lane: int) -> tuple[Shape, ...]:
+    def _token(self, beat: Beat, lane: int) -> tuple[Shape, ...]:
         """Messages in flight: a gradient with its version, weights, a question."""
-        version = beat.get("v", 0)
-        if kind == "push":
+        version = beat.of.version if (beat.of.server, beat.of.key) in self.spots else 0
+        if beat.kind == "push":
             words = f"∇v{version}"
             w = 8 * len(words) + 10
             return tuple(_box(w, 18, words, lane, x=-w / 2, y=-9))
-        if kind == "weights" or (kind == "init" and beat.get("nbytes")):
+        if beat.kind == "weights" or (beat.kind == "init" and beat.nbytes):
             return _pill(version, "pill", "version")
-        return (circle(6, "ring", lane=self._lane(beat["dst"]) if kind == "book" else lane),)
+        return (circle(6, "ring", lane=self._lane(beat.dst) if beat.kind == "book" else lane),)
 
-    def _merge(self, i: int, beat: Json, row: Json) -> None:
+    def _merge(self, i: int, beat: Beat, spot: Json) -> None:
         """The gradients of an update go from their places into the value."""
-        px, py = row["pill"]
-        for (x, y, w, h), (worker, _) in zip(
-            row["slots"], self.took[beat["row"], beat["begin"]], strict=False
-        ):
+        px, py = spot["pill"]
+        for (x, y, w, h), worker in zip(spot["slots"], beat.of.late, strict=False):
             box = rect(w, h, "merging", r=4, lane=self._lane(worker))
             to = px - w / 2, py - h / 2
-            self.scene.add(x, y, box, begin=beat["begin"], end=beat["end"], to=to, layer=TOKEN)
-        self.scene.rest(i, px, py, *_pill(beat["v"], "full", "reversed"), layer=TOKEN)
+            self.scene.add(x, y, box, begin=beat.begin, end=beat.end, to=to, layer=TOKEN)
+        self.scene.rest(i, px, py, *_pill(beat.of.version, "full", "reversed"), layer=TOKEN)
 
-    def _ends(
-        self, beat: Json, row: Json | None
-    ) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    def _ends(self, beat: Beat, spot: Json | None) -> tuple[Point, Point] | None:
         """From where to where a beat goes; None: it is not drawn."""
-        src, dst, kind = beat["src"], beat["dst"], beat["kind"]
-        a, b = self._place(src), self._place(dst)
-        if a is None or b is None or src == dst:
+        a, b = self._place(beat.src), self._place(beat.dst)
+        if a is None or b is None or beat.src == beat.dst:
             return None
-        if row and "slots" in row:
-            slots = row["slots"]
-            slot = self.slots.get((beat["row"], src, beat["end"]), 0) if kind == "push" else 0
+        if spot and "slots" in spot:
+            slots, slot = spot["slots"], self.slots.get(beat.of, 0)
             x, y, w, h = slots[min(slot, len(slots) - 1)]
-            spots = {"push": (x + w / 2, y + h / 2), "pull": row["wait"], "init": row["pill"]}
-            b = spots.get(kind, b)
-            a = row["pill"] if kind == "weights" else a
-        return self._edge(src, a, b), self._edge(dst, b, a)
+            spots = {"push": (x + w / 2, y + h / 2), "pull": spot["wait"], "init": spot["pill"]}
+            b = spots.get(beat.kind, b)
+            a = spot["pill"] if beat.kind == "weights" else a
+        return self._edge(beat.src, a, b), self._edge(beat.dst, b, a)
 
-    def _place(self, rank: int) -> tuple[float, float] | None:
-        if rank in self.point:
-            return self.point[rank]
-        role = "server" if rank in self.servers else "worker"
-        stubs = (s for s in self.run["stubs"] if s["role"] == role)
-        return next(((s["x"], s["y"]) for s in stubs), None)
+    def _place(self, rank: int) -> Point | None:
+        role = "server" if any(row.server == rank for row in self.run.rows.values()) else "worker"
+        stubs = ((s["x"], s["y"]) for s in self.stubs if s["role"] == role)
+        return self.point.get(rank) or next(stubs, None)
 
-    def _edge(self, rank: int, a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    def _edge(self, rank: int, a: Sequence[float], b: Sequence[float]) -> Point:
         """The edge of a worker or the scheduler instead of its middle."""
         length = math.dist(a, b) or 1.0
         ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
-        if any(node["rank"] == rank for node in self.run["scheduler"]):
+        far = self.people[rank]["r"] + 4 if rank in self.people else 0
+        if any(node["rank"] == rank for node in self.scheduler):
             far = min(64 / max(abs(ux), 1e-9), 30 / max(abs(uy), 1e-9))
-        else:
-            far = self.people[rank]["r"] + 4 if rank in self.people else 0
         return a[0] + ux * far, a[1] + uy * far
 
     # -- below and beside ---------------------------------------------------------------------
 
-    def _updates(self) -> Iterator[list[Any]]:
+    def _updates(self, drawn: list[Beat]) -> Iterator[list[Any]]:
         """The updates as rows of a list."""
-        for i, beat in enumerate(self.run["beats"]):
-            if beat["kind"] == "update" and beat["end"] is not None and "row" in beat:
-                row = self.run["rows"][beat["row"]]
-                late = self.took[beat["row"], beat["begin"]]
-                part = " {}/{}".format(*row["part"]) if row["part"] else ""
-                who = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in late[:NAMED]]
+        for i, beat in enumerate(drawn):
+            if beat.kind == "update" and beat.end is not None:
+                row, late = self.run.rows[beat.of.server, beat.of.key], beat.of.late
+                part = " {}/{}".format(*row.part) if row.part else ""
+                some = list(late.items())[:NAMED]
+                who = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in some]
                 others = max(0, len(late) - NAMED)
-                yield [i, row["key"], row["key"], part, f"v{beat['v']}", who, others]
+                yield [i, row.key, row.key, part, f"v{beat.of.version}", who, others]
 
     def _waiting(self) -> None:
         """Per worker the whole run: full while it waits for others, pale while it computes."""
-        run = self.run
-        span = max(run["end"] - run["start"], 1e-12)
-        workers = run["workers"][:LANES]
-        spent = {w["rank"]: stretches(run, w["rank"]) for w in workers}
+        run, workers = self.run, list(self.people)[:LANES]
+        span = max(run.end - run.start, 1e-12)
+        spent = {w: list(self._spent(w)) for w in workers}
         for least in (0.5, 1.0, 2.0, 8.0):
-            paths = {r: _stripes(s, run["start"], span, least) for r, s in spent.items()}
+            paths = {r: _stripes(s, run.start, span, least) for r, s in spent.items()}
             if sum(len(d) for found in paths.values() for d in found.values()) < MAX_LETTERS:
                 break
         for i, w in enumerate(workers):
-            y = self.stripes + PITCH * i
-            waited = sum(
-                b - max(a, run["start"]) for kind, a, b in spent[w["rank"]] if kind == "waits"
-            )
+            waited = sum(b - max(a, run.start) for kind, a, b in spent[w] if kind == "waits")
+            styles = {"waits": "own", "works": "pale"}
             self.scene.add(
                 0,
-                y,
-                text(w["name"], "small", x=LEFT - 8, y=8, anchor="end"),
+                self.stripes + PITCH * i,
+                text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
                 text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 8, y=8),
-                *(
-                    path(d, "own" if kind == "waits" else "pale", lane=self._lane(w["rank"]))
-                    for kind, d in paths[w["rank"]].items()
-                ),
+                *(path(d, styles[kind], lane=self._lane(w)) for kind, d in paths[w].items()),
             )
         if workers:
             cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
             a, b = (LEFT, self.stripes - 2), (RIGHT, self.stripes - 2)
-            self.scene.add(*a, cursor, end=run["end"], to=b, steady=True, layer=TOKEN)
-            self.scene.add(*b, cursor, begin=run["end"], layer=TOKEN)
+            self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
+            self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
+
+    def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
+        """When a worker waits and when it computes, and until when."""
+        stretches = self._since(self.run.doing[worker])
+        for kind, some in groupby(stretches, key=lambda s: s[2].kind):
+            first, *more = some
+            *_, (_, end, _) = first, *more
+            if kind in ("waits", "works"):
+                yield kind, first[0], self.run.end if end is None else end
 
     def _counters(self) -> None:
         """Pushes, pulls and updates until now."""
-        base = self.run["base"]
-        of = {"pushes": ("push", "there"), "pulls": ("weights", "back"), "updates": ("update", "")}
-        for i, (noun, (kind, way)) in enumerate(of.items()):
-            done = [b for b in self.run["beats"] if b["kind"] == kind and b["end"] is not None]
-            sizes = [base.get(way, 0), *(b.get("nbytes", 0) for b in done)]
-            sums = list(accumulate(sizes))
-            for begin, end, n in steps(b["end"] for b in done):
-                whole = base[noun] + n
-                self.side.add(70 * i, 18, text(f"{whole:,}", "figure"), begin=begin, end=end)
-                if way:
+        of = {"pushes": "push", "pulls": "weights", "updates": "update"}
+        for i, (noun, kind) in enumerate(of.items()):
+            done = self.run.done(kind)
+            sums = list(accumulate((b.nbytes for b in done), initial=0))
+            for begin, end, n in self._since(steps(b.end or 0.0 for b in done)):
+                self.side.add(70 * i, 18, text(f"{n:,}", "figure"), begin=begin, end=end)
+                if kind != "update":
                     size = text(human_bytes(sums[n]), "small")
                     self.side.add(70 * i, 47, size, begin=begin, end=end)
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
         """A histogram of the gradients until now: its bins are those of the whole run."""
-        drawn, side, base = self.run["staleness"], self.side, self.run["base"]["late"]
+        drawn, side = self.run.staleness, self.side
         pitch, high, floor = drawn["pitch"], drawn["high"], 84 + drawn["high"]
-        taken = sorted((g[3], g[6]) for g in self.run["gradients"] if g[6] is not None)
+        gradients = [g for g in self.run.story.gradients if g.taken is not None]
+        taken = sorted((self.run.story.gone(g), bin_of(drawn, g.late)) for g in gradients)
         for begin, end, n in steps([end for end, _ in taken[:1]]):
-            words = "gradients, by staleness" if n or any(base) else "no gradient applied yet"
+            words = "gradients, by staleness" if n else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)
-        side.add(0, floor, path(f"M0 0H{pitch * len(base):.1f}", "axis"))
+        side.add(0, floor, path(f"M0 0H{pitch * len(drawn['labels']):.1f}", "axis"))
         for y, words in zip((30, 43), drawn["axis"], strict=True):
             side.add(0, floor + y, text(words, "small"))
         for i, label in enumerate(drawn["labels"]):
             side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
-            for begin, end, n in steps([end for end, which in taken if which == i]):
-                if whole := base[i] + n:
-                    tall = max(2.0, high * whole / max(drawn["totals"]))
-                    told = f"{count(whole, 'gradient')} of staleness {drawn['ranges'][i]}"
+            for begin, end, n in self._since(steps([end for end, which in taken if which == i])):
+                if n:
+                    tall = max(2.0, high * n / max(drawn["totals"]))
+                    told = f"{count(n, 'gradient')} of staleness {drawn['ranges'][i]}"
                     bar = rect(pitch - 2, tall, "bad" if i else "gray", x=1, y=-tall, r=1)
-                    number = text(brief(whole), "count", x=pitch / 2, y=-tall - 4, anchor="middle")
+                    number = text(brief(n), "count", x=pitch / 2, y=-tall - 4, anchor="middle")
                     side.add(i * pitch, floor, title(told), bar, number, begin=begin, end=end)
 
 

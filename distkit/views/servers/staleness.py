@@ -45,13 +45,13 @@ def bin_of(staleness: Json, late: int | None) -> int | None:
     return None if late is None else late // int(staleness["width"])
 
 
-def said(staleness: Json, counts: Iterable[int]) -> str:
+def said(staleness: Json) -> str:
     """The bins that are not empty, in words.
 
-    >>> said(histogram([0, 0, 1]), [2, 1, 0])
+    >>> said(histogram([0, 0, 1]))
     '0: 2, 1: 1'
     """
-    pairs = zip(staleness["ranges"], counts, strict=True)
+    pairs = zip(staleness["ranges"], staleness["totals"], strict=True)
     return ", ".join(f"{label}: {n:,}" for label, n in pairs if n)
 
 

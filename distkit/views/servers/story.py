@@ -30,7 +30,8 @@ class Request:
 
     ``version`` is that of the value: for a pull the one it got, for a push the one that its
     gradient was computed from. ``at_once``: the answer left before the server did anything else.
-    ``refused``: it was an error. ``alone``: the node ended before it had the answer.
+    ``refused``: it was an error. ``alone``: the node ended before it had the answer. A gradient
+    that counts lies in the inbox of its key until ``taken`` by an update.
     """
 
     op: Op
@@ -48,13 +49,16 @@ class Request:
     where: str
     whole: bool  # it carried a tensor, or was answered with one
     at_once: bool
-    late: int = 0  # the answer's: so many gradients of its node came too late for their round
+    lost: int = 0  # the answer's: so many gradients of its node came too late for their round
     version: int = 0
     dropped: bool = False
     refused: bool = False
     alone: bool = False
     terms: Mapping[str, Any] = NO_ATTRIBUTES  # of a register: the mode, and what is not as usual
     optimizer: str = ""  # its name, if this is no key's first value but sets the optimizer
+    taken: float | None = None
+    by: int | None = None  # the version that this update made
+    late: int | None = None  # so many updates came between the pull and this one
 
     @property
     def place(self) -> Place:
@@ -62,20 +66,9 @@ class Request:
         return self.run, self.server, self.key
 
     @property
-    def unanswered(self) -> bool:
-        """True if neither its server nor its node knows of an answer."""
-        return self.left is None and self.back is None
-
-
-@dataclass(slots=True, eq=False)
-class Gradient:
-    """A push in the inbox of a key, from its arrival until ``taken`` by an update."""
-
-    push: Request
-    arrived: float
-    taken: float | None = None
-    by: int | None = None  # the version that this one made
-    late: int | None = None  # so many updates came between the pull and this one
+    def stuck(self) -> bool:
+        """True if there is no answer that its server or its node knows of, or a refusal."""
+        return self.refused or (self.left is None and self.back is None)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,11 +95,10 @@ class Story:
 
     roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
     begins: dict[int, float]  # when each run began
-    quorum: dict[int, int]  # how many gradients make an update, by run
     rules: dict[int, Rule]  # what decides who waits, by run
     requests: list[Request]
     updates: list[Update]
-    gradients: list[Gradient]
+    gradients: list[Request]  # the pushes that arrived and count, in the order of arrival
     barriers: list[list[Span]]
 
     def over(self, run: int) -> float:
@@ -116,6 +108,22 @@ class Story:
     def of(self, role: str) -> list[int]:
         """The ranks with this role."""
         return sorted(rank for rank, mine in self.roles.items() if mine == role)
+
+    def present(self) -> list[tuple[float, float, Request]]:
+        """From when until when the scheduler knows who registered."""
+        asked = (r for r in self.requests if r.op is Op.REGISTER and r.arrived is not None)
+        return [(r.arrived or 0.0, self.over(r.run), r) for r in asked]
+
+    def gone(self, gradient: Request) -> float:
+        """When a gradient leaves its inbox; infinity: never."""
+        taken = math.inf if gradient.taken is None else gradient.taken
+        return min(taken, self.over(gradient.run))
+
+    def quorum(self, *runs: int) -> int:
+        """How many gradients make an update: at most, of these runs or of all."""
+        rules = [self.rules[run] for run in runs or self.rules if run in self.rules]
+        workers = len(self.of("worker"))
+        return max((workers - r.backup if r.halts else 1 for r in rules), default=1)
 
 
 def read(trace: EventLog) -> Story:
@@ -128,38 +136,30 @@ def read(trace: EventLog) -> Story:
     updates = list(_updates(trace.spans, requests, roles))
     _drop(requests)
     _part(requests, trace)
-    gradients = _inboxes(requests, updates)
-    _date(requests, updates)
+    gradients = _walk(requests, updates)
     barriers: dict[str, list[Span]] = defaultdict(list)
     for s in trace.spans:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    quorum, rules = _rules(begins, requests, updates, workers)
-    return Story(
-        roles,
-        begins,
-        quorum,
-        rules,
-        requests,
-        updates,
-        gradients,
-        list(barriers.values()),
-    )
+    rules = _rules(begins, requests, updates, workers)
+    return Story(roles, begins, rules, requests, updates, gradients, list(barriers.values()))
 
 
 def _rules(
     begins: Iterable[int], requests: list[Request], updates: list[Update], workers: int
-) -> tuple[dict[int, int], dict[int, Rule]]:
-    """Quorum and rule as a run's updates show; as its mode says while there are none."""
+) -> dict[int, Rule]:
+    """The rule that a run's updates show; what its mode says while there are none."""
     terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
-    quorum, rules = dict[int, int](), dict[int, Rule]()
+    taken: dict[int, int] = {}
+    for u in updates:
+        taken[u.run] = max(len(u.late), taken.get(u.run, 0))
+    rules = dict[int, Rule]()
     for run in begins:
         told = rule_of(**{"mode": "", **terms.get(run, {})})
-        taken = [len(u.late) for u in updates if u.run == run]
-        n = quorum[run] = max(taken, default=max(1, workers - told.backup) if told.halts else 1)
+        n = taken.get(run, max(1, workers - told.backup) if told.halts else 1)
         rules[run] = Synchronous(workers - n) if n > 1 else Asynchronous(told.staleness)
-    return quorum, rules
+    return rules
 
 
 # -- requests ---------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
         where=s.where,
         whole=bool(s.dtype or (got and got.dtype)),
         at_once=bool(got and reply and reply.seq == got.seq + 1),
-        late=reply.attributes.get("dropped", 0) if reply else 0,
+        lost=reply.attributes.get("dropped", 0) if reply else 0,
         refused=reply is not None and "refused" in reply.attributes,
         terms=s.attributes if s.op is Op.REGISTER else NO_ATTRIBUTES,
         optimizer=s.attributes.get("optimizer", ""),
@@ -268,57 +268,58 @@ def _drop(requests: list[Request]) -> None:
     pushes = [r for r in requests if r.op is Op.PUSH and r.left is not None]
     for r in sorted(pushes, key=lambda r: r.left or 0.0):
         who = r.node, r.place
-        r.dropped, seen[who] = r.late > seen[who], max(r.late, seen[who])
+        r.dropped, seen[who] = r.lost > seen[who], max(r.lost, seen[who])
 
 
-def _inboxes(requests: list[Request], updates: list[Update]) -> list[Gradient]:
-    """Each gradient that came; an update takes the oldest one of each of its workers."""
-    steps: dict[Place, list[tuple[float, Request | Update]]] = defaultdict(list)
+#: What happens at one time goes in this order.
+UPDATED, LEFT, BACK, SENT, ARRIVED, TAKEN = range(6)
+
+
+def _walk(requests: list[Request], updates: list[Update]) -> list[Request]:
+    """Go through it all in the order of time, and return the gradients that count.
+
+    Note the version that each pull got and each gradient was computed from. An update takes the
+    oldest gradient of each of its workers from the inbox.
+    """
+    versions: dict[Place, int] = {}
+    pulled: dict[tuple[int, Place], int] = {}
+    inboxes: dict[Place, dict[int, deque[Request]]] = defaultdict(lambda: defaultdict(deque))
+    gradients = []
+    steps = [*_steps_of_requests(requests), *((u.begin, TAKEN, u) for u in updates)]
+    steps += [(u.end, UPDATED, u) for u in updates if u.end is not None]
+    for _, step, it in sorted(steps, key=lambda s: s[:2]):
+        if step == UPDATED:
+            versions[it.place] = it.version
+        elif step == LEFT:
+            it.version = versions.get(it.place, 0)
+        elif step == TAKEN:
+            _take(inboxes[it.place], it)
+        elif step == BACK:
+            pulled[it.node, it.place] = it.version
+        elif step == SENT:
+            it.version = pulled.get((it.node, it.place), 0)
+        else:
+            inboxes[it.place][it.node].append(it)
+            gradients.append(it)
+    return gradients
+
+
+def _steps_of_requests(requests: list[Request]) -> Iterator[tuple[float, int, Any]]:
     for r in requests:
-        if r.op is Op.PUSH and r.arrived is not None and not (r.refused or r.dropped):
-            steps[r.place].append((r.arrived, r))
-    for u in updates:
-        steps[u.place].append((u.begin, u))
-    found: list[Gradient] = []
-    for of_one in steps.values():
-        inbox: dict[int, deque[Gradient]] = defaultdict(deque)
-        for time, step in sorted(of_one, key=lambda s: (s[0], isinstance(s[1], Update))):
-            if isinstance(step, Update):
-                _take(inbox, step)
-            else:
-                inbox[step.node].append(Gradient(step, time))
-                found.append(inbox[step.node][-1])
-    return sorted(found, key=lambda g: g.arrived)
+        if r.op is Op.PUSH:
+            yield r.sent, SENT, r
+            if r.arrived is not None and not (r.refused or r.dropped):
+                yield r.arrived, ARRIVED, r
+        if r.op is Op.PULL and r.left is not None:
+            yield r.left, LEFT, r
+            if r.back is not None:
+                yield r.back, BACK, r
 
 
-def _take(inbox: dict[int, deque[Gradient]], update: Update) -> None:
+def _take(inbox: dict[int, deque[Request]], update: Update) -> None:
     """Empty the inbox as far as an update says; one that says nothing takes of everybody."""
     for worker in list(update.late) or [w for w, waiting in inbox.items() if waiting]:
         late = update.late.setdefault(worker, 0)
         if inbox[worker]:
             gradient = inbox[worker].popleft()
             gradient.taken, gradient.by, gradient.late = update.begin, update.version, late
-
-
-def _date(requests: list[Request], updates: list[Update]) -> None:
-    """Note which version each pull got, and each gradient was computed from."""
-    history: dict[Place, list[tuple[float, int]]] = defaultdict(list)
-    for u in updates:
-        history[u.place].append((u.end if u.end is not None else math.inf, u.version))
-    pulled: dict[tuple[int, Place], list[tuple[float, int]]] = defaultdict(list)
-    for r in requests:
-        if r.op is Op.PULL and r.left is not None:
-            r.version = _last(history[r.place], r.left)
-            if r.back is not None:
-                pulled[r.node, r.place].append((r.back, r.version))
-    for got in pulled.values():
-        got.sort()
-    for r in requests:
-        if r.op is Op.PUSH:
-            r.version = _last(pulled[r.node, r.place], r.sent)
-
-
-def _last(known: list[tuple[float, int]], time: float) -> int:
-    """The latest version known at a time; 0: the first value."""
-    i = bisect_right(known, (time, 1 << 62))
-    return known[i - 1][1] if i else 0

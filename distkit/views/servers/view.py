@@ -1,17 +1,19 @@
 """A parameter server at work: keys on servers, pushes and pulls under way, who waits for whom.
 
-What happened is read in story.py and waits.py, projection.py makes it plain data, scene.py marks.
+What happened is read in story.py and waits.py, projection.py and beats.py put it together and into
+words, scene.py into marks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.units import count, human_bytes
-from distkit.views.servers.projection import project
+from distkit.views.servers.projection import Run, facts, notices, project
 from distkit.views.servers.scene import NOTHING, draw
 from distkit.views.servers.staleness import said
-from distkit.views.servers.state import at, counts
 from distkit.views.widget.view import SceneView
 
 MAX_ROWS = 24  # keys that are written in the table
@@ -53,34 +55,29 @@ class Servers(SceneView):
         return to_table(self._run)
 
 
-def to_table(run: Json) -> str:
+def to_table(run: Run) -> str:
     """For a terminal, at the end: keys and their versions, who waits for whom, the counters."""
-    p, now = run, at(run, run["end"])
-    names = {rank: name for rank, _, name in p["lanes"]}
-    lines = [f"{p['title'] or 'Servers'}: {', '.join(p['facts'])}".rstrip(": ")]
-    if not p["beats"]:
+    lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
+    if not run.beats:
         return f"{lines[0]}\n  {NOTHING}"
-    for row, state in list(zip(p["rows"], now.rows, strict=True))[:MAX_ROWS]:
-        version = "no value" if state.version is None else f"v{state.version}"
-        part = ", part {} of {}".format(*row["part"]) if row["part"] else ""
-        here = f", {count(len(state.slots), 'gradient')} in the inbox" if state.slots else ""
-        server = names.get(row["server"], f"rank {row['server']}")
-        size = f"({human_bytes(row['nbytes'])}{part})"
-        lines.append(f"  {server}: {row['key']} {version} {size}{here}")
-    if len(p["rows"]) > MAX_ROWS:
-        lines.append(f"  … and {len(p['rows']) - MAX_ROWS:,} more keys")
-    lines += [
-        f"  {names.get(node, node)} {text}"
-        for node, (kind, text, _) in now.status.items()
-        if kind == "waits"
-    ]
-    sums = counts(p)
-    late = said(p["staleness"], sums["late"])
-    pushes = "1 push" if sums["pushes"] == 1 else f"{sums['pushes']:,} pushes"
+    lying = Counter((g.server, g.key) for g in run.story.gradients if run.story.gone(g) > run.end)
+    for at, row in list(run.rows.items())[:MAX_ROWS]:
+        here = [version for begin, end, (version, _) in run.versions.get(at, ()) if end > run.end]
+        version = f"v{here[-1]}" if here else "no value"
+        size = ", ".join(filter(None, [human_bytes(row.nbytes), row.share]))
+        inbox = f", {count(lying[at], 'gradient')} in the inbox" if lying[at] else ""
+        lines.append(f"  {run.names[row.server]}: {row.key} {version} ({size}){inbox}")
+    if len(run.rows) > MAX_ROWS:
+        lines.append(f"  … and {len(run.rows) - MAX_ROWS:,} more keys")
+    last = {node: stretches[-1][2] for node, stretches in run.doing.items()}
+    lines += [f"  {run.names[n]} {s.text}" for n, s in last.items() if s.kind == "waits"]
+    pushes, pulls = run.done("push"), run.done("weights")
     told = [
-        f"{pushes} ({human_bytes(sums['there'])})",
-        f"{count(sums['pulls'], 'pull')} ({human_bytes(sums['back'])})",
-        count(sums["updates"], "update"),
+        "1 push" if len(pushes) == 1 else f"{len(pushes):,} pushes",
+        f" ({human_bytes(sum(b.nbytes for b in pushes))}), ",
+        f"{count(len(pulls), 'pull')} ({human_bytes(sum(b.nbytes for b in pulls))}), ",
+        count(len(run.done("update")), "update"),
     ]
-    lines.append("  " + ", ".join(told) + (f"; gradients of staleness {late}" if late else ""))
-    return "\n".join([*lines, *(f"  ! {notice}" for notice in p["notices"])])
+    late = said(run.staleness)
+    lines.append("  " + "".join(told) + (f"; gradients of staleness {late}" if late else ""))
+    return "\n".join([*lines, *(f"  ! {notice}" for notice in notices(run))])
