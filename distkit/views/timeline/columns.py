@@ -107,10 +107,13 @@ class Columns:
 
     @cached_property
     def _ends(self) -> Ints:
-        """A number for each arrow: its ends, which are called by their first events."""
-        first = np.append(self.ops.begin, -1)  # for an end that is not there
-        found: Ints = first[self.pairs.send] * 2**31 + first[self.pairs.recv]
-        return found
+        """A number for each arrow: its ends, called by their first events, and its number.
+
+        A receive from any source moves later messages back when it is known from whom it was.
+        """
+        pairs, first = self.pairs, np.append(self.ops.begin, -1)  # for an end that is not there
+        found: Ints = np.stack([first[pairs.send], first[pairs.recv], pairs.nth]).T
+        return np.ascontiguousarray(found).view("i8,i8,i8").ravel()
 
     def _told(self, chosen: Bools, arrows: Ints) -> Json:
         return {
