@@ -188,8 +188,8 @@ class Throttle:
                 self._took = time.monotonic() - self._last
 
 
-#: Seconds between two updates while much happens.
-PERIOD = 0.016
+#: Seconds between two calls of a notifier while much happens.
+REST = 0.016
 
 
 class Worker:
@@ -238,4 +238,4 @@ class Notifier:
     def _run(self) -> None:
         self._due.clear()
         self._act()
-        time.sleep(PERIOD)
+        time.sleep(REST)
