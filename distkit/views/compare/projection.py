@@ -19,6 +19,8 @@ from distkit.views.timeline.columns import Columns
 #: The figures of a run that goes on are renewed each time it has grown by this part.
 GROWN = 0.1
 MAX_NOTICES = 6
+#: What is not known of a run whose messages are all its backend's.
+OF_MESSAGES = ("messages", "message_bytes", "most_sent")
 
 #: Key, name and unit of each figure, and what it means. Units: s, B, n (a number), % (a part).
 ROWS = [
@@ -157,9 +159,15 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
     for key, label, unit, hint in ROWS:
         if workers and unit == "%":
             label, hint = f"workers {label}", hint.replace("ranks", OF_WORKERS)
-        values = [run["figures"].get(key) for run in runs]
+        sent = key in OF_MESSAGES
+        values = [None if sent and _hidden(run) else run["figures"].get(key) for run in runs]
         if any(v not in (0, None) for v in values) or key in ("seconds", "messages"):
             yield {"key": key, "label": label, "unit": unit, "hint": hint, "values": values}
+
+
+def _hidden(run: Json) -> bool:
+    """True if all messages of a run are its backend's, which nobody sees."""
+    return not run["figures"]["messages"] and bool(run["figures"]["collectives"])
 
 
 def _notices(runs: Sequence[Json]) -> Iterator[str]:
@@ -172,11 +180,7 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
     if len(set(sizes.values())) > 1:
         told = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())
         yield f"the world sizes differ: {'; '.join(told)}"
-    said = [
-        run["name"]
-        for run in runs
-        if not run["figures"]["messages"] and run["figures"]["collectives"]
-    ]
+    said = [run["name"] for run in runs if _hidden(run)]
     if said and any(run["figures"]["messages"] for run in runs):
         yield f"{joined(said)}: messages inside the backend's collectives are not recorded"
     for run in runs:

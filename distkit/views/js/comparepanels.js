@@ -42,30 +42,38 @@ export class Clock {
   }
 }
 
-// The operations of a trace, each by its rank and the how-manieth of it that it is; computation
-// is counted for itself.
+// The operations of a trace: the place of each among those of its rank, computation counted for
+// itself, and its counterpart in another trace, which does the same with the same peer as often.
 export class Order {
   constructor(store) {
-    const place = new Int32Array(store.count);
-    Object.assign(this, { store, version: store.version, lists: new Map(), place });
-    for (let i = 0; i < store.count; i++) {
-      const key = this.#key(i);
-      if (!this.lists.has(key)) this.lists.set(key, []);
-      this.lists.get(key).push(i);
-    }
-    for (const list of this.lists.values()) {
-      list.sort((i, j) => store.seq[i] - store.seq[j]).forEach((i, n) => { this.place[i] = n; });
-    }
+    this.store = store;
+    this.version = store.version;
+    const lane = (i) => store.tracks[store.track[i]];
+    this.place = this.#numbers((i) => `${lane(i).rank}/${lane(i).mark}`).numbers;
+    this.alike = this.#numbers((i) => this.#kind(lane(i).rank, store.looks[store.look[i]]));
   }
 
-  #key(i) {
-    const { rank, mark } = this.store.tracks[this.store.track[i]];
-    return `${rank}/${mark}`;
+  #kind(rank, { op, peer, label }) {
+    return `${rank}/${op}/${peer ?? ""}/${op === "mark" ? label : ""}`;
+  }
+
+  // The operations by a key, in their order; numbers: of each among those of its key.
+  #numbers(keyOf) {
+    const { store } = this;
+    const keys = Array.from({ length: store.count }, (_, i) => keyOf(i));
+    const lists = new Map(keys.map((key) => [key, []]));
+    keys.forEach((key, i) => lists.get(key).push(i));
+    const numbers = new Int32Array(store.count);
+    for (const list of lists.values()) {
+      list.sort((i, j) => store.seq[i] - store.seq[j]).forEach((i, n) => { numbers[i] = n; });
+    }
+    return { keys, lists, numbers };
   }
 
   // The same one of another trace, -1 if there is none.
   counterpart(other, i) {
-    return other.lists.get(this.#key(i))?.[this.place[i]] ?? -1;
+    const { keys, numbers } = this.alike;
+    return other.alike.lists.get(keys[i])?.[numbers[i]] ?? -1;
   }
 }
 
