@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -13,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -44,20 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # -- nobody is left running ----------------------------------------------------
-# Every process that the tests start inherits MARK. It is set before Python starts, by `make test`
-# and for each worker of pytest-xdist, so that even forks of this process that lost their parent
-# are recognised, and none of another worker's.
+# Every process that the tests start inherits MARK. `make test` sets it before Python starts,
+# so that even forks of this process that lost their parent are recognised.
 
 MARK = "DISTKIT_TEST_ID"
 SESSION = os.environ.setdefault(MARK, uuid.uuid4().hex)
 numbers = itertools.count()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Give each worker a mark of its own before its Python starts."""
-    for spec in specs:
-        spec.python = shlex.join(["env", f"{MARK}={SESSION}-{spec.id}", sys.executable])
 
 
 def _carries(process: psutil.Process, mark: str) -> bool:

@@ -328,7 +328,7 @@ def _said(trace: EventLog, found: Contributions) -> str:
         return ""
     told = (
         "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
-        "contribution it contains. "
+        "contribution it contains, or shows its first values. "
     ) + told
     doubt = (
         " Pale: at most these ranks, whose values may have reached it; the trace does not record "

@@ -374,13 +374,15 @@ def _values(
             found += _heat(v, most, i * each, 0, each, h)
         return tuple(found)
     top = 11.0 if numbered else 1.0
+    if numbered:  # the chunk's number stands in a heading
+        found.append(rect(w, 10.5, "gray", opacity=0.4))
     fits = int((h - top) / 9)
     shown = values if len(values) <= fits else values[: fits - 1]
     high = (h - top) / max(1, min(fits, len(values)))
     for i, v in enumerate(shown):
         y = top + i * high
         found += _heat(v, most, 0, y, w, high - 0.5)
-        words, middle = _short(v, w - 4), y + high / 2 + 3.2
+        words, middle = _short(v, w - 9), y + high / 2 + 3.2
         found.append(text(words, "count", x=w / 2, y=middle, anchor="middle", size=9.5))
     if len(shown) < len(values):
         found.append(text("…", "small", x=w / 2, y=h - 3, anchor="middle"))
