@@ -17,7 +17,7 @@ const SILENT = "The kernel does not answer. It is busy with a cell, or it has en
 const GONE = "The kernel has ended: run the cell again.";
 const NEAR = 12; // so many moments before the one shown are in the timeline
 // pixels of the timeline's lanes, where there is room, and of their parts
-const SIZES = { height: 130, min_gap: 4, pad: 2, gap: 2, row: 16, axis: 24 };
+const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
 
 export class Cockpit extends Follower {
   constructor(model, el) {

@@ -96,7 +96,6 @@ export class Source {
     const glides = this.shown === label;
     if (!glides) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
     this.shown = label;
-    this.root.style.setProperty("--lines", file.rows.length);
     this.#place(file, glides);
   }
 
@@ -134,6 +133,8 @@ export class Source {
       row.firstChild.lastChild.textContent = `+${row.firstChild.childElementCount - 4}`;
     }
     for (const where of this.hot ?? []) this.#heat(file, where);
+    const shown = this.window.querySelectorAll(".dk-row, .dk-fold > button").length;
+    this.root.style.setProperty("--lines", shown);
     this.spots = new Map([...this.pins].map(([rank, at]) => [rank, spot(at)]));
     this.#keepInSight(file, glides);
     if (!glides || still()) return;
