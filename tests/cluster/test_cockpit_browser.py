@@ -168,7 +168,7 @@ def test_the_readers_function_is_shown_and_the_page_folded_under_its_line(opened
 def test_it_fits_a_projector_and_a_narrow_column(opened: Any, tab: Any, make: Any) -> None:
     link = opened(make())
     link.click(".dk-next")
-    for width, height in ((1280, 640), (860, 640), (400, 1400)):
+    for width, height in ((1280, 640), (1100, 598), (860, 640), (400, 1400)):
         tab.page.set_viewport_size({"width": width, "height": 720})
         tab.page.wait_for_function(  # it is laid out anew after the page was resized
             """([root, width, height]) => {
@@ -179,6 +179,25 @@ def test_it_fits_a_projector_and_a_narrow_column(opened: Any, tab: Any, make: An
             }""",
             arg=[link.root.element_handle(), width, height],
         )
+
+
+@pytest.mark.parametrize("make", [steps.ring, steps.called])
+def test_four_cards_are_seen_at_once(opened: Any, tab: Any, make: Any) -> None:
+    tab.page.set_viewport_size({"width": 1100, "height": 720})
+    link = opened(make())
+    for _ in range(2):
+        link.click(".dk-next")
+    link.click(".dk-go[data-rank='1']")
+    assert link.root.locator(".dk-cards").evaluate("e => e.scrollHeight <= e.clientHeight")
+
+
+def test_all_of_a_short_program_is_seen(opened: Any, tab: Any) -> None:
+    tab.page.set_viewport_size({"width": 1100, "height": 720})
+    text = "def f():\n" + "    pass\n" * 10 + "    dist.barrier()\n"
+    script = [{"op": steps.Op.BARRIER, "where": "In[1]:12"}]
+    link = opened(steps.FakeStepper("f", [script] * 2, {"In[1]": text}))
+    settle(tab.page)
+    assert link.root.locator(".dk-window").evaluate("e => e.scrollHeight <= e.clientHeight")
 
 
 def test_one_rank_goes_and_is_blocked(opened: Any) -> None:

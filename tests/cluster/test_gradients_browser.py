@@ -73,7 +73,26 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
     chart = sheet.root.locator(".dkv-chart").first.bounding_box()
     sheet.drawn(lambda: sheet.page.mouse.click(chart["x"] + chart["width"] - 12, chart["y"] + 40))
     assert sheet.text(".dkv-where") == "step 6"
+    sheet.root.locator(".dk-head strong").click()  # the keys are the view's wherever one clicks
+    sheet.press("ArrowLeft", "ArrowUp")
+    sheet.drawn(lambda: sheet.root.locator("tbody tr button >> nth=1").click())
+    sheet.press("ArrowUp")
+    assert sheet.text(".dkv-where") == "step 5"
+    assert sheet.text(".dkv-chosen button").startswith("0.weight")
     assert tab.page.evaluate("leaked") == []
+    sheet.fine()
+
+
+def test_the_pointer_is_told_the_values(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
+    sheet.root.locator(".dkv-chart").first.hover()
+    said = sheet.root.locator(".dkv-chart title").first.text_content()
+    assert said.startswith("loss at step ") and "rank 3 2." in said and "mean 2." in said
+    strip = sheet.root.locator("tbody .dkv-heat").first
+    strip.hover()
+    assert ", of 8,192 values, " in strip.get_attribute("title")
+    pair = sheet.root.locator(".dkv-cos >> nth=1")
+    assert pair.get_attribute("title") == f"rank 0 and rank 1: {pair.inner_text()}"
     sheet.fine()
 
 
@@ -81,7 +100,7 @@ def test_it_fits_a_projector_and_says_what_its_figures_are(
     tab: Any, tmp_path: Path, trace: Trace
 ) -> None:
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
-    for width, height in ((1280, 640), (400, 1500)):
+    for width, height in ((1280, 640), (1100, 598), (400, 1500)):
         sheet.page.set_viewport_size({"width": width, "height": 720})
         sheet.page.wait_for_function(  # it is laid out anew after the page was resized
             "([root, width, height]) => document.documentElement.scrollWidth === width &&"

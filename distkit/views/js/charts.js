@@ -5,9 +5,10 @@ import { figure } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 // lines: {points: [[x, y]], y null: a gap; dots: points that are marked; color, and attributes};
-// xs, ys: first and last; xTicks, yTicks(scale): [place, words]; at: a place that is marked.
+// xs, ys: first and last; xTicks, yTicks(scale): [place, words]; at: a place that is marked;
+// told(x): what the pointer there is told.
 export function chart(lines, options) {
-  const { kind = "", label, width, height, margin, at = null, onpick } = options;
+  const { kind = "", label, width, height, margin, at = null, onpick, told } = options;
   const { xs, ys, xTicks, yTicks } = options;
   const x = d3.scaleLinear(xs, [margin.left, width - margin.right]);
   const y = d3.scaleLinear(ys, [height - margin.bottom, margin.top]);
@@ -24,7 +25,13 @@ export function chart(lines, options) {
       ...dots.map(([n, v]) => s("circle", { cx: x(n), cy: y(v), r: 2.75, fill: color }))]),
     at === null ? "" : s("path", { class: "dkv-cursor",
       d: `M${x(Math.max(at, xs[0]))} ${margin.top - 4}V${height - margin.bottom}` }));
-  if (onpick) root.addEventListener("click", (e) => onpick(x.invert(d3.pointer(e, root)[0])));
+  const under = (e) => x.invert(d3.pointer(e, root)[0]);
+  if (onpick) root.addEventListener("click", (e) => onpick(under(e)));
+  if (told) {
+    const title = s("title", {}, label);
+    root.prepend(title);
+    root.addEventListener("pointermove", (e) => { title.textContent = told(under(e)); });
+  }
   return root;
 }
 
@@ -38,7 +45,8 @@ export function matrix(ranks, cosines, { look, color }) {
     const strong = c !== null && Math.abs(c) > 0.62;
     const ink = strong ? (look.dark || c > 0 ? "#17202a" : "#fff") : "inherit";
     return h("span", { class: i === j ? "dkv-cos dkv-self" : "dkv-cos",
-      title: `${r.name} and ${other.name}`, style: `background:${look.heat(c ?? 0)};color:${ink}` },
+      title: i === j ? null : `${r.name} and ${other.name}: ${c === null ? "–" : cosine(c)}`,
+      style: `background:${look.heat(c ?? 0)};color:${ink}` },
     i === j ? "" : c === null ? "–" : n > 5 ? "" : cosine(c));
   };
   const words = ranks.flatMap((r, i) => ranks.slice(i + 1)

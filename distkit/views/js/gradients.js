@@ -21,7 +21,7 @@ const AGREEMENT = "the mean cosine of all pairs of ranks' gradients, each pair w
   "0: unrelated, below 0: opposed";
 const DRIFT = "the largest distance of a rank's weights from those of the first rank: the root " +
   "of the sum of the squared differences. Replicas that see the same gradients stay equal";
-const MARGIN = { top: 5, right: 8, bottom: 16, left: 36 };
+const MARGIN = { top: 5, right: 8, bottom: 19, left: 36 };
 
 const code = (words) => h("span", { class: "dk-code" }, words);
 const hint = () => ["no training loop was watched: put it into ",
@@ -35,6 +35,10 @@ export class Gradients extends Series {
   }
 
   build() {
+    this.root.tabIndex = 0; // a click anywhere, and the arrow keys are the view's
+    this.on(this.root, "click", (e) => {
+      if (!e.target.closest("input, .dk-tools")) this.root.focus({ preventScroll: true });
+    });
     this.steps = new Map(this.picture.steps.map((step) => [step.n, step]));
     this.layer = 0;
     this.slides("step");
@@ -128,7 +132,7 @@ export class Gradients extends Series {
     const drawn = lines.filter((line) => line.points.some(([, y]) => y !== null));
     return drawn.map(({ rank, points }) => {
       const r = this.picture.ranks.find((one) => one.rank === rank);
-      return { points, dots: points.length === 1 ? points : [],
+      return { name: r?.name ?? (lines.length > 1 ? "mean" : ""), points, dots: points.length === 1 ? points : [],
         color: r ? this.color(r.lane) : this.look.fg, "stroke-width": r ? 1.2 : 2,
         "stroke-opacity": r && lines.length > 2 ? 0.8 : 1 };
     });
@@ -140,9 +144,9 @@ export class Gradients extends Series {
     const drift = d3.max(curves.drift, (line) => value(line, at)) ?? null;
     const rate = value(curves.rate[0], at) ?? curves.rate[0]?.points[0]?.[1];
     const tiles = [
-      ["loss", figure(value(curves.loss.at(-1), at)), "mean, and each rank", curves.loss],
+      ["loss", figure(value(curves.loss.at(-1), at)), "mean, each rank", curves.loss],
       ["replica drift", drift === 0 ? "0" : figure(drift),
-        drift === 0 ? "bitwise equal" : "largest, from rank 0", curves.drift, DRIFT],
+        drift === 0 ? "bitwise equal" : "largest", curves.drift, DRIFT],
       ["norm", "", `${layers[this.layer]?.name}, each rank`, curves.norms[this.layer] ?? [],
         LENGTH],
       ["samples/s", rate >= 1000 ? grouped(Math.round(rate)) : figure(rate), "all ranks",
@@ -155,17 +159,19 @@ export class Gradients extends Series {
     this.tiles.replaceChildren(...tiles.map(({ title, number, note, why, lines }) =>
       h("section", { class: "dkv-figure" },
         h("h4", {}, h("span", { class: why && "dkv-why", title: why }, title),
-          h("b", { class: "dkv-big" }, number), h("small", {}, note)),
-        this.#chart(lines, width, n, `${title}: ${number}`))));
+          h("b", { class: "dkv-big" }, number), h("small", { title: note }, note)),
+        this.#chart(lines, width, n, title, number))));
   }
 
-  #chart(lines, width, at, label) {
+  #chart(lines, width, at, title, number) {
     const points = lines.flatMap((line) => line.points);
     const [low, high] = d3.extent(points.map(([, y]) => y).filter((y) => y !== null));
     const first = d3.min(points, ([n]) => n);
     const [from, to] = [Math.min(0, low), Math.max(0, high)];
     const compact = (v) => (Math.abs(v) >= 1000 ? `${figure(v / 1000)}k` : figure(v));
-    return chart(lines, { width, height: 62, margin: MARGIN, label, at,
+    const told = (n) => `${title} at step ${Math.round(n)}: ${lines.map((line) =>
+      `${line.name} ${figure(value(line, Math.round(n)))}`.trim()).join(", ")}`;
+    return chart(lines, { width, height: 66, margin: MARGIN, label: `${title}: ${number}`, at, told,
       xs: [first, Math.max(first + 1, this.#last())],
       ys: from === to ? [from, to + 1] : [from, to + 0.05 * (to - from)],
       xTicks: (x) => x.ticks(4).filter(Number.isInteger).map((n) => [n, n]),
@@ -205,7 +211,21 @@ export class Gradients extends Series {
 
   #strip(s, most, width) {
     const row = { ...s, columns: Math.max(1, s.values.length) };
-    return heat(row, { look: this.look, most, width, high: 16, digits: false });
+    return this.#heat(row, { most, width, high: 16 });
+  }
+
+  // Its title is the value under the pointer.
+  #heat(s, options) {
+    const canvas = heat(s, { look: this.look, digits: false, ...options });
+    const rows = Math.ceil(s.values.length / s.columns);
+    canvas.title = told(s);
+    canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
+      const row = Math.floor(rows * offsetY / canvas.clientHeight);
+      const column = Math.floor(s.columns * offsetX / canvas.clientWidth);
+      const v = s.values[row * s.columns + column];
+      canvas.title = v === undefined ? told(s) : `${figure(v)}, of ${told(s)}`;
+    });
+    return canvas;
   }
 
   // The chosen layer, in full.
@@ -220,7 +240,7 @@ export class Gradients extends Series {
     if (!apart.length) cards.push([CALLED[cell.kind], this.look.fg, cell.after[0], null, "after"]);
     if (cell.alone) cards.push(["one process", this.look.muted, cell.alone, null, "alone"]);
     const some = cell.cosines.some((c) => c !== null);
-    const beside = some && this.body.clientWidth > 700 ? 250 : 0;
+    const beside = some && this.body.clientWidth > 700 ? 264 : 0;
     const [across, wide] = this.columns(cards.length, 120, 10, this.body.clientWidth - beside);
     const size = [Math.min(250, wide) - 22, across < cards.length ? 60 : 84];
     const estimated = this.#estimated(cell);
@@ -230,11 +250,13 @@ export class Gradients extends Series {
       h("div", { class: "dkv-what" }, h("strong", {}, name),
         muted(`${CALLED[cell.kind]}: ${NOTES[cell.kind](ranks.length)}`),
         muted(estimated && `drawn ${estimated}, evenly spaced`),
-        cell.apart === null ? "" : muted(`one process: largest difference ${figure(cell.apart)}`),
-        cell.most ? key(cell.most, this.look) : ""),
+        cell.apart === null ? ""
+          : muted(`one process: largest difference ${figure(cell.apart)}`)),
       h("div", { class: "dkv-pair", style: pair },
-        h("div", { class: "dkv-cards", style: grid },
-          cards.map((card) => this.#card(card, cell, span, size))),
+        h("div", {},
+          h("div", { class: "dkv-cards", style: grid },
+            cards.map((card) => this.#card(card, cell, span, size))),
+          cell.most ? key(cell.most, this.look) : ""),
         some ? this.#matrix(cell, estimated) : ""));
   }
 
@@ -270,7 +292,7 @@ export class Gradients extends Series {
       "aria-label": `${name}: ${told(s)}` },
     h("h4", {}, name),
     h("div", { class: "dkv-one" },
-      heat(s, { look: this.look, most: cell.most, width: side, high, digits: false }),
+      this.#heat(s, { most: cell.most, width: side, high }),
       h("div", {}, histogram(series, span, { width: width - side - 8, height: 34, label }),
         h("div", { title: LENGTH }, muted("norm "), figure(s.norm)),
         width > 125 ? h("div", { class: "dkv-muted" }, bounds(s)) : "",
