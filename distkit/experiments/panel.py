@@ -127,7 +127,6 @@ class Panel:
         """Show where the experiment is now. From any thread."""
         with self._lock:
             now, records = state.activity, state.records
-            self._run.disabled = now is not None
             self._bar.refresh(now)
             self._message.value = message(state)
             self._printed.value = _lines(list(state.printed))
@@ -138,6 +137,7 @@ class Panel:
             if now is None and records and len(records) != self._tabs.seen:
                 self._tabs.show(records[-1].run.trace, len(records))
             self._seen = len(records)
+            self._run.disabled = now is not None  # last: who may run again sees the latest run
 
     def close(self) -> None:
         """Take it off the page; what the reader made of it, such as a widget given, stays."""

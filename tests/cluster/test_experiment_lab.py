@@ -131,6 +131,12 @@ def test_drive_an_experiment(page: Any) -> None:
         look(page, {f"experiment-{name.lower()}": panel})
     tab_of(panel, "Runs").click()
     look(page, {"experiment": panel})
+    for width in (840, 1085):  # as in JupyterLab's window of 1280, with its sidebar and without
+        page.set_viewport_size({"width": width + 432, "height": 1600})
+        side, tabs = panel.locator(".dkx-side").bounding_box(), panel.locator(".dkx-tabs")
+        assert panel.bounding_box()["width"] == width
+        assert tabs.bounding_box()["x"] >= side["x"] + side["width"]
+        look(page, {f"experiment-{width}": panel})
     page.set_viewport_size({"width": 760, "height": 1600})
     look(page, {"experiment-narrow": page.locator(".distkit-experiment")})
     run_cell(page, 4)
