@@ -106,14 +106,16 @@ class Columns:
         return bool(self._drawn.all())
 
     @cached_property
-    def _ends(self) -> Ints:
+    def _ends(self) -> NDArray[Any]:
         """A number for each arrow: its ends, called by their first events, and its number.
 
         A receive from any source moves later messages back when it is known from whom it was.
         """
         pairs, first = self.pairs, np.append(self.ops.begin, -1)  # for an end that is not there
-        found: Ints = np.stack([first[pairs.send], first[pairs.recv], pairs.nth]).T
-        return np.ascontiguousarray(found).view("i8,i8,i8").ravel()
+        number = np.zeros(len(pairs.send), np.int64)
+        number[: len(pairs.nth)] = pairs.nth  # requests come after messages, and have names
+        facts = np.stack([first[pairs.send], first[pairs.recv], number], axis=1)
+        return facts.view("i8,i8,i8").ravel()
 
     def _told(self, chosen: Bools, arrows: Ints) -> Json:
         return {
