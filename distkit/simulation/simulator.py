@@ -443,7 +443,7 @@ class Writer:
             for r in range(self.n)
         }
         ends = {
-            str(r): {"how": "died", "text": f"it was to fail at {at:g} s", "where": ""}
+            str(r): {"how": "died", "text": f"it was to fail at {at:g} s", "where": "", "time": at}
             for r, at in enumerate(self._deaths.tolist())
             if at < math.inf
         }

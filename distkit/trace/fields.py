@@ -136,7 +136,12 @@ def _place(value: Any, field: str) -> None:
 
 _by_rank = partial(by_name, name=_rank_name)
 _END = record(
-    {"how": word("returned", "raised", "died", "released"), "text": text, "where": text},
+    {
+        "how": word("returned", "raised", "died", "released"),
+        "text": text,
+        "where": text,
+        "time": number,
+    },
     needed=("how",),
 )
 _REPLACED = record(

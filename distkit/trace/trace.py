@@ -26,7 +26,8 @@ class Trace(EventLog):
             ``threads`` (``{rank: [groups whose collectives several of its threads call]}``),
             ``unseen`` (``{rank: {what: count}}``: what was not recorded, or is not judged),
             ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
-            "raised", "died", or "released" by others' failure or an interrupt),
+            "raised", "died", or "released" by others' failure or an interrupt; who died may
+            have a ``"time"``),
             ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it).
 
     >>> from distkit.events import Event, Op, State

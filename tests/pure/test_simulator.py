@@ -34,6 +34,8 @@ from distkit.simulation.simulator import matchings
 from distkit.simulation.training import ORDERS, steps
 from distkit.trace.trace import Trace
 from distkit.views import Stage, Timeline
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.static import to_svg
 
 NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))
 FREE = Link(0, 0)
@@ -206,6 +208,10 @@ def test_who_needs_a_dead_rank_waits_for_ever() -> None:
     trace = simulate("ring", 4, 4000, NET, stragglers=gone)
     assert max(e.time for e in trace.by_rank[2]) <= 1.5e-5
     assert 2 in {rank for finding in trace.diagnose() for rank in finding.culprits}
+    picture = Columns(trace).picture()
+    assert [lane.get("died") for lane in picture["lanes"]] == [None, None, 1.5e-5, None]
+    assert any("died in" in notice and "rank 2" in notice for notice in picture["notices"])
+    assert to_svg(picture).count(">died<") == 1
 
 
 def test_a_simulated_run_ends_for_those_who_need_nobody_dead() -> None:

@@ -18,10 +18,11 @@ const LEGEND = [
 ];
 const MANY = 12;
 
-export function heading({ frame }) {
+// part: words on the part that is shown at first, if it is one.
+export function heading({ frame }, part = []) {
   return [
     h("strong", {}, frame.title || "Timeline"),
-    h("span", { class: "dk-facts" }, frame.facts.join(" · ")),
+    h("span", { class: "dk-facts" }, [...frame.facts, ...part].join(" · ")),
     frame.live ? h("span", { class: "dk-live" }, "live") : null,
   ].filter(Boolean);
 }

@@ -59,12 +59,13 @@ export class Layout {
     return from + ((x - this.left) / (this.right - this.left)) * (to - from);
   }
 
-  // [x, y, width, height] of a bar; an open one reaches to the right edge.
+  // [x, y, width, height] of a bar; an open one reaches to the right edge, or to its rank's death.
   box(i) {
     const { store } = this;
     const [y, height] = this.line(store.track[i]);
     const [from, end] = [this.x(store.start[i]), store.end[i]];
-    const to = Number.isNaN(end) ? Math.max(this.x(this.now), from + 6) : this.x(end);
+    const last = store.frame.lanes[store.lane(i)]?.died ?? this.now;
+    const to = Number.isNaN(end) ? Math.max(this.x(last), from + 6) : this.x(end);
     const least = store.looks[store.look[i]].op === "touch" ? 14 : LEAST;
     return [from, y, Math.max(to - from, least), height];
   }

@@ -24,6 +24,7 @@ export class Painter {
     if (!this.store.count) return;
     this.grid();
     this.rows();
+    this.#deaths();
     this.axis();
   }
 
@@ -80,6 +81,19 @@ export class Painter {
       const two = lane.detail && height + at.gap > 34;
       this.text(lane.name, 21, middle - (two ? 7 : 0), look.fg, `600 13px ${look.font}`);
       if (two) this.text(lane.detail, 21, middle + 9, look.muted, `12px ${look.font}`);
+    });
+  }
+
+  // A cross where a rank died, and the word.
+  #deaths() {
+    const { at, look } = this;
+    this.store.frame.lanes.forEach(({ died }, i) => {
+      if (died === undefined || died < at.view[0] || died > at.view[1]) return;
+      const [x, y] = [at.x(died), at.tops[i] + at.heights[i] / 2];
+      for (const rise of [-5, 5]) this.line(x - 5, y - rise, x + 5, y + rise, look.warning, 2.4);
+      const right = x + 48 < at.right;
+      const font = `700 12px ${look.font}`;
+      this.text("died", x + (right ? 10 : -10), y, look.warning, font, right ? "left" : "right");
     });
   }
 
@@ -218,7 +232,8 @@ export class Painter {
     if (isPaused(bar)) return [`paused before ${called}`, `paused before ${op}`, "paused", op];
     if (!isOpen(bar)) return [bar.kind === "collective" && bar.nbytes
       ? `${called} ${humanBytes(bar.nbytes)}` : called, called, op];
-    const { live, open } = this.store.frame;
+    const { live, lanes, open: still } = this.store.frame;
+    const open = lanes[this.store.lane(bar.i)].died === undefined ? still : "died in";
     const verb = live ? { blocked: "blocked in " }[bar.state] ?? "" : `${open} `;
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }

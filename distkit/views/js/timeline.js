@@ -28,6 +28,7 @@ const LONG = 1000; // operations: then the whole run lies small under the pictur
 const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
 const HIGHER = 36; // pixels
 const SUMS = "the share of time in operations, waiting in pale; zoom in to see each one";
+const PART = "opens at the last rank's first call, ⤢ shows all";
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {
@@ -73,7 +74,8 @@ export class Timeline extends Follower {
 
   #words() {
     const { parts, store } = this;
-    parts.head.replaceChildren(...heading(store));
+    const opens = store.frame.opening && !this.stepped ? [PART] : [];
+    parts.head.replaceChildren(...heading(store, opens));
     parts.notices.replaceChildren(...notices(store));
     parts.legend.replaceChildren(...legend(store));
     parts.sums.replaceChildren(...sums(store, (rank) => this.#color(rank)));

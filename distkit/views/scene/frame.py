@@ -111,7 +111,9 @@ def _unfinished(opened: Iterable[tuple[int, Look]], meta: Mapping[str, Any]) -> 
     stopped = ["the run was stopped"] if meta.get("interrupted") else []
     for rank, it in sorted(opened, key=lambda one: one[0]):
         if it.op not in COMPUTATION:
-            verb = "paused before" if it.state is State.SCHEDULED else _open(meta)
+            died = meta.get("ends", {}).get(str(rank), {}).get("how") == "died"
+            open_ = "died in" if died else _open(meta)
+            verb = "paused before" if it.state is State.SCHEDULED else open_
             stuck[f"{verb} {op_name(it)}"].append(_about(meta, rank)[1])
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]

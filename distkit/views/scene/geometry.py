@@ -72,7 +72,7 @@ class Geometry:
         return self.left + min(max(part, 0.0), 1.0) * (self.right - self.left)
 
     def box(self, bar: Json) -> tuple[float, float, float, float]:
-        """x, y, width and height of a bar; one that has not ended reaches to the right edge."""
+        """x, y, width and height of a bar; an open one reaches to the right edge or a death."""
         lane = self.lanes[bar["rank"]]
         mark = bar["kind"] == "mark"
         top, whole = self.tops[bar["rank"]] + SIZES["pad"], _rows(lane)
@@ -80,7 +80,8 @@ class Geometry:
             top, whole = top + whole + SIZES["gap"], _marks(lane) - SIZES["gap"]
         pitch = (whole + SIZES["gap"]) / max(1, lane["marks" if mark else "rows"])
         left = self.x(bar["start"])
-        right = self.right + 3 if bar["end"] is None else self.x(bar["end"])
+        end = lane.get("died") if bar["end"] is None else bar["end"]
+        right = self.right + 3 if end is None else self.x(end)
         height = pitch - min(SIZES["gap"], pitch * 0.2)
         least = 14 if bar["op"] == "touch" else 2.5
         return left, top + bar["row"] * pitch, max(right - left, least), height

@@ -296,18 +296,23 @@ class Columns:
         """The operations of a rank."""
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
+    def _died(self, rank: int) -> float | None:
+        """When a rank died [s]; None: it did not, or nobody knows when."""
+        end = self.meta.get("ends", {}).get(str(rank), {})
+        return end.get("time") if end.get("how") == "died" else None
+
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank's communication began and ended, or the picture did."""
         ops, mine, waited = self.ops, self._mine(rank), self.causes.waited
         talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
-        ends = np.where(ops.ended[mine], ops.end[mine], self._until)
+        ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
         starts = ops.start[mine] + np.where(self.causes.over[mine], waited[mine], 0)
         return starts[talk], ends[talk]
 
     def computation(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank's marked computation began and ended, or the picture did."""
         ops, mine = self.ops, self._mine(rank)
-        ends = np.where(ops.ended[mine], ops.end[mine], self._until)
+        ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
         return ops.start[mine][ops.mark[mine]], ends[ops.mark[mine]]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
@@ -337,7 +342,7 @@ class Columns:
 
     def _lane(self, rank: int) -> Json:
         """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""
-        mine = self._mine(rank)
+        mine, died = self._mine(rank), self._died(rank)
         mark, row = self.ops.mark[mine], self.ops.row[mine]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
         busy, waiting = (length(*some(rank)) for some in (self.communication, self.waiting))
@@ -349,6 +354,7 @@ class Columns:
             "waiting": round(min(waiting, busy) / seconds, 4) if seconds > 0 else 0.0,
             "messages": messages,
             "bytes": nbytes,
+            **compact(died=rounded(died)),
         }
 
 

@@ -102,6 +102,7 @@ class _Painter:
             marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
             parts += [*map(self._bar, marks), *self._ribbons(), *shafts]
             parts += [self._bar(b) for b in self.bars.values() if b["kind"] != "mark"] + heads
+            parts += self._deaths()
         return "".join([*parts, *self._veil(), *self._foot()])
 
     # -- around -------------------------------------------------------------------
@@ -176,13 +177,28 @@ class _Painter:
         fill, stroke = _fill(_look(bar), color)
         radius = height / 2 if bar["kind"] == "request" else 3
         box = svg.rect(x, y, width, height, fill, stroke, radius)
-        words = _words(bar, self.at.lanes, self.picture["open"])
+        dead = "died" in self.at.lanes[bar["rank"]]
+        words = _words(bar, self.at.lanes, "died in" if dead else self.picture["open"])
         fitting = (t for t in words if t and text_width(t, 11.5) < width - 8)
         label = next(fitting, "") if height >= 11 else ""
         if not label:
             return box
         ink, size = _ink(bar, color), 'font-size="11.5"'
         return box + svg.text(x + 5, y + height / 2 + 4, label, ink, size)
+
+    def _deaths(self) -> Iterator[str]:
+        """A cross where a rank died, and the word."""
+        for (rank, lane), height in zip(self.at.lanes.items(), self.at.heights, strict=True):
+            died, (first, last) = lane.get("died"), self.view
+            if died is None or not first <= died <= last:
+                continue
+            x, y = self.at.x(died), self.at.tops[rank] + height / 2
+            right = x + 48 < self.at.right
+            side = "" if right else ' text-anchor="end"'
+            bold = f'font-weight="700" font-size="12"{side}'
+            for rise in (-5, 5):
+                yield svg.line(x - 5, y - rise, x + 5, y + rise, WARNING_LIGHT, 2.4)
+            yield svg.text(x + (10 if right else -10), y + 4, "died", WARNING_LIGHT, bold)
 
     def _ribbons(self) -> Iterator[str]:
         ties: dict[str, list[Json]] = defaultdict(list)
