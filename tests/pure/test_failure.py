@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from operator import truediv
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from benchmarks import abuses
 from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Outcome, describe, printable
+from distkit.recording import tap
 from distkit.trace.trace import Trace
 
 
@@ -100,6 +103,22 @@ def test_what_a_rank_had_caught_is_told_beside() -> None:
 
 
 # -- the first cause comes first --------------------------------------------------------
+
+
+def test_a_turn_of_waiting_that_is_over_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release may come while the recorder drops the exception that ended a turn."""
+
+    class Interrupted(suppress):
+        def __exit__(self, *error: Any) -> bool:
+            raise Released
+
+    monkeypatch.setattr(tap, "suppress", Interrupted)
+    monkeypatch.setattr(tap, "_is_completed", lambda work: False)
+    monkeypatch.setattr(tap, "TURN", 0)
+    error = caught(lambda: tap._in_turns(truediv, 1))  # C's, as torch's: it leaves no frame
+    assert isinstance(error.__context__, ZeroDivisionError)
+    failure = describe(error, released=True)
+    assert failure.released and not failure.leaving and failure.handled is None
 
 
 def raised(rank: int, error: BaseException | None = None) -> Outcome:

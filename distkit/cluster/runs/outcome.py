@@ -37,6 +37,7 @@ SIGINT = "signal SIGINT"
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 _MACHINERY = str(Path(__file__).parents[1])
+_RECORDING = str(Path(__file__).parents[2] / "recording")
 
 #: File, line number, function and source of a frame; without a file: what was left out.
 Frame = tuple[str, int, str, "str | None"]
@@ -141,7 +142,8 @@ def describe(error: BaseException, *, released: bool) -> Failure:
     """
     before = list(_before(error))
     broken = any(BROKEN.search(text(e)) for e in (error, *before))
-    own = next((e for e in before if _name(e) != "Released" and not BROKEN.search(text(e))), None)
+    before = [e for e in before if _name(e) != "Released" and not _is_recorders(e)]
+    own = next((e for e in before if not BROKEN.search(text(e))), None)
     if own is None or not (released or broken):
         return replace(_alone(error, released), consequence=broken)
     if _is_leaving(own, error):
@@ -219,6 +221,13 @@ def _before(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(before))
         error = before
         yield error
+
+
+def _is_recorders(error: BaseException) -> bool:
+    """True if it never left the recorder: it waits in turns, and a turn's time is up."""
+    walked = [*traceback.walk_tb(slot(error, "__traceback__"))]
+    ours = [frame.f_code.co_filename.startswith(_RECORDING) for frame, _ in walked]
+    return bool(ours) and all(ours)
 
 
 def _is_leaving(first: BaseException, then: BaseException) -> bool:
