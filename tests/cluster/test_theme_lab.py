@@ -46,14 +46,14 @@ VIEWS = (
     "dk.Compare(run, run)",
     "dk.Servers(served)",
     "experiment = dk.Experiment(add, cluster, size=(64, 4096)); experiment.sweep(size=[64, 256])",
-    "experiment",
+    "experiment.panel._tabs.widget.selected_index = 1; experiment",
     "cluster.run(cross)",
     "cluster",
     "stepper = cluster.step(add); stepper",
 )
 END = "stepper.stop(); cluster.stop()"
 
-#: All but the card; the experiment's is its timeline.
+#: All but the card; the experiment's is its timeline, which is made when its tab is opened.
 VIEWS_WITH_COLOURS = 8
 
 #: The colours that the painters have chosen, each of the theme's.
