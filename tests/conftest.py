@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-hypothesis.settings.register_profile(  # a slow machine fails nothing
-    "distkit", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+hypothesis.settings.register_profile("distkit", deadline=None)  # a slow machine fails nothing
 hypothesis.settings.load_profile("distkit")
 
 # a shell's background job ignores the interrupt, and so would all that it starts
@@ -69,7 +67,7 @@ def _started(mark: str) -> list[psutil.Process]:
     return [p for p in (below | marked) - {me} if _alive(p)]
 
 
-def left_running(mark: str, within: float = 20.0) -> list[str]:
+def left_running(mark: str, within: float = 5.0) -> list[str]:
     """The processes with this mark that are still there after ``within`` seconds."""
     deadline = time.monotonic() + within
     while (left := _started(mark)) and time.monotonic() < deadline:
@@ -89,7 +87,7 @@ def nobody_stays() -> Iterator[None]:
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Call it at the end of a test: what this test started and did not end within 20 s."""
+    """Call it at the end of a test: what this test started and did not end within 5 s."""
     mark = f"{SESSION}-{next(numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)

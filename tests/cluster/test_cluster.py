@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import quickly, until
+from waiting import until
 
 import distkit as dk
 from distkit.cluster.supervisor import Supervisor
@@ -47,11 +47,11 @@ def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
 
 
 def test_making_one_returns_at_once() -> None:
-    made: list[dk.Cluster] = []
-    quickly(lambda: made.append(dk.Cluster(2)), within=1)
-    for cluster in made:
-        assert "2 ranks" in repr(cluster)
-        cluster.stop()
+    start = time.perf_counter()
+    cluster = dk.Cluster(2)
+    assert time.perf_counter() - start < 1
+    assert "2 ranks" in repr(cluster)
+    cluster.stop()
 
 
 def test_run_and_its_trace(usable: dk.Cluster) -> None:
@@ -350,7 +350,7 @@ def test_after_stop() -> None:
     cluster.stop()
     with pytest.raises(dk.StoppedError, match="Make a new one"):
         cluster.run(sum_of_ranks)
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert "stopped" in repr(cluster)
 
@@ -371,7 +371,7 @@ def test_forgetting_a_cluster_stops_it() -> None:
     cluster = dk.Cluster(2).wait()
     process = psutil.Process(cluster.status().rows[0][2])
     del cluster
-    process.wait(20)
+    process.wait(5)
 
 
 def test_ipyparallels_own_cluster_takes_our_ranks() -> None:
@@ -404,7 +404,7 @@ def test_a_killed_kernel_leaves_nothing() -> None:
     family = psutil.Process(driver.pid).children(recursive=True)
     assert {int(p) for p in pids} <= {p.pid for p in family}
     driver.kill()
-    _, alive = psutil.wait_procs([psutil.Process(driver.pid), *family], timeout=20)
+    _, alive = psutil.wait_procs([psutil.Process(driver.pid), *family], timeout=5)
     driver.stdin.close()
     driver.stdout.close()
     driver.wait()

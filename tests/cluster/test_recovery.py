@@ -57,23 +57,17 @@ HANGS = [
 
 @pytest.mark.parametrize("name", HANGS)
 def test_a_hang_is_interrupted_within_a_second(cluster: dk.Cluster, name: str) -> None:
-    case, took, allowed = ALL[name], [], [1.0]
-    while not took or (min(took) >= max(allowed) and len(took) < 5):
-        run = cluster.submit(case.program, wait_forever=True)
-        until(lambda: hung(cluster))
-        assert not run.finished
-        start = time.monotonic()
-        cluster.interrupt()
-        with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
-            run.wait(10)
-        assert cluster.run(dist.get_rank).results == [0, 1, 2]
-        took.append(time.monotonic() - start)
-        start = time.monotonic()
-        cluster.run(dist.get_rank)
-        allowed.append(20 * (time.monotonic() - start))  # longer where the machine has other work
-        hangs = [(f.kind, f.culprits) for f in run.findings if f.hang]
-        assert hangs == [(case.kind, case.culprits)]
-    assert min(took) < max(allowed)
+    case = ALL[name]
+    run = cluster.submit(case.program, wait_forever=True)
+    until(lambda: hung(cluster))
+    assert not run.finished
+    start = time.monotonic()
+    cluster.interrupt()
+    with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
+        run.wait(10)
+    assert cluster.run(dist.get_rank).results == [0, 1, 2]
+    assert time.monotonic() - start < 1
+    assert [(f.kind, f.culprits) for f in run.findings if f.hang] == [(case.kind, case.culprits)]
 
 
 def test_an_import_of_a_library_is_not_cut_in_two(cluster: dk.Cluster, tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_pause_what_plays(usable: dk.Cluster) -> None:
         time.sleep(0.01)
     assert stepper.playing
     stepper.pause()
-    player.join(60)
+    player.join(5)
     assert doing(stepper) == ["paused"] * 3
     stepper.stop()
 

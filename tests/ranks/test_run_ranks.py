@@ -331,7 +331,7 @@ def test_not_a_function() -> None:
 def test_folders_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dk.run_ranks(sum_of_ranks, 2)
-    until(lambda: not any(tmp_path.iterdir()))
+    until(lambda: not any(tmp_path.iterdir()), within=5)
 
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
