@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, Op, Span, State, Summary, label_of
+from distkit.events import Event, Op, State, Summary, label_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,11 +41,6 @@ class Look(NamedTuple):
 
 
 _facts = attrgetter(*Look._fields)
-
-
-def look_at(it: Event | Span) -> Look:
-    """The template that this event shares with others."""
-    return Look(*_facts(it))
 
 
 class Table(Sequence[Event]):

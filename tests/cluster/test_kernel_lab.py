@@ -128,8 +128,8 @@ def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any, how: str) -> 
     command(page, "docmanager:save")
     page.goto(lab.address(name))  # now nobody knows the widgets, and their pictures are seen
     page.wait_for_function(SAYS_SO)
-    until(lambda: page.locator(".distkit-still:visible").count() == 4)
+    until(lambda: page.locator(".distkit-still:visible").count() == 4, within=60)
     if how == "crash":  # otherwise the kernel may have told that it stopped cluster and run
-        until(lambda: page.locator(".distkit-ended:visible").count() == 3)
+        until(lambda: page.locator(".distkit-ended:visible").count() == 3, within=60)
     look(page, {f"ended-{how}-again": page})
     assert tab.outside == []

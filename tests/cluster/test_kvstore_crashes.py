@@ -8,12 +8,13 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+import waiting
 
 import distkit as dk
 from distkit import kvstore
@@ -23,6 +24,8 @@ from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.transport.journal import _told, copies
 from distkit.views.servers.projection import notices, project
 from distkit.views.servers.scene import draw
+
+until = partial(waiting.until, within=60)
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,8 @@ def test_another_kernel_changes_nothing(
     idle(tab.page)
     if state:  # JupyterLab draws the widgets from it
         tab.page.wait_for_selector(".distkit-stage")
-        until(lambda: {*map(tuple, tab.page.evaluate(SEEN))} in ({LIVE}, {STILL, LIVE}))
+        states = ({LIVE}, {STILL, LIVE})
+        until(lambda: {*map(tuple, tab.page.evaluate(SEEN))} in states, within=60)
     else:
         error = "Error displaying widget: model not found"
         tab.page.wait_for_function(

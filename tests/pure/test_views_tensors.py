@@ -13,7 +13,7 @@ from traces import MS, Script, summary
 from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
 from distkit.views import Tensors
-from distkit.views.scene.summaries import columns, cosine, plain
+from distkit.views.scene.summaries import columns, cosine, in_columns
 from distkit.views.tensors.projection import MAX_RANKS, project
 from distkit.views.tensors.static import to_svg
 from distkit.views.timeline.columns import Columns
@@ -155,7 +155,7 @@ def test_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
 
 
 def test_a_sample_of_a_matrix_is_not_drawn_in_its_shape() -> None:
-    assert plain(summary([1.0] * 60, 600), (60, 10))["columns"] == 8
+    assert in_columns(summary([1.0] * 60, 600), (60, 10))["columns"] == 8
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=64))

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 import zmq
-from kvstore_nodes import WAIT, Nodes, forks, interrupt, started
-from waiting import until
+from kvstore_nodes import WAIT, Nodes, forks, interrupt, started, until
 
 from distkit import kvstore
 from distkit.errors import KVStoreError

@@ -11,8 +11,7 @@ from subprocess import Popen
 
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started
-from waiting import until
+from kvstore_nodes import WAIT, Nodes, forks, started, until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started
-from waiting import until
+from kvstore_nodes import WAIT, Nodes, forks, started, until
 
 from benchmarks.kvstore_faults import throw
 from distkit import kvstore

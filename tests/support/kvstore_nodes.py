@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import psutil
 import torch
-from waiting import until
+import waiting
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
@@ -25,6 +26,7 @@ from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
 WAIT = 20.0  # seconds until a test gives up
+until = partial(waiting.until, within=WAIT)
 START = get_context("forkserver")  # forks from one single-threaded process that has torch
 
 Function = Callable[[KVStore], Any]

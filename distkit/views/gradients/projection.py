@@ -22,11 +22,11 @@ from distkit.views.scene.summaries import (
     cosine,
     distance,
     headline,
+    in_columns,
     key,
     largest,
     name,
     number,
-    plain,
     rounded,
 )
 from distkit.views.scene.units import count
@@ -123,9 +123,9 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
     values = [v for s in (*shown, *afters, alone) if s for v in s.values]
     apart = [distance(s, alone) for s in afters if s and alone]
     return {
-        "before": [plain(s) if s else None for s in shown],
-        "after": [plain(s) if s else None for s in afters],
-        "alone": plain(alone) if alone else None,
+        "before": [in_columns(s) if s else None for s in shown],
+        "after": [in_columns(s) if s else None for s in afters],
+        "alone": in_columns(alone) if alone else None,
         "apart": rounded(max(apart, default=math.nan)),
         "kind": found.kind,
         "same": found.same,

@@ -14,8 +14,8 @@ from distkit.views.scene.frame import Json, clean, facts
 ONE_ROW, ROW = 16, 8
 
 
-def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
-    """A summary as plain data, with the number of columns in which its values are drawn."""
+def plain(s: Summary) -> Json:
+    """A summary as plain data."""
     return {
         "values": [number(v) for v in s.values],
         "norm": number(s.norm),
@@ -23,8 +23,12 @@ def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
         "max": number(s.max),
         "size": s.size,
         "sampled": s.sampled,
-        "columns": columns(s, shape),
     }
+
+
+def in_columns(s: Summary, shape: Sequence[int] = ()) -> Json:
+    """A summary as plain data, with the number of columns in which its values are drawn."""
+    return {**plain(s), "columns": columns(s, shape)}
 
 
 def number(x: float) -> float | str:

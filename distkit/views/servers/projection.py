@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Run:
+class Serving:
     """All that is drawn and told of a run, of its beats those from ``first`` on. Times in [s]."""
 
     trace: EventLog
@@ -71,7 +71,7 @@ class Run:
         return [b for b in self.beats if b.kind == kind and b.end is not None]
 
 
-def project(trace: EventLog, live: bool = False) -> Run:
+def project(trace: EventLog, live: bool = False) -> Serving:
     """The parameter server of a run.
 
     Args:
@@ -84,7 +84,7 @@ def project(trace: EventLog, live: bool = False) -> Run:
     story = read(trace)
     waits, names, rows, order = find(story), _names(trace, story), _rows(story), beats(story)
     first = 0 if len(order) <= MAX_BEATS else -(-(len(order) - MAX_BEATS) // BLOCK) * BLOCK
-    return Run(
+    return Serving(
         trace,
         live,
         story,
@@ -156,7 +156,7 @@ def _versions(story: Story, rows: dict[At, Row]) -> dict[At, list[Version]]:
     return found
 
 
-def opening(run: Run) -> float:
+def opening(run: Serving) -> float:
     """A moment that tells what this run is like; of one that goes on, the last.
 
     Somebody who never gets an answer, or a refusal: when it has asked. Else when the most stale
@@ -200,7 +200,7 @@ def _fullest(steps: list[tuple[float, int]], end: float) -> float:
 # -- words ------------------------------------------------------------------------------
 
 
-def facts(run: Run) -> list[str]:
+def facts(run: Serving) -> list[str]:
     """What stands beside the title."""
     story, device = run.story, run.trace.meta.get("device")
     modes = dict.fromkeys(r.key for r in story.requests if r.op is Op.REGISTER and r.key)
@@ -239,7 +239,7 @@ def said(story: Story) -> str:
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
 
-def notices(run: Run) -> list[str]:
+def notices(run: Serving) -> list[str]:
     """What the reader must know."""
     story, names, meta = run.story, run.names, run.trace.meta
     refused = sum(r.refused for r in story.requests)

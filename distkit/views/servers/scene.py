@@ -33,7 +33,7 @@ from distkit.views.servers.layout import WIDTH
 from distkit.views.servers.projection import (
     At,
     Row,
-    Run,
+    Serving,
     Version,
     facts,
     notices,
@@ -75,7 +75,7 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 ]
 
 
-def draw(run: Run) -> Json:
+def draw(run: Serving) -> Json:
     """The picture of a run, for both painters.
 
     Args:
@@ -85,7 +85,7 @@ def draw(run: Run) -> Json:
 
 
 class _Painter:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Serving) -> None:
         self.run, story = run, run.story
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
         self.quorum, workers = story.quorum(), story.of("worker")

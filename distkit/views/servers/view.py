@@ -11,7 +11,7 @@ from collections import Counter
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.units import count, human_bytes
-from distkit.views.servers.projection import Run, facts, notices, project
+from distkit.views.servers.projection import Serving, facts, notices, project
 from distkit.views.servers.scene import NOTHING, draw
 from distkit.views.servers.staleness import said
 from distkit.views.widget.view import SceneView
@@ -55,7 +55,7 @@ class Servers(SceneView):
         return to_table(self._run)
 
 
-def to_table(run: Run) -> str:
+def to_table(run: Serving) -> str:
     """For a terminal, at the end: keys and their versions, who waits for whom, the counters."""
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
     if not run.beats:

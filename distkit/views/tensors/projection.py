@@ -11,10 +11,10 @@ from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.summaries import (
     distance,
     headline,
+    in_columns,
     key,
     largest,
     name,
-    plain,
     rounded,
     unequal,
 )
@@ -125,8 +125,8 @@ def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
         "name": name(trace, s.rank),
         "role": _role(trace, s),
         "state": str(s.state),
-        "before": plain(s.before, s.shape) if s.before else None,
-        "after": plain(after, s.shape) if after else None,
+        "before": in_columns(s.before, s.shape) if s.before else None,
+        "after": in_columns(after, s.shape) if after else None,
         "changed": changed,
         "compared": both,
         "off": off,

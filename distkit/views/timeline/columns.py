@@ -20,9 +20,10 @@ from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
 from distkit.views.gradients.steps import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
+from distkit.views.scene.summaries import plain
 from distkit.views.timeline.causes import Causes, causes, unknown
 from distkit.views.timeline.coverage import coverage
-from distkit.views.timeline.looks import compact, look_of, plain_values, rounded
+from distkit.views.timeline.looks import compact, look_of, rounded
 from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
 from distkit.views.timeline.pairing import Pairs
 
@@ -165,7 +166,7 @@ class Columns:
             end=rounded(ops.end[i]),
             **look_of(ops.looks[ops.look[i]]),
             tie=self.pairs.tie_name(tie) if tie >= 0 else None,
-            values=[plain_values(s) for s in values],
+            values=[plain(s) if s else None for s in values],
         )
 
     def _arrow(self, i: int) -> Json:

@@ -6,11 +6,10 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
+from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op
 from distkit.trace.calls import call, op_name
 from distkit.trace.columns import Look
 from distkit.views.scene.frame import Json, clean
-from distkit.views.scene.summaries import number
 
 TOUCHED = "buffer used before wait()"
 
@@ -56,17 +55,3 @@ def compact(**fields: Any) -> Json:
     """An object without what says nothing; None stays where it says "not yet"."""
     kept = ("end", "sent", "received")
     return {k: v for k, v in fields.items() if k in kept or v not in (None, "", [])}
-
-
-def plain_values(s: Summary | None) -> Json | None:
-    """A summary as a bar carries it."""
-    if s is None:
-        return None
-    return {
-        "values": [number(v) for v in s.values],
-        "norm": number(s.norm),
-        "min": number(s.min),
-        "max": number(s.max),
-        "size": s.size,
-        "sampled": s.sampled,
-    }
