@@ -132,9 +132,14 @@ export class Gradients extends Series {
     const drawn = lines.filter((line) => line.points.some(([, y]) => y !== null));
     return drawn.map(({ rank, points }) => {
       const r = this.picture.ranks.find((one) => one.rank === rank);
-      return { name: r?.name ?? (lines.length > 1 ? "mean" : ""), points, dots: points.length === 1 ? points : [],
-        color: r ? this.color(r.lane) : this.look.fg, "stroke-width": r ? 1.2 : 2,
-        "stroke-opacity": r && lines.length > 2 ? 0.8 : 1 };
+      return {
+        name: r?.name ?? (lines.length > 1 ? "mean" : ""),
+        points,
+        dots: points.length === 1 ? points : [],
+        color: r ? this.color(r.lane) : this.look.fg,
+        "stroke-width": r ? 1.2 : 2,
+        "stroke-opacity": r && lines.length > 2 ? 0.8 : 1,
+      };
     });
   }
 
