@@ -158,7 +158,8 @@ def train(warm: int, steps: int) -> float:
     import torch.nn.functional as F
 
     from distkit import demos
-    from distkit.algorithms.sgd import shard, sync_sgd_step
+    from distkit.algorithms.sgd import sync_sgd_step
+    from distkit.data.shard import shard
 
     images, labels = shard(*demos.digits())
     net, size = demos.model(), demos.BATCH

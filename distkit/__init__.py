@@ -19,16 +19,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit import algorithms, demos, hangs, kvstore, simulation
+    from distkit import algorithms, data, demos, hangs, kvstore, simulation
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.collectives import ring_all_reduce
-    from distkit.algorithms.sgd import shard, sync_initial_weights, sync_sgd_step
+    from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import ddp_hook, use_algorithm
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import Run
     from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.cluster.runs.stepper import Stepper
+    from distkit.data.shard import shard
     from distkit.diagnosis.findings import Finding
     from distkit.errors import (
         ClusterError,
@@ -82,7 +83,8 @@ _HOMES = {
     "distkit.algorithms.all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],
     "distkit.algorithms.shared_memory": ["shared_memory_all_reduce"],
     "distkit.algorithms.use": ["ddp_hook", "use_algorithm"],
-    "distkit.algorithms.sgd": ["shard", "sync_initial_weights", "sync_sgd_step"],
+    "distkit.algorithms.sgd": ["sync_initial_weights", "sync_sgd_step"],
+    "distkit.data.shard": ["shard"],
     # how long it would take
     "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
@@ -107,7 +109,7 @@ _HOMES = {
         "TraceFileError",
     ],
 }
-_MODULES = ["algorithms", "demos", "hangs", "kvstore", "simulation"]
+_MODULES = ["algorithms", "data", "demos", "hangs", "kvstore", "simulation"]
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022
@@ -140,6 +142,7 @@ __all__ = [  # noqa: RUF022
     "shared_memory_all_reduce",
     "use_algorithm",
     "ddp_hook",
+    "data",
     "shard",
     "sync_initial_weights",
     "sync_sgd_step",

@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.errors import DistkitError
+from distkit.data.sets import digits as digits  # also as dk.demos.digits
 from distkit.events import COLLECTIVES, P2P, REQUESTS, State
 from distkit.recording.recorder import mark
 from distkit.trace.trace import Trace
@@ -32,26 +29,6 @@ if TYPE_CHECKING:
 Progress = Callable[[float], None]
 
 RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
-
-
-@lru_cache(1)
-def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, shipped with it.
-
-    Read from its file: importing scikit-learn would cost every rank a second.
-
-    Returns:
-        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64.
-    """
-    import numpy as np
-    import torch
-
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise DistkitError("the digits come with scikit-learn: pip install scikit-learn")
-    file = Path(package.origin).parent / "datasets/data/digits.csv.gz"
-    table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
-    return table[:, :-1] / 16, table[:, -1].long()
 
 
 def model() -> nn.Module:
@@ -85,7 +62,7 @@ def average_digit(all_reduce: Callable[[Tensor], Any] | None = None) -> tuple[Te
     """Each rank adds up its own images; the all-reduce makes the sum over all ranks' images."""
     import torch.distributed as dist
 
-    from distkit.algorithms.sgd import shard
+    from distkit.data.shard import shard
 
     images = shard(digits()[0])[0]
     total = images.sum(dim=0)
@@ -102,7 +79,8 @@ def train_in_step(
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from distkit.algorithms.sgd import shard, sync_initial_weights, sync_sgd_step
+    from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
+    from distkit.data.shard import shard
 
     images, labels = shard(*digits())
     net = model()
@@ -143,7 +121,7 @@ def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     import torch.nn.functional as F
 
     from distkit import kvstore
-    from distkit.algorithms.sgd import shard
+    from distkit.data.shard import shard
 
     images, labels = shard(*digits())
     net = model()

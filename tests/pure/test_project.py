@@ -32,7 +32,7 @@ PUBLIC = """
     Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment progress
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
     shared_memory_all_reduce use_algorithm ddp_hook
-    shard sync_initial_weights sync_sgd_step kvstore demos check hint solution
+    data shard sync_initial_weights sync_sgd_step kvstore demos check hint solution
     trouble hangs simulation simulate calibrate cost Link Network
     ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError NotPicklableError
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
@@ -49,6 +49,7 @@ LAYERS = {
     "trace": "errors events consistency",
     "diagnosis": WAIST,
     "algorithms": WAIST,
+    "data": WAIST,
     "recording": WAIST,
     "views": WAIST + "diagnosis algorithms",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",

@@ -1,0 +1,49 @@
+"""Data for data-parallel training: which replica gets which samples, and sets to train on.
+
+::
+
+    data = dk.data.DistributedDataset(dk.data.digits(), 128, replica=rank, replicas=4)
+    for images, labels in data:              # this replica's piece of each global batch
+        ...
+    data.plan.rows(0, 3)                     # the samples of replica 3 in step 0
+
+Every replica makes the same number of steps, also when the last samples do not suffice for all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distkit.data.dataset import DistributedDataset
+    from distkit.data.files import Files
+    from distkit.data.policies import AutoShardPolicy, Plan, split
+    from distkit.data.sets import digits
+    from distkit.data.shard import place, shard
+
+_HOMES = {
+    "distkit.data.policies": ["AutoShardPolicy", "Plan", "split"],
+    "distkit.data.dataset": ["DistributedDataset"],
+    "distkit.data.files": ["Files"],
+    "distkit.data.shard": ["place", "shard"],
+    "distkit.data.sets": ["digits"],
+}
+_home = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AutoShardPolicy",
+    "DistributedDataset",
+    "Files",
+    "Plan",
+    "digits",
+    "place",
+    "shard",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _home:
+        return getattr(importlib.import_module(_home[name]), name)
+    raise AttributeError(f"module 'distkit.data' has no attribute {name!r}")

@@ -1,0 +1,92 @@
+"""Samples in several files, which only those who need them read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+#: The arrays of a file, of equal lengths: inputs and targets, for example.
+Arrays = tuple[Any, ...]
+
+
+class Files(Dataset[tuple[Tensor, ...]]):
+    """A dataset of samples in files: the first file's come first. One file at a time is in memory.
+
+    Args:
+        paths: files that every rank sees, in the same order on every rank.
+        read: returns the arrays of a file, samples along the first dimension. By default it reads
+            ``.npy`` and ``.npz`` (all arrays, in their order), never pickled objects.
+        count: returns the number of samples of a file; by default that of what ``read`` returns.
+
+    Raises:
+        FileNotFoundError: there is no such file on this rank.
+
+    Example:
+        >>> data = Files(["a.npz", "b.npz"])                    # doctest: +SKIP
+        >>> len(data), data[0]                                  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        read: Callable[[Path], Arrays] | None = None,
+        count: Callable[[Path], int] | None = None,
+    ) -> None:
+        self.paths = tuple(map(Path, paths))
+        if missing := [str(path) for path in self.paths if not path.is_file()]:
+            raise FileNotFoundError(
+                f"no such file: {', '.join(missing)}. Every rank reads files by itself: put them "
+                "where all ranks see them, such as a shared folder."
+            )
+        self._read = lru_cache(1)(read or read_arrays)
+        self.sizes = tuple(map(count, self.paths) if count else map(self._count, self.paths))
+        self._ends = list(accumulate(self.sizes))
+        self._latest = 0  # the file in memory: also 0 rows have a shape
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, row: int) -> tuple[Tensor, ...]:
+        return tuple(part[0] for part in self.take([row]))
+
+    def take(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """The samples of these rows, as one batch."""
+        runs = groupby(rows, key=lambda row: bisect_right(self._ends, row))
+        parts = [self._part(file, list(some)) for file, some in runs] or [
+            self._part(self._latest, [])
+        ]
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    def _part(self, file: int, rows: list[int]) -> tuple[Tensor, ...]:
+        self._latest, first = file, self._ends[file] - self.sizes[file]
+        within = np.array(rows, dtype=np.int64) - first
+        return tuple(torch.as_tensor(a[within]) for a in self._read(self.paths[file]))
+
+    def _count(self, path: Path) -> int:
+        return len(self._read(path)[0])
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of a ``.npy`` or ``.npz`` file.
+
+    Raises:
+        ValueError: another kind of file, or one with pickled objects.
+    """
+    if path.suffix == ".npy":
+        return (np.load(path, mmap_mode="r"),)
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return tuple(arrays[name] for name in arrays.files)
+    raise ValueError(
+        f"{path} is neither .npy nor .npz. Say how to read it: Files(paths, read=function), where "
+        "the function returns a tuple of arrays."
+    )

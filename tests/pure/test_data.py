@@ -1,0 +1,250 @@
+"""Which replica gets which samples: every policy, every kind of dataset, even and uneven."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from distkit.data import AutoShardPolicy, DistributedDataset, Files, Plan, split
+from distkit.data.policies import make_plan
+
+DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
+
+
+def everywhere(data: object, batch: int, replicas: int, **options: object) -> list[list[object]]:
+    """The batches of each replica."""
+    return [
+        list(DistributedDataset(data, batch, replica=r, replicas=replicas, **options))
+        for r in range(replicas)
+    ]
+
+
+# -- the plan ----------------------------------------------------------------------
+
+
+@given(st.integers(0, 500), st.integers(1, 40))
+def test_pieces_add_up_and_differ_by_at_most_one(batch: int, replicas: int) -> None:
+    pieces = split(batch, replicas)
+    assert (len(pieces), sum(pieces)) == (replicas, batch)
+    assert max(pieces) - min(pieces) <= 1
+    assert list(pieces) == sorted(pieces, reverse=True)
+
+
+@given(st.integers(0, 90), st.integers(1, 9), st.integers(0, 20), st.none() | st.integers(0, 3))
+def test_data_is_the_batch_of_one_process(n: int, replicas: int, more: int, seed: int) -> None:
+    batch = replicas + more
+    plan = make_plan(batch, replicas, samples=n, policy="DATA", seed=seed)
+    alone = make_plan(batch, 1, samples=n, policy="DATA", seed=seed)
+    assert plan.steps == alone.steps == -(-n // batch)
+    for step in range(plan.steps):
+        rows = [plan.rows(step, r) for r in range(replicas)]
+        assert tuple(map(len, rows)) == split(len(alone.rows(step, 0)), replicas)
+        assert sorted(i for some in rows for i in some) == sorted(alone.rows(step, 0))
+    assert sum(plan.shares) == n
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.none() | st.integers(0, 3),
+)
+def test_file_uses_every_sample_once(sizes: list[int], replicas: int, more: int, seed: int) -> None:
+    replicas = min(replicas, len(sizes))
+    files = tuple((str(i), n) for i, n in enumerate(sizes))
+    plan = Plan(FILE, replicas + more, replicas, sum(sizes), files, seed)
+    rows = [[plan.rows(step, r) for step in range(plan.steps)] for r in range(replicas)]
+    flat = [[i for some in mine for i in some] for mine in rows]
+    assert sorted(i for mine in flat for i in mine) == list(range(sum(sizes)))
+    assert plan.shares == tuple(map(len, flat))
+    assert [plan.files_of(r) for r in range(replicas)] == [
+        tuple(str(i) for i in range(r, len(sizes), replicas)) for r in range(replicas)
+    ]
+    for r, mine in enumerate(rows):
+        assert all(len(some) <= plan.pieces[r] for some in mine)
+        assert all(len(some) == plan.pieces[r] for some in mine[: plan.shares[r] // plan.pieces[r]])
+
+
+def test_off_gives_everything_to_everybody() -> None:
+    plan = make_plan(5, 2, samples=7, policy=OFF)
+    assert plan.steps == 4
+    assert [list(plan.rows(k, 0)) for k in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
+    assert [list(plan.rows(k, 1)) for k in range(4)] == [[0, 1], [2, 3], [4, 5], [6]]
+    assert plan.shares == (7, 7)
+
+
+def test_each_epoch_has_its_own_order() -> None:
+    data = DistributedDataset(torch.arange(50), 8, replica=0, replicas=2, shuffle=True, seed=3)
+    first, second = (torch.cat(list(data)).tolist() for _ in range(2))
+    assert first != second
+    data.set_epoch(0)
+    next(iter(data))  # a look at the first batch ends no epoch
+    assert torch.cat(list(data)).tolist() == first
+
+
+# -- policies ----------------------------------------------------------------------
+
+
+def test_auto_takes_files_where_there_are_enough() -> None:
+    files = [("a", 2), ("b", 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_plan(4, 2, samples=4, files=files).policy is FILE
+        assert make_plan(4, 2, samples=4).policy is DATA
+    with pytest.warns(UserWarning, match="AUTO sharding policy will apply DATA sharding policy"):
+        assert make_plan(4, 3, samples=4, files=files).policy is DATA
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"policy": "HINT"}, "AutoShardPolicy.HINT .* Use AUTO, FILE, DATA or OFF"),
+        ({"policy": "FILE"}, "as many files as replicas; got 0 files and 4 replicas"),
+        ({"policy": "MINE"}, "MINE"),
+        ({"global_batch": 3}, "3 samples cannot be divided among 4 replicas.*global_batch=4"),
+        ({"replicas": 0}, "divided among 0 replicas"),
+        ({"replica": 4}, "no replica 4 of 4"),
+        ({"data": (torch.ones(3), torch.ones(4))}, r"\[3, 4\] rows"),
+    ],
+)
+def test_what_cannot_be_divided(options: dict[str, object], says: str) -> None:
+    usual = {"data": torch.arange(8), "global_batch": 8, "replica": 0, "replicas": 4}
+    with pytest.raises(ValueError, match=says):
+        DistributedDataset(**{**usual, **options})
+
+
+@pytest.mark.parametrize("data", ["digits.npz", 7, {1, 2}, None])
+def test_what_is_no_dataset(data: object) -> None:
+    with pytest.raises(TypeError, match="is no dataset"):
+        DistributedDataset(data, 4, replica=0, replicas=2)
+
+
+# -- kinds of datasets ---------------------------------------------------------------
+
+
+class Squares(Dataset[tuple[int, Tensor]]):
+    """A map-style dataset."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, i: int) -> tuple[int, Tensor]:
+        return i, torch.full((2,), float(i * i))
+
+
+class Stream(IterableDataset[tuple[int, Tensor]]):
+    """The same, in the order it likes."""
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        return (Squares()[i] for i in range(11))
+
+
+X, Y = torch.arange(11), torch.arange(11.0).square()[:, None].expand(11, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y), Squares(), Stream()],
+    ids=["tensors", "arrays", "TensorDataset", "map-style", "iterable"],
+)
+@pytest.mark.parametrize("policy", ["AUTO", "OFF"])
+def test_every_kind_of_dataset(data: object, policy: str) -> None:
+    for r, batches in enumerate(everywhere(data, 5, 3, policy=policy)):
+        plan = DistributedDataset((X, Y), 5, replica=r, replicas=3, policy=policy).plan
+        assert len(batches) == plan.steps
+        for step, batch in enumerate(batches):
+            x, y = batch
+            assert isinstance(batch, tuple)
+            assert x.tolist() == list(plan.rows(step, r))
+            assert torch.equal(y, Y[x])
+
+
+def test_batches_of_nothing_have_the_shape_of_the_others() -> None:
+    *_, last = everywhere(Squares(), 5, 3)[2]
+    assert [tuple(part.shape) for part in last] == [(0,), (0, 2)]
+    assert last[0].dtype == torch.int64
+
+
+def test_samples_that_are_dicts() -> None:
+    rows = [{"x": i, "y": 2.0 * i} for i in range(5)]
+    *_, last = everywhere(rows, 4, 2)[0]
+    assert last["x"].tolist() == [4]
+    assert last["y"].tolist() == [8.0]
+
+
+def test_the_length_of_a_stream_is_unknown() -> None:
+    data = DistributedDataset(Stream(), 4, replica=1, replicas=2)
+    assert list(data.plan.rows(1, 1)) == [5, 7]
+    with pytest.raises(TypeError, match="does not tell how many samples"):
+        len(data)
+    with pytest.raises(ValueError, match="shuffle in the iterable dataset"):
+        DistributedDataset(Stream(), 4, replica=1, replicas=2, shuffle=True)
+
+
+# -- files -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Samples 0 to 11 in three files of 5, 1 and 6."""
+    paths = [tmp_path / f"{name}.npz" for name in "abc"]
+    for path, rows in zip(paths, np.split(np.arange(12), [5, 6]), strict=True):
+        np.savez(path, x=rows, y=rows * 2.0)
+    return paths
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_replica_reads_its_own_files(files: list[Path], shuffle: bool) -> None:
+    found = everywhere(files, 4, 2, shuffle=shuffle)
+    assert [len(batches) for batches in found] == [6, 6]  # eleven samples, two at a time
+    rows = [sorted(torch.cat([x for x, _ in batches]).tolist()) for batches in found]
+    assert rows == [[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], [5]]
+    assert all(torch.equal(2.0 * x, y) for batches in found for x, y in batches)
+
+
+def test_a_file_is_read_when_it_is_needed(files: list[Path]) -> None:
+    read: list[str] = []
+
+    def noted(path: Path) -> tuple[np.ndarray, ...]:
+        read.append(path.stem)
+        with np.load(path) as arrays:
+            return arrays["x"], arrays["y"]
+
+    sizes = {"a": 5, "b": 1, "c": 6}
+    some = Files(files, noted, lambda path: sizes[path.stem])
+    batches = list(DistributedDataset(some, 2, replica=1, replicas=2))
+    assert read == ["b"]
+    assert [len(x) for x, _ in batches] == [1] + [0] * 10
+    assert some[7][0].item() == 7
+
+
+def test_too_few_files_are_read_by_everybody(files: list[Path]) -> None:
+    with pytest.warns(UserWarning, match="there are 3 files for 4 replicas"):
+        found = everywhere(files, 4, 4)
+    assert [torch.cat([x for x, _ in batches]).tolist() for batches in found] == [
+        [r, r + 4, r + 8] for r in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "error", "says"),
+    [
+        ("none.npz", lambda path: None, FileNotFoundError, "such as a shared folder"),
+        ("some.txt", lambda path: path.write_text("1 2"), ValueError, "read=function"),
+    ],
+)
+def test_files_that_cannot_be_read(
+    tmp_path: Path, name: str, make: Callable[[Path], None], error: type[Exception], says: str
+) -> None:
+    make(tmp_path / name)
+    with pytest.raises(error, match=says):
+        DistributedDataset([tmp_path / name], 2, replica=0, replicas=1)
