@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from distkit.events import Event, Message, Op, Span, State, Summary
     from distkit.exercises import check, hint, solution
     from distkit.experiments import Experiment
+    from distkit.experiments.sweep import sweep
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -78,6 +79,7 @@ _HOMES = {
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
     # controls that start runs
     "distkit.experiments": ["Experiment"],
+    "distkit.experiments.sweep": ["sweep"],
     # all-reduce and synchronous SGD
     "distkit.algorithms.collectives": ["ring_all_reduce"],
     "distkit.algorithms.all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],
@@ -134,6 +136,7 @@ __all__ = [  # noqa: RUF022
     "Timeline",
     "watch_gradients",
     "Experiment",
+    "sweep",
     "progress",
     "algorithms",
     "ring_all_reduce",

@@ -232,12 +232,12 @@ def chart(records: Sequence[Record], results: Sequence[str] = (), against: str =
     return drawn(plot(records, results, against), THEMED)
 
 
-def still(name: str, records: Sequence[Record]) -> tuple[str, str]:
+def still(name: str, records: Sequence[Record], rows: int = MAX_ROWS) -> tuple[str, str]:
     """Table and chart as HTML, and the table as text: what stays where there are no widgets."""
     figure = plot(records) if varied([r for r in records if not r.outcome]) else None
     text = to_text(name, records)
     image = as_picture(drawn(figure), text)["text/html"] if figure else ""
-    return f"<b>{escape(headline(name, records))}</b>{to_html(records, MAX_ROWS)}{image}", text
+    return f"<b>{escape(headline(name, records))}</b>{to_html(records, rows)}{image}", text
 
 
 def _cut(words: str, room: float) -> str:

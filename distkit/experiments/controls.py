@@ -83,7 +83,7 @@ class Settings:
         Raises:
             TypeError, ValueError: as :meth:`complete`; or there is nothing to go through.
         """
-        lists = {name: _listed(name, given) for name, given in values.items()}
+        lists = {name: listed(name, given) for name, given in values.items()}
         if not lists:
             raise TypeError("sweep() needs values: experiment.sweep(batch=[8, 16, 32])")
         return [
@@ -142,7 +142,8 @@ def _checked(control: Control, check: Callable[[Any], None]) -> Control:
     return control
 
 
-def _listed(name: str, given: Any) -> list[Any]:
+def listed(name: str, given: Any) -> list[Any]:
+    """The values to go through of one parameter: a list, or the one value that is given."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         return [given]
     listed = list(given)

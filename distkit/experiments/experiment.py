@@ -22,7 +22,7 @@ from distkit.cluster.runs.run import Run, poll
 from distkit.errors import ClusterError, DistkitError, RunInterrupted, StoppedError
 from distkit.experiments import chart, results
 from distkit.experiments.controls import OWN, RANKS, STRAGGLER, Settings
-from distkit.experiments.panel import Bar, Panel
+from distkit.experiments.panel import Bar, Panel, terminal_bar
 from distkit.experiments.results import Activity, State
 from distkit.recording import trouble
 from distkit.recording.progress import Meter
@@ -326,7 +326,7 @@ class Experiment(State):
     @property
     def runs(self) -> list[tuple[dict[str, Any], Run]]:
         """The parameters of each run, and the run."""
-        return [(dict(r.parameters), r.run) for r in self.records]
+        return [(dict(r.parameters), r.run) for r in self.records if isinstance(r.run, Run)]
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per run: its parameters, seconds, messages, bytes, and what rank 0 returned."""
@@ -465,10 +465,15 @@ class Experiment(State):
                 self._still.renew()
 
     @contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Show how far it has come in the cell that waits for it, and its results afterwards."""
+    def _shown(self, keep: bool = True) -> Iterator[None]:
+        """Show how far it has come in the cell, or terminal, that waits for it.
+
+        Args:
+            keep: show its results there afterwards, even if all went well.
+        """
         if not in_notebook():
-            yield
+            with terminal_bar(self._watchers):
+                yield
             return
         from IPython.display import display
 
@@ -481,8 +486,11 @@ class Experiment(State):
         self._watchers.append(refresh)
         try:
             yield
+        except BaseException:
+            keep = True
+            raise
         finally:
             self._watchers.remove(refresh)
-            html, text = chart.still(self.name, self.records[first:])
+            html, text = chart.still(self.name, self.records[first:]) if keep else ("", "")
             handle.update({"text/html": html, "text/plain": text}, raw=True)
             bar.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -81,6 +82,35 @@ class Bar:
         """Take it off the page."""
         for part in (*self.widget.children, self.widget):
             part.close()
+
+
+@contextmanager
+def terminal_bar(watchers: list[Callable[[Any], None]]) -> Iterator[None]:
+    """The same in a terminal, if standard error is one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
+    ) as bars:
+        task = bars.add_task("", total=None)
+
+        def refresh(state: State) -> None:
+            now = state.activity
+            if now is not None:
+                done = (now.done or 0) / now.total if now.total else 0.5
+                share = (now.number - 1 + done) / now.of
+                bars.update(task, description=words(now), total=1, completed=share)
+
+        watchers.append(refresh)
+        try:
+            yield
+        finally:
+            watchers.remove(refresh)
 
 
 class Panel:

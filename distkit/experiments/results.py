@@ -13,6 +13,7 @@ from distkit.cluster.runs.run import LOOKED_AT, Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
 from distkit.experiments.controls import BYTES, RANKS, STRAGGLER, said
+from distkit.trace.trace import Trace
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 from distkit.views.timeline.columns import Columns
 
@@ -63,6 +64,14 @@ def words(activity: Activity) -> str:
 
 
 @dataclass(frozen=True)
+class SavedRun:
+    """A run that was made earlier: its trace is left of it."""
+
+    trace: Trace
+    error: None = None
+
+
+@dataclass(frozen=True)
 class Record:
     """One run: what it was given, and what came of it.
 
@@ -71,7 +80,7 @@ class Record:
     """
 
     parameters: Mapping[str, Any]
-    run: Run
+    run: Run | SavedRun
     measured: Mapping[str, float]
     values: Mapping[str, float] = field(default_factory=dict)
     outcome: str = ""

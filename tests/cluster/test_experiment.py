@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,3 +260,57 @@ def test_nothing_is_left_of_a_kernel_that_dies_in_mid_run(
     kernel.stdin.close()
     kernel.stdout.close()
     assert not leftovers()
+
+
+# -- a sweep that can be interrupted -------------------------------------------------
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(
+    tmp_path: Path, leftovers: Callable[[], list[str]]
+) -> None:
+    made, stop, kernel = tmp_path / "made", tmp_path / "stop", os.getpid()
+    stop.touch()
+
+    def train(batch: int, factor: float = 1.0) -> dict[str, float]:
+        x = torch.ones(batch) * factor
+        dist.all_reduce(x)
+        while batch == 16 and stop.exists():
+            os.kill(kernel, signal.SIGINT)
+            signal.pause()
+        with made.open("a") as file:
+            file.write(f"{batch} " * (dist.get_rank() == 0))
+        return {"sum": x.sum().item()}
+
+    settings: dict[str, Any] = {"ranks": [2, 1], "batch": [8, 16]}
+    with pytest.raises(dk.RunStopped):
+        dk.sweep(train, folder=tmp_path / "runs", **settings)
+    stop.unlink()
+    found = dk.sweep(train, folder=tmp_path / "runs", **settings)
+    assert made.read_text().split() == ["8", "16", "8", "16"]  # one rank first
+    assert found["sum"].tolist() == [16, 32, 8, 16]
+    assert [t.ranks for t in found.trace] == [[0, 1], [0, 1], [0], [0]]
+    train.__defaults__ = (3.0,)
+    with pytest.warns(UserWarning, match=r"train\(\) changed since 4 runs"):
+        again = dk.sweep(train, folder=tmp_path / "runs", **settings)
+    assert again["sum"].tolist() == [48, 96, 24, 48]
+    assert not leftovers()
+
+
+def test_a_failed_run_is_a_row_of_the_sweep(usable: dk.Cluster) -> None:
+    def odd(batch: int) -> float:
+        if batch % 2 == 0:
+            raise ValueError(f"batch {batch}")
+        return batch / 2
+
+    with pytest.warns(UserWarning, match=r"1 of 2 runs failed.* ranks=2, batch=8: .*batch 8"):
+        found = dk.sweep(odd, usable, batch=[7, 8])
+    assert found.outcome.tolist() == ["ok", "RankError"]
+    assert found.result.tolist()[0] == 3.5
+
+
+def test_a_sweep_of_which_nothing_ends_well_raises(usable: dk.Cluster) -> None:
+    def broken(batch: int) -> None:
+        raise ValueError(f"batch {batch}")
+
+    with pytest.raises(dk.RankError, match="batch 8"):
+        dk.sweep(broken, usable, batch=[8, 16])
