@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.figure import Figure
-from benchmarks.published import collectives, rows, serving, tables, training
+from benchmarks.published import collectives, pipelines, rows, serving, tables, training
 from benchmarks.published.rows import Row
 
 
@@ -20,6 +20,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
         "collectives": collectives.rows(),
         "training": training.rows(),
         "parameter server": serving.rows(),
+        "pipelines": pipelines.rows(),
     }
     for name, table in found.items():
         say(f"published: {name}")
@@ -50,6 +51,20 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
             rows.median_error(found["parameter server"]),
             15,
             10,
+        ),
+        _figure(
+            "pipelines, largest error",
+            found["pipelines"],
+            abs(rows.worst(found["pipelines"]).error),
+            3,
+            3,
+        ),
+        _figure(
+            "interleaving from 1F1B's constant, largest error",
+            interleaved := [row for row in found["pipelines"] if "1F1B's" in row.table],
+            abs(rows.worst(interleaved).error),
+            6,
+            3,
         ),
     ], details
 

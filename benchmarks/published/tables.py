@@ -122,6 +122,27 @@ P2 = {
 #: hours on 8 GPUs became one on 256.
 FACEBOOK = 29 / 32
 
+# -- pipelines ----------------------------------------------------------------------------
+
+#: Zero Bubble, table 3, pipelines of 8 A100: samples/s of a GPU with 24, 32 and 64 micro-batches.
+ZERO_BUBBLE = {
+    "1.5B": {
+        "ZB-2P": (14.5, 14.8, 14.9),
+        "ZB-1P": (12.9, 13.4, 14.2),
+        "1F1B": (11.8, 12.5, 13.6),
+        "1F1B-I": (13.1, 13.4, 13.9),
+    },
+    "6.2B": {
+        "ZB-2P": (4.32, 4.35, 4.39),
+        "ZB-1P": (3.88, 4.00, 4.20),
+        "1F1B": (3.50, 3.70, 4.03),
+        "1F1B-I": (4.01, 4.08, 4.19),
+    },
+}
+ZERO_BUBBLE_MICROBATCHES = (24, 32, 64)
+#: … and of each model its layers, its hidden size, and the samples of a micro-batch.
+ZERO_BUBBLE_MODELS = {"1.5B": (22, 2304, 6), "6.2B": (30, 4096, 3)}
+
 # -- parameter server ---------------------------------------------------------------------
 
 #: TensorFlow's null step, 16 servers: (bytes, workers) -> seconds.

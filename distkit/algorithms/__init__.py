@@ -10,6 +10,7 @@ The :mod:`~distkit.algorithms.catalogue` lists them all::
     dk.algorithms.ALL_REDUCES["ring"].schedule(4)   # its rounds on four ranks
     dk.algorithms.ALL_REDUCES["ring"].page(x)       # on a rank: reduces x in place
     dk.algorithms.COLLECTIVES["scatter"].page       # the other collectives
+    dk.algorithms.PIPELINES["1f1b"].schedule(4, 8)  # what each of four stages computes, and when
 
 Nothing here prints, traces or calls back: an algorithm never learns that it is watched.
 """
@@ -20,9 +21,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
+    from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, PIPELINES, Algorithm
 
-__all__ = ["ALL_REDUCES", "COLLECTIVES", "Algorithm"]
+__all__ = ["ALL_REDUCES", "COLLECTIVES", "PIPELINES", "Algorithm"]
 
 
 def __getattr__(name: str) -> Any:

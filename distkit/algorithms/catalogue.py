@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from distkit.algorithms import schedules
+from distkit.algorithms import pipeline_schedules, schedules
+from distkit.algorithms.pipeline_schedules import PipelineSchedule
 from distkit.algorithms.rounds import Round, bits, highest_bit
 
 
@@ -65,13 +66,16 @@ class Algorithm:
         return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
 
 
-class Catalogue(dict[str, Algorithm]):
+Entry = TypeVar("Entry", bound=Algorithm | PipelineSchedule)
+
+
+class Catalogue(dict[str, Entry]):
     """Algorithms by name; shown as a table."""
 
-    def __init__(self, *algorithms: Algorithm) -> None:
+    def __init__(self, *algorithms: Entry) -> None:
         super().__init__({a.name: a for a in algorithms})
 
-    def __missing__(self, name: str) -> Algorithm:
+    def __missing__(self, name: str) -> Entry:
         raise KeyError(f"no algorithm {name!r}; there are {', '.join(self)}")
 
     def __repr__(self) -> str:
@@ -373,3 +377,6 @@ COLLECTIVES = Catalogue(
         chunks=_one,
     ),
 )
+
+#: The schedules of a pipeline by name.
+PIPELINES = Catalogue(*pipeline_schedules.SCHEDULES)

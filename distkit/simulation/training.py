@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.pipeline_schedules import Action, Orders, played
 from distkit.events import Op
 from distkit.simulation.network import Floats, Network, a_network
 from distkit.simulation.simulator import Delay, Player, Schedule, Stragglers, Writer, plan
@@ -167,114 +169,76 @@ def data_parallel(
     return writer.trace("data parallel, simulated")
 
 
-def gpipe(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """All micro-batches forward, then all backward. Huang et al., 2019.
-
-    >>> gpipe(0, 2, 2)
-    [('F', 0), ('F', 1), ('B', 0), ('B', 1)]
-    """
-    every = range(microbatches)
-    return [("F", i) for i in every] + [("B", i) for i in every]
-
-
-def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """Run backward as early as possible: as many micro-batches are held as there are stages.
-
-    Narayanan et al., 2019 (PipeDream-flush).
-
-    >>> one_f_one_b(0, 2, 3)
-    [('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2)]
-    """
-    ahead = min(stages - stage - 1, microbatches)
-    order = [("F", i) for i in range(ahead)]
-    for i in range(microbatches - ahead):
-        order += [("F", ahead + i), ("B", i)]
-    return order + [("B", i) for i in range(microbatches - ahead, microbatches)]
-
-
-ORDERS = {"gpipe": gpipe, "1f1b": one_f_one_b}
-
-
 def pipeline(
-    stages: int,
+    ranks: int,
     microbatches: int,
     forward: float,
     backward: float,
     nbytes: int,
     network: Network,
     *,
-    order: str = "1f1b",
+    order: str | Orders = "1f1b",
+    chunks: int = 1,
+    weights: float | None = None,
+    overlap: bool = True,
     stragglers: Stragglers | None = None,
 ) -> Trace:
-    """The trace of one step of a pipeline; messages overlap computation.
+    """The trace of one step of a pipeline.
 
-    With free messages it takes (microbatches + stages - 1)(forward + backward) in either order;
-    (stages - 1)/(microbatches + stages - 1) of that is the bubble.
+    With free messages GPipe and 1F1B take (microbatches + ranks - 1)(forward + backward);
+    (ranks - 1)/(microbatches + ranks - 1) of that is the bubble.
 
     Args:
-        stages: number of ranks, one stage on each.
+        ranks: number of ranks.
         microbatches: of one step.
-        forward: seconds of one micro-batch on one stage.
-        backward: likewise.
+        forward: seconds of one micro-batch on one rank, all its stages together.
+        backward: likewise, gradients of inputs and weights together.
         nbytes: activations between two stages, and as many gradients back [bytes].
-        network: what connects the stages.
-        order: "gpipe" or "1f1b".
+        network: what connects the ranks.
+        order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
+        chunks: stages on each rank, if the schedule has several.
+        weights: the part of ``backward`` that computes gradients of weights, which a zero-bubble
+            schedule does apart [s]; half of it by default.
+        overlap: whether a rank computes while it sends.
         stragglers: slow ranks.
+
+    Raises:
+        ValueError: there is no such schedule, it does not exist for these numbers, or never ends.
 
     Example:
         >>> from distkit.simulation.network import Link
         >>> round(pipeline(4, 8, 1.0, 2.0, 0, Network(Link(0, 0))).seconds)
         33
     """
-    if order not in ORDERS or microbatches < 1:
-        raise ValueError(
-            f"order {order!r} of {microbatches} micro-batches: give one of {', '.join(ORDERS)}, "
-            "and at least one micro-batch"
-        )
-    a_network(network, stages)
-    slow = (stragglers or Stragglers()).factors(stages)
-    seconds = {"F": forward * slow, "B": backward * slow}
-    todo = [ORDERS[order](s, stages, microbatches) for s in range(stages)]
-    clock, writer = [0.0] * stages, Writer(stages)
-    arrived: dict[tuple[str, int, int], float] = {}
-    while any(todo):
-        for s in range(stages):
-            while todo[s] and (at := _input(*todo[s][0], s, stages, arrived)) is not None:
-                what, i = todo[s].pop(0)
-                clock[s] = _compute(writer, what, i, s, clock[s], at, seconds[what][s], nbytes)
-                onward = s + (1 if what == "F" else -1)
-                if 0 <= onward < stages:
-                    took = float(network.seconds([s], [onward], [nbytes])[0])
-                    arrived[what, i, onward] = end = clock[s] + took
-                    told = writer.message(onward, nbytes)
-                    writer.operation(Op.SEND, s, clock[s], end, **told)
-                elif what == "F":
-                    arrived["B", i, s] = clock[s]
-    return writer.trace(f"pipeline ({order}), simulated")
+    a_network(network, ranks)
+    orders = _orders(order, ranks, microbatches, chunks)
+    weights = backward / 2 if weights is None else weights
+    seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
+    stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
+    clock, writer = [0.0] * ranks, Writer(ranks)
+    arrived: dict[Action, float] = {}  # when the result of an action is at the next rank
+    for rank, action in played(orders):
+        needed, begin = action.needs(stages), clock[rank]
+        if needed in arrived and needed.stage % ranks != rank:
+            begin = max(begin, arrived[needed])
+            came = writer.message(needed.stage % ranks, nbytes)
+            writer.operation(Op.RECV, rank, clock[rank], begin, **came)
+        clock[rank] = end = begin + seconds[action.kind] / chunks * slow[rank]
+        label = str(action) if chunks > 1 else f"{action.kind}{action.microbatch}"
+        writer.operation(Op.MARK, rank, begin, end, attributes={"label": label})
+        to = action.next(stages)
+        if to is not None and to % ranks != rank:
+            took = float(network.seconds([rank], [to % ranks], [nbytes])[0])
+            arrived[action] = end + took
+            writer.operation(Op.SEND, rank, end, end + took, **writer.message(to % ranks, nbytes))
+            clock[rank] = end if overlap else end + took
+    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'own'}), simulated")
 
 
-def _input(
-    what: str, i: int, stage: int, stages: int, arrived: dict[tuple[str, int, int], float]
-) -> float | None:
-    """The time when the input of a computation is there, None if not known yet."""
-    return 0.0 if (what, stage) == ("F", 0) else arrived.get((what, i, stage))
-
-
-def _compute(
-    writer: Writer,
-    what: str,
-    i: int,
-    stage: int,
-    clock: float,
-    at: float,
-    took: float,
-    nbytes: int,
-) -> float:
-    """Receive, wait, compute; the end of it."""
-    begin = max(clock, at)
-    source = stage - 1 if what == "F" else stage + 1
-    last = writer.n - 1
-    if (what, stage) not in (("F", 0), ("B", last)):
-        writer.operation(Op.RECV, stage, clock, begin, **writer.message(source, nbytes))
-    writer.operation(Op.MARK, stage, begin, begin + took, attributes={"label": f"{what}{i}"})
-    return begin + took
+def _orders(order: str | Orders, ranks: int, microbatches: int, chunks: int) -> Orders:
+    """The actions of each rank."""
+    if not isinstance(order, str):
+        return order
+    if order not in PIPELINES:
+        raise ValueError(f"order {order!r}: give one of {', '.join(PIPELINES)}")
+    return PIPELINES[order].orders(ranks, microbatches, chunks)

@@ -8,10 +8,15 @@ from itertools import chain, pairwise
 import pytest
 
 from benchmarks import published as bench
-from benchmarks.published import collectives, rows, serving, tables, training
+from benchmarks.published import collectives, pipelines, rows, serving, tables, training
 from benchmarks.published.rows import Row
 
-ALL = {"collectives": collectives.rows(), "training": training.rows(), "serving": serving.rows()}
+ALL = {
+    "collectives": collectives.rows(),
+    "training": training.rows(),
+    "serving": serving.rows(),
+    "pipelines": pipelines.rows(),
+}
 
 
 def test_the_scores() -> None:
@@ -19,9 +24,18 @@ def test_the_scores() -> None:
     assert rows.median_error(ALL["training"]) < 0.05
     assert abs(rows.worst(ALL["training"]).error) < 0.12
     assert rows.median_error(ALL["serving"]) < 0.10
+    assert abs(rows.worst(ALL["pipelines"]).error) < 0.03
 
 
-@pytest.mark.parametrize("name", ["training", "serving"])
+def test_interleaving_follows_from_1f1b_and_the_price_of_its_messages() -> None:
+    interleaved = [row for row in ALL["pipelines"] if "1F1B's" in row.table]
+    assert len(rows.scored(interleaved)) == 5
+    assert abs(rows.worst(interleaved).error) < 0.01
+    free = pipelines._interleaving("6.2B", 0.0, fitted=0)
+    assert all(0.04 < row.error < 0.08 for row in free)
+
+
+@pytest.mark.parametrize("name", ["training", "serving", "pipelines"])
 def test_perfect_scaling_is_a_worse_model(name: str) -> None:
     assert rows.median_error(ALL[name]) < 0.5 * rows.naive_error(ALL[name])
 
@@ -63,10 +77,10 @@ def test_only_scored_rows_count() -> None:
 def test_the_benchmark_says_it_all() -> None:
     said: list[str] = []
     figures, details = bench.measure(1, said.append)
-    assert [f.reached for f in figures] == ["aim"] * 3
+    assert [f.reached for f in figures] == ["aim"] * 5
     assert sum("fitted" in line for line in said) == sum(
         row["fitted"]
-        for name in ("collectives", "training", "parameter server")
+        for name in ("collectives", "training", "parameter server", "pipelines")
         for row in details[name]
     )
     assert json.loads(json.dumps(details))["not predicted"]

@@ -1,0 +1,154 @@
+"""Throughput of pipelines: the schedules, played by the simulator, against the Zero Bubble paper.
+
+Two sets of rows. In "own constant" each schedule's speed is fitted on its row of 24 micro-batches;
+for ZB-1P also the share of the gradients of weights, which fill its bubble. In "1F1B's constant"
+interleaving is predicted from 1F1B: it sends v times the messages, in the computing thread; what
+a message costs per byte is fitted on one row of the smaller model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from benchmarks.published import tables
+from benchmarks.published.rows import Row
+from distkit.algorithms.catalogue import PIPELINES
+from distkit.simulation.network import Link, Network
+from distkit.simulation.training import pipeline
+
+RANKS, MICROBATCHES = 8, tables.ZERO_BUBBLE_MICROBATCHES
+
+
+def rows() -> list[Row]:
+    """Every row of the table."""
+    return [*_own_constant(), *_from_1f1b()]
+
+
+@cache
+def seconds(
+    order: str, microbatches: int, chunks: int = 1, weights: float = 1 / 3, message: float = 0.0
+) -> float:
+    """The time of a step whose micro-batches take 1 each on a rank; a message takes ``message``.
+
+    >>> seconds("1f1b", 1)
+    8.0
+    """
+    trace = pipeline(
+        RANKS,
+        microbatches,
+        (1 - weights) / 2,
+        (1 + weights) / 2,
+        0,
+        Network(Link(message, 0)),
+        order=order,
+        chunks=chunks,
+        weights=weights,
+        overlap=False,
+    )
+    return round(trace.seconds, 9)
+
+
+def chunks(model: str) -> int:
+    """The stages of a rank when it has several: the first and the last have a layer less.
+
+    >>> chunks("1.5B"), chunks("6.2B")
+    (3, 4)
+    """
+    return (tables.ZERO_BUBBLE_MODELS[model][0] + 2) // RANKS
+
+
+def share_of_weights(model: str) -> float:
+    """The share of the gradients of weights, such that 1F1B and ZB-1P compute at the same speed.
+
+    The bubble of ZB-1P is (p-1)(F + I - W), as that of 1F1B is (p-1)(F + I + W).
+    """
+    m, rates = MICROBATCHES[0], tables.ZERO_BUBBLE[model]
+    speed = rates["1F1B"][0] * (1 + PIPELINES["1f1b"].bubble_to_work(RANKS, m))
+    bubble = (speed / rates["ZB-1P"][0] - 1) * m / (RANKS - 1)
+    return (1 - bubble) / 2
+
+
+def _own_constant() -> list[Row]:
+    found = []
+    for model, rates in tables.ZERO_BUBBLE.items():
+        weights, v = share_of_weights(model), chunks(model)
+        steps = {
+            "ZB-2P": list(map(float, MICROBATCHES)),  # no bubble, for twice the activations
+            "ZB-1P": [seconds("zero_bubble", m, weights=weights) for m in MICROBATCHES],
+            "1F1B": [seconds("1f1b", m) for m in MICROBATCHES],
+            "1F1B-I": [seconds("interleaved", m, v) for m in MICROBATCHES],
+        }
+        for name, step in steps.items():
+            speed = rates[name][0] * step[0] / MICROBATCHES[0]
+            found += _rows("own constant", model, rates, name, speed, step, fitted=1)
+    return found
+
+
+def _from_1f1b() -> list[Row]:
+    """A message takes longer beside a micro-batch that is computed in less time."""
+    small, large = tables.ZERO_BUBBLE
+    ratio = _activations(large) / _activations(small) * _work(small) / _work(large)
+    message = _message(small)
+    return [
+        *_interleaving(small, message, fitted=1),
+        *_interleaving(large, message * ratio, fitted=0),
+    ]
+
+
+def _interleaving(model: str, message: float, fitted: int) -> list[Row]:
+    rates, step = tables.ZERO_BUBBLE[model], seconds("1f1b", MICROBATCHES[0], message=message)
+    speed = rates["1F1B"][0] * step / MICROBATCHES[0]
+    steps = [seconds("interleaved", m, chunks(model), message=message) for m in MICROBATCHES]
+    return _rows("1F1B's constant", model, rates, "1F1B-I", speed, steps, fitted)
+
+
+def _activations(model: str) -> float:
+    """Bytes of a message, up to a factor."""
+    _, hidden, samples = tables.ZERO_BUBBLE_MODELS[model]
+    return float(hidden * samples)
+
+
+def _work(model: str) -> float:
+    """Seconds of a micro-batch, up to a factor."""
+    return tables.ZERO_BUBBLE_MODELS[model][2] / tables.ZERO_BUBBLE[model]["1F1B"][0]
+
+
+def _message(model: str) -> float:
+    """The time of a message that explains the first row of 1F1B-I, by the secant method."""
+    rates, m = tables.ZERO_BUBBLE[model], MICROBATCHES[0]
+
+    def off(message: float) -> float:
+        ratio = seconds("1f1b", m, message=message) / seconds(
+            "interleaved", m, chunks(model), message=message
+        )
+        return ratio - rates["1F1B-I"][0] / rates["1F1B"][0]
+
+    x, y = 0.0, 0.02
+    while abs(off(y)) > 1e-9:
+        x, y = y, y - off(y) * (y - x) / (off(y) - off(x))
+    return y
+
+
+def _rows(
+    table: str,
+    model: str,
+    rates: Mapping[str, Sequence[float]],
+    name: str,
+    speed: float,
+    steps: Sequence[float],
+    fitted: int,
+) -> list[Row]:
+    """Rows of a schedule: ``speed`` is that of computing alone [samples/s]."""
+    return [
+        Row(
+            f"Zero Bubble, {table}",
+            f"{model}, {name}, {m} micro-batches",
+            "samples/s",
+            rate,
+            speed * m / step,
+            i < fitted,
+            speed,
+        )
+        for i, (m, rate, step) in enumerate(zip(MICROBATCHES, rates[name], steps, strict=True))
+    ]

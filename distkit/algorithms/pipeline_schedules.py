@@ -1,0 +1,341 @@
+"""Pipeline schedules as data: what each rank computes, and in which order. Pure.
+
+A model of p·v stages lies on p ranks, stage s on rank s mod p; a batch comes in m micro-batches.
+Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline` executes and
+:func:`~distkit.simulation.training.pipeline` plays; they are those of ``torch.distributed``'s own
+schedules. Every schedule but GPipe is one pattern::
+
+    F F F   F B F B F B   B B B
+    warm-up one each      drain
+
+A rank that is further from the end warms up longer; what waits in between is the *bubble*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """A stage's computation on one micro-batch, printed as torch prints it.
+
+    Args:
+        stage: from 0, the one that gets the inputs.
+        kind: "F" forward, "B" backward; split in two, "I" for the gradient of the input and "W"
+            for that of the weights, which nobody waits for.
+        microbatch: from 0.
+
+    Example:
+        >>> Action(1, "F", 0)
+        1F0
+    """
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __repr__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    def needs(self, stages: int) -> Action | None:
+        """The action whose result this one waits for, None for an input of the pipeline.
+
+        >>> Action(1, "F", 0).needs(stages=2), Action(1, "B", 0).needs(stages=2)
+        (0F0, 1F0)
+        """
+        stage, kind, microbatch = self
+        if kind == "F":
+            return Action(stage - 1, "F", microbatch) if stage else None
+        if kind == "W":
+            return Action(stage, "I", microbatch)
+        last = stage == stages - 1
+        return Action(stage, "F", microbatch) if last else Action(stage + 1, kind, microbatch)
+
+    def next(self, stages: int) -> int | None:
+        """The stage that gets the result; None at either end, and for gradients of weights.
+
+        >>> Action(1, "F", 0).next(stages=2), Action(1, "B", 0).next(stages=2)
+        (None, 0)
+        """
+        to = self.stage + {"F": 1, "B": -1, "I": -1, "W": stages}[self.kind]
+        return to if 0 <= to < stages else None
+
+
+Orders = list[list[Action]]
+
+
+def gpipe(ranks: int, microbatches: int) -> Orders:
+    """All micro-batches forward, then all backward. Huang et al., 2019.
+
+    >>> gpipe(2, 2)[0]
+    [0F0, 0F1, 0B0, 0B1]
+    """
+    return _orders(ranks, microbatches, 1, lambda rank: microbatches)
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Orders:
+    """Run backward as early as possible, so that a rank holds p - rank micro-batches at most.
+
+    Harlap et al., 2018; Narayanan et al., 2021.
+
+    >>> one_f_one_b(2, 3)
+    [[0F0, 0F1, 0B0, 0F2, 0B1, 0B2], [1F0, 1B0, 1F1, 1B1, 1F2, 1B2]]
+    """
+    return _orders(ranks, microbatches, 1, lambda rank: ranks - 1 - rank)
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
+    """1F1B with several stages a rank: the bubble is divided by their number, messages multiply.
+
+    Micro-batches go through a rank's stages in turns of about p. Narayanan et al., 2021.
+
+    Raises:
+        ValueError: The micro-batches cannot be divided into turns of equal size.
+
+    >>> interleaved(2, 2)[1]
+    [1F0, 1F1, 3F0, 3B0, 3F1, 3B1, 1B0, 1B1]
+    """
+    turn = _turn(ranks, microbatches)
+    return _orders(
+        ranks, microbatches, chunks, lambda rank: (chunks - 1) * turn + 2 * (ranks - 1 - rank)
+    )
+
+
+def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
+    """ZB-H1: gradients of inputs at once, those of weights where the rank would be idle.
+
+    It holds no more than 1F1B. With more than one chunk it is torch's InterleavedZeroBubble.
+    Qi et al., 2024.
+
+    Raises:
+        ValueError: The micro-batches cannot be divided into turns of equal size.
+
+    >>> zero_bubble(2, 2)
+    [[0F0, 0F1, 0I0, 0W0, 0I1, 0W1], [1F0, 1I0, 1F1, 1I1, 1W0, 1W1]]
+    """
+    turn = _turn(ranks, microbatches)
+    return _orders(
+        ranks,
+        microbatches,
+        chunks,
+        lambda rank: (chunks - 1) * turn + ranks - 1 - rank,
+        split=True,
+    )
+
+
+def _orders(
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    warm_up: Callable[[int], int],
+    *,
+    split: bool = False,
+) -> Orders:
+    if min(ranks, microbatches, chunks) < 1:
+        raise ValueError(
+            f"a pipeline of {ranks} ranks with {chunks} stages each and {microbatches} "
+            "micro-batches: give at least one micro-batch, one rank and one stage a rank"
+        )
+    turns = list(_turns(ranks, microbatches, chunks))
+    return [_order(rank, ranks, turns, warm_up(rank), split) for rank in range(ranks)]
+
+
+def _turn(ranks: int, microbatches: int) -> int:
+    """The micro-batches that pass one of a rank's stages before its next stage has a turn."""
+    rounds = max(1, microbatches // ranks)
+    if microbatches % rounds:
+        raise ValueError(
+            f"{microbatches} micro-batches on {ranks} ranks come in {rounds} turns, which would "
+            f"differ in size: give a multiple of {rounds}, best of {ranks}"
+        )
+    return microbatches // rounds
+
+
+def _turns(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:
+    """The chunk and the micro-batch of each forward, in the order in which a rank runs them."""
+    turn = microbatches if chunks == 1 else _turn(ranks, microbatches)
+    for first in range(0, microbatches, turn):
+        for chunk in range(chunks):
+            yield from ((chunk, i) for i in range(first, first + turn))
+
+
+def _order(
+    rank: int, ranks: int, turns: Sequence[tuple[int, int]], warm_up: int, split: bool
+) -> list[Action]:
+    """Forwards of the warm-up, one forward and one backward in turn, and the other backwards."""
+    last = turns[-1][0]
+    forward = [Action(chunk * ranks + rank, "F", i) for chunk, i in turns]
+    backward = [Action((last - chunk) * ranks + rank, "BI"[split], i) for chunk, i in turns]
+    weights = [action._replace(kind="W") for action in backward] if split else []
+    order = forward[:warm_up]
+    for n, pair in enumerate(zip_longest(forward[warm_up:], backward)):
+        order += [action for action in pair if action]
+        order += weights[n - rank : n - rank + 1] if n >= rank else []
+    return order + weights[max(0, len(backward) - rank) :]
+
+
+# -- what a schedule achieves ----------------------------------------------------------
+
+
+def played(orders: Orders) -> Iterator[tuple[int, Action]]:
+    """Every action and its rank, each after those that it needs: proof that a schedule ends.
+
+    Raises:
+        ValueError: Ranks wait for each other, or for an action that is in no list.
+
+    Example:
+        >>> [action for _, action in played(gpipe(2, 1))]
+        [0F0, 1F0, 1B0, 0B0]
+    """
+    stages = 1 + max(action.stage for order in orders for action in order)
+    done: set[Action | None] = {None}
+    left = [list(reversed(order)) for order in orders]
+    while any(left):
+        before = len(done)
+        for rank, order in enumerate(left):
+            while order and order[-1].needs(stages) in done:
+                done.add(action := order.pop())
+                yield rank, action
+        if len(done) == before:
+            stuck = {
+                rank: f"{order[-1]} (needs {order[-1].needs(stages)})"
+                for rank, order in enumerate(left)
+                if order
+            }
+            raise ValueError(
+                "this schedule never ends: "
+                + ", ".join(f"rank {rank} waits in {what}" for rank, what in stuck.items())
+            )
+
+
+def held(orders: Orders) -> list[int]:
+    """The most activations that each rank holds at a time, in micro-batches of one stage.
+
+    They are made by F and needed until B, or until W where backward is split.
+
+    >>> held(gpipe(4, 8)), held(one_f_one_b(4, 8))
+    ([8, 8, 8, 8], [4, 3, 2, 1])
+    """
+    change = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return [max(accumulate(change[action.kind] for action in order)) for order in orders]
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """One way to run a pipeline of p ranks with m micro-batches and v stages a rank.
+
+    Args:
+        name: its key in the catalogue.
+        title: its name in a heading.
+        summary: what it does, in one sentence.
+        source: paper.
+        schedule: p, m, and v if it is looped -> the actions of each rank.
+        cost: bubble and activations, as formulas to be read.
+        bubble_to_work: p, m, v -> idle time over the time of computing, with messages free and
+            backward twice as long as forward.
+        activations: rank, p, m, v -> the most micro-batches of a stage that the rank holds.
+        peer: torch's class in ``torch.distributed.pipelining``.
+        looped: whether a rank can have several stages.
+
+    Example:
+        >>> a = SCHEDULES[1]
+        >>> a.bubble_to_work(4, 8), a.bubble_of_whole(4, 8), a.activations(0, 4, 8)
+        (0.375, 0.2727272727272727, 4)
+    """
+
+    name: str
+    title: str
+    summary: str
+    source: str
+    schedule: Callable[..., Orders]
+    cost: str
+    bubble_to_work: Callable[..., float]
+    activations: Callable[..., int]
+    peer: str
+    looped: bool = False
+
+    def orders(self, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
+        """The actions of each rank.
+
+        Raises:
+            ValueError: The schedule does not exist for these numbers.
+        """
+        if self.looped:
+            return self.schedule(ranks, microbatches, chunks)
+        if chunks != 1:
+            raise ValueError(
+                f"{self.title} has one stage a rank, not {chunks}: take interleaved or zero_bubble"
+            )
+        return self.schedule(ranks, microbatches)
+
+    def bubble_of_whole(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
+        """The share of a step's time in which a rank is idle."""
+        bubble = self.bubble_to_work(ranks, microbatches, chunks)
+        return bubble / (1 + bubble)
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
+
+
+def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
+    """(p-1)/(m·v)."""
+    return (ranks - 1) / (microbatches * chunks)
+
+
+def _interleaved_activations(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> int:
+    ahead = (chunks - 1) * _turn(ranks, microbatches) + 2 * (ranks - 1 - rank)
+    return min(ahead + 1, microbatches * chunks)
+
+
+#: Every schedule, in the order in which they were found.
+SCHEDULES = (
+    PipelineSchedule(
+        "gpipe",
+        "GPipe",
+        "all micro-batches forward, then all backward",
+        "Huang et al., 2019",
+        gpipe,
+        "bubble (p-1)/m of the work, m micro-batches held",
+        _bubble,
+        lambda rank, ranks, microbatches, chunks=1: microbatches,
+        "ScheduleGPipe",
+    ),
+    PipelineSchedule(
+        "1f1b",
+        "1F1B",
+        "one forward and one backward in turn, as early as possible",
+        "Harlap et al., 2018; Narayanan et al., 2021",
+        one_f_one_b,
+        "bubble (p-1)/m of the work, p micro-batches held",
+        _bubble,
+        lambda rank, ranks, microbatches, chunks=1: min(ranks - rank, microbatches),
+        "Schedule1F1B",
+    ),
+    PipelineSchedule(
+        "interleaved",
+        "Interleaved 1F1B",
+        "1F1B with v stages a rank, which micro-batches pass in turns",
+        "Narayanan et al., 2021",
+        interleaved,
+        "bubble (p-1)/(mv) of the work, v times the messages",
+        _bubble,
+        _interleaved_activations,
+        "ScheduleInterleaved1F1B",
+        looped=True,
+    ),
+    PipelineSchedule(
+        "zero_bubble",
+        "Zero bubble, ZB-H1",
+        "1F1B that computes gradients of weights where it would be idle",
+        "Qi et al., 2024",
+        zero_bubble,
+        "bubble (p-1)/(3m) of the work, p micro-batches held",
+        lambda ranks, microbatches, chunks=1: _bubble(ranks, microbatches, chunks) / 3,
+        lambda rank, ranks, microbatches, chunks=1: min(ranks, microbatches),
+        "ScheduleInterleavedZeroBubble",
+        looped=True,
+    ),
+)

@@ -1,0 +1,229 @@
+"""Pipeline schedules: torch's own order, runnable, and the bubbles and memory of the formulas."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distkit.algorithms import PIPELINES
+from distkit.algorithms.pipeline_schedules import (
+    Action,
+    Orders,
+    gpipe,
+    held,
+    interleaved,
+    one_f_one_b,
+    played,
+    zero_bubble,
+)
+
+RANKS, MICROBATCHES = range(1, 9), range(1, 33)
+several_stages = pytest.mark.parametrize("name", ["interleaved", "zero_bubble"])
+every = pytest.mark.parametrize("name", PIPELINES)
+
+
+def orders(name: str, p: int, m: int, v: int) -> Orders:
+    return PIPELINES[name].orders(p, m, v if PIPELINES[name].looped else 1)
+
+
+# -- torch's own order ------------------------------------------------------------------
+
+
+@pytest.fixture
+def light() -> Iterator[None]:
+    """Torch's schedules without what only a run needs: mocks of stages, and their messages."""
+    from torch.distributed.pipelining import _schedule_visualizer, schedules
+
+    with (
+        mock.patch.object(
+            _schedule_visualizer.mock, "create_autospec", lambda *a, **k: SimpleNamespace()
+        ),
+        mock.patch.object(schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms"),
+    ):
+        yield
+
+
+def theirs(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
+    """Torch's order, without the reduction of gradients at its end; None if torch refuses."""
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+    try:
+        found = get_schedule_ops(peer.removeprefix("Schedule"), p, m, v)
+    except ValueError:
+        return None
+    return [[str(a) for a in r if a and a.computation_type.value in "FBIW"] for r in found]
+
+
+def ours(orders: Orders) -> list[list[str]]:
+    return [[str(action) for action in order] for order in orders]
+
+
+@pytest.mark.usefixtures("light")
+@several_stages
+def test_the_order_of_several_stages_a_rank_is_torchs(name: str) -> None:
+    compared = Counter()
+    for p, m, v in product(RANKS, MICROBATCHES, (2, 3, 4)):
+        expected = theirs(PIPELINES[name].peer, p, m, v)
+        compared[expected is not None] += 1
+        if expected is None:
+            with pytest.raises(ValueError, match="would differ in size"):
+                orders(name, p, m, v)
+        else:
+            assert ours(orders(name, p, m, v)) == expected, (p, m, v)
+    assert compared == {True: 489, False: 279}
+
+
+@pytest.mark.usefixtures("light")
+@several_stages
+def test_with_one_stage_a_rank_too(name: str) -> None:
+    from torch.distributed.pipelining import schedules
+
+    for p, m in product(RANKS, MICROBATCHES):
+        stage = SimpleNamespace(group_rank=0, group_size=p, num_stages=p, submod=None)
+        try:
+            expected = getattr(schedules, PIPELINES[name].peer)([stage], m).pipeline_order
+        except ValueError:
+            continue
+        assert ours(orders(name, p, m, 1)) == [
+            [str(a) for a in expected[rank] if a] for rank in range(p)
+        ]
+
+
+@pytest.mark.usefixtures("light")
+def test_gpipes_order_is_torchs() -> None:
+    for p, m in product(RANKS, MICROBATCHES):
+        assert ours(gpipe(p, m)) == theirs("ScheduleGPipe", p, m, 1)
+
+
+@pytest.mark.usefixtures("light")
+def test_the_order_of_1f1b_is_torchs() -> None:
+    """Torch lists the forwards of the last stage from 1; it runs them from 0, see below."""
+    for p, m in product(RANKS, MICROBATCHES):
+        expected = theirs("Schedule1F1B", p, m, 1)
+        assert (expected is None) == (m < p)
+        if expected:
+            mine = one_f_one_b(p, m)
+            mine[-1] = [a._replace(microbatch=a.microbatch + (a.kind == "F")) for a in mine[-1]]
+            assert ours(mine) == expected, (p, m)
+
+
+class Spy:
+    """A stage that notes what torch makes it compute."""
+
+    def __init__(self, rank: int, p: int) -> None:
+        self.stage_index, self.num_stages, self.ran = rank, p, []
+
+    def forward_one_chunk(self, microbatch: int, *args: Any, **kwargs: Any) -> None:
+        self.ran.append(Action(self.stage_index, "F", microbatch))
+
+    def backward_one_chunk(self, microbatch: int, **kwargs: Any) -> None:
+        self.ran.append(Action(self.stage_index, "B", microbatch))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: []
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_torch_runs_one_stage_a_rank_in_our_order(name: str) -> None:
+    from torch.distributed.pipelining import schedules
+
+    kind = getattr(schedules, PIPELINES[name].peer)
+    for p, m, rank in product(RANKS, (8, 9, 16), range(8)):
+        if rank < p:
+            spy = Spy(rank, p)
+            schedule = SimpleNamespace(
+                _stage=spy,
+                _n_microbatches=m,
+                _num_stages=p,
+                _check_inputs=lambda *args, m=m: ([()] * m, [{}] * m),
+                _initialize_stage=lambda *args: None,
+                _maybe_compute_loss=lambda *args: None,
+                _maybe_get_loss=lambda *args: None,
+                _update_losses=lambda *args: None,
+                scale_grads=True,
+            )
+            kind._step_microbatches(schedule)
+            assert spy.ran == orders(name, p, m, 1)[rank], (p, m, rank)
+
+
+# -- what they achieve ---------------------------------------------------------------------
+
+pipelines = st.tuples(st.integers(1, 8), st.integers(1, 33), st.integers(1, 4))
+
+
+@every
+@given(pipelines)
+@settings(max_examples=60)
+def test_every_micro_batch_is_computed_once_and_no_rank_waits_for_ever(
+    name: str, case: tuple[int, int, int]
+) -> None:
+    p, m, v = case
+    try:
+        found = orders(name, p, m, v)
+    except ValueError:
+        assert m % max(1, m // p)
+        return
+    stages = p * v if PIPELINES[name].looped else p
+    kinds = "FIW" if name == "zero_bubble" else "FB"
+    ran = list(played(found))
+    assert Counter(a for _, a in ran) == Counter(
+        Action(s, k, i) for s, k, i in product(range(stages), kinds, range(m))
+    )
+    assert all(action.stage % p == rank for rank, action in ran)
+
+
+@every
+def test_the_formulas_of_activations_hold(name: str) -> None:
+    v = 1 if name != "interleaved" else 3
+    for p, m in product(RANKS, (1, 2, 3, 8, 16, 24)):
+        if m % max(1, m // p) == 0:
+            found = held(orders(name, p, m, v))
+            assert found == [PIPELINES[name].activations(r, p, m, v) for r in range(p)], (p, m)
+
+
+def test_1f1b_holds_fewer_activations() -> None:
+    assert (max(held(gpipe(4, 16))), max(held(one_f_one_b(4, 16)))) == (16, 4)
+
+
+def test_1f1b_runs_with_fewer_micro_batches_than_stages() -> None:
+    assert ours(one_f_one_b(4, 1)) == [[f"{r}F0", f"{r}B0"] for r in range(4)]
+    assert held(one_f_one_b(4, 2)) == [2, 2, 2, 1]
+
+
+def test_a_schedule_that_never_ends_says_who_waits_for_what() -> None:
+    wrong = one_f_one_b(2, 2)
+    wrong[0].insert(0, wrong[0].pop(1))  # backward before its forward has come back
+    wrong[1].reverse()
+    with pytest.raises(ValueError, match=r"never ends: .*rank 1 waits in 1B1 \(needs 1F1\)"):
+        list(played(wrong))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: gpipe(0, 1), "at least one micro-batch"),
+        (lambda: one_f_one_b(1, 0), "0 micro-batches: give"),
+        (lambda: interleaved(2, 2, 0), "0 stages each"),
+        (lambda: interleaved(4, 9, 2), "9 micro-batches on 4 ranks come in 2 turns"),
+        (lambda: zero_bubble(4, 9), "a multiple of 2, best of 4"),
+        (lambda: PIPELINES["1f1b"].orders(4, 8, 2), "1F1B has one stage a rank, not 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_the_catalogue_is_a_table() -> None:
+    assert repr(PIPELINES).splitlines()[1].startswith("1f1b")
+    assert "<code>zero_bubble</code>" in PIPELINES._repr_html_()
+    with pytest.raises(KeyError, match="there are gpipe, 1f1b"):
+        PIPELINES["zigzag"]
