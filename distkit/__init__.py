@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit import algorithms, data, demos, hangs, kvstore, simulation
+    from distkit import algorithms, data, demos, hangs, kvstore, simulation, strategies
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.collectives import ring_all_reduce
     from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         StartError,
         StepError,
         StoppedError,
+        StrategyError,
         TraceFileError,
     )
     from distkit.events import Event, Message, Op, Span, State, Summary
@@ -108,10 +109,11 @@ _HOMES = {
         "StartError",
         "StepError",
         "StoppedError",
+        "StrategyError",
         "TraceFileError",
     ],
 }
-_MODULES = ["algorithms", "data", "demos", "hangs", "kvstore", "simulation"]
+_MODULES = ["algorithms", "data", "demos", "hangs", "kvstore", "simulation", "strategies"]
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022
@@ -150,6 +152,7 @@ __all__ = [  # noqa: RUF022
     "sync_initial_weights",
     "sync_sgd_step",
     "kvstore",
+    "strategies",
     "demos",
     "simulation",
     "simulate",
@@ -176,6 +179,7 @@ __all__ = [  # noqa: RUF022
     "StartError",
     "StepError",
     "StoppedError",
+    "StrategyError",
     "TraceFileError",
 ]
 

@@ -14,6 +14,7 @@
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
     ├── StepError               a stepper cannot do what was asked
     ├── KVStoreError            a parameter-server call that cannot be served
+    ├── StrategyError           a strategy's replicas cannot do this together
     └── TraceFileError          a trace file that cannot be read
 
 Beside them are ``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning``.
@@ -172,6 +173,10 @@ class CommunicationWarning(UserWarning):
 
 class KVStoreError(DistkitError):
     """A parameter-server call that cannot be served."""
+
+
+class StrategyError(DistkitError):
+    """A strategy's replicas cannot do this together."""
 
 
 class TraceFileError(DistkitError, ValueError):

@@ -1,0 +1,50 @@
+"""Strategies: one training loop, and one line that says how it is distributed.
+
+::
+
+    def train(strategy):
+        with strategy.scope():
+            model = torch.nn.Linear(64, 10)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):                              # plain torch: one replica
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        for x, y in strategy.distribute_dataset(data, global_batch=128):
+            loss = strategy.run(step, args=(x, y))
+            mean = strategy.reduce("mean", loss)
+
+    cluster.run(train, dk.strategies.MirroredStrategy())
+
+A replica is a rank. :class:`Strategy` says what a strategy does at which moment.
+"""
+
+from distkit.strategies.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from distkit.strategies.input import InputContext
+from distkit.strategies.mirrored import MirroredStrategy
+from distkit.strategies.one_device import OneDeviceStrategy
+from distkit.strategies.strategy import Strategy
+from distkit.strategies.variables import ReduceOp
+
+__all__ = [
+    "InputContext",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReplicaContext",
+    "Strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

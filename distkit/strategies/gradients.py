@@ -1,0 +1,119 @@
+"""The gradients of all replicas, put together before a step."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from distkit.errors import StrategyError
+from distkit.strategies.context import ReplicaContext
+from distkit.strategies.strategy import Strategy
+from distkit.strategies.variables import owned, parameters_of
+
+
+def own_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:
+    """The parameters that an optimizer updates, all of them variables of the strategy.
+
+    Raises:
+        StrategyError: one was not made in the strategy's scope, or was moved to another device.
+    """
+    weights = parameters_of(optimizer)
+    for k, w in enumerate(weights):
+        found = owned(w)
+        if found is None or found[0] is not strategy:
+            whose = "outside of every scope" if found is None else f"in the scope of {found[0]}"
+            raise StrategyError(
+                f"{type(optimizer).__name__}.step() in {strategy}.run would update parameter {k}, "
+                f"of shape {tuple(w.shape)}, which was made {whose}: its values may differ between "
+                f"replicas. Make the model in `with strategy.scope():`."
+            )
+    strategy._check_devices((name, w) for w in weights for name in [owned(w)[1]])  # type: ignore[index]
+    return weights
+
+
+@torch.no_grad()
+def put_together(
+    strategy: Strategy,
+    weights: Sequence[Tensor],
+    replica: ReplicaContext,
+    all_reduce: Callable[[Tensor], Any],
+) -> None:
+    """Replace each gradient by that of the whole batch, Σ n_r g_r / Σ n_r or Σ g_r.
+
+    Args:
+        strategy: for comparing, before gradients travel.
+        weights: the parameters, the same on all replicas.
+        replica: knows the rows n_r, and whether losses are divided by the global batch already.
+        all_reduce: sums a tensor over the replicas, in place.
+
+    Raises:
+        StrategyError: on all replicas: one has other parameters, a gradient that is not finite,
+            or is not inside the same step.
+    """
+    rows = 1 if replica.rows is None else replica.rows
+    _make_plain(weights, rows)
+    there = bytes(w.grad is not None for w in weights)
+    facts = [rows, replica.summed, len(weights), zlib.crc32(there), _not_finite(weights)]
+    shown = strategy._compare("optimizer.step", facts)
+    _check(shown, weights, replica)
+    if len({s[3] for s in shown}) > 1:
+        _complete(weights, torch.tensor(list(there), device=strategy.device), all_reduce)
+    part, whole = (1, 1) if replica.summed else (rows, sum(s[0] for s in shown) or 1)
+    for gradients in _alike(weights):
+        flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(part)
+        all_reduce(flat)
+        flat.div_(whole)
+        for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            g.copy_(summed.view_as(g))
+
+
+def _make_plain(weights: Sequence[Tensor], rows: int) -> None:
+    """Dense gradients; without rows a mean is NaN, and adds nothing to the whole."""
+    for w in weights:
+        if w.grad is not None and w.grad.is_sparse:
+            w.grad = w.grad.to_dense()
+        if w.grad is not None and not rows:
+            w.grad.zero_()
+
+
+def _not_finite(weights: Sequence[Tensor]) -> int:
+    """The first parameter whose gradient is NaN or infinite; -1 for none."""
+    bad = (k for k, w in enumerate(weights) if w.grad is not None and not w.grad.isfinite().all())
+    return next(bad, -1)
+
+
+def _check(shown: Sequence[Sequence[int]], weights: Sequence[Tensor], replica: Any) -> None:
+    for r, (_, summed, count, _, bad) in enumerate(shown):
+        if count != len(weights) or summed != shown[0][1]:
+            raise StrategyError(
+                f"The optimizers of replica {r} and of this one update different parameters, or "
+                "only one of them used compute_average_loss. All replicas must make the same step."
+            )
+        if bad >= 0:
+            raise StrategyError(
+                f"The gradient of {owned(weights[bad])[1]} is not finite on replica {r} in run "  # type: ignore[index]
+                f"{replica.number} of the strategy. No replica has made this step. Look for NaN in "
+                "its batch, or lower the learning rate."
+            )
+
+
+def _complete(
+    weights: Sequence[Tensor], there: Tensor, all_reduce: Callable[[Tensor], Any]
+) -> None:
+    """A gradient that only some replicas have is 0 on the others."""
+    all_reduce(there)
+    for w, known in zip(weights, there.tolist(), strict=True):
+        if known and w.grad is None:
+            w.grad = torch.zeros_like(w)
+
+
+def _alike(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The gradients, one list for each dtype: each travels as one tensor."""
+    gradients = [w.grad for w in weights if w.grad is not None]
+    for dtype in dict.fromkeys(g.dtype for g in gradients):
+        yield [g for g in gradients if g.dtype == dtype]

@@ -1,0 +1,267 @@
+"""What all strategies share, and the default one: a single replica, nothing to communicate."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from distkit.errors import StrategyError
+from distkit.strategies import variables
+from distkit.strategies.agreement import check_shapes
+from distkit.strategies.context import ReplicaContext, check_may_enter, entered
+from distkit.strategies.input import InputContext, Placed
+from distkit.strategies.variables import Made, ReduceOp, remember_rows
+
+
+class Strategy:
+    """The default strategy: one replica, as without any strategy.
+
+    A subclass says what its replicas do together, in five methods that do nothing here:
+
+    ====================  ========================================================================
+    ``_created``          the variables of a scope exist: make them the same on all replicas
+    ``_synchronize``      before ``optimizer.step()``: make the gradients those of the whole batch
+    ``_compare``          show each other some numbers before a collective, such as shapes
+    ``_all_reduce``       sum a tensor over the replicas
+    ``_all_gather``       get the tensors of all replicas
+    ====================  ========================================================================
+
+    A strategy can be made in the notebook and travels with the function to the ranks; there it
+    finds its process group when it is used. A replica is a rank.
+
+    Args:
+        device: where variables are made and batches go; None for torch's default device.
+
+    Source:
+        TensorFlow, "Distributed training with TensorFlow", ``tf.distribute.Strategy``.
+
+    >>> strategy = Strategy()
+    >>> with strategy.scope():
+    ...     model = torch.nn.Linear(2, 1)
+    >>> strategy.run(lambda x: model(x).sum(), args=(torch.zeros(4, 2),)).shape
+    torch.Size([])
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._device = None if device is None else torch.device(device)
+        self._runs = 0
+
+    # -- what a program uses -----------------------------------------------------------------
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose gradients are put together."""
+        return 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where this replica's variables and batches are."""
+        return self._device or torch.get_default_device()
+
+    @contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Open a block that makes variables; when it closes, all replicas have rank 0's values.
+
+        Raises:
+            StrategyError: inside another strategy's scope or a replica function; the replicas
+                have made different variables, or some on another device.
+        """
+        check_may_enter(self, "scope()")
+        with entered(self, None), self.device, variables.watched(self) as made:
+            yield self
+        self._check_devices((m.name, m.tensor) for m in made)
+        self._created(made)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a function as this replica, and return this replica's results, without gradients.
+
+        Before each ``optimizer.step()`` in it, gradients are put together: replica r has a batch
+        of n_r rows, and its loss is a mean over them, so that::
+
+            g = Σ_r n_r g_r / Σ_r n_r
+
+        is the gradient of the mean over the whole batch, also when its pieces differ. With
+        :func:`compute_average_loss` it is Σ_r g_r. n_r is the first dimension of the first tensor
+        among the arguments.
+
+        Args:
+            fn: plain torch code of one replica.
+            args: its arguments; tensors, and structures of them, are this replica's own.
+            kwargs: likewise.
+
+        Raises:
+            StrategyError: inside a replica function; another replica's function raised.
+            Exception: what ``fn`` raises; the strategy can be used again.
+        """
+        check_may_enter(self, "run()")
+        self._runs += 1
+        replica = ReplicaContext(self, _rows((args, kwargs)), self._runs)
+        with self._run(), entered(self, replica):
+            result = fn(*args, **(kwargs or {}))
+        return pytree.tree_map_only(
+            Tensor, lambda t: remember_rows(t.detach(), replica.rows), result
+        )
+
+    def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+        """Sum or mean of a value over the replicas, the same on all of them.
+
+        The mean of a loss that :meth:`run` has returned is weighted by the rows of each replica's
+        batch, Σ n_r v_r / Σ n_r: a mean of means would count rows of small pieces more.
+
+        Args:
+            op: "sum" or "mean".
+            value: a tensor or number of the same shape on all replicas, or a structure of them.
+            axis: also reduce this dimension, whose size may then differ: the mean is the sum
+                of all elements divided by their number.
+
+        Raises:
+            StrategyError: shapes differ, or this is a replica function.
+        """
+        check_may_enter(self, "reduce()")
+        return pytree.tree_map(lambda v: self._reduce("reduce", ReduceOp(op), v, axis), value)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """The values of all replicas, joined along a dimension in the order of replicas.
+
+        Args:
+            value: a tensor, or a structure of them; its size along ``axis`` may differ.
+            axis: the dimension along which they are joined.
+
+        Raises:
+            StrategyError: other dimensions differ, a scalar, or this is a replica function.
+        """
+        check_may_enter(self, "gather()")
+        return pytree.tree_map(lambda v: self._gather("gather", v, axis), value)
+
+    def distribute_dataset(self, data: Any, global_batch: int, **options: Any) -> Placed:
+        """This replica's batches of a dataset, on its device.
+
+        Args:
+            data: see :class:`distkit.data.DistributedDataset`.
+            global_batch: rows of all replicas' batches together.
+            options: ``policy``, ``shuffle``, ``seed``: likewise.
+
+        Raises:
+            ValueError: see there.
+        """
+        from distkit.data import DistributedDataset
+
+        options = {"replica": self._replica, "replicas": self.num_replicas_in_sync, **options}
+        return Placed(DistributedDataset(data, global_batch, **options), self.device)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Iterable[Any]]
+    ) -> Placed:
+        """This replica's batches from a function that makes them, on its device.
+
+        Args:
+            dataset_fn: gets an :class:`InputContext`, and returns an iterable of this replica's
+                batches.
+        """
+        n = self.num_replicas_in_sync
+        return Placed(dataset_fn(InputContext(n, self._replica, n)), self.device)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of the replicas in this process, of which there is one."""
+        return (value,)
+
+    # -- what a subclass changes -------------------------------------------------------------
+
+    @property
+    def _replica(self) -> int:
+        """The number of the replica in this process."""
+        return 0
+
+    def _run(self) -> contextlib.AbstractContextManager[None]:
+        """Open while this replica's function runs."""
+        return contextlib.nullcontext()
+
+    def _created(self, made: Sequence[Made]) -> None:
+        """A scope ends: make these variables the same on all replicas."""
+
+    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
+        """Before a step: make the gradients of its parameters those of the whole batch."""
+
+    def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
+        """The facts of all replicas, once all are in this call: see :mod:`.agreement`."""
+        return [list(facts)]
+
+    def _all_reduce(self, x: Tensor) -> None:
+        """Sum ``x`` over the replicas, in place."""
+
+    def _all_gather(self, x: Tensor) -> list[Tensor]:
+        """The tensor of each replica; they have the same shape."""
+        return [x]
+
+    # -- built from these --------------------------------------------------------------------
+
+    def _reduce(self, call: str, op: ReduceOp, value: Any, axis: int | None = None) -> Tensor:
+        x, rows = self._tensor(value), getattr(value, "_rows", None)
+        if op is ReduceOp.MEAN and not (x.is_floating_point() or x.is_complex()):
+            x = x.double()
+        count = 1 if rows is None or op is ReduceOp.SUM else rows
+        if axis is not None:
+            x, count = x.sum(axis), x.shape[axis]
+        shown = self._compare(call, [count, *x.shape])
+        check_shapes(call, [s[1:] for s in shown])
+        if axis is None and op is ReduceOp.MEAN:
+            x = x * count if count else torch.zeros_like(x)  # without rows a mean is NaN
+        total = x.clone()
+        self._all_reduce(total)
+        return total / sum(s[0] for s in shown) if op is ReduceOp.MEAN else total
+
+    def _gather(self, call: str, value: Any, axis: int) -> Tensor:
+        x = self._tensor(value)
+        shapes = self._compare(call, x.shape)
+        check_shapes(call, shapes, axis)
+        sizes, rows = [shape[axis] for shape in shapes], x.movedim(axis, 0)
+        missing = rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])
+        found = self._all_gather(torch.cat([rows, missing]))
+        joined = torch.cat([t[:size] for t, size in zip(found, sizes, strict=True)])
+        return joined.movedim(0, axis)
+
+    def _tensor(self, value: Any) -> Tensor:
+        return torch.as_tensor(value, device=self.device).detach()
+
+    def _check_devices(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        here = torch.empty(0, device=self.device).device  # with its number, if it has one
+        for name, tensor in named:
+            if tensor.device != here:
+                raise StrategyError(
+                    f"{name} is on {tensor.device}, but the replica of {self} is on {self.device}. "
+                    "Leave the placing to the scope, or choose the strategy's device."
+                )
+
+    def __getattr__(self, name: str) -> Any:
+        """TensorFlow's names with ``experimental_``, which its tutorials have."""
+        plain = name.removeprefix("experimental_")
+        if plain == name or not hasattr(type(self), plain):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warnings.warn(f"{name} is {plain} here: it is no experiment.", stacklevel=2)
+        return getattr(self, plain)
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+def _rows(values: Any) -> int | None:
+    """The rows of a batch: the first dimension of the first tensor that has one."""
+    tensors = (t for t in pytree.tree_leaves(values) if isinstance(t, Tensor) and t.dim())
+    return next((len(t) for t in tensors), None)
+
+
+#: The strategy outside of every scope.
+DEFAULT = Strategy()

@@ -1,0 +1,137 @@
+"""Variables of a strategy: which tensors it keeps the same, and how their values become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules import module
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from distkit.errors import StrategyError
+from distkit.strategies import context
+
+if TYPE_CHECKING:
+    from distkit.strategies.strategy import Strategy
+
+
+class ReduceOp(str, Enum):
+    """How the values of the replicas become one."""
+
+    SUM, MEAN = "sum", "mean"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ReduceOp:
+        known = {str(value).lower().rpartition(".")[2]: op for op in cls for value in (op.value,)}
+        if (found := known.get(str(value).lower().rpartition(".")[2])) is None:
+            raise ValueError(f'no reduction {value!r}: there are "sum" and "mean".')
+        return found
+
+
+class Made(NamedTuple):
+    """A tensor that a scope has seen being made."""
+
+    name: str
+    tensor: Tensor
+    trains: bool  #: a parameter, not a buffer
+
+
+#: Each variable's strategy and name, while the variable lives.
+_owners: Any = WeakTensorKeyDictionary()
+
+
+def owned(tensor: Tensor) -> tuple[Strategy, str] | None:
+    """The strategy in whose scope a tensor was made, and its name; None for no strategy's."""
+    found: tuple[Strategy, str] | None = _owners.get(tensor)
+    return found
+
+
+@contextmanager
+def watched(strategy: Strategy) -> Iterator[list[Made]]:
+    """Collect the parameters and buffers that modules get while it is open.
+
+    It uses torch's global registration hooks, so that any model is seen.
+    """
+    seen: dict[int, Made] = {}
+
+    def note(owner: nn.Module, name: str, tensor: Any) -> None:
+        if isinstance(tensor, Tensor):
+            trains = isinstance(tensor, nn.Parameter)
+            seen[id(tensor)] = Made(f"{type(owner).__name__}.{name}", tensor, trains)
+
+    hooks = [
+        module.register_module_parameter_registration_hook(note),
+        module.register_module_buffer_registration_hook(note),
+    ]
+    made: list[Made] = []
+    try:
+        yield made
+    finally:
+        for hook in hooks:
+            hook.remove()
+    made.extend(m for m in seen.values() if owned(m.tensor) is None)
+    for m in made:
+        check_initialized(m)
+        _owners[m.tensor] = strategy, m.name
+
+
+def check_initialized(made: Made) -> None:
+    """Refuse a lazy parameter: there is no value yet that the replicas could share.
+
+    Raises:
+        StrategyError: it is one.
+    """
+    if is_lazy(made.tensor):
+        raise StrategyError(
+            f"{made.name} has no shape yet: it belongs to a lazy module. Call the model once with "
+            "an example inside the scope, so that every replica gets the same first weights."
+        )
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters that an optimizer updates, in its order."""
+    return [w for group in optimizer.param_groups for w in group["params"]]
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """Before any ``optimizer.step()`` of this process; returns its arguments if they change."""
+    replica = context.replica()
+    if replica is None:
+        _refuse_outside(optimizer)
+        return None
+    if (closure := (args[1:2] or (kwargs.get("closure"),))[0]) is None:
+        replica.strategy._synchronize(optimizer, replica)
+        return None
+
+    def synchronized() -> Any:
+        loss = closure()
+        replica.strategy._synchronize(optimizer, replica)
+        return loss if loss is None else replica.mean_loss(loss)
+
+    return (args[0], synchronized), {k: v for k, v in kwargs.items() if k != "closure"}
+
+
+def _refuse_outside(optimizer: Optimizer) -> None:
+    found = next(filter(None, map(owned, parameters_of(optimizer))), None)
+    if found is not None and found[0].num_replicas_in_sync > 1:
+        raise StrategyError(
+            f"{type(optimizer).__name__}.step() outside `run`: it updates {found[1]}, a variable "
+            f"of {found[0]}, with the gradients of this replica alone. Call it in the function "
+            "that strategy.run gets."
+        )
+
+
+def remember_rows(result: Tensor, rows: int | None) -> Tensor:
+    """Make a scalar remember of how many rows it is the mean, for ``reduce``."""
+    if result.dim() == 0 and rows is not None:
+        result._rows = rows  # type: ignore[attr-defined]
+    return result
+
+
+register_optimizer_step_pre_hook(_before_step)

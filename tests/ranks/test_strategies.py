@@ -1,0 +1,351 @@
+"""Strategies on forked ranks, compared with one process."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distkit import run_ranks
+from distkit.errors import RankError, StrategyError
+from distkit.strategies import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    get_replica_context,
+    get_strategy,
+    in_cross_replica_context,
+)
+
+X = torch.randn(30, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+Y = (X.sum(1) > 0).long()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def pieces(strategy: Strategy, batch: int) -> list[tuple[Tensor, Tensor]]:
+    """This replica's rows of each batch."""
+    r, n = strategy._replica, strategy.num_replicas_in_sync
+    return [(x[r::n], y[r::n]) for x, y in zip(X.split(batch), Y.split(batch), strict=True)]
+
+
+def train(strategy: Strategy, make=torch.optim.SGD, batch: int = 11, **options):
+    """Losses and weights of two epochs."""
+    torch.manual_seed(dist.get_rank() if strategy.num_replicas_in_sync > 1 else 0)
+    with strategy.scope():
+        model = network()
+        optimizer = make(model.parameters(), **{"lr": 0.1, **options})
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = []
+    for x, y in pieces(strategy, batch) * 2:
+        losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())
+    return losses, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def same_as_one_process(found, **options) -> None:
+    losses, weights = train(Strategy(), **options)
+    for theirs, there in found:
+        torch.testing.assert_close(theirs, losses, rtol=0, atol=1e-12)
+        torch.testing.assert_close(there, weights, rtol=0, atol=1e-12)
+        assert torch.equal(there, found[0][1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [(OneDeviceStrategy, 2), (MirroredStrategy, 1), (MirroredStrategy, 3)]
+)
+def test_it_equals_one_process(kind: type[Strategy], ranks: int) -> None:
+    """30 rows in batches of 11: the pieces differ, and the last batch is shorter."""
+    same_as_one_process(run_ranks(train, ranks, kind()).results)
+
+
+@pytest.mark.parametrize("name", ["HierarchicalCopyAllReduce", "auto"])
+def test_every_way_to_sum_gives_the_same(name: str) -> None:
+    same_as_one_process(run_ranks(train, 3, MirroredStrategy(cross_device_ops=name)).results)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+        (torch.optim.AdamW, {"lr": 0.01}),
+    ],
+)
+def test_any_optimizer_makes_the_same_steps(make, options) -> None:
+    options = {"make": make, **options}
+    same_as_one_process(run_ranks(train, 2, MirroredStrategy(), **options).results, **options)
+
+
+def test_a_batch_smaller_than_the_replicas_counts_only_its_rows() -> None:
+    same_as_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
+
+
+def test_an_optimizer_with_a_closure() -> None:
+    def lbfgs(strategy: Strategy):
+        torch.manual_seed(0)
+        with strategy.scope():
+            model = network()
+            optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+        def step(x: Tensor, y: Tensor) -> None:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+        strategy.run(step, args=pieces(strategy, 30)[0])
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    for found in run_ranks(lbfgs, 3, MirroredStrategy()).results:
+        torch.testing.assert_close(found, lbfgs(Strategy()), rtol=0, atol=1e-10)
+
+
+def test_a_step_sends_two_small_messages() -> None:
+    spans = run_ranks(train, 2, MirroredStrategy()).trace.spans
+    ops = [s.op for s in spans if s.rank == 0]
+    steps = 6
+    assert ops.count("all_reduce") == 2 * steps  # gradients, and the loss
+    assert ops.count("all_gather") == 2 * steps + 1
+    assert ops.count("broadcast") == 4  # two layers
+
+
+# -- where code is -------------------------------------------------------------------------------
+
+
+def test_where_code_is() -> None:
+    strategy = MirroredStrategy()
+    assert get_strategy().num_replicas_in_sync == 1
+    with strategy.scope():
+        assert get_strategy() is strategy
+        assert in_cross_replica_context()
+
+    def who() -> int:
+        assert get_strategy() is strategy
+        return get_replica_context().replica_id_in_sync_group
+
+    assert strategy.run(who) == 0
+    assert not in_cross_replica_context()
+
+
+def test_a_strategy_travels() -> None:
+    made = pickle.loads(pickle.dumps(MirroredStrategy(["cpu"], "ring")))
+    assert made.num_replicas_in_sync == 1
+
+
+# -- reduce and gather ---------------------------------------------------------------------------
+
+
+def test_reduce_and_gather() -> None:
+    def values(strategy: Strategy):
+        r = dist.get_rank()
+        rows = torch.arange(r + 1.0, dtype=torch.float64)
+        return (
+            strategy.reduce("sum", {"n": torch.tensor(r)})["n"].item(),
+            strategy.reduce("MEAN", r).item(),
+            strategy.reduce("mean", rows, axis=0).item(),
+            strategy.gather(rows).tolist(),
+            strategy.gather(torch.full((1, r + 1), r), axis=1).tolist(),
+            strategy.local_results(r),
+        )
+
+    for r, found in enumerate(run_ranks(values, 3, MirroredStrategy()).results):
+        rows = [0.0, 0.0, 1.0, 0.0, 1.0, 2.0]
+        assert found == (3, 1.0, sum(rows) / 6, rows, [[0, 1, 1, 2, 2, 2]], (r,))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 3), "replica 0 has (2, 2) and replica 1 has (2, 3), which differ in dimension 1"),
+        ((2,), "replica 1 has (2,), which differ in the number of dimensions"),
+    ],
+)
+def test_unequal_shapes_are_refused_everywhere(shape, words: str) -> None:
+    def gather(strategy: Strategy):
+        try:
+            strategy.gather(torch.zeros((2, 2) if dist.get_rank() == 0 else shape))
+        except StrategyError as error:
+            return str(error), strategy.reduce("sum", 1).item()
+
+    for error, after in run_ranks(gather, 2, MirroredStrategy()).results:
+        assert words in error
+        assert after == 2
+
+
+# -- errors reach all replicas -------------------------------------------------------------------
+
+
+def test_an_exception_in_one_replica_reaches_all() -> None:
+    def go_on(strategy: Strategy):
+        with strategy.scope():
+            model = network()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(fails: bool) -> None:
+            optimizer.zero_grad()
+            model(X).sum().backward()
+            if fails:
+                raise ZeroDivisionError("by hand")
+            optimizer.step()
+
+        errors = []
+        for n in range(3):
+            try:
+                strategy.run(step, args=(n == 1 and dist.get_rank() == 1,))
+            except (StrategyError, ZeroDivisionError) as error:
+                errors.append(f"{n} {type(error).__name__} {error}")
+        return errors, strategy.reduce("sum", 1).item()
+
+    (error, n), ((theirs,), _), (third, _) = run_ranks(go_on, 3, MirroredStrategy()).results
+    assert theirs == "1 ZeroDivisionError by hand"
+    assert error == third
+    assert len(error) == 1
+    assert "replica 1: its function raised ZeroDivisionError: by hand" in error[0]
+    assert n == 3
+
+
+def test_an_exception_ends_the_run_of_all() -> None:
+    def fail(strategy: Strategy) -> None:
+        def step() -> None:
+            if dist.get_rank() == 1:
+                raise ZeroDivisionError("by hand")
+
+        strategy.run(step)
+        strategy.reduce("sum", 1)
+
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        run_ranks(fail, 2, MirroredStrategy())
+
+
+def refused(fn, *args) -> str:
+    """What every rank says; it must be the same."""
+
+    def tell(*args) -> str:
+        with pytest.raises(StrategyError) as caught:
+            fn(*args)
+        return str(caught.value)
+
+    said = run_ranks(tell, 2, *args).results
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_different_calls_are_refused() -> None:
+    def differ(strategy: Strategy) -> None:
+        (strategy.reduce if dist.get_rank() else lambda _, x: strategy.gather(x))("sum", X)
+
+    said = refused(differ, MirroredStrategy())
+    assert "replica 0 is in gather, replica 1 is in reduce" in said
+
+
+def test_different_models_are_refused() -> None:
+    def differ(strategy: Strategy) -> None:
+        with strategy.scope():
+            nn.Linear(2, 1 + dist.get_rank())
+
+    assert "different variables: 2, 2" in refused(differ, MirroredStrategy())
+
+
+def test_a_gradient_that_is_not_finite_is_named() -> None:
+    def spoil(strategy: Strategy) -> None:
+        with strategy.scope():
+            model = nn.Linear(6, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> None:
+            model(x).sum().backward()
+            optimizer.step()
+
+        strategy.run(step, args=(X.float(),))
+        before = model.weight.detach().clone()
+        try:
+            strategy.run(step, args=(X.float() * (float("nan") if dist.get_rank() else 1),))
+        finally:
+            assert torch.equal(before, model.weight)
+
+    said = refused(spoil, MirroredStrategy())
+    assert "gradient of Linear.weight is not finite on replica 1 in run 2" in said
+
+
+def test_variables_made_outside_the_scope() -> None:
+    def outside(strategy: Strategy) -> None:
+        optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        strategy.run(optimizer.step)
+
+    assert "parameter 0, of shape (1, 2), which was made outside" in refused(
+        outside, MirroredStrategy()
+    )
+
+
+def test_a_step_outside_run() -> None:
+    def outside(strategy: Strategy) -> None:
+        with strategy.scope():
+            optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        optimizer.step()
+
+    assert "SGD.step() outside `run`: it updates Linear.weight" in refused(
+        outside, MirroredStrategy()
+    )
+
+
+def test_parameters_on_another_device() -> None:
+    def elsewhere(strategy: Strategy) -> None:
+        with strategy.scope():
+            nn.Linear(2, 1, device="meta")
+
+    assert "Linear.weight is on meta" in refused(elsewhere, MirroredStrategy())
+
+
+def test_a_lazy_layer() -> None:
+    def lazy(strategy: Strategy) -> None:
+        with strategy.scope():
+            nn.LazyLinear(1)
+
+    assert "LazyLinear.weight has no shape yet" in refused(lazy, MirroredStrategy())
+
+
+def test_strategies_do_not_nest() -> None:
+    outer, inner = MirroredStrategy(), MirroredStrategy()
+    with outer.scope():
+        with pytest.raises(StrategyError, match="do not nest"), inner.scope():
+            pass
+        with outer.scope():
+            pass
+        with pytest.raises(StrategyError, match="do not nest"):
+            inner.run(print)
+    with pytest.raises(StrategyError, match="inside a replica function"):
+        outer.run(lambda: outer.run(print))
+    with pytest.raises(StrategyError, match="inside a replica function"):
+        outer.run(lambda: outer.reduce("sum", 1))
+    assert not in_cross_replica_context()
+
+
+def test_devices_and_algorithms_that_are_absent() -> None:
+    with pytest.warns(UserWarning, match="left out: cuda:7"):
+        MirroredStrategy(["cpu", "cuda:7"])
+    with pytest.raises(StrategyError, match=r"None of the devices cuda:7"):
+        MirroredStrategy(["cuda:7"])
+    with pytest.raises(StrategyError, match="There is no device cuda:7"):
+        OneDeviceStrategy("cuda:7")
+    with pytest.raises(ValueError, match="no all-reduce"):
+        MirroredStrategy(cross_device_ops="telepathy")
+
+
+def test_names_with_experimental_are_accepted() -> None:
+    with pytest.warns(UserWarning, match="local_results here"):
+        assert Strategy().experimental_local_results(1) == (1,)
