@@ -23,6 +23,13 @@
 A replica is a rank. :class:`Strategy` says what a strategy does at which moment.
 """
 
+from distkit.strategies.aggregation import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    state_dict,
+    synchronize_buffers,
+)
 from distkit.strategies.context import (
     ReplicaContext,
     get_replica_context,
@@ -31,6 +38,7 @@ from distkit.strategies.context import (
     in_cross_replica_context,
 )
 from distkit.strategies.input import InputContext
+from distkit.strategies.losses import compute_average_loss, scale_regularization_loss
 from distkit.strategies.mirrored import MirroredStrategy
 from distkit.strategies.one_device import OneDeviceStrategy
 from distkit.strategies.strategy import Strategy
@@ -43,8 +51,15 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "compute_average_loss",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "scale_regularization_loss",
+    "state_dict",
+    "synchronize_buffers",
 ]

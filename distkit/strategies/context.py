@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from distkit.errors import StrategyError
+from distkit.strategies.agreement import check_shapes
+from distkit.strategies.collectives import all_gather, all_reduce
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from distkit.strategies.strategy import Strategy
 
 _strategy: ContextVar[Strategy | None] = ContextVar("strategy", default=None)
@@ -103,6 +108,8 @@ class ReplicaContext:
     number: int = 0
     #: The loss is divided by the global batch already: gradients are summed.
     summed: bool = field(default=False, repr=False)
+    #: A regularization loss is divided by the number of replicas.
+    scaled: bool = field(default=False, repr=False)
 
     @property
     def replica_id_in_sync_group(self) -> int:
@@ -113,6 +120,44 @@ class ReplicaContext:
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
         return self.strategy.num_replicas_in_sync
+
+    def all_reduce(self, op: str, value: Any) -> Any:
+        """Sum or mean of a value over the replicas, through which gradients flow.
+
+        ::
+
+            y = Σ_r x_r         ∂(Σ_s L_s)/∂x_r = Σ_s ∂L_s/∂y
+
+        Args:
+            op: "sum" or "mean", in which each replica counts the same.
+            value: a tensor of the same shape on all replicas, or a structure of them.
+
+        Raises:
+            StrategyError: on all replicas: the shapes differ.
+        """
+        from distkit.strategies.variables import ReduceOp
+
+        totals = pytree.tree_map(lambda x: self._all_reduce(torch.as_tensor(x)), value)
+        if ReduceOp(op) is ReduceOp.SUM:
+            return totals
+        return pytree.tree_map(lambda total: total / self.num_replicas_in_sync, totals)
+
+    def all_gather(self, value: Any, axis: int = 0) -> Any:
+        """The values of all replicas, joined along a dimension; gradients flow back.
+
+        Args:
+            value: a tensor, or a structure of them; its size along ``axis`` may differ.
+            axis: the dimension along which they are joined.
+
+        Raises:
+            StrategyError: on all replicas: other dimensions differ, or a scalar.
+        """
+        gather = partial(all_gather, self.strategy, "all_gather", axis=axis)
+        return pytree.tree_map(gather, value)
+
+    def _all_reduce(self, x: Tensor) -> Tensor:
+        check_shapes("all_reduce", self.strategy._compare("all_reduce", x.shape))
+        return all_reduce(self.strategy, x)
 
     def mean_loss(self, loss: Tensor) -> Tensor:
         """The loss of the whole batch, for an optimizer that looks at it."""

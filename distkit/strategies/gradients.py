@@ -55,6 +55,11 @@ def put_together(
         StrategyError: on all replicas: one has other parameters, a gradient that is not finite,
             or is not inside the same step.
     """
+    if replica.scaled and not replica.summed:
+        raise StrategyError(
+            "scale_regularization_loss in a step with a mean loss makes it too small: the mean "
+            "over replicas divides it once more. Use compute_average_loss, or leave it out."
+        )
     rows = 1 if replica.rows is None else replica.rows
     _make_plain(weights, rows)
     there = bytes(w.grad is not None for w in weights)

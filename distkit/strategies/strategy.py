@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 from distkit.errors import StrategyError
 from distkit.strategies import variables
 from distkit.strategies.agreement import check_shapes
+from distkit.strategies.collectives import all_gather, all_reduce
 from distkit.strategies.context import ReplicaContext, check_may_enter, entered
 from distkit.strategies.input import InputContext, Placed
 from distkit.strategies.variables import Made, ReduceOp, remember_rows
@@ -144,7 +146,8 @@ class Strategy:
             StrategyError: other dimensions differ, a scalar, or this is a replica function.
         """
         check_may_enter(self, "gather()")
-        return pytree.tree_map(lambda v: self._gather("gather", v, axis), value)
+        gather = partial(all_gather, self, "gather", axis=axis)
+        return pytree.tree_map(lambda v: gather(self._tensor(v)), value)
 
     def distribute_dataset(self, data: Any, global_batch: int, **options: Any) -> Placed:
         """This replica's batches of a dataset, on its device.
@@ -219,19 +222,8 @@ class Strategy:
         check_shapes(call, [s[1:] for s in shown])
         if axis is None and op is ReduceOp.MEAN:
             x = x * count if count else torch.zeros_like(x)  # without rows a mean is NaN
-        total = x.clone()
-        self._all_reduce(total)
+        total = all_reduce(self, x)
         return total / sum(s[0] for s in shown) if op is ReduceOp.MEAN else total
-
-    def _gather(self, call: str, value: Any, axis: int) -> Tensor:
-        x = self._tensor(value)
-        shapes = self._compare(call, x.shape)
-        check_shapes(call, shapes, axis)
-        sizes, rows = [shape[axis] for shape in shapes], x.movedim(axis, 0)
-        missing = rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])
-        found = self._all_gather(torch.cat([rows, missing]))
-        joined = torch.cat([t[:size] for t, size in zip(found, sizes, strict=True)])
-        return joined.movedim(0, axis)
 
     def _tensor(self, value: Any) -> Tensor:
         return torch.as_tensor(value, device=self.device).detach()

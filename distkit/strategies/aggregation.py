@@ -1,0 +1,189 @@
+"""Values of which replicas hold different copies, and how these become one when they are read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distkit.errors import StrategyError
+from distkit.strategies import context
+from distkit.strategies.collectives import all_reduce
+from distkit.strategies.strategy import Strategy
+
+
+class VariableSynchronization(str, Enum):
+    """When the copies of a variable become one.
+
+    ========  ==================================================================================
+    AUTO      as ON_WRITE
+    NONE      never: each replica has its own value
+    ON_WRITE  at each assignment: the copies are always equal
+    ON_READ   when a scope reads it: replicas change their copies alone. Fast, for statistics
+    ========  ==================================================================================
+
+    Source:
+        TensorFlow, ``tf.VariableSynchronization``.
+    """
+
+    AUTO, NONE, ON_WRITE, ON_READ = "AUTO", "NONE", "ON_WRITE", "ON_READ"
+
+
+class VariableAggregation(str, Enum):
+    """How different values of the replicas become one.
+
+    Source:
+        TensorFlow, ``tf.VariableAggregation``.
+    """
+
+    NONE, SUM, MEAN, ONLY_FIRST_REPLICA = "NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"
+
+
+def aggregate(strategy: Strategy, x: Tensor, how: VariableAggregation) -> Tensor:
+    """One value of those of all replicas.
+
+    Raises:
+        StrategyError: ``how`` is NONE.
+    """
+    if how is VariableAggregation.NONE:
+        raise StrategyError(
+            "The replicas have different values, and the variable's aggregation is NONE. Make it "
+            "with aggregation SUM, MEAN or ONLY_FIRST_REPLICA."
+        )
+    if how is VariableAggregation.ONLY_FIRST_REPLICA and strategy._replica:
+        x = torch.zeros_like(x)
+    total = all_reduce(strategy, x.detach())
+    return total / strategy.num_replicas_in_sync if how is VariableAggregation.MEAN else total
+
+
+class Variable(nn.Module):
+    """A value with a copy on each replica, such as a metric or a counter.
+
+    Made in a scope, it begins with rank 0's value everywhere. ``value`` is this replica's copy. It
+    can be an attribute of a module, and is in the module's ``state_dict``.
+
+    Args:
+        value: the first value.
+        synchronization: when the copies become one.
+        aggregation: how.
+
+    Source:
+        TensorFlow, ``tf.Variable`` under ``tf.distribute``.
+
+    >>> seen = Variable(0, synchronization="ON_READ", aggregation="SUM")
+    >>> seen.assign_add(3)
+    >>> seen.read_value()
+    tensor(3)
+    """
+
+    value: Tensor
+
+    def __init__(
+        self,
+        value: Any,
+        *,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    ) -> None:
+        super().__init__()
+        self.strategy = context.get_strategy()
+        self.synchronization = VariableSynchronization(synchronization)
+        self.aggregation = VariableAggregation(aggregation)
+        first = torch.as_tensor(value, device=self.strategy.device).detach().clone()
+        self.register_buffer("value", first)
+
+    def assign(self, value: Any) -> None:
+        """Replace the value."""
+        self.value.copy_(self._change(value))
+
+    def assign_add(self, delta: Any) -> None:
+        """Add to the value.
+
+        Raises:
+            StrategyError: a replica writes an ON_WRITE variable without an aggregation.
+        """
+        self.value.add_(self._change(delta))
+
+    def assign_sub(self, delta: Any) -> None:
+        """Subtract from the value."""
+        self.value.sub_(self._change(delta))
+
+    def read_value(self) -> Tensor:
+        """In a replica its own copy; elsewhere the one value of all replicas.
+
+        Raises:
+            StrategyError: the copies differ, and there is no aggregation.
+        """
+        if self._own_copies and context.replica() is None:
+            return aggregate(self.strategy, self.value, self.aggregation)
+        return self.value.clone()
+
+    @property
+    def _own_copies(self) -> bool:
+        alone = VariableSynchronization.NONE, VariableSynchronization.ON_READ
+        return self.synchronization in alone and self.strategy.num_replicas_in_sync > 1
+
+    def _change(self, given: Any) -> Tensor:
+        """What this replica's copy changes by."""
+        x = torch.as_tensor(given, dtype=self.value.dtype, device=self.value.device)
+        if context.replica() is None:  # all replicas give the same
+            divided = self._own_copies and self.aggregation is VariableAggregation.SUM
+            return x / self.strategy.num_replicas_in_sync if divided else x
+        if self._own_copies or self.strategy.num_replicas_in_sync == 1:
+            return x
+        return aggregate(self.strategy, x, self.aggregation).to(x.dtype)
+
+
+@torch.no_grad()
+def aggregated_buffers(strategy: Strategy, model: nn.Module) -> dict[str, Tensor]:
+    """What each buffer of a model is for all replicas together, by its name.
+
+    Buffers are ON_READ: batch normalization's statistics differ between replicas. Numbers are
+    averaged, counters are the first replica's; a :class:`Variable` says what it wants.
+
+    Args:
+        strategy: compares the buffers first; those that are equal everywhere send nothing.
+        model: the same on all replicas.
+    """
+    return {name: _one(strategy, tensor, how) for name, tensor, how in _buffers(model)}
+
+
+def _one(strategy: Strategy, tensor: Tensor, how: VariableAggregation) -> Tensor:
+    shown = strategy._compare("buffers", [zlib.crc32(tensor.cpu().numpy().tobytes())])
+    if how is not VariableAggregation.SUM and shown.count(shown[0]) == len(shown):
+        return tensor.clone()
+    return aggregate(strategy, tensor, how)
+
+
+@torch.no_grad()
+def synchronize_buffers(strategy: Strategy, model: nn.Module) -> None:
+    """Give each replica the same buffers, for an evaluation that does not depend on the replica.
+
+    Parts of a sum stay as they are: each replica has its own.
+    """
+    for _, tensor, how in _buffers(model):
+        if how is not VariableAggregation.SUM:
+            tensor.copy_(_one(strategy, tensor, how))
+
+
+def state_dict(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
+    """A model's state on all replicas together: what to save."""
+    found = aggregated_buffers(strategy, model)
+    return {name: found.get(name, value) for name, value in model.state_dict().items()}
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, VariableAggregation]]:
+    for path, module in model.named_modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            yield ".".join(filter(None, (path, name))), tensor, _how(module, tensor)
+
+
+def _how(module: nn.Module, tensor: Tensor) -> VariableAggregation:
+    first, mean = VariableAggregation.ONLY_FIRST_REPLICA, VariableAggregation.MEAN
+    if isinstance(module, Variable):
+        return module.aggregation if module._own_copies else first
+    return mean if tensor.is_floating_point() else first

@@ -1,0 +1,58 @@
+"""A strategy's collectives, with gradients: the gradient of a sum over replicas is such a sum."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distkit.strategies.agreement import check_shapes
+
+if TYPE_CHECKING:
+    from distkit.strategies.strategy import Strategy
+
+
+def all_reduce(strategy: Strategy, x: Tensor) -> Tensor:
+    """The sum of ``x`` over the replicas. ``dist.all_reduce`` would lose its gradient."""
+    return _AllReduce.apply(x, strategy)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_gather(strategy: Strategy, call: str, x: Tensor, axis: int) -> Tensor:
+    """The tensors of all replicas, joined along a dimension whose size may differ.
+
+    Raises:
+        StrategyError: other dimensions differ, or there is no such dimension.
+    """
+    shapes = strategy._compare(call, x.shape)
+    check_shapes(call, shapes, axis)
+    rows = x.movedim(axis, 0)
+    joined: Tensor = _AllGather.apply(rows, strategy, [shape[axis] for shape in shapes])  # type: ignore[no-untyped-call]
+    return joined.movedim(0, axis)
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strategy: Strategy) -> Tensor:
+        ctx.strategy, total = strategy, x.contiguous().clone()
+        strategy._all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return all_reduce(ctx.strategy, gradient), None
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, strategy: Strategy, sizes: list[int]) -> Tensor:
+        ctx.strategy, ctx.begins = strategy, [0, *accumulate(sizes)]
+        missing = rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])
+        found = strategy._all_gather(torch.cat([rows, missing]))
+        return torch.cat([t[:size] for t, size in zip(found, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        begin, end = ctx.begins[ctx.strategy._replica :][:2]
+        return all_reduce(ctx.strategy, gradient)[begin:end], None, None

@@ -1,0 +1,211 @@
+"""What a replica's function can use: collectives with gradients, losses, variables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distkit import run_ranks
+from distkit.errors import StrategyError
+from distkit.strategies import (
+    InputContext,
+    MirroredStrategy,
+    Strategy,
+    Variable,
+    compute_average_loss,
+    get_replica_context,
+    scale_regularization_loss,
+    state_dict,
+    synchronize_buffers,
+)
+
+X = torch.arange(24.0, dtype=torch.float64).view(8, 3) / 10
+
+
+def piece(strategy: Strategy) -> Tensor:
+    return X[strategy._replica :: strategy.num_replicas_in_sync]
+
+
+# -- collectives ---------------------------------------------------------------------------------
+
+
+def test_gradients_flow_through_the_collectives() -> None:
+    """Each replica's loss is Σ y², y = Σ_r x_r, and a part of all rows, weighted by replica."""
+
+    def gradients(strategy: Strategy):
+        def step() -> tuple[Tensor, Tensor, Tensor]:
+            context = get_replica_context()
+            r = context.replica_id_in_sync_group
+            x = torch.full((2,), r + 1.0, requires_grad=True)
+            y = context.all_reduce("sum", {"y": x})["y"]
+            y.square().sum().backward()
+            z = torch.full((r + 1,), 1.0, requires_grad=True)
+            rows = context.all_gather(z)
+            ((r + 1) * rows * torch.arange(6.0)).sum().backward()
+            return x.grad, z.grad, context.all_reduce("mean", torch.tensor(r))
+
+        return strategy.run(step)
+
+    begins = [0, 1, 3]
+    for r, (x, z, mean) in enumerate(run_ranks(gradients, 3, MirroredStrategy()).results):
+        assert x.tolist() == [2 * 6.0 * 3] * 2  # three replicas, each 2 y
+        assert z.tolist() == [6.0 * (begins[r] + k) for k in range(r + 1)]
+        assert mean == 1.0
+
+
+def test_merge_call_speaks_for_all_replicas() -> None:
+    def merge(strategy: Strategy):
+        def step() -> Tensor:
+            context = get_replica_context()
+            mine = context.replica_id_in_sync_group + 1
+            return context.merge_call(lambda s, x, k: s.reduce("sum", k * x), (mine,), {"k": 10})
+
+        return strategy.run(step).item(), get_replica_context().replica_id_in_sync_group
+
+    assert run_ranks(merge, 2, MirroredStrategy()).results == [(30, 0), (30, 0)]
+
+
+def test_unequal_shapes_in_a_replica_are_refused_everywhere() -> None:
+    def step() -> str:
+        context = get_replica_context()
+        with pytest.raises(StrategyError) as caught:
+            context.all_reduce("sum", torch.zeros(2 + context.replica_id_in_sync_group))
+        return str(caught.value)
+
+    said = run_ranks(lambda strategy: strategy.run(step), 2, MirroredStrategy()).results
+    assert said[0] == said[1]
+    assert "all_reduce of unequal shapes: replica 0 has (2,) and replica 1 has (3,)" in said[0]
+
+
+def test_a_function_makes_each_replicas_batches() -> None:
+    def batches(strategy: Strategy):
+        def make(context: InputContext) -> list[Tensor]:
+            each = context.get_per_replica_batch_size(4)
+            return [torch.full((each,), context.input_pipeline_id)]
+
+        return [b.tolist() for b in strategy.distribute_datasets_from_function(make)]
+
+    assert run_ranks(batches, 2, MirroredStrategy()).results == [[[0, 0]], [[1, 1]]]
+    with pytest.raises(StrategyError, match="9 cannot be divided among 2 replicas"):
+        InputContext(2, 0, 2).get_per_replica_batch_size(9)
+
+
+# -- losses --------------------------------------------------------------------------------------
+
+
+def averaged(strategy: Strategy, global_batch: int | None = None):
+    """One step with a loss per example, weights and a regularization."""
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1, bias=False).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step(x: Tensor) -> Tensor:
+        each = model(x).square().sum(1)
+        loss = compute_average_loss(each, x[:, 0], global_batch)
+        loss = loss + scale_regularization_loss(model.weight.square())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    loss = strategy.run(step, args=(piece(strategy),))
+    return strategy.reduce("sum", loss), model.weight.detach()
+
+
+@pytest.mark.parametrize("global_batch", [None, 8])
+def test_average_loss_divides_by_the_global_batch(global_batch: int | None) -> None:
+    loss, weight = averaged(Strategy())
+    for found in run_ranks(averaged, 3, MirroredStrategy(), global_batch).results:
+        torch.testing.assert_close(found, (loss, weight), rtol=0, atol=1e-12)
+    torch.manual_seed(0)
+    w = nn.Linear(3, 1, bias=False).double().weight
+    by_hand = (X[:, 0] * (X @ w.T).squeeze().square()).mean() + w.square().sum()
+    torch.testing.assert_close(loss, by_hand.detach(), rtol=0, atol=1e-12)
+
+
+def test_losses_are_refused_where_they_mean_something_else() -> None:
+    strategy = Strategy()
+    with pytest.raises(StrategyError, match=r'not a scalar.*reduction="none"'):
+        strategy.run(lambda: compute_average_loss(torch.tensor(1.0)))
+    with strategy.scope(), pytest.raises(StrategyError, match="outside of a replica function"):
+        compute_average_loss(torch.ones(2))
+
+    def too_small(strategy: Strategy) -> str:
+        with strategy.scope():
+            model = nn.Linear(3, 1).double()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def step(x: Tensor) -> None:
+            (model(x).mean() + scale_regularization_loss(model.weight)).backward()
+            optimizer.step()
+
+        with pytest.raises(StrategyError) as caught:
+            strategy.run(step, args=(X,))
+        return str(caught.value)
+
+    for said in run_ranks(too_small, 2, MirroredStrategy()).results:
+        assert "with a mean loss makes it too small" in said
+
+
+# -- variables -----------------------------------------------------------------------------------
+
+
+def test_variables_become_one_when_they_are_written_or_read() -> None:
+    def change(strategy: Strategy):
+        with strategy.scope():
+            total = Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+            mean = Variable(0.0, synchronization="ON_READ", aggregation="MEAN")
+            first = Variable(0, aggregation="ONLY_FIRST_REPLICA")
+            written = Variable(dist.get_rank() + 5.0, aggregation="MEAN")
+            total.assign(6.0)
+        everything = nn.ModuleList([total, mean, first, written])
+
+        def step(k: float) -> list[float]:
+            total.assign_add(k)
+            mean.assign(k)
+            first.assign_add(int(k))
+            written.assign_sub(k)
+            return [v.read_value().item() for v in (total, mean, first, written)]
+
+        inside = strategy.run(step, args=(dist.get_rank() + 1.0,))
+        saved = [value.item() for value in state_dict(strategy, everything).values()]
+        assert saved == [9.0, 1.5, 1, 3.5]
+        synchronize_buffers(strategy, everything)
+        with strategy.scope():
+            return inside, [v.read_value().item() for v in (total, mean, first, written)]
+
+    for r, (inside, outside) in enumerate(run_ranks(change, 2, MirroredStrategy()).results):
+        assert inside == [3.0 + r + 1, r + 1.0, 1, 3.5]
+        assert outside == [9.0, 1.5, 1, 3.5]
+
+
+def test_a_variable_without_aggregation() -> None:
+    def write(strategy: Strategy) -> str:
+        with strategy.scope():
+            kept = Variable(0.0)
+        with pytest.raises(StrategyError) as caught:
+            strategy.run(kept.assign, args=(1.0,))
+        return str(caught.value)
+
+    for said in run_ranks(write, 2, MirroredStrategy()).results:
+        assert "aggregation is NONE" in said
+
+
+def test_what_is_saved_is_the_aggregate_of_batch_norms_statistics() -> None:
+    def normalize(strategy: Strategy):
+        with strategy.scope():
+            model = nn.BatchNorm1d(3).double()
+        strategy.run(model, args=(piece(strategy),))
+        mine, saved = model.running_mean.clone(), state_dict(strategy, model)
+        assert torch.equal(model.running_mean, mine)
+        synchronize_buffers(strategy, model)
+        assert torch.equal(model.running_mean, saved["running_mean"])
+        return mine, saved
+
+    (one, saved), (other, there) = run_ranks(normalize, 2, MirroredStrategy()).results
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(saved["running_mean"], (one + other) / 2)
+    torch.testing.assert_close(saved, there)
+    assert saved["num_batches_tracked"] == 1
