@@ -40,17 +40,29 @@ from distkit.strategies.context import (
 from distkit.strategies.input import InputContext
 from distkit.strategies.losses import compute_average_loss, scale_regularization_loss
 from distkit.strategies.mirrored import MirroredStrategy
+from distkit.strategies.multi_worker import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    MultiWorkerMirroredStrategy,
+)
 from distkit.strategies.one_device import OneDeviceStrategy
 from distkit.strategies.strategy import Strategy
+from distkit.strategies.tf_config import TFConfig
+from distkit.strategies.tpu import TPUStrategy
 from distkit.strategies.variables import ReduceOp
 
 __all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
     "InputContext",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "TFConfig",
+    "TPUStrategy",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",

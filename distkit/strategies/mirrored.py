@@ -130,7 +130,7 @@ class MirroredStrategy(ReplicatedStrategy):
     ) -> None:
         super().__init__()
         self._devices = None if devices is None else _chosen(devices)
-        self._sum = _algorithm(cross_device_ops)
+        self._cross_device = _algorithm(cross_device_ops)
 
     @property
     def device(self) -> torch.device:
@@ -138,6 +138,10 @@ class MirroredStrategy(ReplicatedStrategy):
         if self._devices is None:
             return _group_device()
         return self._devices[self._replica % len(self._devices)]
+
+    def _sum(self, x: Tensor) -> None:
+        """Sum gradients over the replicas, in place."""
+        self._cross_device(x)
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         weights = own_parameters(self, optimizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 
 import pytest
@@ -13,9 +15,12 @@ from torch.nn import functional as F
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError
 from distkit.strategies import (
+    CommunicationOptions,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     Strategy,
+    TPUStrategy,
     get_replica_context,
     get_strategy,
     in_cross_replica_context,
@@ -349,3 +354,59 @@ def test_devices_and_algorithms_that_are_absent() -> None:
 def test_names_with_experimental_are_accepted() -> None:
     with pytest.warns(UserWarning, match="local_results here"):
         assert Strategy().experimental_local_results(1) == (1,)
+
+
+# -- several workers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        CommunicationOptions(implementation="RING", bytes_per_pack=100, timeout_seconds=60),
+        CommunicationOptions(),
+    ],
+    ids=str,
+)
+def test_several_workers(options: CommunicationOptions) -> None:
+    run = run_ranks(train, 2, MultiWorkerMirroredStrategy(options))
+    same_as_one_process(run.results)
+    sent = [m for m in run.trace.messages if m.src == 0]
+    # 58 gradients of 8 bytes in packs of 12: a ring of two sends one half of each, twice
+    packs = -(-74 // 12)
+    expected = 6 * packs * 2 if options.implementation == "RING" else 0
+    assert len(sent) == expected
+
+
+def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script() -> tuple[int, int]:
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        cluster = {"chief": ["localhost:29999"], "worker": ["localhost:29998"]}
+        task = {"type": "worker" if rank else "chief", "index": 0}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        strategy = MultiWorkerMirroredStrategy()
+        return strategy.num_replicas_in_sync, strategy.reduce("sum", rank + 1).item()
+
+    assert run_ranks(script, 2).results == [(2, 3), (2, 3)]
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task":')
+    with pytest.raises(StrategyError, match="TF_CONFIG is no JSON"):
+        MultiWorkerMirroredStrategy()
+    evaluator = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
+    monkeypatch.setenv("TF_CONFIG", evaluator)
+    with pytest.raises(StrategyError, match="evaluator 0, which does not train"):
+        MultiWorkerMirroredStrategy()
+
+
+def test_what_this_machine_has_not() -> None:
+    with pytest.raises(StrategyError, match="torch_xla is not installed"):
+        TPUStrategy()
+    with pytest.raises(ValueError, match="positive timeout_seconds"):
+        CommunicationOptions(timeout_seconds=-1)
+
+    def nccl() -> str:
+        strategy = MultiWorkerMirroredStrategy(CommunicationOptions(implementation="NCCL"))
+        with pytest.raises(StrategyError) as caught:
+            strategy._sum(torch.ones(1))
+        return str(caught.value)
+
+    assert "asks for NCCL, and these ranks use" in run_ranks(nccl, 2).results[0]
