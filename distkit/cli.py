@@ -7,7 +7,6 @@ distkit raises on purpose become one message and exit status 1; wrong arguments 
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import json
 import os
@@ -18,7 +17,6 @@ import textwrap
 import time
 import warnings
 import webbrowser
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -30,7 +28,6 @@ from distkit.errors import (
     DeadlockError,
     DistkitError,
     RunError,
-    TraceFileError,
 )
 
 if TYPE_CHECKING:
@@ -259,11 +256,13 @@ def add_replay(commands: Any) -> None:
     replay = commands.add_parser(
         "replay",
         help="open a saved trace in the browser; needs no torch",
-        usage="distkit replay FILE [--html OUT] [--no-browser]",
+        usage="distkit replay FILE [FILE ...] [--html OUT] [--no-browser]",
     )
-    replay.add_argument(
-        "file", type=Path, metavar="FILE", help="written by trace.save(path) or distkit trace"
+    what = (
+        "written by trace.save(path) or distkit trace; or PyTorch's flight-recorder dumps or "
+        "profiler traces of one run, a file per rank, or their folder"
     )
+    replay.add_argument("files", type=Path, metavar="FILE", nargs="+", help=what)
     replay.add_argument(
         "--html", type=Path, metavar="OUT", help="where the page goes (a temporary file)"
     )
@@ -273,42 +272,24 @@ def add_replay(commands: Any) -> None:
 
 def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     check_folder(args.html, args.wrong)
-    trace = _load(args.file)
-    print(f"{trace.meta.get('name') or args.file.stem}: {summary(trace)}.")
+    trace, name = _load(args.files), args.files[0].stem
+    print(f"{trace.meta.get('name') or name}: {summary(trace)}.")
     from distkit.diagnosis.diagnose import diagnose
 
     print_findings(diagnose(trace))
-    page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{args.file.stem}.html")
-    replay_page({args.file.stem: trace}, page)
+    page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{name}.html")
+    replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
         print("No browser could be started here: open that address in one.")
 
 
-def _load(file: Path) -> Trace:
+def _load(files: list[Path]) -> Trace:
     from distkit.trace.trace import Trace
 
     try:
-        return Trace.load(file)
+        return Trace.load(files[0] if len(files) == 1 else files)
     except OSError as error:
-        raise DistkitError(f"{file} cannot be read ({error.strerror}).") from error
-    except TraceFileError as error:
-        if b'"traceEvents"' in _beginning(file):
-            raise DistkitError(
-                f"{file}: this is a Chrome trace, which holds less than distkit's own. Open it in "
-                "https://ui.perfetto.dev, or save the run with trace.save(path) and replay that."
-            ) from error
-        raise
-
-
-def _beginning(file: Path, size: int = 1 << 16) -> bytes:
-    """The first bytes of a file, unpacked if it is gzipped."""
-    for opened in (gzip.open, open):
-        try:
-            with opened(file, "rb") as f:
-                return bytes(f.read(size))
-        except (OSError, EOFError, zlib.error):
-            continue
-    return b""
+        raise DistkitError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
 # -- distkit hang --------------------------------------------------------------------------------

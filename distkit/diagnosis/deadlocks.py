@@ -112,7 +112,8 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
         return None
     for send in facts.alone:
         if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
-            gone = ", which has finished" if facts.returned(mine.peer) else ""
+            is_gone = facts.is_gone(mine.peer)
+            gone = f", which has {facts.over([mine.peer])}" if is_gone else ""
             return Finding(
                 Kind.WRONG_SOURCE,
                 f"rank {mine.rank} waits in {call(mine)}{at(mine.where)} for rank {mine.peer}"
@@ -162,7 +163,7 @@ def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
     """A rank waits for one that has come to the end of its program; messages first."""
     calls = [s for s in stuck.values() if s.match is None]
     for mine in sorted(calls, key=lambda s: s.op not in P2P):
-        gone = [r for r in facts.stuck[mine.rank].waits_for if facts.returned(r)]
+        gone = [r for r in facts.stuck[mine.rank].waits_for if facts.is_gone(r)]
         everyone = mine.op is Op.RECV and mine.peer is None
         if not gone or (everyone and len(gone) < len(facts.stuck[mine.rank].waits_for)):
             continue
@@ -189,7 +190,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
     return Finding(
         Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
         f"rank {mine.rank} waits in {call(mine)}{at(mine.where)}, "
-        f"but {named(gone)} {has} finished {done}{facts.known_of(gone)}.",
+        f"but {named(gone)} {has} {facts.over(gone)} {done}{facts.known_of(gone)}.",
         f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
         f"{mine.op}: each send needs one recv.",
         tuple(gone),
@@ -216,17 +217,18 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
         return _without_backward(facts, here, gone)
     say = {r: facts.call(s) for r, s in here.items()}
     waiting = clauses(here.values(), "wait in", say)
-    absent = f"{verb(gone, 'have')} finished without calling it"
+    over = facts.over(gone)
+    absent = f"{verb(gone, 'have')} {over} without calling it"
     counts = {r: (facts.called(r, mine), facts.called(gone[0], mine)) for r in here}
     more, fewer = counts[min(here)]
     kind, remedy = _why_not_called(facts, mine, here, gone)
     if mine.where and more > fewer > 0 and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER):
         kind, remedy = Kind.UNEVEN, uneven(facts, mine.where)
     if kind is Kind.UNEVEN:
-        absent = f"{verb(gone, 'have')} called it {times(fewer)} and finished"
+        absent = f"{verb(gone, 'have')} called it {times(fewer)} and {over}"
         waiting += f" for the {ordinal(more)} time"
     if kind is Kind.UNUSED_PARAMETER:
-        absent = f"{verb(gone, 'have')} finished without sending all of its gradients"
+        absent = f"{verb(gone, 'have')} {over} without sending all of its gradients"
     culprits = minority([sorted(here), gone])
     if kind in (Kind.NEW_GROUP, Kind.UNUSED_PARAMETER) or len(here) == len(gone):
         culprits = tuple(gone)
@@ -252,7 +254,7 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     culprits = minority([sorted(here), gone])
     return Finding(
         Kind.SKIPPED if inside else Kind.UNEVEN,
-        f"{waiting} for {named(gone)}, but {verb(gone, 'have')} finished without "
+        f"{waiting} for {named(gone)}, but {verb(gone, 'have')} {facts.over(gone)} without "
         f"{'coming to it' if inside else 'another one'}{facts.known_of(gone)}.",
         AUTOGRAD if inside else uneven(facts, where, gradients=True),
         tuple(gone) if len(here) == len(gone) else culprits,
@@ -334,8 +336,8 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
 
 def _instead_of_key(facts: Evidence, rank: int) -> str:
     """The current state of a rank that might have set a key."""
-    if facts.returned(rank):
-        return f"; rank {rank} has finished"
+    if facts.is_gone(rank):
+        return f"; rank {rank} has {facts.over([rank])}"
     its = facts.stuck.get(rank)
     return f"; rank {rank} waits in {facts.call(facts.span(its))}{at(its.where)}" if its else ""
 

@@ -144,7 +144,7 @@ class _Diagnosis:
         """Ranks that raised or died, those in the same way together."""
         alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         for rank, end in sorted(self.facts.ends.items()):
-            if end.how != "returned" and rank not in broken:
+            if end.is_failure and rank not in broken:
                 alike[end.how, _ADDRESS.sub("", end.text), end.where].append(rank)
         for (how, text, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
             waiting = self._explain(set(ranks))
@@ -182,7 +182,8 @@ class _Diagnosis:
         for rule in rules:
             while (found := rule(self.facts, self._untold())) is not None:
                 finding, core = found
-                yield self._waited(finding, self._explain({*finding.culprits, *core}, also=core))
+                waiting = self._explain({*finding.culprits, *core}, also=core)
+                yield self._waited(finding, waiting, told=core)
 
     def _untold(self) -> dict[int, Span]:
         facts = self.facts
@@ -203,10 +204,16 @@ class _Diagnosis:
         self.told |= waiting
         return sorted(waiting)
 
-    def _waited(self, finding: Finding, waiting: list[int], in_words: bool = True) -> Finding:
-        """Name the stuck ranks that a finding explains."""
+    def _waited(
+        self,
+        finding: Finding,
+        waiting: list[int],
+        in_words: bool = True,
+        told: Iterable[int] = (),
+    ) -> Finding:
+        """Name the stuck ranks that a finding explains, but for those that it has ``told``."""
         spans = {r: self.facts.span(self.facts.stuck[r]) for r in waiting}
-        others = [r for r in waiting if r not in finding.lines and r not in finding.waiting]
+        others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *told}]
         message = finding.message
         if in_words and others:
             message = f"{message} {_capital(verb(others, 'wait'))} in turn."

@@ -27,11 +27,16 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a rank: "returned", "raised", "died" or "released"."""
+    """The end of a rank: "returned", "raised", "died", "released" or "elsewhere"."""
 
     how: str
     text: str = ""
     where: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """True if something took the rank out of its program."""
+        return self.how not in ("returned", "elsewhere")
 
 
 class Evidence:
@@ -197,7 +202,7 @@ class Evidence:
         end = self.ends.get(span.rank)
         return (
             end is not None
-            and end.how != "returned"
+            and end.is_failure
             and span.state is not State.COMPLETED
             and self.last(span.rank) == span
         )
@@ -206,6 +211,15 @@ class Evidence:
         """True if a rank has come to the end of its program."""
         end = self.ends.get(rank) if rank is not None else None
         return end is not None and end.how == "returned"
+
+    def is_gone(self, rank: int | None) -> bool:
+        """True if a rank has not come to a call: it has finished, or its record has."""
+        return rank in self.ends and not self.ends[rank].is_failure
+
+    def over(self, ranks: Iterable[int]) -> str:
+        """That ranks which are gone "have …", in words."""
+        finished = all(map(self.returned, ranks))
+        return "finished" if finished else "come to the end of the record"
 
     def runs(self, rank: int) -> bool:
         """True if a rank is neither paused nor blocked, and has not ended."""

@@ -40,7 +40,12 @@ class Doing(_Word):
     RELEASED = "released"  # let go because others failed, or it was interrupted
 
 
-_ENDS = {"returned": Doing.FINISHED, "released": Doing.RELEASED, "died": Doing.DIED}
+_ENDS = {
+    "returned": Doing.FINISHED,
+    "elsewhere": Doing.RUNNING,  # in no call, when the record ends
+    "released": Doing.RELEASED,
+    "died": Doing.DIED,
+}
 
 
 @dataclass(frozen=True, slots=True)

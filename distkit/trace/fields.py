@@ -137,7 +137,7 @@ def _place(value: Any, field: str) -> None:
 _by_rank = partial(by_name, name=_rank_name)
 _END = record(
     {
-        "how": word("returned", "raised", "died", "released"),
+        "how": word("returned", "raised", "died", "released", "elsewhere"),
         "text": text,
         "where": text,
         "time": number,

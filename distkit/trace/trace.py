@@ -5,6 +5,7 @@ It stands above diagnosis and views, which take an :class:`~distkit.trace.log.Ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ class Trace(EventLog):
             ``threads`` (``{rank: [groups whose collectives several of its threads call]}``),
             ``unseen`` (``{rank: {what: count}}``: what was not recorded, or is not judged),
             ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
-            "raised", "died", or "released" by others' failure or an interrupt; who died may
-            have a ``"time"``),
+            "raised", "died", or "released" by others' failure or an interrupt; or "elsewhere", not
+            in a call, when the trace ends; who died may have a ``"time"``),
             ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it).
 
     >>> from distkit.events import Event, Op, State
@@ -52,16 +53,30 @@ class Trace(EventLog):
         return file.save(self, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path) -> Trace:
-        """Read a saved trace. Needs no torch.
+    def load(cls, path: str | Path | Sequence[str | Path]) -> Trace:
+        """Read a saved trace, or what another program has recorded. Needs no torch.
+
+        PyTorch's flight-recorder dumps (JSON or pickle, of which only plain values are read)
+        and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
+        their folder. The rank is what a file says, or the last number of its name.
+
+        Args:
+            path: a file, several of one run, or a folder of them.
 
         Raises:
             TraceFileError: not a trace, corrupt, truncated, or of a newer version.
             FileNotFoundError: there is no such file.
-        """
-        from distkit.trace import file
 
-        return file.load(Path(path), cls)
+        Example:
+            >>> Trace.load("/tmp/dumps").diagnose()        # doctest: +SKIP
+        """
+        from distkit.trace import file, foreign
+
+        one = isinstance(path, (str, Path))
+        paths = [Path(path)] if isinstance(path, (str, Path)) else [*map(Path, path)]
+        if one and not foreign.is_foreign(paths[0]):
+            return file.load(paths[0], cls)
+        return foreign.load(paths, cls)
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""

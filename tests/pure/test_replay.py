@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,12 +89,12 @@ def newer(file: Path) -> None:
     ("make", "said"),
     [
         (lambda f: None, "cannot be read (No such file or directory)"),
-        (lambda f: f.mkdir(), "cannot be read (Is a directory)"),
+        (lambda f: f.mkdir(), "the folder is empty"),
         (lambda f: f.write_text("hello"), "not a readable distkit trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
         (newer, "the trace has format 99, this distkit reads up to"),
-        (lambda f: ring().to_chrome(f), "this is a Chrome trace"),
-        (lambda f: ring().to_chrome(f.with_suffix(".gz")).rename(f), "https://ui.perfetto.dev"),
+        (lambda f: f.write_text('{"traceEvents": 7}'), "field traceEvents: expected a list"),
+        (lambda f: f.write_bytes(pickle.dumps(Path(f))), "which is no plain value"),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_message(

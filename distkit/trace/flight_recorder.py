@@ -1,0 +1,340 @@
+"""PyTorch's flight-recorder dumps: what the ranks of a real cluster called, and what hung. Pure.
+
+A dump has the latest calls of one rank. States are discovered by a watchdog, and some backends
+keep none: there a call that is over ended when the last of its members came, as far as is known.
+
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any
+
+from distkit.events import COLLECTIVES, WORLD, Event, Op, State
+from distkit.trace import fields
+
+Json = dict[str, Any]
+
+#: What the names of calls begin with or contain; the first that fits counts.
+OPS = {
+    "allreducebarrier": Op.BARRIER,
+    "allreduce": Op.ALL_REDUCE,
+    "reducescatter": Op.REDUCE_SCATTER,
+    "reduce": Op.REDUCE,
+    "allgather": Op.ALL_GATHER,
+    "gather": Op.GATHER,
+    "scatter": Op.SCATTER,
+    "alltoall": Op.ALL_TO_ALL,
+    "broadcast": Op.BROADCAST,
+    "barrier": Op.BARRIER,
+    "send": Op.SEND,
+    "recv": Op.RECV,
+}
+
+#: What torch calls its types there, and bytes per element.
+DTYPES = {
+    "float": ("float32", 4),
+    "double": ("float64", 8),
+    "half": ("float16", 2),
+    "bfloat16": ("bfloat16", 2),
+    "long": ("int64", 8),
+    "long int": ("int64", 8),
+    "int": ("int32", 4),
+    "short": ("int16", 2),
+    "char": ("int8", 1),
+    "signed char": ("int8", 1),
+    "byte": ("uint8", 1),
+    "unsigned char": ("uint8", 1),
+    "bool": ("bool", 1),
+    "complexfloat": ("complex64", 8),
+    "complexdouble": ("complex128", 16),
+}
+
+#: Point-to-point calls name the places of both ends in their group: ``send 0->1``, ``recv 1<-0``.
+_ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
+_SHAPES = fields.items(fields.items(fields.whole))
+_TIME = partial(fields.whole, below=2**63)
+
+
+def _optional(check: fields.Check) -> fields.Check:
+    return lambda value, field: None if value is None else check(value, field)
+
+
+_ENTRY = fields.record(
+    {
+        "record_id": _TIME,
+        "process_group": fields.items(fields.text),
+        "collective_seq_id": _TIME,
+        "profiling_name": fields.text,
+        "time_created_ns": _TIME,
+        "time_discovered_started_ns": _optional(_TIME),
+        "time_discovered_completed_ns": _optional(_TIME),
+        "input_sizes": _SHAPES,
+        "output_sizes": _SHAPES,
+        "input_dtypes": fields.items(fields.text),
+        "state": fields.text,
+        "frames": fields.items(fields.record({"filename": fields.text, "line": fields.whole})),
+    },
+    needed=("record_id", "process_group", "profiling_name", "time_created_ns", "state"),
+)
+
+
+def is_one(value: Json) -> bool:
+    """True if this looks like a dump."""
+    return {"version", "entries"} <= value.keys()
+
+
+def check(dump: Json) -> None:
+    """Raise ValueError when a field holds something else than it should, and name it."""
+    fields.items(_ENTRY)(dump["entries"], "entries")
+    fields.by_name(fields.by_name(fields.text))(dump.get("pg_config") or {}, "pg_config")
+
+
+def op_of(name: str) -> Op | None:
+    """The operation of a name that torch or a backend gives it.
+
+    >>> op_of("nccl:_all_gather_base"), op_of("nccl:recv 1<-0"), op_of("nccl:coalesced")
+    (<Op.ALL_GATHER: 'all_gather'>, <Op.RECV: 'recv'>, None)
+    """
+    letters = re.sub(r"[^a-z]", "", name.rpartition(":")[2].lower())
+    return next((op for word, op in OPS.items() if word in letters), None)
+
+
+def described(
+    op: Op, inputs: list[list[int]], outputs: list[list[int]], dtype: str
+) -> tuple[tuple[int, ...], str, int]:
+    """The shape, type and bytes of what a call reads, or of what it fills if it reads nothing."""
+    shapes = (outputs if op in (Op.RECV, Op.SCATTER) else inputs) or outputs or inputs
+    name, size = DTYPES.get(dtype.lower(), (dtype.lower(), 0))
+    if op is Op.BARRIER or not shapes:
+        return (), "", 0
+    return tuple(shapes[0]), name, size * sum(map(math.prod, shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An entry of a dump, as an event that has not happened yet, and when it did."""
+
+    event: Event  # its time is that of the call
+    number: int  # of a collective in its group
+    started: float | None
+    ended: float | None
+    pending: bool
+    stated: bool  # its backend keeps states
+
+    @property
+    def key(self) -> tuple[str, int, Op, int]:
+        """What is equal for the calls of one collective."""
+        return self.event.group, self.number, self.event.op, self.event.nbytes
+
+
+def read(dumps: Mapping[int, Json]) -> tuple[list[Event], Json]:
+    """The events and the meta data of a run, from the dumps of its ranks.
+
+    Args:
+        dumps: by rank; each has passed :func:`check`.
+    """
+    groups = _groups(dumps)
+    world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
+    groups[WORLD] = [*range(world)]
+    unseen: dict[str, Counter[str]] = defaultdict(Counter)
+    calls = {
+        rank: list(_calls(rank, dump, groups, unseen[str(rank)])) for rank, dump in dumps.items()
+    }
+    events = list(_events(_settled(_aligned(calls), groups)))
+    meta = {
+        "name": "flight recorder",
+        "world_size": world,
+        "groups": groups,
+        "unseen": {rank: dict(found) for rank, found in unseen.items() if found},
+        "ends": _ends(events, range(world), dumps),
+    }
+    return events, meta
+
+
+# -- groups --------------------------------------------------------------------------
+
+
+def _groups(dumps: Mapping[int, Json]) -> dict[str, list[int]]:
+    """The ranks of each group: as configured, else those that have called something in it."""
+    seen: dict[str, set[int]] = defaultdict(set)
+    known: dict[str, list[int]] = {}
+    for rank, dump in dumps.items():
+        for entry in _entries(dump):
+            seen[_group(entry["process_group"])].add(rank)
+        for name, about in (dump.get("pg_config") or {}).items():
+            ranks = json.loads(about.get("ranks") or "[]")
+            fields.items(fields.rank)(ranks, f"pg_config.{name}.ranks")
+            label = WORLD if name == "" else _group([name, about.get("desc", "")])
+            known[label] = sorted({*known.get(label, ()), *ranks})
+    found = {name: known.get(name) or sorted(ranks) for name, ranks in seen.items()}
+    return {WORLD: known.get(WORLD, []), **known, **found}
+
+
+def _group(process_group: list[str]) -> str:
+    """The name of a group, which torch tells as name and description."""
+    name, description = [*process_group, ""][:2]
+    return WORLD if description == "default_pg" else name
+
+
+# -- entries -------------------------------------------------------------------------
+
+
+def _entries(dump: Json) -> list[Json]:
+    return sorted(dump["entries"], key=lambda entry: int(entry["record_id"]))
+
+
+def _calls(
+    rank: int, dump: Json, groups: Mapping[str, list[int]], unseen: Counter[str]
+) -> Iterator[Call]:
+    """The calls of a rank, in their order; what is not known, or has not begun, is counted."""
+    waits = False
+    for entry in _entries(dump):
+        backend, _, name = entry["profiling_name"].rpartition(":")
+        op = op_of(name)
+        if op is None:
+            if name != "coalesced":  # the end of a batch, whose calls are entries too
+                unseen[name] += 1
+            continue
+        over = entry["state"] == "completed" or (backend != "nccl" and bool(entry.get("retired")))
+        if waits and backend == "nccl" and entry["state"] == "scheduled":
+            unseen[f"{op} queued behind one that is not over"] += 1
+            continue
+        waits = waits or not over
+        yield _call(rank, entry, op, groups, over)
+
+
+def _call(rank: int, entry: Json, op: Op, groups: Mapping[str, list[int]], over: bool) -> Call:
+    dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or [""]
+    group = _group(entry["process_group"])
+    inputs, outputs = entry.get("input_sizes") or [], entry.get("output_sizes") or []
+    shape, dtype, nbytes = described(op, inputs, outputs, str(dtypes[0]))
+    event = Event(
+        rank=rank,
+        seq=entry["record_id"],
+        op=op,
+        state=State.SCHEDULED,
+        time=entry["time_created_ns"] / 1e9,
+        peer=_peer(entry["profiling_name"], groups.get(group, [])),
+        group=group,
+        nbytes=nbytes,
+        shape=shape,
+        dtype=dtype,
+        where=_where(entry.get("frames") or []),
+    )
+    return Call(
+        event,
+        entry.get("collective_seq_id", 0),
+        _seconds(entry.get("time_discovered_started_ns")),
+        _seconds(entry.get("time_discovered_completed_ns")) if over else None,
+        not over,
+        entry["profiling_name"].startswith("nccl:"),
+    )
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return nanoseconds / 1e9 if nanoseconds else None
+
+
+def _peer(name: str, members: list[int]) -> int | None:
+    """The global rank at the other end, of a point-to-point call."""
+    ends = _ENDS.search(name)
+    if ends is None:
+        return None
+    place = int(ends[2])
+    return members[place] if place < len(members) else place
+
+
+def _where(frames: list[Json]) -> str:
+    """The user's line: the innermost that is of no package."""
+    own = (f for f in frames if not _FOREIGN.search(f.get("filename", "<")))
+    return next((f"{PurePath(f['filename']).name}:{f.get('line', 0)}" for f in own), "")
+
+
+#: Files of packages, of what Python generates, and of distkit in a checkout.
+_FOREIGN = re.compile(f"-packages|<|^{re.escape(str(Path(__file__).parents[1]))}")
+
+
+# -- what belongs together -----------------------------------------------------------
+
+
+def _aligned(calls: dict[int, list[Call]]) -> list[Call]:
+    """Without the calls whose partners a rank has forgotten: a buffer holds only the latest."""
+    first: dict[str, int] = defaultdict(int)
+    for mine in calls.values():
+        oldest: dict[str, int] = {}
+        for call in mine:
+            if call.event.op in COLLECTIVES:
+                oldest.setdefault(call.event.group, call.number)
+        for group, number in oldest.items():
+            first[group] = max(first[group], number)
+    forgot = any(mine and mine[0].event.seq for mine in calls.values())
+    return [
+        call
+        for mine in calls.values()
+        for call in mine
+        if (
+            call.number >= first[call.event.group]
+            if call.event.op in COLLECTIVES
+            else call.pending or not forgot
+        )
+    ]
+
+
+def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:
+    """A backend that keeps no states may not have noted yet that a collective is over.
+
+    It is as good as over if all of its members have made the same call.
+    """
+    came: dict[tuple[str, int, Op, int], set[int]] = defaultdict(set)
+    for call in calls:
+        came[call.key].add(call.event.rank)
+    return [
+        replace(c, pending=False)
+        if c.pending
+        and not c.stated
+        and c.event.op in COLLECTIVES
+        and len(came[c.key]) == len(groups[c.event.group]) > 1
+        else c
+        for c in calls
+    ]
+
+
+def _events(calls: list[Call]) -> Iterator[Event]:
+    """The transitions of each call; the first that is not over is what its rank is blocked in."""
+    arrived: dict[tuple[str, int], float] = defaultdict(float)
+    for call in calls:
+        key = call.event.group, call.number
+        arrived[key] = max(arrived[key], call.event.time)
+    until = max((t for c in calls for t in (c.event.time, c.started, c.ended) if t), default=0.0)
+    blocked: set[int] = set()
+    for call in calls:
+        event, started = call.event, call.started or call.event.time
+        yield event
+        yield replace(event, state=State.STARTED, time=started)
+        if not call.pending:
+            last = arrived[event.group, call.number] if event.op in COLLECTIVES else started
+            ended = max(call.ended or last, started)
+            yield replace(event, state=State.COMPLETED, time=ended)
+        elif event.rank not in blocked:
+            blocked.add(event.rank)
+            yield replace(event, state=State.BLOCKED, time=until)
+
+
+def _ends(events: list[Event], world: range, dumps: Mapping[int, Json]) -> Json:
+    """The ranks that wait for nothing while others do: their dumps end, or there are none."""
+    blocked = {e.rank for e in events if e.state is State.BLOCKED}
+    missing = "there is no dump of it"
+    return {
+        str(rank): {"how": "elsewhere", "text": "" if rank in dumps else missing}
+        for rank in world
+        if blocked and rank not in blocked
+    }

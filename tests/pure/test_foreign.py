@@ -1,0 +1,337 @@
+"""Files of other programs: flight-recorder dumps and Chrome traces become a trace, nothing runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import ring
+
+import distkit as dk
+from distkit.diagnosis.findings import Kind
+from distkit.errors import TraceFileError
+from distkit.events import Op, State
+from distkit.trace.trace import Trace
+
+NS = 1_790_000_000_000_000_000
+Json = dict[str, Any]
+
+
+def entry(number: int, name: str, state: str = "completed", **facts: Any) -> Json:
+    """A call as NCCL's recorder writes it down."""
+    line = {"name": "step", "filename": f"/home/me/{facts.pop('file', 'train.py')}", "line": number}
+    torchs = {"name": name, "filename": "/usr/lib/site-packages/torch/c10d.py", "line": 1}
+    begun, over = state in ("started", "completed"), state == "completed"
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": number + 1,
+        "p2p_seq_id": 0,
+        "op_id": number + 1,
+        "profiling_name": f"nccl:{name}",
+        "time_created_ns": NS + number * 1000,
+        "input_sizes": [[4, 2]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[4, 2]],
+        "output_dtypes": ["BFloat16"],
+        "state": state,
+        "time_discovered_started_ns": NS + number * 1000 + 100 if begun else None,
+        "time_discovered_completed_ns": NS + number * 1000 + 300 if over else None,
+        "retired": over,
+        "timeout_ms": 600_000,
+        "is_p2p": "->" in name or "<-" in name,
+        "frames": [torchs, line],
+        **facts,
+    }
+
+
+def dump(*entries: Json, ranks: str = "[0, 1]") -> Json:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": list(entries)}
+
+
+def load(folder: Path, *dumps: Json) -> Trace:
+    for rank, content in enumerate(dumps):
+        folder.joinpath(f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(content))
+    return Trace.load(folder)
+
+
+def found(trace: Trace) -> list[tuple[Kind, tuple[int, ...]]]:
+    return [(f.kind, f.culprits) for f in trace.diagnose()]
+
+
+# -- dumps -------------------------------------------------------------------------
+
+
+def test_a_dump_is_a_trace(tmp_path: Path) -> None:
+    trace = load(tmp_path, dump(entry(0, "all_reduce")), dump(entry(0, "all_reduce")))
+    first = trace.spans[0]
+    assert (first.op, first.shape, first.dtype, first.nbytes) == (
+        *(Op.ALL_REDUCE, (4, 2), "bfloat16", 16),
+    )
+    assert (first.where, first.state) == ("train.py:0", State.COMPLETED)
+    assert first.seconds == pytest.approx(200e-9, abs=3e-7)
+    assert trace.ranks == [0, 1] and len(trace.collectives) == 1
+    assert trace.diagnose() == []
+    assert trace.save(tmp_path / "kept.gz") and Trace.load(tmp_path / "kept.gz").events
+
+
+@pytest.mark.parametrize("write", [json.dumps, lambda d: gzip.compress(json.dumps(d).encode())])
+def test_json_and_gzip_are_read_as_well(tmp_path: Path, write: Callable[[Json], Any]) -> None:
+    files = [tmp_path / f"fr_{rank}.json" for rank in range(2)]
+    for file in files:
+        content = write(dump(entry(0, "all_reduce")))
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert len(Trace.load(files).collectives) == 1
+    assert Trace.load(str(files[1])).spans[0].rank == 1
+
+
+def test_a_rank_that_never_came_is_the_culprit(tmp_path: Path) -> None:
+    three = {"ranks": "[0, 1, 2]"}
+    early = dump(entry(0, "all_reduce"), entry(1, "all_gather", "started"), **three)
+    late = dump(entry(0, "all_reduce"), **three)
+    trace = load(tmp_path, early, early, late)
+    assert found(trace) == [(Kind.SKIPPED, (2,))]
+    (finding,) = trace.diagnose()
+    assert "wait in all_gather() at train.py:1, but rank 2 has come to the end" in finding.message
+    assert finding.missing_ranks == (2,)
+
+
+def test_a_rank_without_a_dump_is_the_culprit(tmp_path: Path) -> None:
+    waiting = dump(entry(0, "all_reduce", "started"), ranks="[0, 1, 2]")
+    trace = load(tmp_path, waiting, waiting)
+    assert found(trace) == [(Kind.SKIPPED, (2,))]
+    assert "(there is no dump of it)" in trace.diagnose()[0].message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        (("all_reduce", {}), ("broadcast", {}), Kind.DIFFERENT_COLLECTIVE),
+        (("all_reduce", {}), ("all_reduce", {"input_sizes": [[9]]}), Kind.DIFFERENT_TENSOR),
+        (("all_reduce", {}), ("all_reduce", {"input_dtypes": ["Float"]}), Kind.DIFFERENT_TENSOR),
+    ],
+)
+def test_calls_that_do_not_fit_are_told(
+    tmp_path: Path, one: tuple[str, Json], other: tuple[str, Json], kind: Kind
+) -> None:
+    made = [dump(entry(0, name, "started", **facts)) for name, facts in (one, other)]
+    assert [k for k, _ in found(load(tmp_path, *made))] == [kind]
+
+
+def test_receives_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
+    one = dump(entry(0, "recv 0<-1", "started", line=3))
+    other = dump(entry(0, "recv 1<-0", "started"))
+    assert found(load(tmp_path, one, other)) == [(Kind.RECV_CYCLE, (0, 1))]
+
+
+def test_a_send_and_its_receive_are_a_message(tmp_path: Path) -> None:
+    trace = load(tmp_path, dump(entry(0, "send 0->1")), dump(entry(0, "recv 1<-0")))
+    (message,) = trace.messages
+    assert (message.src, message.dst, message.nbytes) == (0, 1, 16)
+    assert message.received is not None
+
+
+def test_ends_are_places_in_their_group(tmp_path: Path) -> None:
+    group = {"process_group": ["7", "pp"]}
+    made = dump(entry(0, "send 0->1", **group), ranks="[0, 1, 2, 3]")
+    made["pg_config"]["7"] = {"name": "7", "desc": "pp", "ranks": "[1, 3]"}
+    file = tmp_path / "dump_1"
+    file.write_text(json.dumps(made))
+    trace = Trace.load(file)
+    assert [(s.rank, s.peer, s.group) for s in trace.spans] == [(1, 3, "7")]
+    assert trace.meta["groups"] == {"world": [0, 1, 2, 3], "7": [1, 3]}
+
+
+def test_buffers_that_forget_are_aligned(tmp_path: Path) -> None:
+    """Rank 1 has forgotten its first calls: the others' belong to nothing."""
+    long = dump(*(entry(n, "all_reduce") for n in range(4)), entry(4, "barrier", "started"))
+    short = dump(entry(2, "all_reduce"), entry(3, "all_reduce"))
+    trace = load(tmp_path, long, short)
+    assert [len(calls) for calls in trace.collectives] == [2, 2, 1]
+    assert found(trace) == [(Kind.MISSING_BARRIER, (1,))]
+
+
+def test_what_is_queued_behind_a_wait_has_not_begun(tmp_path: Path) -> None:
+    """Two groups in two orders: each waits in its first call, though it has queued the other."""
+    a, b = {"process_group": ["1", "a"]}, {"process_group": ["2", "b"]}
+    config = {
+        name: {"name": name, "desc": desc, "ranks": "[0, 1]"}
+        for name, desc in (("1", "a"), ("2", "b"))
+    }
+    dumps = [
+        dump(entry(0, "all_reduce", "started", **x), entry(1, "all_reduce", "scheduled", **y))
+        for x, y in ((a, b), (b, a))
+    ]
+    for made in dumps:
+        made["pg_config"] |= config
+    trace = load(tmp_path, *dumps)
+    assert {c for _, culprits in found(trace) for c in culprits} == {0, 1}
+    assert trace.meta["unseen"]["0"] == {"all_reduce queued behind one that is not over": 1}
+
+
+def test_a_dump_that_was_taken_while_nobody_waited_has_no_finding(tmp_path: Path) -> None:
+    assert not load(tmp_path, dump(entry(0, "barrier")), dump()).diagnose()
+
+
+# -- what a file may not hold ------------------------------------------------------------
+
+
+def broken(change: Callable[[Json], Any]) -> Json:
+    made = dump(entry(0, "all_reduce"))
+    change(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not a readable distkit trace"),
+        (b"{", "Expecting property name"),
+        (b"\x80\x04garbage", "damaged, or not a trace"),
+        (b"\x1f\x8b\x08garbage", "truncated or damaged"),
+        (b"[1, 2]", "field traceEvents"),
+        (b'{"hello": 1}', "not a trace. distkit reads its own"),
+        (pickle.dumps(dump(entry(0, "all_reduce")))[:-90], "damaged, or not a trace"),
+        (pickle.dumps(os.system), "system, which is no plain value"),
+        (pickle.dumps({"version": 1, "entries": {1, 2}}), "not JSON serializable"),
+        (broken(lambda d: d.update(entries=7)), "field entries: expected a list, found 7"),
+        (broken(lambda d: d["entries"][0].pop("state")), "expected an entry 'state'"),
+        (broken(lambda d: d["entries"][0].update(input_sizes=[["x"]])), "input_sizes[0][0]"),
+        (broken(lambda d: d["entries"][0].update(time_created_ns="x")), "time_created_ns"),
+        (broken(lambda d: d["entries"][0].update(frames=[{"line": "x"}])), "frames[0].line"),
+        (broken(lambda d: d["pg_config"]["0"].update(ranks="[0")), "rank_0: damaged"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong(
+    tmp_path: Path, content: bytes | Json, said: str
+) -> None:
+    file = tmp_path / "rank_0"
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(TraceFileError) as error:
+        Trace.load(file)
+    assert str(error.value).startswith(str(file)) and said in str(error.value)
+
+
+class Explosive:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rank_0"
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        file.write_bytes(pickle.dumps({"entries": [Explosive()], "version": "2"}, protocol))
+        with pytest.raises(TraceFileError, match="no plain value"):
+            Trace.load(file)
+    assert not tmp_path.joinpath("exploded").exists()
+
+
+DUMP = pickle.dumps(dump(entry(0, "all_reduce"), entry(1, "send 0->1", "started")), 2)
+
+
+@given(st.integers(1, len(DUMP) - 1), st.binary(min_size=1, max_size=3))
+def test_no_damage_is_worse_than_an_error(
+    tmp_path_factory: pytest.TempPathFactory, at: int, noise: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "damaged_0"
+    file.write_bytes(DUMP[:at] + noise + DUMP[at + len(noise) :])
+    try:
+        Trace.load(file).diagnose()
+    except TraceFileError as error:
+        assert str(file) in str(error)
+
+
+def test_files_have_to_fit_together(tmp_path: Path) -> None:
+    content = json.dumps(dump(entry(0, "all_reduce")))
+    for name in ("a_0", "b_0", "plain"):
+        tmp_path.joinpath(name).write_text(content)
+    with pytest.raises(TraceFileError, match="a_0 and b_0 are both of rank 0"):
+        Trace.load([tmp_path / "a_0", tmp_path / "b_0"])
+    with pytest.raises(TraceFileError, match="of which rank is it"):
+        Trace.load([tmp_path / "a_0", tmp_path / "plain"])
+    chrome = ring().to_chrome(tmp_path / "c_1.json")
+    with pytest.raises(TraceFileError, match=r"a_0 and c_1.json are of different kinds"):
+        Trace.load([tmp_path / "a_0", chrome])
+    with pytest.raises(FileNotFoundError):
+        Trace.load([tmp_path / "a_0", tmp_path / "none_1"])
+
+
+# -- Chrome traces -------------------------------------------------------------------
+
+
+def test_what_distkit_wrote_for_chrome_is_read_again(tmp_path: Path) -> None:
+    trace = ring()
+    again = Trace.load(trace.to_chrome(tmp_path / "ring.json.gz"))
+
+    def facts(t: Trace) -> list[Any]:
+        return [
+            (s.rank, s.op, s.state, s.peer, s.group, s.nbytes, s.shape, s.dtype, s.where)
+            for s in t.spans
+        ]
+
+    assert facts(again) == facts(trace)
+    assert [(m.src, m.dst) for m in again.messages] == [(m.src, m.dst) for m in trace.messages]
+
+
+def profiled(rank: int) -> Json:
+    """What torch.profiler writes of an all-reduce under NCCL: operator, details, kernel."""
+    details = {
+        "External id": 12,
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "In msg nelems": 8,
+        "Process Group Name": "3",
+        "Process Group Description": "dp",
+    }
+    op = {"External id": 11, "Input Dims": [[[8]]], "Input type": ["TensorList"]}
+    rows = [
+        ("cpu_op", "c10d::allreduce_", 7, 100, 50, op),
+        ("cpu_op", "record_param_comms", 7, 110, 10, details),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 20, 400, 300, {"External id": 12}),
+        ("python_function", "/home/me/train.py(31): step", 7, 90, 900, {}),
+        ("python_function", "torch/distributed/distributed_c10d.py(9): all_reduce", 7, 95, 90, {}),
+        ("user_annotation", "ProfilerStep#1", 7, 50, 1000, {}),
+    ]
+    groups = [
+        {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]},
+        {"pg_name": "3", "pg_desc": "dp", "ranks": [0, 1]},
+    ]
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": groups},
+        "baseTimeNanoseconds": 1_000_000_000 * (5 + rank),
+        "traceEvents": [
+            {"ph": "X", "cat": c, "name": n, "pid": 1, "tid": t, "ts": ts, "dur": dur, "args": args}
+            for c, n, t, ts, dur, args in rows
+        ],
+    }
+
+
+def test_a_profile_of_nccl_has_groups_kernels_and_lines(tmp_path: Path) -> None:
+    for rank in range(2):
+        tmp_path.joinpath(f"worker{rank}.pt.trace.json").write_text(json.dumps(profiled(rank)))
+    trace = Trace.load(tmp_path)
+    calls = [s for s in trace.spans if s.op is Op.ALL_REDUCE]
+    assert [(s.rank, s.group, s.shape, s.dtype, s.nbytes, s.where) for s in calls] == [
+        (r, "3", (8,), "float32", 32, "train.py:31") for r in range(2)
+    ]
+    assert [s.seconds for s in calls] == pytest.approx([300e-6] * 2)  # the kernel's
+    assert calls[1].start - calls[0].start == pytest.approx(1)  # the files' clocks differ
+    assert len(trace.collectives) == 1
+    assert {s.label for s in trace.spans if s.op is Op.MARK} == {"ProfilerStep#1"}
+
+
+def test_the_views_draw_an_imported_trace(tmp_path: Path) -> None:
+    trace = load(tmp_path, dump(entry(0, "barrier", "started")), dump())
+    assert "barrier" in dk.Timeline(trace)._repr_mimebundle_()[0]["text/plain"]

@@ -1,0 +1,81 @@
+"""Dumps and profiles that torch really writes, read as traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.diagnosis.findings import Kind
+from distkit.events import Op, State
+
+
+def test_a_dump_of_the_flight_recorder_names_who_is_missing(tmp_path: Path) -> None:
+    def program() -> None:
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "100"  # read when the first call is recorded
+        rank = dist.get_rank()
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(3))
+        if rank < 2:
+            dist.all_gather([torch.empty(2, 2) for _ in range(2)], torch.ones(2, 2), group=group)
+            late = dist.all_reduce(torch.ones(5, dtype=torch.float64), async_op=True)
+        c10d = torch._C._distributed_c10d
+        tmp_path.joinpath(f"json_{rank}").write_text(
+            json.dumps(json.loads(c10d._dump_fr_trace_json()))
+        )
+        tmp_path.joinpath(f"pickle_{rank}").write_bytes(c10d._dump_fr_trace())
+        dist.barrier(group) if rank < 2 else None
+        if rank < 2:
+            late.wait()
+        else:
+            dist.all_reduce(torch.ones(5, dtype=torch.float64))
+
+    dk.run_ranks(program, 3)
+    for kind in ("json", "pickle"):
+        trace = dk.Trace.load(sorted(tmp_path.glob(f"{kind}_*")))
+        assert [len(calls) for calls in trace.collectives] == [3, 2, 2]
+        waiting = [s for s in trace.spans if s.state is State.BLOCKED]
+        assert sorted((s.rank, s.shape, s.dtype, s.nbytes) for s in waiting) == [
+            (r, (5,), "float64", 40) for r in (0, 1)
+        ]
+        (finding,) = trace.diagnose()
+        assert (finding.kind, finding.culprits) == (Kind.SKIPPED, (2,))
+    assert {s.where.partition(":")[0] for s in trace.spans} == {"test_foreign.py"}
+
+
+def test_a_profile_is_a_timeline(tmp_path: Path) -> None:
+    def program() -> None:
+        rank = dist.get_rank()
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, with_stack=True
+        ) as profile:
+            with torch.profiler.record_function("forward"):
+                x = torch.ones(8, 8) @ torch.ones(8, 8)
+            dist.all_reduce(x)
+            if rank == 0:
+                dist.send(x, 1, tag=3)
+            else:
+                dist.recv(x, 0, tag=3)
+            dist.broadcast(x, 1, async_op=True).wait()
+            dist.all_gather([torch.empty(4) for _ in range(2)], torch.ones(4))
+        profile.export_chrome_trace(str(tmp_path / f"rank{rank}.json"))
+
+    recorded = dk.run_ranks(program, 2).trace
+    trace = dk.Trace.load(tmp_path)
+
+    def facts(t: dk.Trace) -> list[object]:
+        calls = [s for s in t.spans if s.op is not Op.MARK]
+        return sorted(
+            (s.rank, str(s.op), s.peer, s.group, s.nbytes, s.shape, s.dtype, s.tag) for s in calls
+        )
+
+    assert facts(trace) == facts(recorded)
+    assert len(trace.collectives) == 3
+    assert [(m.src, m.dst, m.tag, m.nbytes) for m in trace.messages] == [(0, 1, 3, 256)]
+    assert {s.label for s in trace.spans if s.op is Op.MARK} == {"forward"}
+    lines = {s.where for s in trace.spans if s.op is Op.ALL_REDUCE}
+    assert len(lines) == 1 and lines.pop().startswith("test_foreign.py:")
