@@ -159,7 +159,7 @@ def train(warm: int, steps: int) -> float:
 
     from distkit import demos
     from distkit.algorithms.sgd import sync_sgd_step
-    from distkit.data.shard import shard
+    from distkit.data.shards import shard
 
     images, labels = shard(*demos.digits())
     net, size = demos.model(), demos.BATCH

@@ -69,7 +69,7 @@ def train(warm: int, steps: int) -> tuple[float, float]:
     from torch.nn.parallel import DistributedDataParallel
 
     from distkit import demos
-    from distkit.data.shard import shard
+    from distkit.data.shards import shard
 
     images, labels = shard(*demos.digits())
     net = DistributedDataParallel(demos.model())

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from distkit import algorithms, data, demos, hangs, kvstore, simulation, strategies
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.collectives import ring_all_reduce
-    from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
+    from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import ddp_hook, use_algorithm
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import Run
     from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.cluster.runs.stepper import Stepper
-    from distkit.data.shard import shard
+    from distkit.data.shards import shard
     from distkit.diagnosis.findings import Finding
     from distkit.errors import (
         ClusterError,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         StoppedError,
         StrategyError,
         TraceFileError,
+        TrainingError,
     )
     from distkit.events import Event, Message, Op, Span, State, Summary
     from distkit.exercises import check, hint, solution
@@ -86,8 +87,8 @@ _HOMES = {
     "distkit.algorithms.all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],
     "distkit.algorithms.shared_memory": ["shared_memory_all_reduce"],
     "distkit.algorithms.use": ["ddp_hook", "use_algorithm"],
-    "distkit.algorithms.sgd": ["sync_initial_weights", "sync_sgd_step"],
-    "distkit.data.shard": ["shard"],
+    "distkit.algorithms.sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
+    "distkit.data.shards": ["shard"],
     # how long it would take
     "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
@@ -111,6 +112,7 @@ _HOMES = {
         "StoppedError",
         "StrategyError",
         "TraceFileError",
+        "TrainingError",
     ],
 }
 _MODULES = ["algorithms", "data", "demos", "hangs", "kvstore", "simulation", "strategies"]
@@ -150,6 +152,7 @@ __all__ = [  # noqa: RUF022
     "data",
     "shard",
     "sync_initial_weights",
+    "sync_gradients",
     "sync_sgd_step",
     "kvstore",
     "strategies",
@@ -181,6 +184,7 @@ __all__ = [  # noqa: RUF022
     "StoppedError",
     "StrategyError",
     "TraceFileError",
+    "TrainingError",
 ]
 
 

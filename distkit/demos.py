@@ -62,7 +62,7 @@ def average_digit(all_reduce: Callable[[Tensor], Any] | None = None) -> tuple[Te
     """Each rank adds up its own images; the all-reduce makes the sum over all ranks' images."""
     import torch.distributed as dist
 
-    from distkit.data.shard import shard
+    from distkit.data.shards import shard
 
     images = shard(digits()[0])[0]
     total = images.sum(dim=0)
@@ -80,7 +80,7 @@ def train_in_step(
     import torch.nn.functional as F
 
     from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
-    from distkit.data.shard import shard
+    from distkit.data.shards import shard
 
     images, labels = shard(*digits())
     net = model()
@@ -121,7 +121,7 @@ def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     import torch.nn.functional as F
 
     from distkit import kvstore
-    from distkit.data.shard import shard
+    from distkit.data.shards import shard
 
     images, labels = shard(*digits())
     net = model()
@@ -252,7 +252,7 @@ def sync_sgd(cluster: Cluster | None = None, progress: Progress | None = None) -
     with _cluster(cluster) as ranks:
         n = ranks.plan.ranks
         steps = EPOCHS * len(list(_batches(1797, n)))
-        run = _follow(ranks.submit(train_in_step), progress, collectives=n * 4 * (steps + 1))
+        run = _follow(ranks.submit(train_in_step), progress, collectives=n * (4 + steps))
     alone = train_alone(n)
     weights = [r["weights"] for r in run.results]
     identical = all(torch.equal(w, weights[0]) for w in weights)

@@ -15,6 +15,7 @@
     ├── StepError               a stepper cannot do what was asked
     ├── KVStoreError            a parameter-server call that cannot be served
     ├── StrategyError           a strategy's replicas cannot do this together
+    ├── TrainingError           training cannot go on: a gradient is NaN, for example
     └── TraceFileError          a trace file that cannot be read
 
 Beside them are ``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning``.
@@ -177,6 +178,14 @@ class KVStoreError(DistkitError):
 
 class StrategyError(DistkitError):
     """A strategy's replicas cannot do this together."""
+
+
+class TrainingError(DistkitError):
+    """Training cannot go on: ``rank``, ``step`` (from 1) and ``layer`` are those of the cause."""
+
+    def __init__(self, message: str, *, rank: int = 0, step: int = 0, layer: str = "") -> None:
+        super().__init__(message)
+        self.rank, self.step, self.layer = rank, step, layer
 
 
 class TraceFileError(DistkitError, ValueError):

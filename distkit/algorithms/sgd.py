@@ -2,50 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import isfinite
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from distkit.algorithms.alarm import first_bad, named, raise_alarm
+
+AllReduce = Callable[[Tensor], Any]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def sync_initial_weights(model: nn.Module, *, src: int = 0) -> None:
-    """Give every replica the weights of rank ``src``."""
+    """Give every replica the weights of rank ``src``, and its buffers, such as batch statistics."""
     with torch.no_grad():
-        for w in model.parameters():
+        for w in (*model.parameters(), *model.buffers()):
             dist.broadcast(w, src)
+
+
+def sync_gradients(
+    model: nn.Module | Iterable[Tensor],
+    count: float | None = None,
+    all_reduce: AllReduce = dist.all_reduce,
+) -> None:
+    """Give every replica the mean gradient of all replicas' examples, in one all-reduce.
+
+    ::
+
+        g = Σ_r n_r g_r / Σ_r n_r
+
+    Gradients and counts are summed, and divided once: the mean of the replicas' means would be
+    wrong where they have different numbers of examples. All gradients travel in one message,
+    since the time of small messages is latency.
+
+    Args:
+        model: a model, or its parameters; one without a gradient counts as one of zeros.
+        count: n_r, how many examples this replica's gradient is the mean of, 0 or more; None if
+            they are equally many on all replicas.
+        all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
+
+    Raises:
+        TrainingError: a gradient is NaN or infinite on some replica; on all of them.
+
+    Source:
+        Li et al., "PyTorch distributed", 2020: DDP's buckets.
+
+    Example:
+        >>> import distkit as dk, torch
+        >>> def mean_of_three():
+        ...     w = torch.zeros(1, requires_grad=True)
+        ...     mine = torch.tensor([1.0, 2.0] if dist.get_rank() == 0 else [6.0])
+        ...     (w * mine).mean().backward()
+        ...     dk.sync_gradients([w], count=len(mine))
+        ...     return w.grad.item()
+        >>> dk.run_ranks(mean_of_three, 2).results        # doctest: +SKIP
+        [3.0, 3.0]
+    """
+    weights = named(model)
+    with torch.no_grad():
+        message, sizes = _packed(list(weights.values()), 1 if count is None else count)
+        all_reduce(message)
+        *sums, table = message.split([*sizes, 1 + dist.get_world_size()])
+        total, *alarms = table.tolist()
+        raise_alarm(alarms, weights)
+
+        message.div_(total or 1)
+        for w, g in zip(weights.values(), sums, strict=True):
+            w.grad = g.view_as(w) if g.dtype == w.dtype else g.view_as(w).to(w.dtype)
+
+
+def _packed(weights: list[Tensor], n: float) -> tuple[Tensor, list[int]]:
+    """A replica's message ``n g | n | alarms``, and the sizes of the gradients in it."""
+    parts = [(torch.zeros_like(w) if w.grad is None else w.grad).reshape(-1) for w in weights]
+    table = parts[0].new_zeros(1 + dist.get_world_size(), dtype=torch.float32)
+    table[0] = 1
+    message = torch.cat([*(g.to_dense() if g.is_sparse else g for g in parts), table])
+    bad = n and not isfinite(message.sum())
+    message = message.mul_(n) if n else message.zero_()  # a mean over no examples is NaN
+    if bad:
+        message[dist.get_rank() - dist.get_world_size()] = first_bad(parts)
+    return message, [len(g) for g in parts]
 
 
 def sync_sgd_step(
     model: nn.Module,
     batch: tuple[Tensor, Tensor],
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    lr: float,
+    loss_fn: Loss,
+    lr: float | Optimizer,
     *,
-    all_reduce: Callable[[Tensor], Any] = dist.all_reduce,
+    all_reduce: AllReduce = dist.all_reduce,
 ) -> Tensor:
     """One step of synchronous data-parallel SGD on R ranks.
 
     ::
 
-        g_r = ∇L(w; B_r)         each rank, on its own shard B_r of the minibatch
-        g   = (1/R) Σ_r g_r      all-reduce
-        w   ← w - η g            the same update everywhere
+        g_r = ∇L(w; B_r)                   each rank, on its own shard B_r of the minibatch
+        g   = Σ_r |B_r| g_r / Σ_r |B_r|    all-reduce
+        w   ← w - η g                      the same update everywhere
 
-    It equals one process's step on the whole minibatch when the shards are equal, L is a
-    mean, and no layer mixes examples (batch norm does).
+    It equals one process's step on the whole minibatch when L is a mean over examples and no
+    layer mixes them (batch norm does). The shards may differ in size.
 
     Args:
         model: the same weights on every rank.
-        batch: this rank's inputs (B, …) and targets (B, …).
+        batch: this rank's inputs (B, …) and targets (B, …); B may be 0.
         loss_fn: mean loss of outputs and targets.
-        lr: learning rate η.
+        lr: learning rate η, or an optimizer of ``torch.optim`` with the model's parameters: it
+            makes the same update everywhere from the same gradient and the same state.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does; pass
             :func:`~distkit.algorithms.collectives.ring_all_reduce` and see the same weights.
 
     Returns:
-        This rank's loss before the update, a scalar.
+        This rank's loss before the update, a scalar; NaN if it has no examples.
+
+    Raises:
+        TrainingError: a gradient is NaN or infinite on some rank; on all of them.
 
     Source:
         Goyal et al., "Accurate, large minibatch SGD", 2017.
@@ -54,10 +129,17 @@ def sync_sgd_step(
     loss = loss_fn(model(inputs), targets)
     model.zero_grad()
     loss.backward()
+    sync_gradients(model, len(targets), all_reduce)
+    update(model, lr)
+    return loss.detach()
 
+
+def update(model: nn.Module, lr: float | Optimizer) -> None:
+    """Change the weights by their gradients: ``w ← w - η g``, or as an optimizer does."""
+    if isinstance(lr, Optimizer):
+        lr.step()
+        return
     with torch.no_grad():
         for w in model.parameters():
             if w.grad is not None:
-                all_reduce(w.grad)
-                w.sub_(lr * w.grad / dist.get_world_size())
-    return loss.detach()
+                w.sub_(w.grad, alpha=lr)

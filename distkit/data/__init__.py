@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distkit.data.dataset import DistributedDataset
+    from distkit.data.evaluation import correct, evaluate
     from distkit.data.files import Files
     from distkit.data.policies import AutoShardPolicy, Plan, split
     from distkit.data.sets import digits
-    from distkit.data.shard import place, shard
+    from distkit.data.shards import place, shard
 
 _HOMES = {
     "distkit.data.policies": ["AutoShardPolicy", "Plan", "split"],
     "distkit.data.dataset": ["DistributedDataset"],
+    "distkit.data.evaluation": ["correct", "evaluate"],
     "distkit.data.files": ["Files"],
-    "distkit.data.shard": ["place", "shard"],
+    "distkit.data.shards": ["place", "shard"],
     "distkit.data.sets": ["digits"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
@@ -36,7 +38,9 @@ __all__ = [
     "DistributedDataset",
     "Files",
     "Plan",
+    "correct",
     "digits",
+    "evaluate",
     "place",
     "shard",
     "split",

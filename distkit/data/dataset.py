@@ -111,6 +111,24 @@ class DistributedDataset:
                 yield _collated([], last)
 
 
+def chunks(data: Any, size: int, replica: int, replicas: int) -> Iterator[Any]:
+    """All samples in their order, ``size`` at a time: the replicas' batches in turn.
+
+    Yields:
+        A batch, or None in the place of another replica's.
+    """
+    opened = _opened(data)
+    if isinstance(opened, IterableDataset):
+        stream, i = iter(opened), 0
+        while samples := list(islice(stream, size)):
+            yield _collated(samples, None) if i % replicas == replica else None
+            i += 1
+        return
+    for i, first in enumerate(range(0, len(opened), size)):
+        rows = range(first, min(first + size, len(opened)))
+        yield opened.take(rows) if i % replicas == replica else None
+
+
 class _Arrays:
     """Tensors with a sample in each row."""
 

@@ -32,11 +32,12 @@ PUBLIC = """
     Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment sweep progress
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
     shared_memory_all_reduce use_algorithm ddp_hook
-    data shard sync_initial_weights sync_sgd_step kvstore strategies demos check hint solution
+    data shard sync_initial_weights sync_gradients sync_sgd_step kvstore strategies demos
+    check hint solution
     trouble hangs simulation simulate calibrate cost Link Network
     ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError NotPicklableError
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
-    StrategyError TraceFileError
+    StrategyError TraceFileError TrainingError
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.

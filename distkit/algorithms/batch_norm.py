@@ -1,0 +1,80 @@
+"""Batch norm over the examples of all replicas: the layer that data parallelism changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class SyncBatchNorm(nn.BatchNorm1d):
+    """Batch norm whose mean and variance are those of all replicas' examples.
+
+    ::
+
+        m  = Σ_r Σ_i x_ri / n               all-reduce: sums, squares and counts in one message
+        s² = Σ_r Σ_i x_ri² / n - m²
+        y  = γ (x - m) / √(s² + ε) + β
+
+    ``BatchNorm1d`` takes the mean of its own replica's examples, so that R replicas compute
+    something else than one process on the whole batch. Here the gradient passes through the
+    all-reduce, too: with equal shards they compute the same. For evaluation it is ``BatchNorm1d``.
+
+    Args:
+        num_features: C, of inputs (B, C) or (B, C, L); further ones as for ``BatchNorm1d``.
+
+    Source:
+        ``torch.nn.SyncBatchNorm``, which needs GPUs; Ioffe and Szegedy, "Batch normalization",
+        ICML 2015.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``x``; in training all ranks have to call it."""
+        if not self.training:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        over = [d for d in range(x.ndim) if d != 1]
+        n = x.new_tensor([x.numel() / self.num_features])
+        message = torch.cat([x.sum(over), x.square().sum(over), n])
+        sums, squares, n = _sum_of_ranks(message).split([self.num_features, self.num_features, 1])
+        mean = sums / n
+        variance = squares / n - mean.square()
+        self._follow(mean.detach(), variance.detach() * n.detach() / (n.detach() - 1))
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        y: Tensor = (x - mean.view(shape)) / (variance + self.eps).sqrt().view(shape)
+        return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
+
+    def _follow(self, mean: Tensor, variance: Tensor) -> None:
+        """Let the running statistics follow, as ``BatchNorm1d`` does."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        rate = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, float(rate))
+        self.running_var.lerp_(variance, float(rate))
+
+
+class _SumOfRanks(torch.autograd.Function):
+    """An all-reduce that gradients pass: the gradient of a sum over ranks is one, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _sum_of_ranks(x: Tensor) -> Tensor:
+    total: Tensor = _SumOfRanks.apply(x)  # type: ignore[no-untyped-call]
+    return total

@@ -1,0 +1,63 @@
+"""Evaluation counts every sample once: the same result on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+import distkit as dk
+
+
+def images(rows: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return torch.rand(rows, 9, generator=draw), torch.arange(rows) % 5
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Dropout(), nn.Linear(12, 5))
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter(zip(*images(301), strict=True))
+
+
+def both() -> list[float]:
+    net = model().train()
+    data = images(301)
+    found = [dk.data.evaluate(net, data), dk.data.evaluate(net, data, loss, batch=10)]
+    assert net.training
+    return [*found, dk.data.evaluate(net, Stream(), loss, batch=10)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
+def test_the_same_to_the_digit_on_any_number_of_ranks(ranks: int) -> None:
+    here = both()
+    x, y = images(301)
+    with torch.no_grad():
+        outputs = model().eval()(x)
+    assert here[0] == (outputs.argmax(1) == y).double().mean().item()
+    assert here[1] == here[2] == pytest.approx(loss(outputs, y).mean().item())
+    assert dk.run_ranks(both, ranks).results == [here] * ranks
+
+
+def test_fewer_samples_than_ranks() -> None:
+    found = dk.run_ranks(lambda: dk.data.evaluate(model(), images(1)), 3).results
+    assert found == [dk.data.evaluate(model(), images(1))] * 3
+
+
+def test_what_cannot_be_evaluated() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        dk.data.evaluate(model(), images(0))
+    with pytest.raises(ValueError, match=r"shape \(\) for 8 samples.*reduction='none'"):
+        dk.data.evaluate(model(), images(8), F.cross_entropy)

@@ -1,0 +1,238 @@
+"""Synchronous SGD on real ranks, compared with one process of torch on the whole batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import distkit as dk
+from distkit.algorithms.batch_norm import SyncBatchNorm
+from distkit.algorithms.local_sgd import accumulated_sgd_step, local_sgd_round
+from distkit.data import DistributedDataset
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "plain": lambda net: 0.2,
+    "SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.2),
+    "momentum, weight decay": lambda net: torch.optim.SGD(
+        net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True
+    ),
+    "AdamW": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-2),
+}
+
+
+def net(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 5)).to(dtype)
+
+
+def images(rows: int = 300) -> tuple[Tensor, Tensor]:
+    """Made up, and the same everywhere."""
+    draw = torch.Generator().manual_seed(1)
+    return torch.rand(rows, 9, generator=draw).double(), torch.arange(rows) % 5
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([w.detach().reshape(-1) for w in model.parameters()])
+
+
+def alone(batch: int, optimizer: str, rows: int = 300) -> Tensor:
+    """One process, with torch's optimizer."""
+    model = net()
+    chosen = OPTIMIZERS["SGD" if optimizer == "plain" else optimizer](model)
+    for x, y in zip(*(part.split(batch) for part in images(rows)), strict=True):
+        chosen.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        chosen.step()
+    return flat(model)
+
+
+def together(batch: int, optimizer: str, rows: int = 300) -> Tensor:
+    """The same on ranks, each with its piece of the batch."""
+    model = net()
+    dk.sync_initial_weights(model)
+    rate, rank, n = OPTIMIZERS[optimizer](model), dist.get_rank(), dist.get_world_size()
+    for piece in DistributedDataset(images(rows), batch, replica=rank, replicas=n):
+        dk.sync_sgd_step(model, piece, F.cross_entropy, rate)
+    return flat(model)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_any_optimizer_and_uneven_shards_equal_one_process(optimizer: str) -> None:
+    """Batches of 64 on 3 ranks, and 44 rows at the end."""
+    weights = dk.run_ranks(together, 3, 64, optimizer).results
+    assert all(torch.equal(w, weights[0]) for w in weights)
+    assert torch.allclose(weights[0], alone(64, optimizer), rtol=0, atol=1e-12)
+
+
+def test_a_rank_without_examples_takes_part() -> None:
+    """The last batch has one row for four ranks."""
+    weights = dk.run_ranks(together, 4, 4, "SGD", 13).results
+    assert torch.allclose(weights[3], alone(4, "SGD", 13), rtol=0, atol=1e-12)
+
+
+def test_replicas_are_identical_to_the_bit_after_1000_steps() -> None:
+    def train() -> Tensor:
+        model, (x, y) = net(torch.float32), dk.shard(*images())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+        with dk.use_algorithm("auto"):
+            for step in range(1000):
+                rows = torch.arange(8 * step, 8 * step + 8 - dist.get_rank()) % len(x)
+                dk.sync_sgd_step(model, (x[rows].float(), y[rows]), F.cross_entropy, optimizer)
+        return flat(model)
+
+    first, second = dk.run_ranks(train, 2).results
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, flat(net(torch.float32)), atol=0.1)
+
+
+def test_a_gradient_is_divided_once_by_all_examples() -> None:
+    def mean(counts: Sequence[int | None]) -> list[float]:
+        w, unused = torch.zeros(2, requires_grad=True), torch.zeros((), requires_grad=True)
+        n = counts[dist.get_rank()]
+        (w * torch.arange(1.0 if n is None else float(n)).mean()).sum().backward()
+        dk.sync_gradients([w, unused], n)
+        return [*w.grad.tolist(), unused.grad.item()]
+
+    ones = dk.run_ranks(mean, 3, [1, 2, 6]).results
+    whole = (0 + 1 + 15) / 9
+    assert all(found == pytest.approx([whole, whole, 0.0]) for found in ones)
+    assert dk.run_ranks(mean, 2, [None, None]).results == [[0.0, 0.0, 0.0]] * 2
+    assert dk.run_ranks(mean, 2, [0, 0]).results == [[0.0, 0.0, 0.0]] * 2
+
+
+def test_gradients_travel_in_one_message() -> None:
+    run = dk.run_ranks(together, 2, 100, "SGD", 200)
+    calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
+    weights = sum(w.numel() for w in net().parameters())
+    assert [s.shape for s in calls] == [(weights + 1 + 2,)] * 2
+
+
+# -- other ways to send less ---------------------------------------------------------------
+
+
+def test_accumulated_gradients_equal_one_large_batch() -> None:
+    def accumulated() -> Tensor:
+        model, (x, y) = net(), dk.shard(*images())
+        parts = list(zip(x.split(7), y.split(7), strict=True))
+        for some in (parts[:2], parts[2:]):  # one of them is ragged
+            accumulated_sgd_step(model, some, F.cross_entropy, 0.2)
+        return flat(model)
+
+    def whole() -> Tensor:
+        model, (x, y) = net(), images()
+        for rows in (slice(0, 42), slice(42, 300)):
+            loss = F.cross_entropy(model(x[rows]), y[rows])
+            model.zero_grad()
+            loss.backward()
+            torch.optim.SGD(model.parameters(), lr=0.2).step()
+        return flat(model)
+
+    run = dk.run_ranks(accumulated, 3)
+    assert all(torch.allclose(w, whole(), rtol=0, atol=1e-12) for w in run.results)
+    assert len(run.trace.collectives) == 2
+
+
+def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
+    def local(every: int) -> tuple[Tensor, Tensor]:
+        model, (x, y) = net(), dk.shard(*images(240))
+        batches = list(zip(x.split(10), y.split(10), strict=True))
+        for i in range(0, len(batches), every):
+            losses = local_sgd_round(model, batches[i : i + every], F.cross_entropy, 0.2)
+        return flat(model), losses
+
+    often, seldom = (dk.run_ranks(local, 3, every) for every in (1, 4))
+    assert torch.allclose(often.results[0][0], alone(30, "SGD", 240), rtol=0, atol=1e-12)
+    assert (len(often.trace.collectives), len(seldom.trace.collectives)) == (8, 2)
+    assert seldom.results[0][1].shape == (4,)
+    assert all(torch.equal(w, seldom.results[0][0]) for w, _ in seldom.results)
+    assert not torch.allclose(seldom.results[0][0], often.results[0][0], atol=1e-4)
+
+
+# -- what goes wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["input", "middle"])
+def test_a_nan_on_one_rank_is_named_on_all_ranks(layer: str) -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.abs().sqrt()  # its derivative at 0 is infinite
+
+    def train() -> str:
+        model = nn.Sequential(nn.Linear(3, 4, bias=False), Root(), nn.Linear(4, 1))
+        for step in range(4):
+            x = torch.ones(5, 3)
+            if (step, dist.get_rank()) == (2, 1):
+                x[0] = torch.nan if layer == "input" else 0.0
+            try:
+                dk.sync_sgd_step(model, (x, torch.ones(5, 1)), F.mse_loss, 1e-3)
+            except dk.TrainingError as error:
+                return f"{error.rank} {error.step} {error.layer} {error}"
+        return "nothing happened"
+
+    results = dk.run_ranks(train, 3).results
+    assert len(set(results)) == 1
+    first = "2.bias" if layer == "input" else "0.weight"
+    says = rf"1 3 {first} step 3: gradients .* on 1 of 3 ranks.* rank 1: {first}\."
+    assert re.match(says, results[0])
+
+
+Norm = Callable[[int], nn.Module]
+
+
+def normalized(norm: Norm, x: Tensor, y: Tensor, step: Callable[..., object]) -> Tensor:
+    """Weights and statistics after two steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 6), norm(6), nn.Linear(6, 5)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for rows in torch.arange(len(x)).chunk(2):
+        step(model, (x[rows], y[rows]), F.cross_entropy, optimizer)
+    return torch.cat([part.detach().reshape(-1).double() for part in model.state_dict().values()])
+
+
+def torch_step(model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    loss_fn(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("norm", "ours", "exact"),
+    [
+        (nn.LayerNorm, nn.LayerNorm, True),
+        (nn.BatchNorm1d, nn.BatchNorm1d, False),  # each replica normalizes by its own shard
+        (nn.BatchNorm1d, SyncBatchNorm, True),
+    ],
+)
+def test_batch_norm_is_the_exception(norm: Norm, ours: Norm, exact: bool) -> None:
+    def ranks() -> Tensor:
+        return normalized(ours, *dk.shard(*images(64)), dk.sync_sgd_step)
+
+    whole = normalized(norm, *images(64), torch_step)
+    for found in dk.run_ranks(ranks, 2).results:
+        assert torch.allclose(found, whole, rtol=0, atol=1e-11) == exact
+
+
+def test_batch_norm_of_sequences() -> None:
+    def program() -> list[Tensor]:
+        x = torch.arange(48.0).sin().view(4, 3, 4)
+        mine, norm = dk.shard(x)[0].clone().requires_grad_(), SyncBatchNorm(3, momentum=None)
+        norm(mine).square().sin().sum().backward()
+        return [mine.grad, norm.running_var, norm.eval()(x)]
+
+    x, norm = (
+        torch.arange(48.0).sin().view(4, 3, 4).requires_grad_(),
+        nn.BatchNorm1d(3, momentum=None),
+    )
+    norm(x).square().sin().sum().backward()
+    whole = norm.eval()(x)
+    for rank, (gradient, variance, evaluated) in enumerate(dk.run_ranks(program, 2).results):
+        assert torch.allclose(gradient, x.grad[rank::2], atol=1e-5)
+        assert torch.allclose(variance, norm.running_var)
+        assert torch.allclose(evaluated, whole, atol=1e-6)
