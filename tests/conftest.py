@@ -85,6 +85,14 @@ def nobody_stays() -> Iterator[None]:
     assert not left, "still running at the end of the tests:\n" + "\n".join(left)
 
 
+@pytest.fixture(scope="session")
+def optimizers() -> None:
+    """Import torch's compiler once: each rank's first optimizer would, for two seconds or more."""
+    from distkit.cluster.processes.forkserver import server
+
+    server().preload("torch._dynamo")
+
+
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Call it at the end of a test: what this test started and did not end within 5 s."""

@@ -30,6 +30,14 @@ from distkit.strategies.aggregation import (
     state_dict,
     synchronize_buffers,
 )
+from distkit.strategies.callbacks import (
+    Callback,
+    Checkpoint,
+    EarlyStopping,
+    LearningRate,
+    TensorBoard,
+)
+from distkit.strategies.checkpoint import load, load_weights, save, save_weights
 from distkit.strategies.context import (
     ReplicaContext,
     get_replica_context,
@@ -40,6 +48,7 @@ from distkit.strategies.context import (
 from distkit.strategies.input import InputContext
 from distkit.strategies.losses import compute_average_loss, scale_regularization_loss
 from distkit.strategies.mirrored import MirroredStrategy
+from distkit.strategies.model import Model
 from distkit.strategies.multi_worker import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -52,10 +61,15 @@ from distkit.strategies.tpu import TPUStrategy
 from distkit.strategies.variables import ReduceOp
 
 __all__ = [
+    "Callback",
+    "Checkpoint",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "EarlyStopping",
     "InputContext",
+    "LearningRate",
     "MirroredStrategy",
+    "Model",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -63,6 +77,7 @@ __all__ = [
     "Strategy",
     "TFConfig",
     "TPUStrategy",
+    "TensorBoard",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
@@ -71,6 +86,10 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "load",
+    "load_weights",
+    "save",
+    "save_weights",
     "scale_regularization_loss",
     "state_dict",
     "synchronize_buffers",

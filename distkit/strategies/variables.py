@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +45,7 @@ class Made(NamedTuple):
 
 #: Each variable's strategy and name, while the variable lives.
 _owners: Any = WeakTensorKeyDictionary()
+_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
 
 
 def owned(tensor: Tensor) -> tuple[Strategy, str] | None:
@@ -99,9 +101,21 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [w for group in optimizer.param_groups for w in group["params"]]
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """While it is open, an optimizer may step as it likes: torch lets one, to make its state."""
+    token = _unwatched.set(True)
+    try:
+        yield
+    finally:
+        _unwatched.reset(token)
+
+
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Before any ``optimizer.step()`` of this process; returns its arguments if they change."""
     replica = context.replica()
+    if _unwatched.get():
+        return None
     if replica is None:
         _refuse_outside(optimizer)
         return None
