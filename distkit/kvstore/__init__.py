@@ -19,7 +19,7 @@ MXNet's.
 from __future__ import annotations
 
 from distkit.kvstore.client.base import KVStoreBase
-from distkit.kvstore.client.create import create, release, use
+from distkit.kvstore.client.create import create, here, release, use
 from distkit.kvstore.client.tensors import split_and_load, split_data
 from distkit.kvstore.client.trainer import Trainer
 from distkit.kvstore.client.worker import KVStore
@@ -39,6 +39,7 @@ __all__ = [
     "Service",
     "Trainer",
     "create",
+    "here",
     "lr_scheduler",
     "optimizer",
     "release",

@@ -37,6 +37,7 @@ from distkit.strategies.callbacks import (
     LearningRate,
     TensorBoard,
 )
+from distkit.strategies.central_storage import CentralStorageStrategy
 from distkit.strategies.checkpoint import load, load_weights, save, save_weights
 from distkit.strategies.context import (
     ReplicaContext,
@@ -45,6 +46,8 @@ from distkit.strategies.context import (
     has_strategy,
     in_cross_replica_context,
 )
+from distkit.strategies.coordinator import ClusterCoordinator, RemoteValue
+from distkit.strategies.fully_sharded import FullyShardedStrategy
 from distkit.strategies.input import InputContext
 from distkit.strategies.losses import compute_average_loss, scale_regularization_loss
 from distkit.strategies.mirrored import MirroredStrategy
@@ -55,6 +58,12 @@ from distkit.strategies.multi_worker import (
     MultiWorkerMirroredStrategy,
 )
 from distkit.strategies.one_device import OneDeviceStrategy
+from distkit.strategies.parameter_server import ParameterServerStrategy
+from distkit.strategies.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+)
 from distkit.strategies.strategy import Strategy
 from distkit.strategies.tf_config import TFConfig
 from distkit.strategies.tpu import TPUStrategy
@@ -62,17 +71,25 @@ from distkit.strategies.variables import ReduceOp
 
 __all__ = [
     "Callback",
+    "CentralStorageStrategy",
     "Checkpoint",
+    "ClusterCoordinator",
     "CommunicationImplementation",
     "CommunicationOptions",
     "EarlyStopping",
+    "FixedShardsPartitioner",
+    "FullyShardedStrategy",
     "InputContext",
     "LearningRate",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
     "MirroredStrategy",
     "Model",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
+    "RemoteValue",
     "ReplicaContext",
     "Strategy",
     "TFConfig",

@@ -162,8 +162,10 @@ class Strategy:
         """
         from distkit.data import DistributedDataset
 
-        options = {"replica": self._replica, "replicas": self.num_replicas_in_sync, **options}
-        return Placed(DistributedDataset(data, global_batch, **options), self.device)
+        place, places = self._pipeline
+        rows = global_batch * (places // self.num_replicas_in_sync)
+        options = {"replica": place, "replicas": places, **options}
+        return Placed(DistributedDataset(data, rows, **options), self.device)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]]
@@ -174,8 +176,9 @@ class Strategy:
             dataset_fn: gets an :class:`InputContext`, and returns an iterable of this replica's
                 batches.
         """
-        n = self.num_replicas_in_sync
-        return Placed(dataset_fn(InputContext(n, self._replica, n)), self.device)
+        place, places = self._pipeline
+        context = InputContext(places, place, self.num_replicas_in_sync)
+        return Placed(dataset_fn(context), self.device)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of the replicas in this process, of which there is one."""
@@ -187,6 +190,16 @@ class Strategy:
     def _replica(self) -> int:
         """The number of the replica in this process."""
         return 0
+
+    @property
+    def _pipeline(self) -> tuple[int, int]:
+        """Which share of a dataset is this process's, and of how many."""
+        return self._replica, self.num_replicas_in_sync
+
+    @property
+    def _steps_alone(self) -> bool:
+        """True if optimizers may step outside of replica functions."""
+        return self.num_replicas_in_sync == 1
 
     def _run(self) -> contextlib.AbstractContextManager[None]:
         """Open while this replica's function runs."""

@@ -54,6 +54,11 @@ def owned(tensor: Tensor) -> tuple[Strategy, str] | None:
     return found
 
 
+def adopt(tensor: Tensor, strategy: Strategy, name: str) -> None:
+    """Make a tensor a variable of a strategy, in place of the one of this name."""
+    _owners[tensor] = strategy, name
+
+
 @contextmanager
 def watched(strategy: Strategy) -> Iterator[list[Made]]:
     """Collect the parameters and buffers that modules get while it is open.
@@ -133,7 +138,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _refuse_outside(optimizer: Optimizer) -> None:
     found = next(filter(None, map(owned, parameters_of(optimizer))), None)
-    if found is not None and found[0].num_replicas_in_sync > 1:
+    if found is not None and not found[0]._steps_alone:
         raise StrategyError(
             f"{type(optimizer).__name__}.step() outside `run`: it updates {found[1]}, a variable "
             f"of {found[0]}, with the gradients of this replica alone. Call it in the function "

@@ -184,6 +184,11 @@ def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> Non
     _here, _tell = node, tell
 
 
+def here() -> Node | None:
+    """This process's place in its cluster during a run; None if it has none."""
+    return _here
+
+
 def release(*, flush: bool = True) -> None:
     """End this process's part in the run: close its store.
 

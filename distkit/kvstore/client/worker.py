@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -88,8 +90,12 @@ class KVStore(KVStoreBase):
         self._check_finite, self._elastic, self._barriers = check_finite, elastic, barriers
         self._compression: Compression | None = None
         self._optimizer: Optimizer | None = None
+        self._function: tuple[int, int] | None = None  # whose pushes count once, and the floor
+        self._made: Counter[Key] = Counter()  # its pushes so far
         self._states: states.States = {}  # loaded, of keys that are not initialised yet
         self._guard = _Guard()
+        #: Called when a run that did not fail is over, before the store hangs up.
+        self.at_end: list[Callable[[], None]] = []
         #: What its pushes came to so far.
         self.traffic = Traffic()
 
@@ -357,6 +363,28 @@ class KVStore(KVStoreBase):
             )
         self._compression = Compression(Codec.of(compression_params))
 
+    @contextmanager
+    def once(self, function: int, floor: int = 0) -> Iterator[None]:
+        """Pushes meanwhile count once, even if this function runs again on another worker.
+
+        At the end all of them have arrived. The servers keep the first push of a key that a
+        function makes, the first second one, and so on.
+
+        Args:
+            function: its number in this run.
+            floor: all functions with a lower number are over: none of them will run again.
+
+        Raises:
+            KVStoreError: a push was refused.
+        """
+        self._function = function, floor
+        self._made.clear()
+        try:
+            yield
+            self._requests.flush()
+        finally:
+            self._function = None
+
     # -- updates ----------------------------------------------------------------
 
     def set_optimizer(self, optimizer: object, *, anew: bool = False, **options: Any) -> None:
@@ -543,6 +571,8 @@ class KVStore(KVStoreBase):
         """
         try:
             if flush:
+                for end in self.at_end:
+                    end()
                 self._requests.flush()
         finally:
             self._requests.close()
@@ -632,6 +662,10 @@ class KVStore(KVStoreBase):
         return total
 
     def _pushes(self, key: Key, layout: Layout, total: Tensor | Rows) -> Iterable[Call]:
+        once: tuple[int, ...] = ()
+        if self._function is not None:
+            once = self._function[0], self._made[key], self._function[1]
+            self._made[key] += 1
         for part in self._shards.parts(key):
             version = self._shards.versions.get((key, part.server), 0)
             value, codec = _part_of(total, part)
@@ -648,6 +682,7 @@ class KVStore(KVStoreBase):
                 self._requests.settled,
                 codec,
                 self._barriers,
+                *((-1, 1, once) if once else ()),
             )
             yield Call(self._shards.node_of(part), messages.Push, fields)
 

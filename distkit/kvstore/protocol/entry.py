@@ -23,6 +23,7 @@ class Entry(Struct, array_like=True, tag=True, eq=False):
     was asked for. ``rounds`` holds the gradients that wait for their round to be complete, by
     round and worker; ``clocks`` counts each worker's gradients; ``waiting`` are the pulls that
     wait, with their worker's clock when they came; ``dropped`` counts gradients that were late.
+    ``functions`` counts the gradients of each function that may run again, from number ``floor``.
     ``slots`` are what the optimizer keeps, and ``updates`` counts those that it made.
     """
 
@@ -37,6 +38,8 @@ class Entry(Struct, array_like=True, tag=True, eq=False):
     clocks: dict[int, int] = field(default_factory=dict)
     waiting: dict[tuple[int, int], tuple[Pull, int]] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
+    functions: dict[int, int] = field(default_factory=dict)
+    floor: int = 0
 
     @classmethod
     def of(cls, init: Init) -> Entry:
@@ -63,6 +66,20 @@ class Entry(Struct, array_like=True, tag=True, eq=False):
         """They leave, in the order of workers: the same sum in every run."""
         arrived = self.rounds.pop(self.version)
         return [arrived[worker] for worker in sorted(arrived)]
+
+    def knows(self, push: Push) -> bool:
+        """True if its function has run before, and this gradient of it was accepted then."""
+        if not push.once:
+            return False
+        function, nth, _ = push.once
+        return function < self.floor or nth < self.functions.get(function, 0)
+
+    def accept(self, push: Push) -> None:
+        """Count it for its function."""
+        if push.once:
+            function, nth, self.floor = *push.once[:2], max(self.floor, push.once[2])
+            self.functions = {f: n for f, n in self.functions.items() if f >= self.floor}
+            self.functions[function] = nth + 1
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Done, at the present version."""

@@ -183,6 +183,8 @@ class Push(Request):
     ``barriers`` counts those that its worker has passed.
     ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
     that one says that the gradient was accepted, too. Who wants to know it before has ``receipt``.
+    ``once`` names a push of a function that may run again, on any worker: the function's number,
+    how many pushes of the key it made before, and the number below which all functions are over.
     """
 
     key: Key
@@ -194,6 +196,7 @@ class Push(Request):
     barriers: int = 0
     pull: int = -1
     receipt: int = 1
+    once: tuple[int, ...] = ()
 
     @property
     def then(self) -> Pull | None:

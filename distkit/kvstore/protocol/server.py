@@ -173,10 +173,11 @@ class KVServer:
 
     def _push(self, push: Push) -> list[Answer]:
         entry = self._entry("push of", push.key)
-        if self.state.ledger.knows(push):
+        if self.state.ledger.knows(push) or entry.knows(push):
             return [entry.reply(push)]
         push = self._admit(push, entry)
         self.state.ledger.accept(push)
+        entry.accept(push)
         if push.barriers > self.state.barriers:
             self._wake(push.barriers)
         if push.node not in self.state.members:

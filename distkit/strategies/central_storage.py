@@ -1,0 +1,61 @@
+"""Variables in one place: the first rank updates them, and gives them to the others."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from distkit.strategies.context import ReplicaContext
+from distkit.strategies.gradients import own_parameters, put_together
+from distkit.strategies.mirrored import ReplicatedStrategy
+
+
+class CentralStorageStrategy(ReplicatedStrategy):
+    """Synchronous training with the variables on rank 0, and computation on all ranks.
+
+    Before each step the gradients of all replicas are summed on rank 0. It alone makes the step,
+    and has the optimizer's state; then it sends the new values to the others. The result is
+    that of one process. All messages go to or from one rank: compare :class:`MirroredStrategy`.
+
+    Source:
+        TensorFlow, ``tf.distribute.experimental.CentralStorageStrategy``.
+
+    Example:
+        >>> cluster.run(train, CentralStorageStrategy())              # doctest: +SKIP
+    """
+
+    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
+        weights = own_parameters(self, optimizer)
+        if self._alone:
+            return
+        put_together(self, weights, replica, _sum_on_0)
+        updated = [w for w in weights if w.grad is not None]
+        if self._replica:
+            optimizer.zero_grad()  # nothing is left to do here
+
+        def give(*_: object) -> None:
+            hook.remove()
+            _give(updated)
+
+        hook = optimizer.register_step_post_hook(give)
+
+
+def _sum_on_0(x: Tensor) -> None:
+    """Sum gradients on rank 0; what says which gradients there are, on all ranks."""
+    if x.is_floating_point():
+        dist.reduce(x, 0)
+    else:
+        dist.all_reduce(x)
+
+
+@torch.no_grad()
+def _give(weights: list[Tensor]) -> None:
+    """Rank 0's values for all: those of one dtype travel as one tensor."""
+    for dtype in dict.fromkeys(w.dtype for w in weights):
+        alike = [w for w in weights if w.dtype == dtype]
+        flat = torch.cat([w.reshape(-1) for w in alike])
+        dist.broadcast(flat, 0)
+        for w, value in zip(alike, flat.split([w.numel() for w in alike]), strict=True):
+            w.copy_(value.view_as(w))

@@ -1,0 +1,245 @@
+"""Variables on parameter servers: workers push gradients and pull values by the KVStore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from distkit import kvstore
+from distkit.errors import StrategyError
+from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.optimizer import from_torch
+from distkit.strategies.context import ReplicaContext
+from distkit.strategies.gradients import own_parameters, put_together
+from distkit.strategies.mirrored import ReplicatedStrategy
+from distkit.strategies.partitioners import cuts
+from distkit.strategies.variables import Made, owned
+
+#: No array is cut by its size: the partitioner does it.
+_WHOLE = 1 << 62
+
+
+class Shard(NamedTuple):
+    """A variable's rows that are one key of the store."""
+
+    key: int
+    variable: Tensor
+    rows: slice
+
+    @property
+    def value(self) -> Tensor:
+        """The rows, in the variable's own memory."""
+        return self.variable.detach()[self.rows] if self.variable.dim() else self.variable.detach()
+
+    @property
+    def gradient(self) -> Tensor:
+        """The rows of its gradient, which it has."""
+        g = self.variable.grad
+        assert g is not None
+        return g[self.rows] if g.dim() else g
+
+
+class ParameterServerStrategy(ReplicatedStrategy):
+    """Training with the variables on the servers of ``dk.Cluster(workers=2, servers=1)``.
+
+    Leaving the scope, variables have worker 0's values, on the servers. Each ``optimizer.step()``
+    in ``run`` pushes gradients and pulls values: the servers keep the optimizer's state and make
+    the update. With "async", as in TensorFlow, each worker is one replica: it steps with its own
+    batches, of ``global_batch`` rows each, and waits for nobody. A worker that dies is replaced and
+    trains from the beginning, on the values that are there. With "sync" the replicas are in sync:
+    the result is that of one process.
+
+    Args:
+        variable_partitioner: decides in how many shards a variable lies on the servers; None for
+            the KVStore's own rule.
+        mode: "async" or "sync".
+        options: of :func:`distkit.kvstore.create`, such as ``replication=2``: then a server may
+            crash, too, and nothing is lost.
+
+    Raises:
+        StrategyError: an unknown mode; and at the first scope, a cluster without servers.
+
+    Source:
+        TensorFlow, ``tf.distribute.ParameterServerStrategy``; Li et al., 2014.
+    """
+
+    def __init__(
+        self,
+        variable_partitioner: Callable[[Sequence[int], torch.dtype], list[int]] | None = None,
+        *,
+        mode: str = "async",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if mode not in ("async", "sync"):
+            raise StrategyError(f'mode={mode!r}: give "async" or "sync".')
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise StrategyError(
+                f"variable_partitioner={variable_partitioner!r:.60} is no partitioner. Give one "
+                "such as dk.strategies.FixedShardsPartitioner(2)."
+            )
+        self.mode, self._partitioner = mode, variable_partitioner
+        self._options: dict[str, Any] = {} if mode == "sync" else {"on_crash": "replace"}
+        self._options |= {} if variable_partitioner is None else {"bigarray_bound": _WHOLE}
+        self._options |= options
+        self._forget()
+
+    def _forget(self) -> None:
+        self._shards: list[Shard] = []
+        self._variables: list[Tensor] = []
+        self._rule: Any = None
+        self._optimized: set[int] | None = None
+        self.coordinated = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the variables: they belong to this process."""
+        own = ("_shards", "_variables", "_rule", "_optimized")
+        return {k: v for k, v in super().__getstate__().items() if k not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._forget()
+        self.__dict__.update(state)
+
+    # -- who takes part ------------------------------------------------------------------------
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """With "async" 1; with "sync" the number of workers."""
+        return 1 if self.mode == "async" else super().num_replicas_in_sync
+
+    @property
+    def _replica(self) -> int:
+        return 0 if self.mode == "async" else super()._replica
+
+    @property
+    def _steps_alone(self) -> bool:
+        return False
+
+    @property
+    def _pipeline(self) -> tuple[int, int]:
+        """This worker's place among those that train; a coordinator is not one of them."""
+        node = kvstore.here()
+        if self.mode == "sync" or node is None:
+            return super()._pipeline
+        return node.index - self.coordinated, node.workers - self.coordinated
+
+    @property
+    def store(self) -> kvstore.KVStore:
+        """The store of this worker.
+
+        Raises:
+            StrategyError: this is no worker of a cluster with servers.
+        """
+        node = kvstore.here()
+        if node is None or not node.servers:
+            raise StrategyError(
+                f"{self} needs parameter servers, and this process is no worker of a cluster "
+                "that has them. Run the function there: dk.Cluster(workers=2, servers=1)"
+                ".run(train, strategy)."
+            )
+        return kvstore.create(f"dist_{self.mode}", **self._options)
+
+    # -- variables ------------------------------------------------------------------------------
+
+    def _created(self, made: Sequence[Made]) -> None:
+        if self.coordinated:
+            raise StrategyError(
+                "Variables were made after ClusterCoordinator(strategy): the other workers do "
+                "not have them. Make all variables before the coordinator."
+            )
+        if self.mode == "sync":
+            super()._created(made)
+        first = len(self._shards)
+        for m in made:
+            self._shards += self._cut(m.tensor) if m.trains else []
+        values: dict[Key, Tensor] = {s.key: s.value for s in self._shards[first:]}
+        before, buffers = len(self._variables), [m.tensor for m in made if not m.trains]
+        values |= {f"buffer {before + n}": b.detach() for n, b in enumerate(buffers)}
+        self._variables += [m.tensor for m in made]
+        self.store.broadcast([*values], [*values.values()], [*values.values()])
+
+    def _cut(self, variable: Tensor) -> list[Shard]:
+        rows, first = variable.shape[0] if variable.dim() else 1, len(self._shards)
+        ends = cuts(rows, self._count(variable))
+        return [Shard(first + n, variable, slice(*end)) for n, end in enumerate(ends)]
+
+    def _count(self, variable: Tensor) -> int:
+        """In how many shards it is."""
+        if self._partitioner is None or not variable.dim():
+            return 1
+        shards = self._partitioner(tuple(variable.shape), variable.dtype)
+        if len(shards) != variable.dim() or any(n != 1 for n in shards[1:]):
+            raise StrategyError(
+                f"{self._partitioner} cuts a variable of shape {tuple(variable.shape)} into "
+                f"{shards}. Variables are cut along their first axis: give [n, 1, …]."
+            )
+        return shards[0]
+
+    @torch.no_grad()
+    def pull(self) -> None:
+        """Get the values that the servers have now into this worker's parameters."""
+        self.store.pull([s.key for s in self._shards], [s.value for s in self._shards])
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
+        """Push gradients and pull values; the optimizer is left without gradients to apply."""
+        weights = own_parameters(self, optimizer)
+        if self.mode == "sync":
+            put_together(self, weights, replica, _only_masks)
+        self._tell(optimizer, weights)
+        ids = {id(w) for w in weights if w.grad is not None}
+        mine = [s for s in self._shards if id(s.variable) in ids]
+        if replica.rows == 0 and self.mode == "async":  # the mean over no rows is NaN
+            self.pull()
+        else:
+            self._push(mine, replica)
+        optimizer.zero_grad()
+
+    def _push(self, shards: list[Shard], replica: ReplicaContext) -> None:
+        """Push gradients, and pull what comes of them; the first layers go first."""
+        for s in shards:
+            if not s.gradient.isfinite().all():
+                raise StrategyError(
+                    f"The gradient of {owned(s.variable)[1]} is not finite on worker "  # type: ignore[index]
+                    f"{self.store.rank} in run {replica.number} of the strategy. It was not "
+                    "pushed. Look for NaN in its batch, or lower the learning rate."
+                )
+        keys: list[Key] = [s.key for s in shards]
+        values = [s.value for s in shards]
+        priorities = [-n for n in range(len(shards))]
+        self.store.pushpull(keys, [s.gradient for s in shards], values, priorities)
+
+    def _tell(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
+        """Let the servers have the optimizer, as it is now."""
+        mine = {id(w) for w in weights}
+        self._optimized = self._optimized or mine
+        if mine != self._optimized:
+            raise StrategyError(
+                f"a second optimizer, {type(optimizer).__name__}, under {self}: its servers have "
+                "one. Give one optimizer all parameters, in groups if their rates differ."
+            )
+        numbers = {id(v): n for n, v in enumerate(self._variables)}
+        rule = from_torch(optimizer, numbers)
+        of: dict[Key, int] = {s.key: numbers[id(s.variable)] for s in self._shards}
+        rates, decays = (
+            {k: mult[n] for k, n in of.items() if n in mult}
+            for mult in (rule.lr_mult, rule.wd_mult)
+        )
+        rule = replace(rule, lr_mult=rates, wd_mult=decays)
+        if rule != self._rule:
+            self.store.set_optimizer(rule, anew=self._rule is not None)
+            self._rule = rule
+
+
+def _only_masks(x: Tensor) -> None:
+    """Sum what says which gradients there are; the gradients themselves are summed by servers."""
+    if not x.is_floating_point():
+        dist.all_reduce(x)

@@ -1,0 +1,147 @@
+"""How variables are cut over parameter servers: along the first axis, in nearly equal shards.
+
+A partitioner is called with a variable's shape and dtype, and returns the number of shards of each
+axis, as TensorFlow's ``tf.distribute.experimental.partitioners`` do. Each shard is a key of the
+KVStore, and keys take turns among the servers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from distkit.errors import StrategyError
+
+
+class Partitioner(ABC):
+    """Decides in how many shards a variable lies on the servers."""
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
+        """The number of shards of each axis: 1 for all but ``axis``.
+
+        Args:
+            shape: the variable's.
+            dtype: the variable's.
+            axis: the one that is cut.
+
+        Raises:
+            StrategyError: there is no such axis.
+        """
+        if not 0 <= axis < len(shape):
+            raise StrategyError(
+                f"{self} of a variable of shape {tuple(shape)} along axis {axis}, which it has "
+                "not. Give an axis of its shape."
+            )
+        shards = [1] * len(shape)
+        shards[axis] = max(1, min(shape[axis], self.count(shape, dtype.itemsize, axis)))
+        return shards
+
+    @abstractmethod
+    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+        """The number of shards that are wanted of this axis; more than it has rows are not made.
+
+        Args:
+            shape: the variable's.
+            itemsize: bytes of an element.
+            axis: the one that is cut.
+        """
+
+
+@dataclass(frozen=True)
+class FixedShardsPartitioner(Partitioner):
+    """The same number of shards for every variable.
+
+    Args:
+        num_shards: how many.
+
+    >>> FixedShardsPartitioner(num_shards=2)((10, 3), torch.float32)
+    [2, 1]
+
+    Source: TensorFlow, ``tf.distribute.experimental.partitioners.FixedShardsPartitioner``.
+    """
+
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        _check(self, num_shards=self.num_shards)
+
+    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+        """The number that was given."""
+        return self.num_shards
+
+
+@dataclass(frozen=True)
+class MinSizePartitioner(Partitioner):
+    """As many shards as have about ``min_shard_bytes`` each, at most ``max_shards``.
+
+    Args:
+        min_shard_bytes: the size of a shard [bytes], 256 KiB by default.
+        max_shards: the most shards of a variable; such as the number of servers.
+
+    >>> MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), torch.float32)
+    [2, 1]
+
+    Source: TensorFlow, ``tf.distribute.experimental.partitioners.MinSizePartitioner``.
+    """
+
+    min_shard_bytes: int = 256 << 10
+    max_shards: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self, min_shard_bytes=self.min_shard_bytes, max_shards=self.max_shards)
+
+    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+        """⌈bytes / min_shard_bytes⌉."""
+        return min(self.max_shards, math.ceil(math.prod(shape) * itemsize / self.min_shard_bytes))
+
+
+@dataclass(frozen=True)
+class MaxSizePartitioner(Partitioner):
+    """As few shards as have at most ``max_shard_bytes`` each, at most ``max_shards``.
+
+    Args:
+        max_shard_bytes: the most bytes of a shard; one row is never cut.
+        max_shards: the most shards of a variable, which then may be larger; None for any number.
+
+    >>> MaxSizePartitioner(max_shard_bytes=8)((6, 1), torch.float32)
+    [3, 1]
+
+    Source: TensorFlow, ``tf.distribute.experimental.partitioners.MaxSizePartitioner``.
+    """
+
+    max_shard_bytes: int
+    max_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        most = 1 if self.max_shards is None else self.max_shards
+        _check(self, max_shard_bytes=self.max_shard_bytes, max_shards=most)
+
+    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+        """⌈rows / rows that fit in a shard⌉."""
+        row = max(1, math.prod(shape) // max(1, shape[axis])) * itemsize
+        shards = math.ceil(shape[axis] / max(1, self.max_shard_bytes // row))
+        return shards if self.max_shards is None else min(self.max_shards, shards)
+
+
+def cuts(rows: int, shards: int) -> list[tuple[int, int]]:
+    """Where the shards of so many rows begin and end: larger ones first, as in TensorFlow.
+
+    >>> cuts(5, 2)
+    [(0, 3), (3, 5)]
+    """
+    size, more = divmod(rows, shards)
+    ends = [size * i + min(i, more) for i in range(shards + 1)]
+    return list(pairwise(ends))
+
+
+def _check(partitioner: Partitioner, **numbers: int) -> None:
+    for name, n in numbers.items():
+        if not isinstance(n, int) or n < 1:
+            raise StrategyError(
+                f"{type(partitioner).__name__}({name}={n!r}): give a whole number, at least 1."
+            )

@@ -1,0 +1,157 @@
+"""Parameter servers under a strategy: any worker or server may be killed, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import distkit as dk
+from distkit.strategies.coordinator import ClusterCoordinator
+from distkit.strategies.parameter_server import ParameterServerStrategy
+from distkit.strategies.partitioners import FixedShardsPartitioner
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(workers=3, servers=2) as cluster:
+        yield cluster
+
+
+def made(strategy, lr: float = 1.0):
+    """A model whose gradient is the batch: each step subtracts it."""
+    with strategy.scope():
+        model = nn.Linear(3, 2, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+    def step(x):
+        optimizer.zero_grad()
+        (model.weight * x).sum().backward()
+        optimizer.step()
+        return float(x.sum())
+
+    return model, step
+
+
+def dies_once(flag: str) -> None:
+    """The process ends here, but not a second time."""
+    if not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_functions_run_on_workers_and_results_come_back(cluster) -> None:
+    def train(strategy):
+        model, step = made(strategy)
+        coordinator = ClusterCoordinator(strategy)
+        values = [
+            coordinator.schedule(strategy.run, (step, (torch.full((2, 3), float(n)),)))
+            for n in range(20)
+        ]
+        coordinator.join()
+        assert coordinator.done()
+        doubled = coordinator.schedule(lambda v: 2 * v, (values[3],))
+        assert doubled.get() == 36
+        return coordinator.fetch({"all": values}), model.weight.tolist()
+
+    run = cluster.run(train, ParameterServerStrategy(FixedShardsPartitioner(2)))
+    values, weights = run.results[0]
+    assert values == {"all": [6.0 * n for n in range(20)]}
+    assert weights == [[-190.0] * 3] * 2
+    assert run.results[1:] == [None, None]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])  # its pushes
+def test_a_function_of_a_dead_worker_runs_again_and_counts_once(cluster, tmp_path, when) -> None:
+    def train(strategy, flag, when):
+        model, step = made(strategy)
+
+        def deadly(x, n):
+            if n == 7 and when == "before":
+                dies_once(flag)
+            strategy.run(step, (x,))
+            if n == 7 and when == "after":
+                dies_once(flag)
+            return os.environ["RANK"]
+
+        coordinator = ClusterCoordinator(strategy)
+        ran = [coordinator.schedule(deadly, (torch.ones(2, 3), n)) for n in range(30)]
+        coordinator.join()
+        return set(coordinator.fetch(ran)), model.weight.unique().tolist()
+
+    flag = tmp_path / "died"
+    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+        run = cluster.run(train, ParameterServerStrategy(), str(flag), when)
+    ran, weights = run.results[0]
+    assert weights == [-30.0] and ran <= {"1", "2"} and flag.exists()
+
+
+def test_the_coordinator_may_die_too(cluster, tmp_path) -> None:
+    def train(strategy, flag):
+        model, step = made(strategy)
+        coordinator = ClusterCoordinator(strategy)
+        for n in range(20):
+            coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),)))
+            if n == 10:
+                dies_once(flag)
+        coordinator.join()
+        return model.weight.unique().tolist()
+
+    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+        run = cluster.run(train, ParameterServerStrategy(), str(tmp_path / "died"))
+    assert run.results[0] == [-20.0]
+
+
+def test_an_error_is_raised_once_and_the_rest_is_cancelled(cluster) -> None:
+    def train(strategy):
+        model, step = made(strategy)
+
+        def wrong(n):
+            if n == 3:
+                raise ZeroDivisionError("three")
+            return n
+
+        coordinator = ClusterCoordinator(strategy)
+        values, said = [], []
+        try:
+            for n in range(500):
+                values.append(coordinator.schedule(wrong, (n,)))
+            coordinator.join()
+        except ZeroDivisionError as error:
+            said = [str(error), "function 3 on worker" in str(error.__cause__)]
+        coordinator.join()  # it was raised
+        with pytest.raises(ZeroDivisionError, match="three"):
+            values[3].fetch()
+        assert coordinator.fetch(values[:3]) == [0, 1, 2]
+        after = coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),))).get()
+        coordinator.join()
+        return said, after, model.weight.unique().tolist()
+
+    assert cluster.run(train, ParameterServerStrategy()).results[0] == (
+        ["three", True],
+        6.0,
+        [-1.0],
+    )
+
+
+def test_each_worker_has_its_own_dataset(cluster) -> None:
+    def train(strategy):
+        made(strategy)
+        coordinator = ClusterCoordinator(strategy)
+        data = torch.arange(60.0)
+        mine = coordinator.create_per_worker_dataset(
+            lambda: strategy.distribute_dataset(data, global_batch=10)
+        )
+        batches = iter(mine)
+        sums = [coordinator.schedule(lambda b: float(next(b).sum()), (batches,)) for _ in range(4)]
+        return coordinator.fetch(sums)
+
+    sums = cluster.run(train, ParameterServerStrategy()).results[0]
+    evens, odds = [90.0, 290.0, 490.0], [100.0, 300.0, 500.0]
+    assert len(sums) == 4 and set(sums) <= {*evens, *odds}

@@ -1,0 +1,198 @@
+"""The same training function under parameter servers: equal to one process, and hard to kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import distkit as dk
+from distkit.errors import RankError, StrategyError
+from distkit.strategies import (
+    ClusterCoordinator,
+    FixedShardsPartitioner,
+    MinSizePartitioner,
+    MirroredStrategy,
+    ParameterServerStrategy,
+    Strategy,
+)
+
+X = torch.randn(60, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+Y = (X.sum(1) > 0).long()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(workers=2, servers=2) as cluster:
+        yield cluster
+
+
+def train(strategy: Strategy, make=torch.optim.Adam, epochs: int = 2, flag: str = ""):
+    """Losses and weights; 60 rows in batches of 22: pieces and batches differ in size."""
+    torch.manual_seed(int(os.environ.get("RANK", 0)))
+    with strategy.scope():
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 2))
+        model[1].eval()
+        model.double()
+        optimizer = make(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = []
+    for _ in range(epochs):
+        for x, y in strategy.distribute_dataset((X, Y), global_batch=22):
+            losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())
+            if flag and len(losses) == 3 and os.environ["RANK"] == "1":
+                dies_once(flag)
+        schedule.step()
+    return losses, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def dies_once(flag: str) -> None:
+    if not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "partitioner", [None, FixedShardsPartitioner(3), MinSizePartitioner(64, 2)]
+)
+def test_in_sync_it_equals_one_process(cluster, partitioner) -> None:
+    losses, weights = train(Strategy())
+    for found in cluster.run(train, ParameterServerStrategy(partitioner, mode="sync")).results:
+        torch.testing.assert_close(found[0], losses, rtol=0, atol=1e-12)
+        torch.testing.assert_close(found[1], weights, rtol=0, atol=1e-12)
+
+
+def test_async_each_worker_makes_its_own_steps(cluster) -> None:
+    run = cluster.run(train, ParameterServerStrategy(), torch.optim.Adam, 20)
+    for losses, weights in run.results:
+        assert len(losses) == 20 * 2  # 60 rows, 2 workers, batches of 22
+        assert losses[-1] < 0.45 < 0.6 < losses[0] and weights.isfinite().all()
+
+
+def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* was replaced at once"):
+        run = cluster.run(
+            train, ParameterServerStrategy(), torch.optim.Adam, 20, str(tmp_path / "died")
+        )
+    assert all(len(losses) == 40 and losses[-1] < 0.45 for losses, _ in run.results)
+
+
+def test_in_sync_a_dead_worker_is_an_error_that_names_it(cluster, tmp_path) -> None:
+    with pytest.raises(dk.RankDied, match="rank 1"):
+        cluster.run(train, ParameterServerStrategy(mode="sync"), flag=str(tmp_path / "died"))
+    assert len(cluster.run(train, MirroredStrategy()).results) == 2  # usable
+
+
+def adds(strategy: Strategy, begun: str, killed: str):
+    """Functions of which each adds 1, while the test kills a server."""
+    with strategy.scope():
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (-model.weight.sum()).backward()
+        optimizer.step()
+
+    coordinator, count = ClusterCoordinator(strategy), 0
+    while count < 30 or not Path(killed).exists():
+        coordinator.schedule(strategy.run, (step,)).fetch()
+        Path(begun).touch()
+        count += 1
+    coordinator.join()
+    return (model.weight - count).unique().tolist()
+
+
+def test_a_server_may_be_killed_if_values_are_on_two(cluster, tmp_path) -> None:
+    begun, killed = tmp_path / "begun", tmp_path / "killed"
+    strategy = ParameterServerStrategy(FixedShardsPartitioner(2), replication=2)
+    run = cluster.submit(adds, strategy, str(begun), str(killed))
+    while not begun.exists():
+        time.sleep(0.01)
+    os.kill(cluster._room.nodes.children[2].pid, signal.SIGKILL)
+    killed.touch()
+    with pytest.warns(dk.CommunicationWarning, match="server 0 ended"):
+        assert run.results[0] == [0]
+
+
+def step_outside(strategy: Strategy) -> None:
+    with strategy.scope():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def two_optimizers(strategy: Strategy) -> None:
+    with strategy.scope():
+        models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+
+    def step(model: nn.Module) -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    for model in models:
+        strategy.run(step, args=(model,))
+
+
+def nan(strategy: Strategy) -> None:
+    with strategy.scope():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        (model(x).mean() * float("nan")).backward()
+        optimizer.step()
+
+    strategy.run(step, args=(torch.ones(0, 2),))  # no rows: nothing is pushed
+    assert model.weight.isfinite().all()
+    strategy.run(step, args=(torch.ones(1, 2),))
+
+
+def late(strategy: Strategy) -> None:
+    ClusterCoordinator(strategy)
+    with strategy.scope():
+        nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "strategy", "says"),
+    [
+        (step_outside, ParameterServerStrategy(), "outside `run`"),
+        (two_optimizers, ParameterServerStrategy(), "a second optimizer"),
+        (nan, ParameterServerStrategy(), r"Linear.weight is not finite on worker \d in run 2"),
+        (late, ParameterServerStrategy(), "made after ClusterCoordinator"),
+        (ClusterCoordinator, ParameterServerStrategy(mode="sync"), "not in sync"),
+        (ClusterCoordinator, MirroredStrategy(), "ParameterServerStrategy"),
+        (train, ParameterServerStrategy(lambda shape, dtype: [1, 2]), "first axis"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(cluster, wrong, strategy, says: str) -> None:
+    with pytest.raises(RankError, match=says):
+        cluster.run(wrong, strategy)
+
+
+def test_without_servers_the_error_has_the_remedy() -> None:
+    with pytest.raises(StrategyError, match=r"dk.Cluster\(workers=2, servers=1\)"):
+        train(ParameterServerStrategy())
+    with pytest.raises(StrategyError, match='"async" or "sync"'):
+        ParameterServerStrategy(mode="half")
+    with pytest.raises(StrategyError, match="no partitioner"):
+        ParameterServerStrategy(3)

@@ -1,0 +1,183 @@
+"""Scheduled functions: each is over exactly once, whoever dies; a variable's shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from distkit.errors import StrategyError
+from distkit.kvstore.protocol.optimizer import SGD
+from distkit.kvstore.testing import InProcess
+from distkit.strategies.function_queue import FunctionQueue, Worker
+from distkit.strategies.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    cuts,
+)
+
+
+class Queue(RuleBasedStateMachine):
+    """Workers that run functions, die at any time, and whose words arrive late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.lives = FunctionQueue(), Counter[int]()
+        self.told: dict[int, list[Worker]] = {}  # by function: who was told to run it
+        self.results, self.cancelled = Counter[int](), set[int]()
+        self.late: list[tuple[Worker, int]] = []
+
+    def worker(self, rank: int) -> Worker:
+        return Worker(rank, self.lives[rank])
+
+    def assign(self) -> None:
+        for worker, function in self.queue.assign():
+            assert worker == self.worker(worker.rank) or self.lives[worker.rank] > worker.life
+            self.told.setdefault(function, []).append(worker)
+
+    @rule()
+    def schedule(self) -> None:
+        number = self.queue.schedule()
+        assert number not in self.told
+        self.assign()
+
+    @rule(rank=st.integers(1, 3))
+    def asks(self, rank: int) -> None:
+        self.queue.ready(self.worker(rank))
+        self.assign()
+
+    @precondition(lambda self: self.queue.running)
+    @rule(data=st.data(), dies=st.booleans())
+    def finishes(self, data, dies: bool) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.queue.running)))
+        function = self.queue.running[worker]
+        if dies:  # its last word may still be under way
+            self.lives[worker.rank] = max(self.lives[worker.rank], worker.life + 1)
+            self.late.append((worker, function))
+        elif self.lives[worker.rank] == worker.life:
+            self.results[function] += self.queue.finished(worker, function)
+            self.assign()
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def late_word(self, data) -> None:
+        worker, function = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
+        self.results[function] += self.queue.finished(worker, function)
+        self.assign()
+
+    @rule()
+    def cancel(self) -> None:
+        self.cancelled |= set(self.queue.cancel())
+
+    @invariant()
+    def nothing_is_lost_or_counted_twice(self) -> None:
+        known = self.results.keys() | self.cancelled | self.queue.unfinished
+        assert known == set(range(self.queue._next))
+        assert all(n <= 1 for n in self.results.values())
+        assert not {f for f, n in self.results.items() if n} & self.queue.unfinished
+        assert all(f >= self.queue.floor for f in self.queue.unfinished)
+        assert len(set(self.queue.running.values())) == len(self.queue.running)
+
+    @invariant()
+    def a_function_runs_again_only_after_a_death(self) -> None:
+        for workers in self.told.values():
+            assert len(set(workers)) == len(workers) <= 1 + sum(self.lives.values())
+
+    def teardown(self) -> None:
+        """Who lives goes on: everything is over in the end."""
+        for _ in range(2 * self.queue._next + 3):
+            for rank in (1, 2, 3):
+                worker = self.worker(rank)
+                self.queue.ready(worker)
+                self.assign()
+                if worker in self.queue.running:
+                    function = self.queue.running[worker]
+                    self.results[function] += self.queue.finished(worker, function)
+        assert not self.queue.unfinished
+        self.nothing_is_lost_or_counted_twice()
+
+
+TestQueue = Queue.TestCase
+
+
+@pytest.mark.parametrize("bound", [2, 1000])  # split over the servers, or not
+def test_a_function_that_runs_again_pushes_once(bound: int) -> None:
+    there = InProcess(workers=3, servers=2, mode="dist_async", bound=bound)
+    dead, again, reader = (there.store(rank) for rank in range(3))
+    dead.set_optimizer(SGD(learning_rate=-1))
+    for kv in (dead, again, reader):
+        kv.init(["a", "b"], [torch.zeros(4), torch.zeros(4)])
+    with dead.once(0):
+        dead.pushpull("a", torch.ones(4), torch.empty(4))
+        dead.push("b", torch.ones(4))  # and dies before its second push of "a"
+    with again.once(0):
+        again.push(["a", "b"], [torch.ones(4)] * 2)
+        again.push("a", torch.full((4,), 10.0))
+    with dead.once(1, floor=1):
+        dead.push(["a", "b"], [torch.ones(4)] * 2)
+    with again.once(0):  # over: below the floor
+        again.push(["a", "b"], [torch.ones(4)] * 2)
+        again.push(["a", "b"], [torch.ones(4)] * 2)
+    again.push("a", torch.ones(4))  # outside of a function: each counts
+    assert [v.tolist() for v in reader.pull(["a", "b"])] == [[13.0] * 4, [2.0] * 4]
+
+
+def test_a_refused_push_fails_its_function() -> None:
+    kv = InProcess(mode="dist_async").store()
+    kv.set_optimizer(SGD(learning_rate=1))
+    kv.init("w", torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(Exception, match="an optimizer cannot update int64"), kv.once(0):
+        kv.push("w", torch.ones(2, dtype=torch.int64))
+
+
+# -- partitioners: TensorFlow's documented examples, and what they promise ---------------------
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "shape", "shards"),
+    [
+        (FixedShardsPartitioner(2), (10, 3), [2, 1]),
+        (FixedShardsPartitioner(5), (3,), [3]),
+        (MinSizePartitioner(4, 2), (6, 1), [2, 1]),
+        (MinSizePartitioner(4, 10), (6, 1), [6, 1]),
+        (MinSizePartitioner(1024, 10), (6, 1), [1, 1]),
+        (MinSizePartitioner(), (1 << 20,), [1]),
+        (MaxSizePartitioner(4), (6, 1), [6, 1]),
+        (MaxSizePartitioner(4, 2), (6, 1), [2, 1]),
+        (MaxSizePartitioner(1024), (6, 1), [1, 1]),
+        (MaxSizePartitioner(1), (3, 100), [3, 1]),
+    ],
+)
+def test_shards_are_those_of_tensorflow(partitioner, shape, shards) -> None:
+    assert partitioner(shape, torch.float32) == shards
+
+
+@given(rows=st.integers(1, 50), width=st.integers(1, 9), size=st.integers(1, 4000))
+def test_sizes_are_kept(rows: int, width: int, size: int) -> None:
+    for partitioner in (MaxSizePartitioner(size), MinSizePartitioner(size, 7)):
+        shards, _ = partitioner((rows, width), torch.float64)
+        sizes = [(end - begin) * width * 8 for begin, end in cuts(rows, shards)]
+        assert sum(sizes) == rows * width * 8 and max(sizes) - min(sizes) <= width * 8
+        if isinstance(partitioner, MaxSizePartitioner):
+            assert max(sizes) <= max(size, width * 8)
+        else:
+            assert shards == 1 or sum(sizes) / shards > size * (shards - 1) / shards
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: FixedShardsPartitioner(0),
+        lambda: MinSizePartitioner(min_shard_bytes=-1),
+        lambda: MaxSizePartitioner(8, max_shards=0),
+        lambda: FixedShardsPartitioner(2)((), torch.float32),
+    ],
+)
+def test_wrong_numbers_are_refused(wrong) -> None:
+    with pytest.raises(StrategyError, match=r"at least 1|along axis 0"):
+        wrong()
