@@ -65,6 +65,7 @@ from distkit.strategies.partitioners import (
     MinSizePartitioner,
 )
 from distkit.strategies.strategy import Strategy
+from distkit.strategies.table import Support, support
 from distkit.strategies.tf_config import TFConfig
 from distkit.strategies.tpu import TPUStrategy
 from distkit.strategies.variables import ReduceOp
@@ -92,6 +93,7 @@ __all__ = [
     "RemoteValue",
     "ReplicaContext",
     "Strategy",
+    "Support",
     "TFConfig",
     "TPUStrategy",
     "TensorBoard",
@@ -109,5 +111,6 @@ __all__ = [
     "save_weights",
     "scale_regularization_loss",
     "state_dict",
+    "support",
     "synchronize_buffers",
 ]

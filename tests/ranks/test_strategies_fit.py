@@ -25,6 +25,7 @@ from distkit.strategies import (
     TensorBoard,
     load_weights,
     save_weights,
+    support,
 )
 
 pytestmark = pytest.mark.usefixtures("optimizers")
@@ -202,3 +203,13 @@ def test_a_model_without_an_optimizer() -> None:
     with pytest.raises(StrategyError, match="no optimizer"):
         model.fit(digits(slice(4)))
     assert model.predict(digits(slice(4))[0]).shape == (4, 10)
+
+
+def test_the_support_table_is_made_by_trying() -> None:
+    table = support(lambda do, strategy: run_ranks(do, 3, strategy))
+    replicated = ["Strategy (default)", "OneDeviceStrategy", "MirroredStrategy"]
+    for name in [*replicated, "MultiWorkerMirroredStrategy"]:
+        assert set(table[name].values()) == {"equal to one process"}, name
+    assert table["TPUStrategy"]["fit"].startswith("refused because TPUStrategy needs torch_xla")
+    assert repr(table).count("\n") == 3 * len(table) - 1
+    assert table._repr_html_().count("<tr>") == len(table) + 1
