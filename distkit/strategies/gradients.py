@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from distkit.errors import StrategyError
+from distkit.errors import StrategyError, TrainingError
 from distkit.strategies.context import ReplicaContext
 from distkit.strategies.strategy import Strategy
 from distkit.strategies.variables import owned, parameters_of
@@ -52,8 +52,8 @@ def put_together(
         all_reduce: sums a tensor over the replicas, in place.
 
     Raises:
-        StrategyError: on all replicas: one has other parameters, a gradient that is not finite,
-            or is not inside the same step.
+        StrategyError: on all replicas: one has other parameters, or is not inside the same step.
+        TrainingError: on all replicas: one has a gradient that is not finite.
     """
     if replica.scaled and not replica.summed:
         raise StrategyError(
@@ -100,10 +100,14 @@ def _check(shown: Sequence[Sequence[int]], weights: Sequence[Tensor], replica: A
                 "only one of them used compute_average_loss. All replicas must make the same step."
             )
         if bad >= 0:
-            raise StrategyError(
-                f"The gradient of {owned(weights[bad])[1]} is not finite on replica {r} in run "  # type: ignore[index]
-                f"{replica.number} of the strategy. No replica has made this step. Look for NaN in "
-                "its batch, or lower the learning rate."
+            layer = owned(weights[bad])[1]  # type: ignore[index]
+            raise TrainingError(
+                f"The gradient of {layer} is not finite on replica {r} in run {replica.number} of "
+                "the strategy. No replica has made this step. Look for NaN in its batch, or lower "
+                "the learning rate.",
+                rank=r,
+                step=replica.number,
+                layer=layer,
             )
 
 

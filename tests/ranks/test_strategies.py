@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distkit import run_ranks
-from distkit.errors import RankError, StrategyError
+from distkit.errors import RankError, StrategyError, TrainingError
 from distkit.strategies import (
     CommunicationOptions,
     MirroredStrategy,
@@ -239,11 +239,11 @@ def test_an_exception_ends_the_run_of_all() -> None:
         run_ranks(fail, 2, MirroredStrategy())
 
 
-def refused(fn, *args) -> str:
+def refused(fn, *args, by: type[Exception] = StrategyError) -> str:
     """What every rank says; it must be the same."""
 
     def tell(*args) -> str:
-        with pytest.raises(StrategyError) as caught:
+        with pytest.raises(by) as caught:
             fn(*args)
         return str(caught.value)
 
@@ -285,7 +285,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         finally:
             assert torch.equal(before, model.weight)
 
-    said = refused(spoil, MirroredStrategy())
+    said = refused(spoil, MirroredStrategy(), by=TrainingError)
     assert "gradient of Linear.weight is not finite on replica 1 in run 2" in said
 
 
