@@ -42,6 +42,21 @@ for (const name of Object.keys(given.bulk)) {
   });
 }
 
+test("what a dead rank had begun lasts until it died, wherever it is drawn", () => {
+  const layout = laid("hang");
+  const { store } = layout;
+  const { end, lanes } = store.frame;
+  const died = end - 0.3 * (end - store.frame.start);
+  store.frame.lanes = lanes.map((lane, n) => (n ? lane : { ...lane, died }));
+  for (let i = 0; i < store.count; i++) {
+    if (!Number.isNaN(store.end[i])) continue;
+    const last = store.lane(i) ? end : died;
+    assert.equal(store.until(i, end), last);
+    const [x, , width] = layout.box(i);
+    assert.ok(near(x + width, Math.max(layout.x(last), x + 6), 1e-6));
+  }
+});
+
 test("what is pointed at is found", () => {
   const layout = laid("all_reduce");
   const { store } = layout;

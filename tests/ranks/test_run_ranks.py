@@ -18,6 +18,8 @@ from waiting import until
 import distkit as dk
 from distkit.events import Op, State, Summary
 from distkit.recording.recorder import summarize
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.static import to_svg
 
 
 def sum_of_ranks() -> float:
@@ -283,8 +285,15 @@ def test_a_rank_that_dies_is_named(end: object) -> None:
             end()  # type: ignore[operator]
         dist.barrier()
 
-    with pytest.raises(dk.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"):
+    with pytest.raises(
+        dk.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"
+    ) as caught:
         dk.run_ranks(program, 2)
+    run = caught.value.run
+    assert isinstance(run, dk.Run)
+    trace = run.trace
+    assert trace.start < trace.meta["ends"]["1"]["time"] <= trace.meta["until"]
+    assert to_svg(Columns(trace).picture()).count(">died<") == 1
 
 
 def test_a_rank_that_computes_for_ever_is_ended_with_the_others() -> None:

@@ -317,18 +317,18 @@ class Conductor:
         """A rank's process has ended; its files tell what it did last."""
         if self.finished:  # its process was ended with its cluster
             return
-        log = self._read_last_words(rank, folder)
+        at, log = self.live.clock(time.monotonic()), self._read_last_words(rank, folder)
         if rank in self._failing:
             error = report.cut_short(self._failing[rank])
             self.add_outcome(Outcome(rank, error=error))
         elif rank in self._killed:
             how = "it could not be released, and was ended"
-            self.add_outcome(Outcome(rank, died=how, released=True))
+            self.add_outcome(Outcome(rank, died=how, died_at=at, released=True))
         else:
             silent = self.silent_for.get(rank, 0.0)
             how = report.cause(status, asked=rank in self._expected_exits, silent_for=silent)
             if not self._vacate(rank, how):
-                self.add_outcome(Outcome(rank, died=how, log=log))
+                self.add_outcome(Outcome(rank, died=how, died_at=at, log=log))
 
     def _read_last_words(self, rank: int, folder: str) -> str:
         """Add the events in a rank's black box; returns the end of its log."""

@@ -81,6 +81,7 @@ class Outcome:
         remark: why there is no result, if that was asked for.
         error: what it raised.
         died: how its process ended; "" if it goes on.
+        died_at: when that was noticed, in the trace's time [s].
         released: distkit ended the process, which could not be released otherwise.
         log: the last of what the process wrote, where it ended.
         tolerated: the others go on without it, as the store's ``on_crash="continue"`` says.
@@ -100,6 +101,7 @@ class Outcome:
     remark: str = ""
     error: Failure | None = None
     died: str = ""
+    died_at: float | None = None
     released: bool = False
     log: str = ""
     tolerated: bool = False

@@ -64,15 +64,16 @@ def cause(status: int, *, asked: bool = False, silent_for: float = 0.0) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
-def ends(outcomes: Iterable[Outcome]) -> dict[str, dict[str, str]]:
+def ends(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
     """The end of each rank, for the trace's ``meta["ends"]``."""
     return {str(o.rank): _end(o) for o in outcomes}
 
 
-def _end(outcome: Outcome) -> dict[str, str]:
+def _end(outcome: Outcome) -> dict[str, Any]:
     if outcome.died:
         how = "released" if outcome.released else "died"
-        return {"how": how, "text": outcome.died, "where": ""}
+        when = {} if outcome.died_at is None else {"time": outcome.died_at}
+        return {"how": how, "text": outcome.died, "where": "", **when}
     error = outcome.error
     if error is None:
         return {"how": "returned", "text": outcome.remark, "where": ""}

@@ -63,10 +63,9 @@ export class Layout {
   box(i) {
     const { store } = this;
     const [y, height] = this.line(store.track[i]);
-    const [from, end] = [this.x(store.start[i]), store.end[i]];
-    const last = store.frame.lanes[store.lane(i)]?.died ?? this.now;
-    const to = Number.isNaN(end) ? Math.max(this.x(last), from + 6) : this.x(end);
-    const least = store.looks[store.look[i]].op === "touch" ? 14 : LEAST;
+    const [from, to] = [this.x(store.start[i]), this.x(store.until(i, this.now))];
+    const open = Number.isNaN(store.end[i]) ? 6 : LEAST;
+    const least = store.looks[store.look[i]].op === "touch" ? 14 : open;
     return [from, y, Math.max(to - from, least), height];
   }
 

@@ -62,7 +62,7 @@ function sheet(store, [width, lanes], [first, last], color) {
     if (mark || !cover) continue;
     for (const i of items) {
       const x = (store.start[i] - first) * scale;
-      const end = Number.isNaN(store.end[i]) ? width : (store.end[i] - first) * scale;
+      const end = (store.until(i, last) - first) * scale;
       for (let p = Math.max(0, Math.floor(x)); p <= Math.min(width - 1, Math.floor(end)); p++) {
         cover[p] += Math.min(p + 1, end) - Math.max(p, x) + 0.02;
       }

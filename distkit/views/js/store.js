@@ -172,6 +172,12 @@ export class Store {
       values: this.values.get(i), ...this.looks[this.look[i]] };
   }
 
+  // When a bar ends; one that never did: when its rank died, else at this time.
+  until(i, now) {
+    const end = this.end[i];
+    return Number.isNaN(end) ? this.frame.lanes[this.lane(i)]?.died ?? now : end;
+  }
+
   // A request's answer is drawn like the request; a missing end is where the other one says.
   arrow(a) {
     const [send, recv] = [this.send[a], this.recv[a]].map((i) => (i < 0 ? null : this.bar(i)));

@@ -233,7 +233,7 @@ def _ends(trace: EventLog) -> dict[int, Stretch]:
     last = {e.rank: e.time for e in trace.events}
     found: dict[int, Stretch] = {}
     for rank, about in trace.meta.get("ends", {}).items():
-        if (time := last.get(int(rank))) is not None:
+        if (time := about.get("time", last.get(int(rank)))) is not None:
             how = str(about.get("how") or "ended")
             told = {"returned": "has returned", "released": "was released"}.get(how, how)
             found[int(rank)] = (time, None, Status("ended", told))

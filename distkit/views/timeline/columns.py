@@ -290,7 +290,10 @@ class Columns:
     @property
     def _until(self) -> float:
         """Where the picture ends: operations still open last until the trace was taken."""
-        last = self.ops.span[1] if self.ops.span else -math.inf
+        if not self.ops.span:
+            return -math.inf
+        deaths = filter(None, map(self._died, map(int, self.meta.get("ends", {}))))
+        last = max([self.ops.span[1], *deaths])
         return last if self.ops.ended.all() else max(last, float(self.meta.get("until", 0)))
 
     def _mine(self, rank: int) -> slice:

@@ -256,7 +256,14 @@ class _Overview(_Painter):
             WIDTH - 24, 32, "how busy each rank was with communication", GRAY, 'text-anchor="end"'
         )
         return "".join(
-            [*self._head(), told, *self._lanes(), *self._axis(), *map(self._area, self.at.lanes)]
+            [
+                *self._head(),
+                told,
+                *self._lanes(),
+                *self._axis(),
+                *map(self._area, self.at.lanes),
+                *self._deaths(),
+            ]
         )
 
     def _area(self, rank: int) -> str:
