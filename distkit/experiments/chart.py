@@ -240,6 +240,21 @@ def still(name: str, records: Sequence[Record], rows: int = MAX_ROWS) -> tuple[s
     return f"<b>{escape(headline(name, records))}</b>{to_html(records, rows)}{image}", text
 
 
+def picture(name: str, records: Sequence[Record]) -> str:
+    """The same as an SVG document: a line of text for each run, and the chart below."""
+    head, *lines = to_text(name, records, MAX_ROWS).splitlines()
+    code = f'font-family="{svg.CODE}" font-size="11.5" xml:space="preserve"'
+    parts = [svg.heading(24, 32, head, "")]
+    parts += [svg.text(24, 56 + 18 * n, line, INK, code) for n, line in enumerate(lines)]
+    width, bottom = 960.0, 62.0 + 18 * len(lines)
+    if varied([r for r in records if not r.outcome]):
+        figure = plot(records)
+        parts.append(drawn(figure).replace("<svg", f'<svg x="24" y="{bottom:.0f}"', 1))
+        across, down = 72 * figure.get_size_inches()
+        width, bottom = max(width, across + 48), bottom + down + 16
+    return svg.document(width, bottom, head, "".join(parts))
+
+
 def _cut(words: str, room: float) -> str:
     """A line, cut to the width."""
     if text_width(words, 12) <= room:

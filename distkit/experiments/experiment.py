@@ -244,7 +244,7 @@ class Experiment(State):
         self._alone, self._stopping = threading.Lock(), threading.Event()
         self._run: Run | None = None
         self._panel: Panel | None = None
-        self._still = HtmlSnapshot(self._draw)
+        self._still = HtmlSnapshot(self._draw, picture=self._svg)
         self._watchers: list[Callable[[Experiment], None]] = []
         self._end = weakref.finalize(self, Clusters.close, self._clusters)
 
@@ -361,10 +361,14 @@ class Experiment(State):
         widget = self.panel.widget._repr_mimebundle_(**kwargs)
         data, metadata = widget if isinstance(widget, tuple) else (widget or {}, {})
         html, text = self._draw()
-        return {**data, "text/html": html, "text/plain": text}, metadata
+        kinds = {"text/html": html, "image/svg+xml": self._svg(), "text/plain": text}
+        return {**data, **kinds}, metadata
 
     def _draw(self) -> tuple[str, str]:
         return chart.still(self.name, self.records)
+
+    def _svg(self) -> str:
+        return chart.picture(self.name, self.records)
 
     @property
     def panel(self) -> Panel:

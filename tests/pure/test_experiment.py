@@ -425,6 +425,10 @@ def test_static_pictures_stay_small() -> None:
     many = [done(0.1 * n, {"loss": 1 / n}, batch=n, how="ring") for n in range(1, 101)]
     assert len(chart.still("train", many)[0]) < 60_000
     assert "… and 88 earlier" in chart.still("train", many)[0]
+    drawn = chart.picture("train", many)
+    assert len(drawn.encode()) < 60_000 and "… and 88 more" in drawn
+    assert ElementTree.fromstring(drawn).find("{*}svg") is not None  # the chart, below the table
+    assert "no run yet" in chart.picture("train", [])
 
 
 # -- the panel ----------------------------------------------------------------------
@@ -433,7 +437,8 @@ def test_static_pictures_stay_small() -> None:
 def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
     experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
     data, _ = experiment._repr_mimebundle_()
-    assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} <= {*data}
+    kinds = {"application/vnd.jupyter.widget-view+json", "text/html", "image/svg+xml", "text/plain"}
+    assert kinds <= {*data} and kinds - {*experiment._still.bundle()} == {min(kinds)}
     assert data["text/plain"] == "Experiment with train: no run yet"
     experiment.close()
     with pytest.raises(dk.StoppedError, match="the experiment was closed"):

@@ -97,12 +97,23 @@ class HtmlSnapshot(NotebookSnapshot):
     Args:
         draw: makes the HTML as it is now, and a text for terminals.
         goes_on: whether what it shows has not ended.
+        picture: makes the same as SVG, for front ends that show no HTML.
     """
+
+    def __init__(
+        self,
+        draw: Callable[[], tuple[str, str]],
+        goes_on: Callable[[], bool] = lambda: False,
+        picture: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(draw, goes_on)
+        self._picture = picture
 
     def bundle(self) -> dict[str, str]:
         """What stays, for every kind of front end."""
         html, text = self._draw()
-        return {"text/html": self._beside(html), "text/plain": text}
+        kinds = {"text/html": self._beside(html), "text/plain": text}
+        return kinds | ({"image/svg+xml": self._picture()} if self._picture else {})
 
 
 def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dict[str, str]:
