@@ -23,7 +23,7 @@ RADIUS, GAP, APART = 15.0, 3.0, 11.0
 #: Beside a notebook's error the picture is drawn so much larger, a rank's call in a row so high.
 ZOOM, ROW = 1.35, 22.0
 #: The width of a letter in each column of the rows.
-LETTERS = 7.2, 7.3, 7.3, 6.8
+LETTERS = 7.4, 7.3, 7.3, 7.5
 CODE = f'font-family="{svg.CODE}"'
 LEGEND = "arrow: waits for · dashed: blocked · red: they wait for each other"
 
@@ -86,7 +86,7 @@ def waits_svg(states: Iterable[RankState]) -> str:
             y = bottom / 2 + (n - (len(rows) - 1) / 2) * ROW + 2
             drawn.append(svg.text(left + sum(widths[:k]), y, words, *style))
     drawn.append(svg.text(16, bottom, LEGEND, GRAY, 'font-size="11"'))
-    width = max(left + sum(widths), 32 + 5.8 * len(LEGEND))
+    width = max(left + sum(widths) + 14, 32 + 5.8 * len(LEGEND))
     return svg.document(width, bottom + 14, "who waits for whom", "".join(drawn))
 
 
