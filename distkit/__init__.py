@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from distkit.recording.trouble import trouble
     from distkit.simulation import Link, Network, calibrate, cost, simulate
     from distkit.trace.trace import Trace
-    from distkit.views import Compare, Gradients, Servers, Stage, Tensors, Timeline
+    from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
 
 __version__ = "0.1.0"
 
@@ -89,6 +89,7 @@ _HOMES = {
     "distkit.algorithms.use": ["ddp_hook", "use_algorithm"],
     "distkit.algorithms.sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
     "distkit.data.shards": ["shard"],
+    "distkit.views.shards.view": ["ShardMap"],
     # how long it would take
     "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
@@ -151,6 +152,7 @@ __all__ = [  # noqa: RUF022
     "ddp_hook",
     "data",
     "shard",
+    "ShardMap",
     "sync_initial_weights",
     "sync_gradients",
     "sync_sgd_step",

@@ -10,18 +10,30 @@ if TYPE_CHECKING:
     from distkit.views.compare.view import Compare
     from distkit.views.gradients.view import Gradients
     from distkit.views.servers.view import Servers
+    from distkit.views.shards.view import ShardMap
     from distkit.views.stage.view import Stage
     from distkit.views.tensors.view import Tensors
     from distkit.views.timeline.view import Timeline
     from distkit.views.widget.page import to_html
 
-__all__ = ["Cockpit", "Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline", "to_html"]
+__all__ = [
+    "Cockpit",
+    "Compare",
+    "Gradients",
+    "Servers",
+    "ShardMap",
+    "Stage",
+    "Tensors",
+    "Timeline",
+    "to_html",
+]
 
 _HOMES = {
     "Cockpit": "cockpit.view",
     "Compare": "compare.view",
     "Gradients": "gradients.view",
     "Servers": "servers.view",
+    "ShardMap": "shards.view",
     "Stage": "stage.view",
     "Tensors": "tensors.view",
     "Timeline": "timeline.view",

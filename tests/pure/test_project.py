@@ -32,9 +32,8 @@ PUBLIC = """
     Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment sweep progress
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
     shared_memory_all_reduce use_algorithm ddp_hook
-    data shard sync_initial_weights sync_gradients sync_sgd_step kvstore strategies demos
-    check hint solution
-    trouble hangs simulation simulate calibrate cost Link Network
+    data shard ShardMap sync_initial_weights sync_gradients sync_sgd_step kvstore strategies
+    demos check hint solution trouble hangs simulation simulate calibrate cost Link Network
     ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError NotPicklableError
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
     StrategyError TraceFileError TrainingError
@@ -53,7 +52,7 @@ LAYERS = {
     "data": WAIST,
     "recording": WAIST,
     "strategies": WAIST + "algorithms data kvstore recording",
-    "views": WAIST + "diagnosis algorithms",  # a run that equals a schedule is drawn as one
+    "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units

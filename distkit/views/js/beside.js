@@ -7,6 +7,9 @@ import { d3 } from "./vendor/d3.js";
 
 export const order = d3.bisector((x) => x); // of sorted numbers
 
+// Whether time goes in these, and not in seconds.
+export const counted = (unit) => unit === "round" || unit === "step";
+
 // Of sorted beats the next or the previous one.
 export function beyond(beats, beat, by) {
   const i = by > 0 ? order.right(beats, beat) : order.left(beats, beat) - 1;
@@ -127,7 +130,7 @@ export class List {
   #row([beat, , key, part, value, who, others]) {
     const { beats, unit } = this.script;
     const { end } = beats[beat];
-    const when = end === null ? "never" : unit === "round" ? "" : humanSeconds(end);
+    const when = end === null ? "never" : counted(unit) ? "" : humanSeconds(end);
     const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
       h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
     return h("li", { "data-beat": beat },

@@ -1,6 +1,6 @@
 // A view that is a scene: its marks, played, with its beats in words and what stands beside.
 
-import { beyond, Choice, List, order, Panels } from "./beside.js";
+import { beyond, Choice, counted, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
@@ -11,14 +11,14 @@ const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
 const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
 const [ROUND, LONGEST] = [1300, 90_000]; // milliseconds of a round, and at most of all
-const [HIGH, LARGE] = [470, 1.4]; // a scene's most pixels in height, and times its own size
+const [HIGH, LARGE] = [440, 1.4]; // a scene's most pixels in height, and times its own size
 const BESIDE_PANELS = 430; // so high beside small pictures
 const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous " +
   "message, page down and page up along what is beside, Home and End to the ends.";
 
 // Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
 export function pace({ unit, beats, ends, start, end, last }) {
-  if (unit === "round") {
+  if (counted(unit)) {
     const speed = Math.max(1 / ROUND, end / LONGEST);
     return (time, left) => Math.min(time + left * speed, last);
   }
@@ -169,12 +169,12 @@ export class Scene extends Sheet {
   paint() {
     const { script, player, picture } = this;
     const { time, beat } = player;
-    const amid = script.unit === "round" && time !== script.beats[beat]?.end; // of the next round
+    const amid = counted(script.unit) && time !== script.beats[beat]?.end; // of the next round
     this.marks.draw(time, player.resting && !amid ? beat : -1);
     if (picture.side) this.side.draw(time, -1);
-    const { who = "before the first message", more = "", where = "" } = script.beats[beat] ?? {};
-    const round = time > 0 ? `round ${Math.ceil(time)} of ${script.end}` : "start";
-    this.bar.show(script.unit === "round" ? round : humanSeconds(time), who);
+    const { who = picture.before, more = "", where = "" } = script.beats[beat] ?? {};
+    const nth = time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
+    this.bar.show(counted(script.unit) ? nth : humanSeconds(time), who);
     const words = [more, where].filter(Boolean).join(" · ");
     this.fact.replaceChildren(h("strong", {}, who), h("span", {}, words));
     this.list.mark(beat);

@@ -263,6 +263,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "title": title,
         "facts": [],  # beside the title
         "notices": [],  # what the reader must know
+        "notes": [],  # those of them that tell of nothing wrong
         "said": "",  # how to read it, in a sentence
         "live": False,  # whether the run goes on
         "empty": "",  # if there is nothing to draw: the reason
@@ -273,7 +274,8 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "beats": [],  # what happens: begin, end, who, more, where; in the order of their ends
         "list": None,  # of some beats: name, all, rows [beat, group, key, part, value, who, others]
         "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
-        "unit": "",  # of time: "round", seconds unless given
+        "unit": "",  # of time: "round" or "step", seconds unless given
+        "before": "before the first message",  # in words, before the first beat's end
         "home": 0.0,  # the moment before the first beat's end
         "looks": [],  # what the reader chooses among: name, layers that are shown then only
         "panels": [],  # moments that tell the story: beat (-1: home), title, when

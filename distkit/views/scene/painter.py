@@ -10,7 +10,7 @@ from html import escape
 from typing import TypeVar
 
 from distkit.views.scene import svg
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Shape
 from distkit.views.scene.theme import GRAY, INK, MARKS, WARNING_LIGHT, rank_color
@@ -54,7 +54,7 @@ def _document(picture: Json) -> str:
     y = 53.0
     for words, color in [
         *((line, GRAY) for line in wrapped(picture["said"], WIDTH - 48)),
-        *((f"! {notice}", WARNING_LIGHT) for notice in picture["notices"]),
+        *((line, svg.notice_color(line)) for line in flagged(picture)),
         (picture["empty"], GRAY),
     ]:
         if words:
@@ -132,8 +132,8 @@ def body(
         time: since the picture's beginning [s].
         beat: the one that has just ended, -1 for none.
         hidden: layers that are left out.
-        joined: plain rectangles that look alike are one path, below all else of their layer: that
-            keeps a picture of many small.
+        joined: plain rectangles that look alike are one path, below all else of their layer, and
+            no words for a pointer: that keeps a picture of many small.
     """
     layers: dict[int, list[str]] = defaultdict(list)
     areas: dict[int, dict[str, list[Box]]] = defaultdict(lambda: defaultdict(list))
@@ -141,6 +141,8 @@ def body(
         drawing = drawing_of(scene, n)
         if layer in hidden:
             continue
+        if joined:  # nobody points at what is so small
+            drawing = [shape for shape in drawing if shape[0] != "title"]
         if joined and all(map(_plain, drawing)):
             for shape in drawing:
                 areas[layer][_look(shape)].append(_box(shape, x, y))
@@ -167,8 +169,7 @@ def to_table(picture: Json) -> str:
                 lines[y + at.get("y", 0)].append((x + at.get("x", 0), words))
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     body = ("  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines))
-    notices = (f"! {notice}" for notice in picture["notices"])
-    return "\n  ".join([head, *filter(None, [picture["empty"]]), *body, *notices])
+    return "\n  ".join([head, *filter(None, [picture["empty"]]), *body, *flagged(picture)])
 
 
 def _shown(scene: Json, time: float, beat: int = -1) -> Iterator[tuple[int, int, float, float]]:
@@ -263,8 +264,8 @@ def at(picture: Json, time: float) -> int:
 
 
 def _fact(picture: Json, beat: int, x: float, y: float) -> Iterator[str]:
-    found = picture["beats"][beat] if beat >= 0 else {"who": "before the first message"}
-    when = f"at {human_seconds(picture['opening'])}"
+    found = picture["beats"][beat] if beat >= 0 else {"who": picture["before"]}
+    when = "" if picture["unit"] else f"at {human_seconds(picture['opening'])}"
     more = " · ".join(filter(None, [when, found.get("more")]))
     middle = 'text-anchor="middle"'
     yield svg.text(x, y, found["who"], INK, f'{middle} font-size="15" font-weight="700"')

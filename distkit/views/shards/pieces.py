@@ -1,0 +1,213 @@
+"""Which rank holds which piece of each parameter, as a scene that does not move.
+
+A line for each parameter: its name and shape, and for each rank a box that stands for the whole
+parameter, in which the pieces that the rank holds are coloured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
+from distkit.views.scene.painter import cut
+from distkit.views.scene.units import count
+
+#: A parameter: ``name``, ``shape`` and ``pieces``, each with ``rank``, ``offset``, ``shape`` and
+#: ``placement``, such as "Shard(0)".
+Parameter = dict[str, Any]
+
+WIDTH, LEFT, GAP, WIDEST = 900, 268, 10, 150  # of the field; of the ranks' columns
+#: Heights: of the head, of a line at most and least, of all; a vector is so wide.
+HEAD, TALL, LOW, HIGH, SLIM = 22, 50, 23, 430, 14
+MOST = 14  # lines: the parameters beyond are in one
+SAID = (
+    "Each box stands for a whole parameter; coloured is what a rank holds of it. Ranks with the "
+    "same part coloured hold copies."
+)
+
+
+def draw(parameters: Sequence[Parameter], name: str = "") -> Json:
+    """The picture of parameters, for both painters.
+
+    Args:
+        parameters: each with its pieces.
+        name: of the model.
+    """
+    return _Painter(parameters).picture(name)
+
+
+class _Painter:
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.parameters = parameters
+        ranks = sorted({piece["rank"] for p in parameters for piece in p["pieces"]})
+        self.lanes = {rank: lane for lane, rank in enumerate(ranks)}
+        self.wide = min(WIDEST, (WIDTH - LEFT) / max(1, len(ranks)) - GAP)
+        kinds = alike(parameters)
+        self.kinds, self.rest = kinds[:MOST], [p for kind in kinds[MOST:] for p in kind]
+        lines = len(self.kinds) + bool(self.rest) + 1
+        self.tall = min(TALL, max(LOW, (HIGH - HEAD) / lines))
+        self.scene = Scene(WIDTH, HEAD + self.tall * lines)
+
+    def picture(self, name: str) -> Json:
+        self._heads()
+        for line, kind in enumerate(self.kinds):
+            self._parameter(HEAD + line * self.tall, kind)
+        sums = [(f"and {count(len(self.rest), 'other parameter')}", self.rest)] if self.rest else []
+        for i, (words, some) in enumerate([*sums, ("all", self.parameters)]):
+            self._sum(HEAD + (len(self.kinds) + i) * self.tall, words, some)
+        return picture(
+            self.scene,
+            title=clean(name) or "Shard map",
+            view="shards",
+            facts=[
+                count(len(self.lanes), "rank"),
+                count(len(self.parameters), "parameter"),
+                count(sum(map(size, self.parameters)), "value"),
+            ],
+            said=SAID,
+            empty="" if self.parameters else "there are no parameters",
+        )
+
+    def _x(self, rank: int) -> float:
+        return LEFT + self.lanes[rank] * (self.wide + GAP)
+
+    def _heads(self) -> None:
+        for rank, lane in self.lanes.items():
+            dot = rect(11, 11, "own", r=3, lane=lane)
+            self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
+
+    def _parameter(self, y: float, kind: Sequence[Parameter]) -> None:
+        """A line for parameters that are divided alike, of which the first is drawn."""
+        one, high = kind[0], self.tall - 8
+        self.scene.add(0, y, *_words(kind, high))
+        wide, axes = self.wide if len(one["shape"]) > 1 else SLIM, drawn_axes(one)
+        for rank, lane in self.lanes.items():
+            held = [piece for piece in one["pieces"] if piece["rank"] == rank]
+            told = "; ".join(sliced(one["shape"], piece) for piece in held) or "nothing"
+            boxes = [rect(wide, high, "slot", r=2)]
+            for x, w, top, h in (window(one["shape"], p, axes) for p in held if size(p)):
+                wh = max(1.5, w * wide), max(1.5, h * high)
+                boxes.append(rect(*wh, "own", x=x * wide, y=top * high, lane=lane))
+            self.scene.add(self._x(rank), y, title(f"rank {rank} holds {told}"), *boxes)
+
+    def _sum(self, y: float, words: str, some: Sequence[Parameter]) -> None:
+        """What each rank holds of several parameters, as a part of a bar."""
+        whole, high = max(1, sum(map(size, some))), self.tall - 8
+        self.scene.add(0, y, text(words, "name", y=high / 2 + 5))
+        for rank, lane in self.lanes.items():
+            held = sum(size(p) for one in some for p in one["pieces"] if p["rank"] == rank)
+            told = f"{held:,}"
+            share = f"{held / whole:.1%}".replace(".0%", "%").replace("%", " %")
+            fits = text_width(f"{told} {share}", 11) < self.wide
+            self.scene.add(
+                self._x(rank),
+                y + high / 2 - 9,
+                title(f"rank {rank} holds {told} of {whole:,} values"),
+                rect(self.wide, 5, "now", r=2.5),
+                rect(max(1.5, self.wide * min(1.0, held / whole)), 5, "own", r=2.5, lane=lane),
+                text(share, "strong", y=19),
+                *([text(told, "small", x=self.wide, y=19, anchor="end")] if fits else []),
+            )
+
+
+def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
+    """The name of parameters, and below or beside it their shape and how they are divided."""
+    one, name = kind[0], named(kind)
+    placed = sorted({str(piece["placement"]) for piece in one["pieces"]})
+    times = [f"{len(kind)} times"] if len(kind) > 1 else []
+    more = " · ".join([shaped(one["shape"]), *times, *placed])
+    yield title(f"{name}: {more}")
+    if high > 28:
+        yield text(cut(name, LEFT - 16, 12), "key", y=high / 2 - 3)
+        yield text(more, "small", y=high / 2 + 12)
+    else:
+        yield text(cut(name, LEFT - 30 - text_width(more, 11), 12), "key", y=high / 2 + 4)
+        yield text(more, "small", x=LEFT - 14, y=high / 2 + 4, anchor="end")
+
+
+# -- parameters ---------------------------------------------------------------------------
+
+
+def alike(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+    """Parameters of the same name but for numbers, shape and pieces together: repeated layers."""
+    found: dict[str, list[Parameter]] = defaultdict(list)
+    for p in parameters:
+        found[repr((re.sub(r"\d+", "*", p["name"]), p["shape"], p["pieces"]))].append(p)
+    return list(found.values())
+
+
+def named(kind: Sequence[Parameter]) -> str:
+    """The name of parameters that differ in a layer's number.
+
+    >>> named([{"name": "layers.0.weight"}, {"name": "layers.1.weight"}])
+    'layers.*.weight'
+    """
+    parts = [clean(p["name"]).split(".") for p in kind]
+    return ".".join(some[0] if len({*some}) == 1 else "*" for some in zip(*parts, strict=True))
+
+
+def size(part: Parameter) -> int:
+    """The number of values of a parameter, or of a piece."""
+    return math.prod(part["shape"])
+
+
+def shaped(shape: Sequence[int]) -> str:
+    """A shape in words.
+
+    >>> shaped([4, 8]), shaped([])
+    ('4 × 8', 'one value')
+    """
+    return " × ".join(f"{n:,}" for n in shape) or "one value"
+
+
+def sliced(shape: Sequence[int], piece: Parameter) -> str:
+    """A piece as Python slices it.
+
+    >>> sliced([8, 3], {"offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"})
+    '[2:4, :] (2 × 3), Shard(0)'
+    """
+    told = [
+        ":" if n == whole else f"{start}:{start + n}"
+        for start, n, whole in zip(piece["offset"], piece["shape"], shape, strict=True)
+    ]
+    return f"[{', '.join(told)}] ({shaped(piece['shape'])}), {piece['placement']}"
+
+
+def drawn_axes(parameter: Parameter) -> tuple[int, int]:
+    """The two dimensions that are drawn, down and across: the first ones that are divided."""
+    shape = parameter["shape"]
+    divided = [
+        d for d, n in enumerate(shape) if any(p["shape"][d] != n for p in parameter["pieces"])
+    ]
+    chosen = sorted([*divided, *(d for d in range(len(shape)) if d not in divided)][:2])
+    down, across = [*chosen, -1, -1][:2]
+    return down, across
+
+
+def window(
+    shape: Sequence[int], piece: Parameter, axes: tuple[int, int]
+) -> tuple[float, float, float, float]:
+    """Where a piece is in a parameter's box: x, width, y and height, as parts of the whole."""
+    down, across = (_part(shape, piece, d) for d in axes)
+    return *across, *down
+
+
+def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:
+    """Where a piece begins in a dimension and how much it has, as parts; all of one not there."""
+    if d < 0:
+        return 0.0, float(all(piece["shape"]))
+    return piece["offset"][d] / max(1, shape[d]), piece["shape"][d] / max(1, shape[d])
+
+
+def told(parameters: Sequence[Parameter]) -> Iterator[str]:
+    """For a terminal: parameters and their pieces, line by line."""
+    for kind in alike(parameters):
+        one, many = kind[0], f", {len(kind)} times" if len(kind) > 1 else ""
+        yield f"{named(kind)} {shaped(one['shape'])}{many}"
+        yield from (f"  rank {p['rank']}: {sliced(one['shape'], p)}" for p in one["pieces"])

@@ -1,0 +1,60 @@
+"""Who holds what: which replica uses which samples, which rank has which piece of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distkit.data.policies import Plan
+from distkit.views.scene.frame import Json
+from distkit.views.shards import pieces, samples
+from distkit.views.widget.view import SceneView
+
+
+class ShardMap(SceneView):
+    """Shows how data or parameters are divided.
+
+    Of a dataset: a field for each sample in the colour of the replica that uses it, and below the
+    samples of each replica in each step; space plays, arrow keys go from step to step. Of a
+    model: a box for each parameter and rank, in which the rank's piece is coloured.
+
+    Args:
+        source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
+            their pieces, as :func:`distkit.shards` finds them.
+        name: the title.
+
+    Raises:
+        TypeError: ``source`` is neither, or the data do not tell how many samples they have.
+
+    >>> half = {"rank": 1, "offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"}
+    >>> ShardMap([{"name": "weight", "shape": [4, 3], "pieces": [half]}])
+    Shard map: 1 rank, 1 parameter, 12 values
+      weight 4 × 3
+        rank 1: [2:4, :] (2 × 3), Shard(0)
+    """
+
+    def __init__(self, source: Any, name: str = "") -> None:
+        plan = getattr(source, "plan", source)
+        if isinstance(plan, Plan):
+            self._data, self._told = samples.draw(plan, name), list(samples.told(plan))
+        else:
+            found = _parameters(source)
+            self._data, self._told = pieces.draw(found, name), list(pieces.told(found))
+        self._open()
+
+    def __repr__(self) -> str:
+        head = f"{self._data['title']}: {', '.join(self._data['facts'])}"
+        return "\n".join([head, *(f"  {line}" for line in self._told)])
+
+
+def _parameters(source: Any) -> Sequence[Json]:
+    """Parameters with their pieces."""
+    known = isinstance(source, Sequence) and all(
+        isinstance(p, dict) and {"name", "shape", "pieces"} <= p.keys() for p in source
+    )
+    if not known:
+        raise TypeError(
+            f"ShardMap needs a DistributedDataset, its plan, or what dk.shards(model) returned; "
+            f"got a {type(source).__name__}."
+        )
+    return list(source)

@@ -1,0 +1,242 @@
+"""The shard map: which replica uses which samples, and which rank holds which piece."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distkit.data.policies import AutoShardPolicy, Plan, make_plan
+from distkit.views import ShardMap
+from distkit.views.scene.painter import drawing_of
+from distkit.views.shards import samples
+from distkit.views.shards.samples import Grid, listed
+
+FILES = tuple((f"data/part-{n}.csv", rows) for n, rows in enumerate((20, 20, 15, 25, 20)))
+PLANS = {
+    "ten": make_plan(4, 2, samples=10),
+    "shuffled": make_plan(128, 8, samples=10_000, seed=1),
+    "files": make_plan(12, 3, samples=100, files=FILES),
+    "off": make_plan(8, 2, samples=60, policy="OFF"),
+    "many steps": make_plan(8, 8, samples=10_000),
+    "too many": make_plan(512, 4, samples=1_000_000),
+    "none": make_plan(2, 2, samples=0),
+}
+
+
+def cells(shape: Any, grid: Grid) -> set[tuple[int, int]]:
+    """The cells that a path of thick lines covers."""
+    x = y = 0.0
+    found = set()
+    for command, words in re.findall(r"([mhv])([-\d. ]+)", dict(shape[3])["d"]):
+        values = [float(v) for v in words.split()]
+        if command == "m":
+            x, y = x + values[0], y + values[1]
+            continue
+        for step in range(int(values[0])):
+            across = command == "h"
+            found.add((int(x + step * across), int(y + step * (not across))))
+        x, y = x + values[0] * (command == "h"), y + values[0] * (command == "v")
+    assert dict(shape[3])["transform"].endswith(f"scale({grid.cell:g})")
+    return found
+
+
+def shown(scene: Any, time: float, style: str) -> list[Any]:
+    """The shapes of a style at a time."""
+    here = (m for m in scene["marks"] if m[2] <= time and (m[3] is None or m[3] > time))
+    return [shape for m in here for shape in drawing_of(scene, m[0]) if shape[1] == style]
+
+
+# -- samples ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_has_a_picture_that_travels_and_fits(name: str) -> None:
+    view = ShardMap(PLANS[name], name)
+    picture = view._picture()
+    json.dumps(picture, allow_nan=False)
+    assert picture["title"] == name and picture["scene"]["height"] <= 440
+    assert len(picture["beats"]) <= samples.STEPS
+    drawn = view._svg()
+    assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 90_000
+    assert repr(view).startswith(f"{name}: {PLANS[name].replicas} replicas, ")
+
+
+@pytest.mark.parametrize("name", ["ten", "shuffled", "files"])
+def test_each_sample_has_the_colour_of_its_replica_from_its_step_on(name: str) -> None:
+    plan = PLANS[name]
+    scene = ShardMap(plan)._picture()["scene"]
+    grid = Grid(plan.samples, plan.files, 1 if plan.seed is not None else plan.replicas)
+    for time in (0.5, plan.steps - 0.5, float(plan.steps)):
+        solid = [(s[2], cells(s, grid)) for s in shown(scene, time, "solid")]
+        for replica in range(plan.replicas):
+            used = {s for k in range(math.ceil(time)) for s in plan.rows(k, replica)}
+            places = {grid.places[s] for s in used}
+            assert set().union(*(found for lane, found in solid if lane == replica)) == places
+
+
+def test_who_reads_all_samples_shares_them() -> None:
+    scene = ShardMap(PLANS["off"])._picture()["scene"]
+    solid = shown(scene, 15.0, "solid")
+    assert [dict(shape[3])["stroke-width"] for shape in solid] == [0.5, 0.5]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 300),
+    st.integers(1, 8),
+    st.integers(0, 30),
+    st.sampled_from([None, 7]),
+    st.sampled_from(["DATA", "OFF"]),
+)
+def test_no_sample_is_drawn_twice_or_left_out(
+    n: int, replicas: int, more: int, seed: int | None, policy: str
+) -> None:
+    plan = make_plan(replicas + more, replicas, samples=n, seed=seed, policy=policy)
+    grid = Grid(n, (), replicas if seed is None else 1)
+    assert len({*grid.places}) == n and grid.height <= samples.SAMPLES
+    assert all(0 <= x < grid.columns and y * grid.cell < grid.height for x, y in grid.places)
+    picture = ShardMap(plan)._picture()
+    told = sum(int(b["who"].split(": ")[1].split()[0].replace(",", "")) for b in picture["beats"])
+    assert told == n * (replicas if policy == "OFF" else 1)
+
+
+def test_files_have_lines_of_their_own() -> None:
+    grid = Grid(100, FILES)
+    lines = [{grid.places[s][1] for s in range(a, b)} for a, b in ((0, 20), (20, 40), (40, 55))]
+    assert lines == [{0}, {1}, {2}]
+    assert "part-3.csv" in ShardMap(PLANS["files"])._svg()
+
+
+def test_an_empty_piece_is_seen() -> None:
+    view = ShardMap(PLANS["files"])
+    assert "step 12, replica 2: 0 samples" in view._svg()
+    assert "  step 12: none" in repr(view)
+    assert "these data have no samples" in ShardMap(PLANS["none"])._svg()
+
+
+def test_long_plans_say_what_is_left_out() -> None:
+    facts = ShardMap(PLANS["too many"])._picture()["facts"]
+    assert "the first 400 of 1,954 steps" in facts
+
+
+def test_samples_are_listed_as_people_write_them() -> None:
+    assert [listed(range(4, 8), 3), listed((0, 1), 2), listed(range(0, 32, 4), 3)] == [
+        "4–7",
+        "0, 1",
+        "0, 4 … 28",
+    ]
+    assert listed((7, 1, 9, 3), 2) == "7, 1 …"
+
+
+def test_a_dataset_is_as_good_as_its_plan() -> None:
+    import torch
+
+    from distkit.data import DistributedDataset
+
+    data = DistributedDataset(torch.arange(10), 4, replica=1, replicas=2)
+    assert repr(ShardMap(data)) == repr(ShardMap(data.plan))
+
+
+def test_data_of_unknown_length_have_no_map() -> None:
+    endless = Plan(AutoShardPolicy.DATA, 4, 2, None)
+    with pytest.raises(TypeError, match="does not tell how many samples"):
+        ShardMap(endless)
+
+
+# -- pieces -------------------------------------------------------------------------------
+
+
+def parameter(name: str, shape: tuple[int, ...], ranks: int, dim: int | None = 0) -> Any:
+    """A parameter, divided along a dimension or on all ranks."""
+    held = []
+    for rank in range(ranks):
+        offset, mine = [0] * len(shape), list(shape)
+        if dim is not None:
+            each = -(-shape[dim] // ranks)
+            offset[dim] = min(rank * each, shape[dim])
+            mine[dim] = min(each, shape[dim] - offset[dim])
+        placement = "Replicate()" if dim is None else f"Shard({dim})"
+        held.append({"rank": rank, "offset": offset, "shape": mine, "placement": placement})
+    return {"name": name, "shape": list(shape), "pieces": held}
+
+
+NETS = {
+    "two": [parameter("weight", (8, 6), 2), parameter("bias", (8,), 2, None)],
+    "n dimensions": [parameter("conv", (64, 32, 3, 3), 4, 1), parameter("scale", (), 4, None)],
+    "uneven": [parameter("weight", (5, 10_000), 4)],
+    "layers": [
+        parameter(f"layers.{n}.{name}", (256, 256), 8, dim)
+        for n in range(12)
+        for name, dim in (("up", 0), ("down", 1))
+    ],
+    "many": [parameter(f"block_{chr(97 + n)}.weight", (64 + n, 32), 4) for n in range(24)],
+    "none": [],
+}
+
+
+def boxes(view: ShardMap) -> list[tuple[int, float, float, float, float]]:
+    """The coloured boxes of parameters: lane, x, y, width and height within their own."""
+    scene = view._picture()["scene"]
+    found = []
+    for n, *_ in scene["marks"]:
+        shapes = drawing_of(scene, n)
+        if any(shape[1] == "slot" for shape in shapes):
+            for _, _, lane, at, _ in (shape for shape in shapes if shape[1] == "own"):
+                place = {"x": 0, "y": 0, **dict(at)}
+                found.append((lane, *(place[k] for k in ("x", "y", "width", "height"))))
+    return found
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_model_has_a_picture_that_travels_and_fits(name: str) -> None:
+    view = ShardMap(NETS[name])
+    picture = view._picture()
+    json.dumps(picture, allow_nan=False)
+    assert picture["scene"]["height"] <= 440 and not picture["beats"]
+    drawn = view._svg()
+    assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 60_000
+
+
+def test_a_piece_is_where_it_is_in_the_whole() -> None:
+    (one, other, *bias) = boxes(ShardMap(NETS["two"]))
+    (_, x, y, wide, high), (_, x2, y2, wide2, high2) = one, other
+    assert (x, y, x2, wide2, high2) == (0, 0, 0, wide, high)
+    assert y2 == pytest.approx(high, abs=0.1)
+    assert len({at[1:] for at in bias}) == 1  # copies
+
+
+def test_a_piece_of_an_inner_dimension_is_drawn_along_it() -> None:
+    conv = boxes(ShardMap(NETS["n dimensions"]))[:4]
+    assert len({(y, high) for _, _, y, _, high in conv}) == 1
+    wide = conv[0][3]
+    assert [x for _, x, *_ in conv] == pytest.approx([n * wide for n in range(4)], abs=0.2)
+
+
+def test_a_rank_without_a_row_holds_nothing() -> None:
+    view = ShardMap(NETS["uneven"])  # 5 rows in pieces of 2: the last rank has none
+    assert [lane for lane, *_ in boxes(view)] == [0, 1, 2]
+    assert "rank 3: [5:5, :] (0 × 10,000)" in repr(view)
+
+
+def test_repeated_layers_are_told_once() -> None:
+    words = repr(ShardMap(NETS["layers"]))
+    assert words.count("layers.*.up 256 × 256, 12 times") == 1 and "layers.3" not in words
+    assert "and 10 other parameters" in ShardMap(NETS["many"])._svg()
+
+
+def test_what_ranks_hold_adds_up() -> None:
+    drawn = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
+    assert drawn.count("57.1 %") == 2 and "rank 1 holds 32 of 56 values" in drawn
+
+
+def test_anything_else_is_refused() -> None:
+    for wrong in (3, [1], {"name": "weight"}, "weight"):
+        with pytest.raises(TypeError, match=r"DistributedDataset, its plan, or what dk\.shards"):
+            ShardMap(wrong)
