@@ -144,6 +144,7 @@ def summary(runs: Sequence[Json]) -> Json:
         "runs": list(runs),
         "rows": list(_rows(runs)),
         "notices": list(_notices(runs))[:MAX_NOTICES],
+        "notes": list(_notes(runs)),
     }
 
 
@@ -170,6 +171,13 @@ def _hidden(run: Json) -> bool:
     return not run["figures"]["messages"] and bool(run["figures"]["collectives"])
 
 
+def _notes(runs: Sequence[Json]) -> Iterator[str]:
+    """What of the notices tells of nothing wrong."""
+    said = [run["name"] for run in runs if _hidden(run)]
+    if said and any(run["figures"]["messages"] for run in runs):
+        yield f"{joined(said)}: messages inside the backend's collectives are not recorded"
+
+
 def _notices(runs: Sequence[Json]) -> Iterator[str]:
     for run in runs:
         if run["empty"] and not run["live"]:
@@ -180,8 +188,6 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
     if len(set(sizes.values())) > 1:
         told = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())
         yield f"the world sizes differ: {'; '.join(told)}"
-    said = [run["name"] for run in runs if _hidden(run)]
-    if said and any(run["figures"]["messages"] for run in runs):
-        yield f"{joined(said)}: messages inside the backend's collectives are not recorded"
+    yield from _notes(runs)
     for run in runs:
         yield from (f"{run['name']}: {notice}" for notice in run["notices"])

@@ -9,7 +9,7 @@ import numpy as np
 
 from distkit.views.scene import svg, values_svg
 from distkit.views.scene.chart import Curve, chart
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, rank_color
 from distkit.views.scene.units import aligned, human_bytes, human_seconds, ticks
@@ -46,7 +46,7 @@ def color(n: int) -> str:
 
 def _document(picture: Json, columns: Sequence[Columns], ranks: int, pixel: int) -> str:
     title = picture["title"]
-    parts, y = svg.opening(title, _fitting(picture["facts"], title), picture["notices"])
+    parts, y = svg.opening(title, _fitting(picture["facts"], title), flagged(picture))
     drawn, y = _lanes(picture, columns, ranks, pixel, y)
     parts.append(drawn)
     curves = [(n, run["loss"]["points"]) for n, run in enumerate(picture["runs"]) if run["loss"]]
@@ -276,4 +276,4 @@ def to_table(picture: Json) -> str:
         lines.append(cells)
     state = "still running" if picture["live"] else ", ".join(picture["facts"])
     parts = [f"Compare: {state or picture['title']}", *(f"  {line}" for line in aligned(lines))]
-    return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
+    return "\n".join(parts + [f"  {line}" for line in flagged(picture)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distkit.views.scene import svg
 from distkit.views.scene.chart import Curve, chart
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.theme import GRAY, INK, rank_color
 from distkit.views.scene.values_svg import figure, heat, verdict
 
@@ -30,7 +30,7 @@ def to_svg(picture: Json) -> str:
 
 def _document(picture: Json, layers: int) -> str:
     title = picture["title"] or "Gradients"
-    parts, y = svg.opening(title, " · ".join(picture["facts"]), picture["notices"])
+    parts, y = svg.opening(title, " · ".join(picture["facts"]), flagged(picture))
     for told in picture["verdicts"]:
         parts.append(verdict(24, y, told["word"] == "same", True, told["text"]))
         y += 21
@@ -142,7 +142,7 @@ def to_table(picture: Json, limit: int = 16) -> str:
         parts += [f"    {layer['name']}: {_norms(cell)}" for layer, cell in list(pairs)[:limit]]
         if len(step["layers"]) > limit:
             parts.append(f"    … and {len(step['layers']) - limit:,} more layers")
-    return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
+    return "\n".join(parts + [f"  {line}" for line in flagged(picture)])
 
 
 def _norms(cell: Json) -> str:

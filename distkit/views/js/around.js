@@ -16,7 +16,7 @@ const LEGEND = [
   ["touch", "buffer used too early"],
   ["failed", "failed"],
 ];
-const MANY = 12;
+const [FEW, MANY] = [4, 12]; // ranks: more have their sums in a hint, and still more together
 
 // part: words on the part that is shown at first, if it is one.
 export function heading({ frame }, part = []) {
@@ -61,7 +61,7 @@ function busy(lanes, color) {
     return h("div", { class: "dk-tile" }, h("b", {}, range(lanes.map((lane) => lane.busy))), label,
       h("span", {}, ` · waiting ${range(lanes.map((lane) => lane.waiting))}`));
   }
-  const some = lanes.some((lane) => lane.messages);
+  const some = lanes.length <= FEW && lanes.some((lane) => lane.messages);
   const meters = lanes.map((lane) => {
     const { words, bar } = shares(lane, color(lane.rank));
     const { name, messages, bytes } = lane;

@@ -22,10 +22,10 @@ const PILLS = [
 ];
 
 // Beside the figures all panels are so high together, else each; a title takes so much [pixels].
-const [ROOM, APART, TITLE] = [480, 230, 30];
+const [ROOM, APART, TITLE] = [440, 230, 30];
 const SMALL = { row: 15, mark: 11, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
 // Up to so many traces have the figures beside them, where it is so wide [pixels].
-const [MOST_BESIDE, BESIDE, NARROW] = [3, 980, 560];
+const [MOST_BESIDE, BESIDE, WIDE, NARROW] = [3, 740, 980, 560];
 
 export class Compare extends Sheet {
   constructor(model, el) {
@@ -126,6 +126,7 @@ export class Compare extends Sheet {
     const width = this.body.clientWidth;
     this.beside = stores.length <= MOST_BESIDE && width > BESIDE;
     this.root.toggleAttribute("data-beside", this.beside);
+    this.root.toggleAttribute("data-slim", this.beside && width <= WIDE);
     this.root.toggleAttribute("data-tight", this.beside || width < NARROW);
     const layout = shows.overlaid ? "overlaid" : "side";
     Object.assign(this.root.dataset, { layout, clock: this.clock.kind });

@@ -9,7 +9,7 @@ import { fit, roundRect } from "./canvas.js";
 import { Painter } from "./painter.js";
 
 const [ROW, HIGHEST] = [15, 30]; // pixels of a trace's row in a shared lane, when there is room
-const [ROOMY, TALL] = [430, 1500]; // all lanes of a shared panel together, and at most
+const [ROOMY, TALL] = [340, 1500]; // all lanes of a shared panel together, and at most
 
 // The clock of all traces: seconds since each one's start, or parts of each one's duration.
 export class Clock {

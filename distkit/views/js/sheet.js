@@ -31,11 +31,12 @@ export class Sheet extends Follower {
     if (!this.root.clientWidth) return; // not on the page yet, or hidden
     this.look = lookOf(this.root, this.scratch, this.theme);
     dress(this.root, this.look);
-    const { title, facts, live, notices } = this.picture;
+    const { title, facts, live, notices, notes = [] } = this.picture;
     this.head.replaceChildren(h("strong", {}, title || this.constructor.name),
       h("span", { class: "dk-facts" }, facts.join(" · ")),
       live ? h("span", { class: "dk-live" }, "live") : "");
-    this.notices.replaceChildren(...notices.map((words) => h("li", {}, words)));
+    this.notices.replaceChildren(...notices.map((words) =>
+      h("li", { class: notes.includes(words) ? "dkv-note" : null }, words)));
     this.draw();
     this.root.dataset.drawn = String((Number(this.root.dataset.drawn) || 0) + 1);
   }

@@ -27,6 +27,7 @@ const RETELL = 500; // and the words around the picture change so often
 const LONG = 1000; // operations: then the whole run lies small under the picture
 const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
 const HIGHER = 36; // pixels
+const [LANES, LOWER] = [8, 300]; // so many lanes are at most so high above the whole run [pixels]
 const SUMS = "the share of time in operations, waiting in pale; zoom in to see each one";
 const PART = "opens at the last rank's first call, ⤢ shows all";
 const PATIENCE = 600_000; // milliseconds without news
@@ -156,7 +157,9 @@ export class Timeline extends Follower {
     const { sizes } = this.theme;
     const { count, tracks } = this.store;
     if (!count && !this.#runs() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
-    return count > MANY_BARS * tracks.length ? { ...sizes, row: HIGHER } : sizes;
+    const row = count > MANY_BARS * tracks.length ? HIGHER : sizes.row;
+    const low = count >= LONG && this.store.frame.lanes.length <= LANES;
+    return { ...sizes, row, ...(low ? { tallest: LOWER } : {}) };
   }
 
   #draw() {

@@ -58,6 +58,16 @@ def frame(
     }
 
 
+def flagged(picture: Json) -> list[str]:
+    """The notices as lines of text, with an exclamation mark before all that are not mere notes.
+
+    >>> flagged({"notices": ["2 lost", "9 are drawn"], "notes": ["9 are drawn"]})
+    ['! 2 lost', '9 are drawn']
+    """
+    notes = picture.get("notes", ())
+    return [words if words in notes else f"! {words}" for words in picture["notices"]]
+
+
 def _ranks(meta: Mapping[str, Any], seen: Iterable[int]) -> list[int]:
     named = (int(r) for r in meta.get("ranks", {}))
     return sorted({*range(int(meta.get("world_size", 0))), *named, *seen})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, darkened
@@ -24,11 +24,15 @@ def fitting(drawings: Iterable[str]) -> str:
     return drawn
 
 
-def opening(title: str, facts: str, notices: Iterable[str]) -> tuple[list[str], float]:
-    """The head of a picture, a line for each notice, and where it goes on below them."""
-    lines = [f"! {notice}" for notice in notices]
-    told = [text(24, 58 + 20 * n, line, WARNING_LIGHT) for n, line in enumerate(lines)]
+def opening(title: str, facts: str, lines: Sequence[str]) -> tuple[list[str], float]:
+    """The head of a picture, its notices line by line, and where it goes on below them."""
+    told = [text(24, 58 + 20 * n, line, notice_color(line)) for n, line in enumerate(lines)]
     return [heading(24, 32, title, facts), *told], 58.0 + 20 * len(lines)
+
+
+def notice_color(line: str) -> str:
+    """The colour of a notice: of a warning, if it begins with an exclamation mark."""
+    return WARNING_LIGHT if line.startswith("! ") else GRAY
 
 
 def document(width: float, height: float, title: str, body: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +21,8 @@ from distkit.views.servers.waits import Stretch, Wait, find, statuses
 
 #: At most so many beats are drawn, the last ones; the counters count all. They go in blocks.
 MAX_BEATS, BLOCK = 6_000, 1_000
+#: So many messages under way can be told apart.
+FEW = 3
 
 #: A key on a server.
 At = tuple[int, str]
@@ -160,8 +162,8 @@ def opening(run: Serving) -> float:
     """A moment that tells what this run is like; of one that goes on, the last.
 
     Somebody who never gets an answer, or a refusal: when it has asked. Else when the most stale
-    gradient has been applied, if possible while nobody waits; else where most gradients and pulls
-    wait longest.
+    gradient has been applied, if possible while nobody waits and few messages are under way; else
+    where most gradients and pulls wait longest.
     """
     story, start, end = run.story, run.start, run.end
     if run.live:
@@ -175,15 +177,27 @@ def opening(run: Serving) -> float:
         for g in story.gradients
         if g.late and g.taken is not None and g.taken >= start
     ]
-    begins, ends = sorted(w.begin for w in run.waits), sorted(w.end for w in run.waits)
-    calm = [one for one in late if bisect_right(begins, one[1]) == bisect_right(ends, one[1])]
+    waiting = _present((w.begin, w.end) for w in run.waits)
+    flying = _present((b.begin, b.end) for b in run.beats if b.kind != "barrier")
+
+    def shows(one: tuple[int, float]) -> tuple[bool, bool, int, float]:
+        behind, time = one
+        return not waiting(time), flying(time) <= FEW, behind, -time
+
     if late:
-        return max(calm or late, key=lambda one: (one[0], -one[1]))[1]
+        return max(late, key=shows)[1]
     steps = [step for w in pulls for step in ((w.begin, 2), (w.end, -2))]
     for g in story.gradients:
         until = min(story.gone(g), end)
         steps += [(g.arrived or 0.0, 1), (until, -1)] if until >= start else []
     return _fullest(steps, end)
+
+
+def _present(spans: Iterable[tuple[float, float | None]]) -> Callable[[float], int]:
+    """How many of these, each from when until when, are there at a time."""
+    known = [(begin, math.inf if end is None else end) for begin, end in spans]
+    begins, ends = sorted(begin for begin, _ in known), sorted(end for _, end in known)
+    return lambda time: bisect_right(begins, time) - bisect_right(ends, time)
 
 
 def _fullest(steps: list[tuple[float, int]], end: float) -> float:
@@ -241,13 +255,27 @@ def said(story: Story) -> str:
 
 def notices(run: Serving) -> list[str]:
     """What the reader must know."""
+    return [*_warnings(run), *notes(run)]
+
+
+def notes(run: Serving) -> list[str]:
+    """What of that tells of nothing wrong."""
+    late = sum(r.dropped for r in run.story.requests)
+    whole = len(run.beats)
+    found = [
+        (f"{count(late, 'gradient')} came too late: not counted", late),
+        (f"the last {whole - run.first:,} of {whole:,} messages and updates are shown", run.first),
+    ]
+    return [words for words, shown in found if shown]
+
+
+def _warnings(run: Serving) -> list[str]:
     story, names, meta = run.story, run.names, run.trace.meta
     refused = sum(r.refused for r in story.requests)
-    late = sum(r.dropped for r in story.requests)
     pulls = (w.asked for w in run.waits if w.kind == "pull" and w.asked)
     stuck = sum(r.left is None and r.back is None for r in pulls)
     lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.beats)
-    whole, dropped = len(run.beats), run.trace.dropped
+    dropped = run.trace.dropped
     dead = [
         names[int(r)]
         for r, a in meta.get("ends", {}).items()
@@ -265,8 +293,6 @@ def notices(run: Serving) -> list[str]:
         (f"{count(stuck, 'pull')} never answered", stuck and not run.live),
         (f"{count(lost, 'message')} not arrived", lost and not run.live),
         (f"{count(refused, 'request')} refused", refused),
-        (f"{count(late, 'gradient')} came too late: not counted", late),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
-        (f"the last {whole - run.first:,} of {whole:,} messages and updates are shown", run.first),
     ]
     return [words for words, shown in found if shown]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.units import count, human_bytes
-from distkit.views.servers.projection import Serving, facts, notices, project
+from distkit.views.servers.projection import Serving, facts, notes, notices, project
 from distkit.views.servers.scene import NOTHING, draw
 from distkit.views.servers.staleness import said
 from distkit.views.widget.view import SceneView
@@ -80,4 +80,5 @@ def to_table(run: Serving) -> str:
     ]
     late = said(run.staleness)
     lines.append("  " + "".join(told) + (f"; gradients of staleness {late}" if late else ""))
-    return "\n".join([*lines, *(f"  ! {notice}" for notice in notices(run))])
+    told = flagged({"notices": notices(run), "notes": notes(run)})
+    return "\n".join([*lines, *(f"  {line}" for line in told)])

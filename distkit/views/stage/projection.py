@@ -67,7 +67,7 @@ def project(
     return {
         "title": clean(str(trace.meta.get("name", ""))),
         "facts": _facts(trace, kind, sent),
-        "notices": [] if live else _notices(trace, beats, more),
+        **({"notices": [], "notes": []} if live else _notices(trace, beats, more)),
         "said": _said(trace, found),
         "live": live,
         "kind": kind,
@@ -337,7 +337,8 @@ def _said(trace: EventLog, found: Contributions) -> str:
     return told + (doubt if found.doubtful else "")
 
 
-def _notices(trace: EventLog, beats: list[Json], more: int) -> list[str]:
+def _notices(trace: EventLog, beats: list[Json], more: int) -> dict[str, list[str]]:
+    """What the reader must know, and which of that tells of nothing wrong."""
     lost = [b for b in beats if b["end"] is None and "src" in b]
     stuck = [b for b in beats if b["end"] is None and "members" in b]
     never = sum(not b["sent"] for b in lost)
@@ -347,6 +348,8 @@ def _notices(trace: EventLog, beats: list[Json], more: int) -> list[str]:
         (f"{count(never, 'receive')} without a message", never),
         (f"{count(len(stuck), 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
+    ]
+    left_out = [
         (
             f"the first {len(beats):,} of {len(beats) + more:,} messages and collectives are drawn",
             more,
@@ -356,7 +359,8 @@ def _notices(trace: EventLog, beats: list[Json], more: int) -> list[str]:
             len(trace.ranks) > MAX_PLACES,
         ),
     ]
-    return [words for words, shown in found if shown]
+    notes = [words for words, shown in left_out if shown]
+    return {"notices": [words for words, shown in found if shown] + notes, "notes": notes}
 
 
 def sentence(beat: Json, names: dict[int, str]) -> str:

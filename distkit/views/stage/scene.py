@@ -19,7 +19,9 @@ from distkit.views.scene.marks import (
     rect,
     remembered,
     text,
+    title,
 )
+from distkit.views.scene.units import joined
 from distkit.views.scene.values_svg import figure
 from distkit.views.stage.clocks import PANELS, Clock, by_rounds, by_time, panels
 from distkit.views.stage.field import NUMBERS, STRIPS, Field
@@ -32,6 +34,8 @@ LOOKS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
 Home = tuple[int, int, Point]
 #: Of a beat so many arrows are drawn; tokens of collectives, while they are not too many.
 ARROWS, MEETINGS = 64, 4_000
+#: Of so many changes chunks tell what they are to a pointer, with so many values.
+SAID, FIRST = 2_000, 8
 NOTHING = "this trace has no messages and no collectives"
 
 
@@ -54,6 +58,7 @@ def draw(stage: Json) -> Json:
         view="stage",
         facts=stage["facts"],
         notices=stage["notices"],
+        notes=stage["notes"],
         said=stage["said"],
         live=stage["live"],
         empty="" if stage["beats"] else waiting if stage["live"] else NOTHING,
@@ -212,11 +217,25 @@ class _Painter:
         high = self.field.strip[1]
         if self.shown[CELL]:
             layers = self._layers(piece, round(w, 2), high)
-            self.scene.add(x, y, *layers, begin=begin, end=end, layer=CELL)
+            self.scene.add(x, y, *self._said(piece), *layers, begin=begin, end=end, layer=CELL)
         if self.shown[VALUE]:
             values = tuple(piece.get("values", ()))
             cells = _values(values, round(w - 2, 1), high, self.most, of > 1)
-            self.scene.add(x, y, *cells, begin=begin, end=end, layer=VALUE)
+            self.scene.add(x, y, *self._said(piece), *cells, begin=begin, end=end, layer=VALUE)
+
+    def _said(self, piece: Json) -> tuple[Shape, ...]:
+        """What a chunk is, where the pointer rests on it: whose contributions, and its values."""
+        if len(self.clock.changes) > SAID:
+            return ()
+        told = [
+            f"{words} {joined([str(rank) for rank in piece[key]])}"
+            for key, words in (("sure", "contributions of rank"), ("maybe", "perhaps of rank"))
+            if piece.get(key)
+        ]
+        if values := piece.get("values", ()):
+            more = " …" if len(values) > FIRST else ""
+            told.append(f"values {', '.join(map(figure, values[:FIRST]))}{more}")
+        return (title("; ".join(told)),) if told else ()
 
     def _layers(self, piece: Json, w: float, h: float) -> tuple[Shape, ...]:
         """A layer for each contributor."""

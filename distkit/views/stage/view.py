@@ -7,7 +7,7 @@ clocks.py has the beats by rounds and by time, scene.py the marks.
 from __future__ import annotations
 
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.units import count, human_seconds
 from distkit.views.stage.projection import project, sentence
 from distkit.views.stage.scene import NOTHING, draw
@@ -75,5 +75,5 @@ def table(picture: Json, limit: int = MAX_ROWS) -> str:
         lines.append(f"  {when:>7}  {sentence(beat, names)}")
     if len(beats) > limit:
         lines.append(f"  … and {len(beats) - limit:,} more")
-    lines += [f"  ! {notice}" for notice in picture["notices"]]
+    lines += [f"  {line}" for line in flagged(picture)]
     return "\n".join([*lines, picture["said"]] if picture["said"] else lines)

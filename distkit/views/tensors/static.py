@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distkit.views.scene import svg
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, rank_color
 from distkit.views.scene.units import count
@@ -35,7 +35,7 @@ def _chosen(ops: list[Json], most: int) -> list[Json]:
 def _document(picture: Json, most: int) -> str:
     ops = _chosen(picture["ops"], most)
     title = picture["title"] or "Tensors"
-    parts, y = svg.opening(title, " · ".join(picture["facts"]), picture["notices"])
+    parts, y = svg.opening(title, " · ".join(picture["facts"]), flagged(picture))
     if not ops:
         parts.append(svg.text(24, y + 6, "no tensor values were recorded", GRAY))
         y += 12
@@ -117,7 +117,7 @@ def to_table(picture: Json, limit: int = 12) -> str:
         parts += [f"     {line}" for line in _lines(op)]
     if len(ops) > limit:
         parts.append(f"  … and {len(ops) - limit:,} more")
-    return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
+    return "\n".join(parts + [f"  {line}" for line in flagged(picture)])
 
 
 def _lines(op: Json) -> Iterator[str]:
