@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.cluster.runs.stepper import Stepper
     from distkit.data.shards import shard
+    from distkit.diagnosis.equality import equal
     from distkit.diagnosis.findings import Finding
     from distkit.errors import (
         ClusterError,
@@ -75,6 +76,7 @@ _HOMES = {
     "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary"],
     "distkit.trace.trace": ["Trace"],
     "distkit.diagnosis.findings": ["Finding"],
+    "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],
@@ -132,6 +134,7 @@ __all__ = [  # noqa: RUF022
     "Summary",
     "Trace",
     "Finding",
+    "equal",
     "mark",
     "Compare",
     "Gradients",

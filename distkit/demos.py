@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distkit.data.sets import digits as digits  # also as dk.demos.digits
 from distkit.events import COLLECTIVES, P2P, REQUESTS, State
+from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import count
@@ -83,16 +84,16 @@ def train_in_step(
     from distkit.data.shards import shard
 
     images, labels = shard(*digits())
-    net = model()
+    net, losses = model(), []
     sync_initial_weights(net)
-    losses = []
-    for _ in range(epochs):
-        for i in range(0, len(images) - BATCH + 1, BATCH):
+    with watch_gradients(net) as watch:
+        for i in epochs * [*range(0, len(images) - BATCH + 1, BATCH)]:
             batch = images[i : i + BATCH], labels[i : i + BATCH]
             with mark("step"):
                 loss = sync_sgd_step(
                     net, batch, F.cross_entropy, LR, all_reduce=all_reduce or dist.all_reduce
                 )
+            watch.step(loss=loss, lr=LR, samples=BATCH)
             losses.append(loss)
     return {"losses": torch.stack(losses).tolist(), "weights": _flat(net)}
 
@@ -180,21 +181,22 @@ def accuracy(weights: Tensor) -> float:
 
 @dataclass
 class Demo:
-    """The result of a demonstration: sentences, and the traces they are drawn from."""
+    """The result of a demonstration: sentences, the traces they are drawn from, and a view."""
 
     name: str
     title: str
     lines: list[str] = field(default_factory=list)
     traces: dict[str, Trace] = field(default_factory=dict)
+    view: str = "Timeline"
 
     def __repr__(self) -> str:
         return "\n".join([self.title, *("  " + line for line in self.lines)])
 
     def _ipython_display_(self) -> None:
-        from distkit.views import Timeline
+        from distkit import views
 
         print(self)
-        Timeline(next(iter(self.traces.values())))._ipython_display_()
+        getattr(views, self.view)(next(iter(self.traces.values())))._ipython_display_()
 
 
 def p2p(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:
@@ -258,6 +260,7 @@ def sync_sgd(cluster: Cluster | None = None, progress: Progress | None = None) -
     identical = all(torch.equal(w, weights[0]) for w in weights)
     difference = float((weights[0] - alone["weights"]).abs().max())
     demo = Demo("sync_sgd", f"sync_sgd: {n} replicas of a 64-128-10 perceptron learn digits")
+    demo.view = "Gradients"
     first, last = (sum(r["losses"][i] for r in run.results) / n for i in (0, -1))
     demo.lines = [
         f"{steps} steps of {n} x {BATCH} images: loss {first:.3f} → {last:.3f}, "

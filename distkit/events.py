@@ -147,7 +147,10 @@ def label_of(it: Any) -> str:
             return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
         case {"method": method, "keys": keys, **ranks}:
             return f"{method} {_shown((*keys, *ranks.values()))}"
-        case {"watched": _} | {"keys": _} | {"members": _}:
+        case {"watched": _}:
+            told = (facts.get(name) for name in ("watched", "name", "checksum"))
+            return " ".join(map(str, filter(None, told)))
+        case {"keys": _} | {"members": _}:
             return " ".join(map(_shown, facts.values()))
     return " ".join(name if value is True else f"{name} {value}" for name, value in facts.items())
 
@@ -184,7 +187,8 @@ class Event:
     ===============================  ============================================================
     mark                             ``label`` as given; or ``step``, ``steps`` (a loop's progress)
     mark of ``watch_gradients``      ``watched`` ("gradient", "alone", "weights" or "step"), and
-                                     the parameter's ``name`` or the weights' ``checksum``
+                                     the parameter's ``name`` or the weights' ``checksum`` and the
+                                     ``norms`` of the ``layers``, which the first such mark names
     mark of a server: an update      ``key``, the ``version`` made, the ``workers`` whose gradients
                                      it applies, and how ``late`` each of them is, in updates
     collective                       ``reduction`` (not for sum), ``gradients`` (True: sent by a

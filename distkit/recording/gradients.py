@@ -7,7 +7,7 @@ attributes           before (STARTED)                after (COMPLETED)
 ===================  ==============================  ============================================
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
 ``alone NAME``                                       the gradient of :meth:`GradientRecorder.alone`
-``weights CRC``                                      a sketch of all weights
+``weights CRC``                                      a sketch of all weights; each layer's norm
 ``step``                                             (loss, learning rate, samples), NaN: not told
 ===================  ==============================  ============================================
 
@@ -148,11 +148,17 @@ class GradientRecorder:
         rec = recorder.current()
         if rec is not None and self._weights and looked_at(self._steps):
             crc, summary = sketch(self._weights)
+            names = {} if self._steps else {"layers": tuple(self._watched)}
             rec.record(
                 rec.next_seq(),
                 Op.MARK,
                 State.COMPLETED,
-                attributes={"watched": "weights", "checksum": f"{crc:08x}"},
+                attributes={
+                    "watched": "weights",
+                    "checksum": f"{crc:08x}",
+                    "norms": _norms(list(self._watched.values())),
+                    **names,
+                },
                 where=user_line(3),
                 summary=summary,
             )
@@ -194,6 +200,14 @@ def _signs(size: int) -> Any:
     import numpy as np
 
     return np.random.default_rng(0).integers(0, 2, size, dtype=np.int8) * np.int8(2) - np.int8(1)
+
+
+def _norms(tensors: list[Tensor]) -> tuple[float, ...]:
+    """The norm of each tensor; -1 where it is NaN or infinite, which JSON cannot say."""
+    import torch
+
+    norms = torch._foreach_norm([t.detach() for t in tensors])
+    return tuple(n if math.isfinite(n) else -1.0 for n in map(float, norms))
 
 
 def _put(rec: Recorder, seq: int, state: State, what: str, name: str, gradient: Tensor) -> None:

@@ -17,10 +17,10 @@ from distkit.recording import recorder
 from distkit.recording.gradients import looked_at, sketch, watch_gradients
 from distkit.recording.recorder import Recorder, to_event
 from distkit.trace.trace import Trace
+from distkit.trace.training import read
 from distkit.views import Gradients
 from distkit.views.gradients.projection import agreement, project, reduced
 from distkit.views.gradients.static import to_svg
-from distkit.views.gradients.steps import read
 from distkit.views.scene.summaries import cosine
 
 OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]

@@ -183,6 +183,49 @@ def test_a_nan_on_one_rank_is_named_on_all_ranks(layer: str) -> None:
     assert re.match(says, results[0])
 
 
+# -- dk.equal ------------------------------------------------------------------------------
+
+
+def watched(change: str = "") -> None:
+    """A recorded training of 4 steps, with a mistake of one's choice."""
+    rank, n, model = dist.get_rank(), dist.get_world_size(), net()
+    if change == "initial" and rank == 1:
+        model[2].weight.data += 0.1
+    groups: list[dict[str, Any]] = [{"params": [w]} for w in model.parameters()]
+    groups[1]["weight_decay"] = 5.0 if change == "decay" else 0.0  # of 0.bias
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    reduce = (lambda x: None) if change == "alone" else dist.all_reduce
+    with dk.watch_gradients(model) as watch:
+        for x, y in DistributedDataset(images(40), 11, replica=rank, replicas=n):
+            loss = dk.sync_sgd_step(model, (x, y), F.cross_entropy, optimizer, all_reduce=reduce)
+            watch.step(loss=loss, lr=0.1, samples=len(x))
+
+
+def test_runs_are_equal_whatever_the_number_of_ranks() -> None:
+    one = dk.run_ranks(watched, 1)
+    found = dk.equal(dk.run_ranks(watched, 3), one)
+    assert found
+    assert found.largest < 1e-10
+    assert found.compared == "4 steps, 4 layers, 3 ranks and 1 rank"
+    assert dk.equal(one, dk.run_ranks(watched, 1)).exact
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [
+        ("initial", (0, "weights", "2.weight", 1)),
+        ("decay", (1, "weights", "0.bias", 0)),
+        ("alone", (1, "gradient", "2.bias", 0)),
+    ],
+)
+def test_the_first_difference_is_named(change: str, first: tuple[int, str, str, int]) -> None:
+    found = dk.equal(dk.run_ranks(watched, 2, change), dk.run_ranks(watched, 1))
+    assert not found
+    assert (found.first.step, found.first.what, found.first.layer, found.first.rank) == first
+
+
+# -- the exception -------------------------------------------------------------------------
+
 Norm = Callable[[int], nn.Module]
 
 

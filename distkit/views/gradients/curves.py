@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from distkit.views.gradients.steps import Training
+from distkit.trace.training import Training
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import rounded
 

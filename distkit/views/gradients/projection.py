@@ -14,8 +14,8 @@ from itertools import combinations
 
 from distkit.events import Summary
 from distkit.trace.log import EventLog
+from distkit.trace.training import ByRank, Step, Training, read
 from distkit.views.gradients.curves import curves
-from distkit.views.gradients.steps import ByRank, Step, Training, read
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.summaries import (
     average,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from distkit.events import Event, State
 from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
-from distkit.views.gradients.steps import is_note
+from distkit.trace.training import is_note
 from distkit.views.scene.frame import Json
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.packing import lettered, packed

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from distkit.events import Op, Summary
 from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
-from distkit.views.gradients.steps import is_note
+from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
 from distkit.views.timeline.causes import Causes, causes, unknown

@@ -48,6 +48,12 @@ class Training:
     weights: dict[int, dict[int, tuple[str, Summary]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
+    dtypes: dict[str, str] = field(default_factory=dict)
+    # the norms of the weights of the layers ``named``, after 0, 1, 2 … steps, by rank
+    norms: dict[int, dict[int, tuple[float, ...]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    named: tuple[str, ...] = ()
 
     def feed(self, rank: int, spans: Iterator[Span]) -> None:
         """Take in one rank's marks, in order."""
@@ -60,6 +66,8 @@ class Training:
                 n += 1
             elif what == "weights" and s.after:
                 self.weights[n][rank] = str(s.attributes.get("checksum", "")), s.after
+                self.norms[n][rank] = tuple(s.attributes.get("norms", ()))
+                self.named = self.named or tuple(s.attributes.get("layers", ()))
             elif what == "gradient":
                 self._gradient(self.steps[n], rank, name, s)
             elif what == "alone" and s.after:
@@ -67,6 +75,7 @@ class Training:
 
     def _gradient(self, step: Step, rank: int, name: str, s: Span) -> None:
         self.layers.setdefault(name, s.shape)
+        self.dtypes.setdefault(name, s.dtype)
         if s.before:
             step.before[name][rank] = s.before
         if s.after:

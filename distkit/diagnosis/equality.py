@@ -1,0 +1,264 @@
+"""Comparison of two recorded trainings: the same losses, gradients and weights, or since when not.
+
+Pure: it reads what :func:`distkit.watch_gradients` has recorded, in runs or in saved traces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeVar
+
+from distkit.events import Summary
+from distkit.trace.log import EventLog
+from distkit.trace.training import Step, Training, read
+
+#: Sums in another order differ by less than this part of the largest value, by dtype.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+T = TypeVar("T")
+
+
+class HasTrace(Protocol):
+    """A run."""
+
+    @property
+    def trace(self) -> EventLog:
+        """Its events."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A loss, gradient or weight that differs in two runs.
+
+    ``step`` counts from 1, 0 for the initial weights; ``what`` is "loss", "gradient" or
+    "weights"; ``layer`` is empty for a loss; ``rank`` is that of the first run. ``text`` tells
+    all of it.
+    """
+
+    step: int
+    what: str
+    layer: str
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of :func:`equal`: true if nothing differs, within the tolerance.
+
+    ``first`` is the first difference, None if there is none. ``exact`` is true if all that was
+    compared is equal to the bit; ``largest`` is the largest relative difference found.
+    """
+
+    first: Difference | None
+    exact: bool
+    largest: float
+    compared: str
+
+    def __bool__(self) -> bool:
+        return self.first is None
+
+    def __repr__(self) -> str:
+        if self.first is not None:
+            return f"different: {self.first.text}"
+        how = "to the bit" if self.exact else f"to {self.largest:.0e} of the largest value"
+        return f"equal {how}: {self.compared}"
+
+
+def equal(
+    run: HasTrace | EventLog, other: HasTrace | EventLog, *, rtol: float | None = None
+) -> Comparison:
+    """Compare two trainings step by step: losses, gradients after the all-reduce, and weights.
+
+    Both must have been recorded with :func:`~distkit.watch_gradients`. They may have different
+    numbers of ranks: then each rank is compared with rank 0 of the other, and the loss is the mean
+    over all examples. What a rank computes before the all-reduce is its own, and not compared.
+
+    A gradient of more than 64 elements is compared by 64 of them and by its norm, weights by their
+    checksum, or by a random projection and their norms.
+
+    Args:
+        run: a run or its trace.
+        other: the other one, such as a run of one process.
+        rtol: the largest difference that counts as none, as a part of the largest value compared;
+            by default what another order of summation explains, by dtype: 1e-4 for float32.
+
+    Returns:
+        Something that is true if they are equal, and otherwise names the first step, layer and rank
+        that differ.
+
+    Raises:
+        ValueError: one of them was not recorded with ``watch_gradients``.
+
+    Source:
+        torchtitan, "Converging": comparing the loss curves of a parallel run and a plain one.
+
+    Example:
+        >>> dk.equal(cluster.run(train), dk.run_ranks(train, 1))     # doctest: +SKIP
+        equal to 3e-07 of the largest value: 120 steps, 4 layers, 4 ranks and 1
+    """
+    mine, theirs = (_training(name, it) for name, it in (("first", run), ("second", other)))
+    found = _Finder(mine, theirs, rtol)
+    first = next(chain(found.shapes(), found.differences()), None)
+    ranks = " and ".join(_count(n, "rank") for n in dict.fromkeys(found.ranks))
+    sizes = f"{_count(len(mine.steps), 'step')}, {_count(len(mine.layers), 'layer')}"
+    compared = f"{sizes}, {ranks}"
+    return Comparison(first, first is None and found.exact, found.largest, compared)
+
+
+def _training(which: str, given: HasTrace | EventLog) -> Training:
+    training = read(given if isinstance(given, EventLog) else given.trace)
+    if not training.steps:
+        raise ValueError(
+            f"the {which} run has no record of a training. Write the loop as `with "
+            "dk.watch_gradients(model) as watch:`, and call watch.step(loss=loss) in each step."
+        )
+    return training
+
+
+class _Finder:
+    """Finds the differences of two trainings in the order in which a step makes them."""
+
+    def __init__(self, mine: Training, theirs: Training, rtol: float | None) -> None:
+        self._mine, self._theirs = mine, theirs
+        self.ranks = [len(t.steps[0].told) for t in (mine, theirs)]
+        dtypes = {**mine.dtypes, **theirs.dtypes}
+        self._tolerance = {
+            layer: TOLERANCES.get(dtype, 0.0) if rtol is None else rtol
+            for layer, dtype in dtypes.items()
+        }
+        self._largest_tolerance = max(self._tolerance.values(), default=rtol or 0.0)
+        self.exact, self.largest = True, 0.0
+
+    def shapes(self) -> Iterator[Difference]:
+        """Layers that only one of them has, or of another shape."""
+        for layer in {**self._mine.layers, **self._theirs.layers}:
+            shapes = [t.layers.get(layer) for t in (self._mine, self._theirs)]
+            if shapes[0] != shapes[1]:
+                said = " and ".join("missing" if s is None else str(list(s)) for s in shapes)
+                yield Difference(0, "weights", layer, 0, f"the shape of {layer}: {said}")
+
+    def differences(self) -> Iterator[Difference]:
+        """All of them, step by step."""
+        steps = [len(t.steps) for t in (self._mine, self._theirs)]
+        yield from self._weights(0)
+        for n in range(min(steps)):
+            yield from self._loss(n)
+            yield from self._gradients(n)
+            yield from self._weights(n + 1)
+        if steps[0] != steps[1]:
+            text = f"the number of steps: {steps[0]} and {steps[1]}, equal as far as both go"
+            yield Difference(min(steps) + 1, "loss", "", 0, text)
+
+    # -- what a step makes -----------------------------------------------------------------
+
+    def _loss(self, n: int) -> Iterator[Difference]:
+        a, b = (t.steps[n] for t in (self._mine, self._theirs))
+        mine, theirs = mean_loss(a), mean_loss(b)
+        same = mine == theirs or (math.isnan(mine) and math.isnan(theirs))
+        if self._apart(abs(mine - theirs), max(abs(mine), abs(theirs)), same):
+            bad = [r for r, told in sorted(a.told.items()) if _is_bad(told.loss, told.samples)]
+            where = f", not finite on rank {bad[0]}" if bad else ""
+            said = f"is {mine:.6g} and {theirs:.6g}{where}"
+            yield self._at(n + 1, "loss", "", bad[0] if bad else 0, said)
+
+    def _gradients(self, n: int) -> Iterator[Difference]:
+        a, b = (t.steps[n].after for t in (self._mine, self._theirs))
+        for layer in reversed(self._mine.layers):  # as backward computes them
+            for rank, mine in sorted(a.get(layer, {}).items()):
+                theirs = _of(rank, b.get(layer, {}))
+                if theirs is None:
+                    continue
+                off, most = _distance(mine, theirs)
+                if self._apart(off, most, mine == theirs, layer):
+                    said = f"{_far(off)} on rank {rank}, where values reach {most:.2g}"
+                    yield self._at(n + 1, "gradient", layer, rank, said + _factor(mine, theirs))
+
+    def _weights(self, n: int) -> Iterator[Difference]:
+        a, b = (t.weights.get(n, {}) for t in (self._mine, self._theirs))
+        for rank, (crc, mine) in sorted(a.items()):
+            if (found := _of(rank, b)) is None:
+                continue
+            other_crc, theirs = found
+            off = math.dist(mine.values, theirs.values)
+            if self._apart(off, max(mine.norm, theirs.norm), crc == other_crc):
+                layer = self._layer(n, rank)
+                which = "initial weights" if n == 0 else "update"
+                said = f"{_far(off)} on rank {rank} ({which})"
+                yield self._at(n, "weights", layer, rank, said)
+
+    def _layer(self, n: int, rank: int) -> str:
+        """The layer whose weights' norm differs most."""
+        norms = self._mine.norms[n].get(rank, ()), _of(rank, self._theirs.norms[n]) or ()
+        apart = [abs(x - y) / (max(x, y) or 1) for x, y in zip(*norms, strict=False)]
+        names = self._mine.named
+        return names[apart.index(max(apart))] if apart and len(names) == len(apart) else ""
+
+    # -- how far apart -----------------------------------------------------------------------
+
+    def _apart(self, off: float, most: float, same: bool, layer: str = "") -> bool:
+        """True for what differs by more than the tolerance."""
+        tolerance = self._tolerance.get(layer, self._largest_tolerance)
+        if same:
+            return False
+        self.exact = False
+        relative = off / most if most else off
+        if math.isfinite(relative) and relative <= tolerance:
+            self.largest = max(self.largest, relative)
+            return False
+        return True
+
+    def _at(self, step: int, what: str, layer: str, rank: int, said: str) -> Difference:
+        when = f"in step {step}" if step else "before the first step"
+        of = f" of {layer}" if layer else ""
+        return Difference(step, what, layer, rank, f"{when} the {what}{of} {said}")
+
+
+def mean_loss(step: Step) -> float:
+    """The mean over the examples of all ranks; over the ranks, if these did not tell how many."""
+    told = step.told.values()
+    weights = [1.0 if math.isnan(t.samples) else t.samples for t in told]
+    pairs = [(t.loss, w) for t, w in zip(told, weights, strict=True) if w]
+    total = sum(w for _, w in pairs)
+    return sum(loss * w for loss, w in pairs) / total if total else math.nan
+
+
+def _is_bad(loss: float, samples: float) -> bool:
+    """True for a loss that is NaN or infinite, though it is of some examples."""
+    return not math.isfinite(loss) and samples != 0
+
+
+def _of(rank: int, by_rank: Mapping[int, T]) -> T | None:
+    """What this rank of the other run has, or else its first rank."""
+    if rank in by_rank or not by_rank:
+        return by_rank.get(rank)
+    return by_rank[min(by_rank)]
+
+
+def _distance(a: Summary, b: Summary) -> tuple[float, float]:
+    """The largest difference of two tensors, as far as it is known, and their largest value."""
+    pairs = [*zip(a.values, b.values, strict=False), (a.min, b.min), (a.max, b.max)]
+    most = max((abs(v) for pair in pairs for v in pair if math.isfinite(v)), default=0.0)
+    norms = abs(a.norm - b.norm) / (max(a.norm, b.norm) or 1)
+    apart = [norms * most, *(abs(x - y) for x, y in pairs)]
+    return max(d if math.isfinite(d) else math.inf for d in apart), most
+
+
+def _far(off: float) -> str:
+    return f"is {off:.2g} apart" if math.isfinite(off) else "is NaN or infinite in one of the runs"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _factor(a: Summary, b: Summary) -> str:
+    """A hint, if one is a multiple of the other: somebody summed, and somebody averaged."""
+    low, high = sorted((a.norm, b.norm))
+    times = round(high / low) if 0 < low <= high < math.inf else 1
+    if times < 2 or abs(high / low - times) > 1e-3 * times:
+        return ""
+    return f"; one is {times} times the other: a sum, where the other is a mean?"
