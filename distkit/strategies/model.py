@@ -137,7 +137,7 @@ class Model:
             global_batch: rows of all replicas in a step.
         """
         aggregation.synchronize_buffers(self.strategy, self.module)
-        batches = self.strategy.distribute_dataset(data, global_batch)
+        batches = self._each_row_once(data, global_batch)
         sums = self._no_sums()
         with evaluating(self.module):
             for x, y in batches:
@@ -152,7 +152,7 @@ class Model:
             global_batch: rows of all replicas in a step.
         """
         aggregation.synchronize_buffers(self.strategy, self.module)
-        batches = self.strategy.distribute_dataset(data, global_batch, policy="DATA")
+        batches = self._each_row_once(data, global_batch)
         with evaluating(self.module):
             mine = [self.strategy.run(self.module, args=(x,)) for x in batches]
         plan, n = batches.plan, self.strategy.num_replicas_in_sync
@@ -169,6 +169,11 @@ class Model:
     def load(self, folder: str | Path) -> None:
         """Load what :meth:`save` saved, also with another number of replicas."""
         self.epoch = self._checkpoint(checkpoint.load, folder, 0)["epoch"]
+
+    def _each_row_once(self, data: Any, global_batch: int) -> Any:
+        """Divided among the replicas in sync, also where each worker trains on its own data."""
+        mine = {"replica": self.strategy._replica, "replicas": self.strategy.num_replicas_in_sync}
+        return self.strategy.distribute_dataset(data, global_batch, policy="DATA", **mine)
 
     # -- steps -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,10 +13,13 @@ from torch.nn import functional as F
 
 from distkit.data import digits
 from distkit.errors import DistkitError, StrategyError
+from distkit.strategies.central_storage import CentralStorageStrategy
+from distkit.strategies.fully_sharded import FullyShardedStrategy
 from distkit.strategies.mirrored import MirroredStrategy
 from distkit.strategies.model import Model
 from distkit.strategies.multi_worker import MultiWorkerMirroredStrategy
 from distkit.strategies.one_device import OneDeviceStrategy
+from distkit.strategies.parameter_server import ParameterServerStrategy
 from distkit.strategies.strategy import Strategy
 from distkit.strategies.tpu import TPUStrategy
 
@@ -53,7 +56,7 @@ class Support(dict[str, dict[str, str]]):
         return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def support(run: Callable[..., Any]) -> Support:
+def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> Support:
     """Try every strategy in every way to train, and compare the results with one process.
 
     Each cell says "equal to one process", "differs by …" (the largest difference of losses and
@@ -62,13 +65,15 @@ def support(run: Callable[..., Any]) -> Support:
     Args:
         run: ``cluster.run`` of a cluster of a few ranks, with a server for those who need one:
             ``dk.Cluster(workers=3, servers=1)``.
+        only: the names of strategies to try; None for all of :data:`STRATEGIES`.
 
     Example:
         >>> dk.strategies.support(cluster.run)                        # doctest: +SKIP
     """
     expected = {way: _tried(do, Strategy()).found for way, do in WAYS.items()}
     table = Support()
-    for name, make in STRATEGIES.items():
+    for name in STRATEGIES if only is None else only:
+        make = STRATEGIES[name]
         table[name] = {way: _cell(run, make, do, expected[way]) for way, do in WAYS.items()}
     return table
 
@@ -121,7 +126,7 @@ def _fit(strategy: Strategy) -> Tensor:
 
 
 def _custom_loop(strategy: Strategy) -> Tensor:
-    """The same in a loop of one's own."""
+    """The last loss, and the outputs, of a loop of one's own."""
     model = _model(strategy)
     module, optimizer = model.module, model.optimizer
 
@@ -132,11 +137,10 @@ def _custom_loop(strategy: Strategy) -> Tensor:
         optimizer.step()
         return loss
 
-    losses = []
     for _ in range(EPOCHS):
         for x, y in strategy.distribute_dataset(_data(), BATCH):
-            losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())
-    return _joined(losses, strategy.run(module, args=(_data()[0],)))
+            loss = strategy.reduce("mean", strategy.run(step, args=(x, y)))
+    return _joined([loss.item()], strategy.run(module, args=(_data()[0],)))
 
 
 def _evaluate(strategy: Strategy) -> Tensor:
@@ -153,11 +157,15 @@ def _joined(numbers: list[float], outputs: Tensor) -> Tensor:
 #: Each way to train.
 WAYS = {"fit": _fit, "custom loop": _custom_loop, "evaluate/predict": _evaluate}
 
-#: Each strategy, by the name of its column.
+#: Each strategy, by the name of its row.
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "Strategy (default)": Strategy,
     "OneDeviceStrategy": OneDeviceStrategy,
     "MirroredStrategy": MirroredStrategy,
     "MultiWorkerMirroredStrategy": MultiWorkerMirroredStrategy,
+    "CentralStorageStrategy": CentralStorageStrategy,
+    "ParameterServerStrategy, sync": partial(ParameterServerStrategy, mode="sync"),
+    "ParameterServerStrategy, async": ParameterServerStrategy,
+    "FullyShardedStrategy": FullyShardedStrategy,
     "TPUStrategy": TPUStrategy,
 }

@@ -1,0 +1,18 @@
+"""Every strategy in every way to train, on a cluster with a server."""
+
+from __future__ import annotations
+
+from distkit import Cluster
+from distkit.strategies import support
+
+EQUAL = "equal to one process"
+
+
+def test_every_synchronous_strategy_equals_one_process() -> None:
+    with Cluster(workers=2, servers=1) as cluster:
+        table = support(cluster.run)
+    refused, alone = table.pop("TPUStrategy"), table.pop("ParameterServerStrategy, async")
+    assert {said for cells in table.values() for said in cells.values()} == {EQUAL}
+    assert all(said.startswith("refused because TPUStrategy needs") for said in refused.values())
+    assert alone["evaluate/predict"] == EQUAL
+    assert alone["fit"].startswith("differs by ")
