@@ -19,7 +19,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distkit import algorithms, data, demos, hangs, kvstore, simulation, strategies
+    from distkit import (
+        algorithms,
+        data,
+        demos,
+        hangs,
+        kvstore,
+        parallel,
+        simulation,
+        strategies,
+    )
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.collectives import ring_all_reduce
     from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
         DeadlockError,
         DistkitError,
         KVStoreError,
+        LayoutError,
         NotPicklableError,
         RankDied,
         RankError,
@@ -55,6 +65,7 @@ if TYPE_CHECKING:
     from distkit.exercises import check, hint, solution
     from distkit.experiments import Experiment
     from distkit.experiments.sweep import sweep
+    from distkit.parallel import Layout, shards
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -92,6 +103,8 @@ _HOMES = {
     "distkit.algorithms.sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
     "distkit.data.shards": ["shard"],
     "distkit.views.shards.view": ["ShardMap"],
+    # a model on many ranks
+    "distkit.parallel": ["Layout", "shards"],
     # how long it would take
     "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
@@ -104,6 +117,7 @@ _HOMES = {
         "DeadlockError",
         "DistkitError",
         "KVStoreError",
+        "LayoutError",
         "NotPicklableError",
         "RankDied",
         "RankError",
@@ -118,7 +132,16 @@ _HOMES = {
         "TrainingError",
     ],
 }
-_MODULES = ["algorithms", "data", "demos", "hangs", "kvstore", "simulation", "strategies"]
+_MODULES = [
+    "algorithms",
+    "data",
+    "demos",
+    "hangs",
+    "kvstore",
+    "parallel",
+    "simulation",
+    "strategies",
+]
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022
@@ -159,6 +182,9 @@ __all__ = [  # noqa: RUF022
     "sync_initial_weights",
     "sync_gradients",
     "sync_sgd_step",
+    "parallel",
+    "Layout",
+    "shards",
     "kvstore",
     "strategies",
     "demos",
@@ -178,6 +204,7 @@ __all__ = [  # noqa: RUF022
     "DeadlockError",
     "DistkitError",
     "KVStoreError",
+    "LayoutError",
     "NotPicklableError",
     "RankDied",
     "RankError",

@@ -14,6 +14,7 @@
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
     ├── StepError               a stepper cannot do what was asked
     ├── KVStoreError            a parameter-server call that cannot be served
+    ├── LayoutError             ranks that cannot share a model in this way
     ├── StrategyError           a strategy's replicas cannot do this together
     ├── TrainingError           training cannot go on: a gradient is NaN, for example
     └── TraceFileError          a trace file that cannot be read
@@ -186,6 +187,10 @@ class TrainingError(DistkitError):
     def __init__(self, message: str, *, rank: int = 0, step: int = 0, layer: str = "") -> None:
         super().__init__(message)
         self.rank, self.step, self.layer = rank, step, layer
+
+
+class LayoutError(DistkitError, ValueError):
+    """Ranks that cannot share a model in this way."""
 
 
 class TraceFileError(DistkitError, ValueError):

@@ -76,6 +76,11 @@ def exchange(out: Tensor, to: int, into: Tensor, source: int, group: Group) -> T
     return into
 
 
+#: One tensor from, or for, all ranks, under the names of this version of torch.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
 # -- the contract ------------------------------------------------------------------------
 
 

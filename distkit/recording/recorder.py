@@ -379,7 +379,22 @@ def _flat(tensor: Tensor, stride: int) -> Any:
     torch = sys.modules["torch"]
     if t.is_cuda or t.dtype not in (torch.float64, torch.float32):  # numpy's fast paths take these
         t = (t.real if t.is_complex() else t).to("cpu", torch.float64)
-    return t.numpy().reshape(-1)
+    return sys.modules["numpy"].from_dlpack(_Capsule(t)).reshape(-1)
+
+
+class _Capsule:
+    """A tensor for numpy; ``t.numpy()`` would forbid its program to resize the storage later."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **_: object) -> object:
+        return sys.modules["torch"]._C._to_dlpack(self.tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the host's memory
 
 
 # -- places ---------------------------------------------------------------------

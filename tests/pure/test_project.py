@@ -34,7 +34,8 @@ PUBLIC = """
     shared_memory_all_reduce use_algorithm ddp_hook
     data shard ShardMap sync_initial_weights sync_gradients sync_sgd_step kvstore strategies
     demos check hint solution trouble hangs simulation simulate calibrate cost Link Network
-    ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError NotPicklableError
+    ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError LayoutError
+    NotPicklableError parallel Layout shards
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
     StrategyError TraceFileError TrainingError
 """.split()
@@ -54,6 +55,7 @@ LAYERS = {
     "strategies": WAIST + "algorithms data kvstore recording",
     "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",
+    "parallel": WAIST + "algorithms",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
     "exercises": WAIST + "algorithms kvstore cluster views",

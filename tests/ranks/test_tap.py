@@ -93,6 +93,23 @@ def test_a_collective_that_is_waited_for_later(name: str) -> None:
     assert run.results == dk.run_ranks(program, N, record=False).results
 
 
+def test_a_recorded_tensor_can_still_be_resized() -> None:
+    """As FSDP frees what it has gathered."""
+
+    def program() -> list[int]:
+        found = []
+        for dtype in (torch.float32, torch.float64, torch.int32, torch.bfloat16):
+            x = torch.ones(8, dtype=dtype)
+            dist.all_reduce(x)
+            x.untyped_storage().resize_(0)
+            found.append(x.untyped_storage().size())
+        return found
+
+    run = dk.run_ranks(program, 2)
+    assert run.results == [[0] * 4] * 2
+    assert [span.after.max for span in run.trace.spans] == [2.0] * 8
+
+
 def test_new_group_is_a_collective_of_all() -> None:
     def program() -> list[Any]:
         some, every = dist.new_group([0, 1]), dist.new_group()

@@ -1,0 +1,320 @@
+"""Pipelines: layers over ranks, activations and gradients as messages.
+
+:func:`split` cuts a model into stages. :func:`pipeline_step` is the page: GPipe and 1F1B in
+``send`` and ``recv``. :class:`TorchPipeline` has ``torch.distributed.pipelining`` run the same
+schedules, and those with several stages a rank.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.fx.passes.split_module import split_module
+
+from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.contract import Group, isend, recv
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def pipeline_step(
+    stage: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    loss_fn: Loss,
+    *,
+    microbatches: int,
+    schedule: str = "1f1b",
+    group: Group = None,
+) -> Tensor:
+    """Run a batch forward and backward through a pipeline of p ranks, one stage on each.
+
+    ::
+
+        rank 0   F0 F1 F2 F3          B0       B1 …      F sends activations to the right,
+        rank 1      F0 F1 F2       B0 F3    B1    …      B sends gradients to the left
+        rank 2         F0 F1    B0 F2    B1 F3    …
+        rank 3            F0 B0 F1 B1 F2 B2 F3 B3 …
+
+    Gradients are added to those of the stage's parameters, as ``loss.backward()`` does. They equal
+    those of one process, if no layer mixes examples (batch norm does).
+
+    Args:
+        stage: this rank's layers; they map a tensor (rows, …) to another with as many rows.
+        batch: inputs (B, …) and targets (B, …), both on every rank; the first rank reads the
+            inputs, the last one the targets.
+        loss_fn: mean loss of outputs and targets.
+        microbatches: m, in how many pieces the batch comes: from 1 to B, also fewer than ranks.
+        schedule: "gpipe" or "1f1b".
+        group: the process group; None is the world.
+
+    Returns:
+        The mean loss of the batch, a float64 scalar on every rank.
+
+    Raises:
+        ValueError: There are more micro-batches than rows, a rank has several stages in this
+            schedule, or the backend is NCCL.
+        TypeError: A stage returns something else than such a tensor.
+
+    Source:
+        Huang et al., "GPipe", 2019; Narayanan et al., "Efficient large-scale language model
+        training on GPU clusters using Megatron-LM", 2021.
+    """
+    _check_step(batch, microbatches, schedule, group)
+    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
+    left, right = _Link(rank - 1, group), _Link(rank + 1, group)
+    inputs, targets = (t.tensor_split(microbatches) for t in batch)
+    loss = torch.zeros((), dtype=torch.float64, device=batch[0].device)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    for _, kind, i in PIPELINES[schedule].orders(last + 1, microbatches)[rank]:
+        rows = len(inputs[i])
+        if kind == "F":
+            x = inputs[i] if rank == 0 else left.receive_activations(rows, loss.device)
+            y = stage(x)
+            if rank == last:
+                y = loss_fn(y, targets[i]) * rows / len(batch[0])
+                loss += y.detach()
+            else:
+                right.send_activations(_checked(y, rows, stage))
+            kept[i] = x, y
+        else:
+            x, y = kept.pop(i)
+            y.backward(None if rank == last else right.receive_gradients(y))
+            if rank > 0:
+                left.send(x.grad)  # type: ignore[arg-type]
+
+    left.wait()
+    right.wait()
+    dist.broadcast(loss, group=group, group_src=last)
+    return loss
+
+
+class _Link:
+    """The messages to and from a neighbour; its first activations come after their shape."""
+
+    def __init__(self, peer: int, group: Group) -> None:
+        self.peer, self.group = peer, group
+        self._row: list[Any] = []
+        self._sending: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, x: Tensor) -> None:
+        x = x.detach().contiguous()
+        self._sending.append((isend(x, self.peer, self.group), x))
+
+    def send_activations(self, y: Tensor) -> None:
+        if not self._row:
+            self._row = [y.shape[1:], y.dtype]
+            dist.send_object_list(self._row, group=self.group, group_dst=self.peer)
+        self.send(y)
+
+    def receive_activations(self, rows: int, device: torch.device) -> Tensor:
+        if not self._row:
+            self._row = [None, None]
+            dist.recv_object_list(self._row, group=self.group, group_src=self.peer)
+        shape, dtype = self._row
+        into = torch.empty(rows, *shape, dtype=dtype, device=device)
+        return recv(into, self.peer, self.group).requires_grad_()
+
+    def receive_gradients(self, y: Tensor) -> Tensor:
+        return recv(torch.empty_like(y, requires_grad=False), self.peer, self.group)
+
+    def wait(self) -> None:
+        for work, _ in self._sending:
+            work.wait()
+
+
+def _check_step(
+    batch: tuple[Tensor, Tensor], microbatches: int, schedule: str, group: Group
+) -> None:
+    rows = [len(t) for t in batch]
+    if rows[0] != rows[1]:
+        raise ValueError(f"pipeline_step: {rows[0]} inputs and {rows[1]} targets: give as many")
+    if not 1 <= microbatches <= rows[0]:
+        raise ValueError(
+            f"pipeline_step: a batch of {rows[0]} rows in {microbatches} micro-batches: "
+            f"give microbatches from 1 to {rows[0]}"
+        )
+    if PIPELINES[schedule].looped:
+        raise ValueError(f"pipeline_step has one stage a rank: run {schedule!r} by TorchPipeline")
+    if dist.get_backend(group) == "nccl":
+        raise ValueError(
+            "pipeline_step sends activations and gradients past each other, which would wait for "
+            "each other under NCCL: use TorchPipeline, which sends them together, or gloo"
+        )
+
+
+def _checked(y: Any, rows: int, stage: nn.Module) -> Tensor:
+    """What a stage returned, if a pipeline can send it."""
+    if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != rows:
+        what = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise TypeError(
+            f"pipeline_step: stage {type(stage).__name__} returned {what} for {rows} rows: "
+            f"a stage sends one tensor with as many rows to the next"
+        )
+    return y
+
+
+# -- cutting a model into stages ------------------------------------------------------------
+
+
+def split(model: nn.Module, stages: int) -> list[nn.Module]:
+    """Cut a model into stages of consecutive layers, as many in each as possible.
+
+    Layers are the children of the model and keep their names; one tensor goes between two stages.
+
+    Args:
+        model: a Sequential, or a module whose ``forward`` :mod:`torch.fx` can trace.
+        stages: how many.
+
+    Raises:
+        ValueError: There are fewer layers than stages, or a layer needs the output of a layer
+            that is not in its own stage nor the last of the stage before: a skip connection.
+
+    Example:
+        >>> layers = [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)]
+        >>> [len(stage) for stage in split(nn.Sequential(*layers), 2)]
+        [2, 1]
+    """
+    layers = len(list(model.children()))
+    if not 1 <= stages <= layers:
+        raise ValueError(f"{stages} stages of a model of {layers} layers: give from 1 to {layers}")
+    owner = [s for s, part in enumerate(torch.arange(layers).tensor_split(stages)) for _ in part]
+    if isinstance(model, nn.Sequential):
+        parts = [OrderedDict[str, nn.Module]() for _ in range(stages)]
+        for (name, layer), stage in zip(model.named_children(), owner, strict=True):
+            parts[stage][name] = layer
+        return [nn.Sequential(part) for part in parts]
+    graph = fx.GraphModule(model, _Layers().trace(model))
+    names = dict(zip((name for name, _ in model.named_children()), owner, strict=True))
+    place = _places(graph, names)
+    _check_crossings(graph, place)
+    cut = split_module(graph, model, lambda node: place[node])
+    return [getattr(cut, f"submod_{s}") for s in range(stages)]
+
+
+class _Layers(fx.Tracer):
+    """Sees a model's children as wholes."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _places(graph: fx.GraphModule, names: dict[str, int]) -> dict[fx.Node, int]:
+    """The stage of each node: its layer's; or, of what is no layer, the latest of its inputs."""
+    place: dict[fx.Node, int] = {}
+    for node in graph.graph.nodes:
+        own = names.get(str(node.target).split(".")[0], 0) if node.op == "call_module" else 0
+        place[node] = max([own, *(place[source] for source in node.all_input_nodes)])
+    return place
+
+
+def _check_crossings(graph: fx.GraphModule, place: dict[fx.Node, int]) -> None:
+    """See that each stage needs only what its predecessor computed last."""
+    crossing: dict[int, fx.Node] = {}
+    for node in graph.graph.nodes:
+        for source in node.all_input_nodes:
+            here, there = place[node], place[source]
+            if node.op == "output" or here == there:
+                continue
+            if here != there + 1 or crossing.setdefault(here, source) is not source:
+                raise ValueError(
+                    f"layer {_name(node)!r} of stage {here} needs the output of {_name(source)!r} "
+                    f"of stage {there}: a skip connection across stages, while a pipeline sends "
+                    "one tensor from each stage to the next. Cut elsewhere, or let the tensor "
+                    "travel through the layers between"
+                )
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
+
+
+# -- torch's own executor ---------------------------------------------------------------------
+
+
+class TorchPipeline:
+    """The same by ``torch.distributed.pipelining``, also with several stages a rank.
+
+    Args:
+        stages: this rank's layers: one stage, or several, of which the i-th is stage i·p + rank.
+        loss_fn: mean loss of outputs and targets.
+        microbatches: m.
+        schedule: the name of a schedule in ``dk.algorithms.PIPELINES``.
+        group: the process group; None is the world.
+        device: of the stages.
+
+    Raises:
+        ValueError: Torch would refuse these numbers of ranks, stages and micro-batches.
+    """
+
+    def __init__(
+        self,
+        stages: nn.Module | Sequence[nn.Module],
+        loss_fn: Loss,
+        *,
+        microbatches: int,
+        schedule: str = "1f1b",
+        group: Group = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        from torch.distributed import pipelining  # late: it takes seconds
+
+        mine = [stages] if isinstance(stages, nn.Module) else list(stages)
+        self.group, self.microbatches, self.device = group, microbatches, torch.device(device)
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        check_torch(schedule, self.ranks, microbatches, len(mine))
+        built = [
+            pipelining.PipelineStage(
+                stage, i * self.ranks + self.rank, len(mine) * self.ranks, self.device, group=group
+            )
+            for i, stage in enumerate(mine)
+        ]
+        kind = getattr(pipelining, PIPELINES[schedule].peer)
+        looped = PIPELINES[schedule].looped
+        self._schedule = kind(built if looped else built[0], microbatches, loss_fn=loss_fn)
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Run a batch forward and backward; see :func:`pipeline_step`.
+
+        Raises:
+            ValueError: The micro-batches would differ in size, and torch would give each
+                of them the same weight.
+        """
+        (inputs, targets), last = batch, self.ranks - 1
+        if len(inputs) % self.microbatches:
+            raise ValueError(
+                f"a batch of {len(inputs)} rows in {self.microbatches} micro-batches: torch would "
+                f"weight unequal ones alike. Give a multiple of {self.microbatches} rows"
+            )
+        losses: list[Tensor] = []
+        args = (inputs,) if self.rank == 0 else ()
+        ends = {"target": targets, "losses": losses} if self.rank == last else {}
+        self._schedule.step(*args, **ends)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        loss += sum(part.detach() for part in losses) / self.microbatches
+        dist.broadcast(loss, group=self.group, group_src=last)
+        return loss
+
+
+def check_torch(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> None:
+    """See that torch runs a schedule.
+
+    Raises:
+        ValueError: It would not; the message has the numbers.
+
+    Example:
+        >>> check_torch("1f1b", ranks=4, microbatches=2)
+        Traceback (most recent call last):
+        ValueError: torch's Schedule1F1B needs a micro-batch a stage: 2 are fewer than 4. ...
+    """
+    if schedule == "1f1b" and microbatches < ranks:
+        raise ValueError(
+            f"torch's Schedule1F1B needs a micro-batch a stage: {microbatches} are fewer than "
+            f"{ranks}. Give {ranks} or more, or use pipeline_step"
+        )
+    PIPELINES[schedule].orders(ranks, microbatches, chunks)

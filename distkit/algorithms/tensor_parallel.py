@@ -1,0 +1,121 @@
+"""Tensor parallelism: one layer on several ranks, by columns and by rows.
+
+Y = X·A and Z = Y·B lie on R ranks, A in columns and B in rows::
+
+    rank r    X ─► [A_r] ─► Y_r ─► [B_r] ─► Z_r ─ all-reduce ─► Z = Σ_r Z_r
+
+Between the two nobody sends anything, also where an element-wise function comes between. Forward
+is one all-reduce, backward another, where the gradient of X is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distkit.algorithms.contract import Group
+from distkit.errors import LayoutError
+
+
+class ColumnLinear(nn.Module):
+    """This rank's columns of a linear layer: X -> Y_r = X·A_r + b_r.
+
+    Every rank gives the same X, and gets other features. torch stores the transpose: columns of A
+    are rows of ``weight``.
+
+    Args:
+        whole: the layer, the same on every rank; only this rank's part of it is kept.
+        group: the process group; None is the world.
+
+    Raises:
+        LayoutError: The features cannot be divided by the ranks.
+
+    Source:
+        Shoeybi et al., "Megatron-LM", 2019.
+    """
+
+    def __init__(self, whole: nn.Linear, group: Group = None) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(_part(whole.weight, 0, group))
+        self.bias = None if whole.bias is None else nn.Parameter(_part(whole.bias, 0, group))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Copy forward, sum backward."""
+        return nn.functional.linear(_copy(x, self.group), self.weight, self.bias)
+
+
+class RowLinear(nn.Module):
+    """This rank's rows of a linear layer: Y_r -> Z = Σ_r Y_r·B_r + b.
+
+    Every rank gives other features, and gets the same Z.
+
+    Args:
+        whole: the layer, the same on every rank; only this rank's part of it is kept.
+        group: the process group; None is the world.
+
+    Raises:
+        LayoutError: The features cannot be divided by the ranks.
+
+    Source:
+        Shoeybi et al., "Megatron-LM", 2019.
+    """
+
+    def __init__(self, whole: nn.Linear, group: Group = None) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(_part(whole.weight, 1, group))
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sum forward, copy backward; the bias is added once, after the sum."""
+        y = _sum(nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+class _Copy(torch.autograd.Function):
+    """The identity, whose gradient is the sum of all ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of all ranks' tensors, whose gradient is the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+_copy = cast(Callable[[Tensor, Group], Tensor], _Copy.apply)
+_sum = cast(Callable[[Tensor, Group], Tensor], _Sum.apply)
+
+
+def _part(whole: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's equal part, a copy, so that the whole can be freed."""
+    n = dist.get_world_size(group)
+    if whole.shape[dim] % n:
+        raise LayoutError(
+            f"{whole.shape[dim]} features on {n} tensor-parallel ranks: give a number of features "
+            f"that {n} divides, or check dk.Layout(tp={n}, hidden={whole.shape[dim]}) before"
+        )
+    return whole.detach().chunk(n, dim)[dist.get_rank(group)].clone()

@@ -1,0 +1,169 @@
+"""How much memory training takes on each rank, by formula. Pure.
+
+Bytes, with parameters and gradients of 2 bytes each and Adam's 8: two moments of 4. In
+published tables "GB" is often :data:`GIB`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distkit.algorithms.catalogue import PIPELINES
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class States:
+    """What a rank keeps from step to step [bytes]."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All together [bytes]."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @classmethod
+    def of(
+        cls,
+        parameters: float,
+        *,
+        ranks: int = 1,
+        stage: int = 0,
+        parameter: int = 2,
+        gradient: int = 2,
+        optimizer: int = 8,
+    ) -> States:
+        """The states of a rank in data parallelism, with what ZeRO shards divided by the ranks.
+
+        Stage 1 shards the optimizer's states, 2 also the gradients, 3 also the parameters; 0 is
+        DDP, which shards nothing.
+
+        Args:
+            parameters: how many.
+            ranks: R, the data-parallel ranks.
+            stage: of ZeRO, from 0 to 3.
+            parameter: bytes of each.
+            gradient: bytes of that of each parameter.
+            optimizer: bytes of its states for each parameter.
+
+        Raises:
+            ValueError: There is no such stage, or no rank.
+
+        Source:
+            Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
+            models", 2020.
+
+        Example:
+            >>> States.of(1e9, ranks=4, stage=1)
+            States(parameters=2000000000.0, gradients=2000000000.0, optimizer=2000000000.0)
+        """
+        if not 0 <= stage <= 3 or ranks < 1:
+            raise ValueError(f"ZeRO stage {stage} on {ranks} ranks: stages are 0 to 3, ranks ≥ 1")
+        sizes = (parameter, gradient, optimizer)
+        sharded = (stage >= 3, stage >= 2, stage >= 1)
+        return cls(
+            *(
+                parameters * size / (ranks if cut else 1)
+                for size, cut in zip(sizes, sharded, strict=True)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The sizes of a decoder in the manner of Llama, and what they cost.
+
+    Args:
+        layers: L.
+        hidden: h.
+        heads: of the queries.
+        kv_heads: of keys and values.
+        inner: width of the gated feed-forward layer.
+        vocabulary: tokens; the embedding at the end is another than that at the beginning.
+
+    Example:
+        >>> LLAMA_3_8B.parameters
+        8029995008
+        >>> round(States.of(LLAMA_3_8B.parameters).optimizer / GIB, 3)
+        59.828
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of one embedding."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer: queries and output, keys and values, three matrices."""
+        h, keys = self.hidden, self.hidden * self.kv_heads // self.heads
+        return 2 * h * h + 2 * h * keys + 3 * h * self.inner
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, but for those of the norms, which are fewer than 0.01 %."""
+        return 2 * self.embedding + self.layers * self.layer
+
+    def activations(self, sequence: int, batch: int = 1, *, tensor: int = 1) -> float:
+        """Bytes kept for backward without recomputation: (10 + 24/t)·s·b·h·L.
+
+        Args:
+            sequence: s, the tokens of a sample.
+            batch: b, the samples of a micro-batch.
+            tensor: t, the ranks of tensor parallelism.
+
+        Source:
+            Korthikanti et al., "Reducing activation recomputation in large transformer models",
+            2022.
+
+        Example:
+            >>> LLAMA_3_8B.activations(4096) / GIB
+            17.0
+        """
+        return (10 + 24 / tensor) * sequence * batch * self.hidden * self.layers
+
+    def largest_stage(self, stages: int) -> float:
+        """Parameters of the first stage of a pipeline, which has an embedding beside its layers.
+
+        >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
+        2.6035
+        """
+        ends = 2 if stages == 1 else 1
+        return self.layers * self.layer / stages + ends * self.embedding
+
+    def stage_activations(
+        self,
+        sequence: int,
+        batch: int = 1,
+        *,
+        stages: int,
+        microbatches: int,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+    ) -> float:
+        """Bytes that the first rank of a pipeline keeps: its layers, for all micro-batches held.
+
+        1F1B holds as many as there are stages: a pipeline saves none of the activations.
+
+        Example:
+            >>> whole = LLAMA_3_8B.activations(1024)
+            >>> LLAMA_3_8B.stage_activations(1024, stages=8, microbatches=32) == whole
+            True
+        """
+        held = PIPELINES[schedule].activations(0, stages, microbatches, chunks)
+        return self.activations(sequence, batch) * held / (stages * chunks)
+
+
+#: 8 billion parameters. Dubey et al., 2024.
+LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)

@@ -1,0 +1,91 @@
+"""Which rank holds which piece of a model, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def shards(
+    model: nn.Module | Tensor | Mapping[str, Tensor], name: str = "tensor"
+) -> list[dict[str, Any]]:
+    """Say which rank holds which piece of each parameter; a collective, called on every rank.
+
+    Plain tensors, DTensors of any mesh and what ``fully_shard`` makes of a model are told alike,
+    and also ranks that hold different layers. Nothing but sizes is sent.
+
+    Args:
+        model: a model, a tensor, or tensors by name.
+        name: of a tensor without one.
+
+    Returns:
+        For each tensor its ``name``, its whole ``shape`` and its ``pieces``, one for each rank that
+        holds any of it: ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement``
+        as torch names it, such as "Shard(0)" or "Replicate()".
+
+    Raises:
+        ValueError: Ranks disagree about the shape of a tensor.
+
+    Example:
+        >>> import torch
+        >>> shards(torch.zeros(4, 2))[0]["pieces"]
+        [{'rank': 0, 'offset': [0, 0], 'shape': [4, 2], 'placement': 'Replicate()'}]
+    """
+    import torch.distributed as dist
+
+    mine = [_piece(key, tensor) for key, tensor in _named(model, name)]
+    everyone: list[Any] = [mine]
+    if dist.is_initialized():
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+    found: dict[str, dict[str, Any]] = {}
+    for rank, pieces in enumerate(everyone):
+        for key, shape, piece in pieces:
+            entry = found.setdefault(key, {"name": key, "shape": shape, "pieces": []})
+            if entry["shape"] != shape:
+                raise ValueError(
+                    f"{key!r} has shape {entry['shape']} on rank {entry['pieces'][0]['rank']} and "
+                    f"{shape} on rank {rank}: give different tensors different names"
+                )
+            if piece is not None:
+                entry["pieces"].append({"rank": rank, **piece})
+    return list(found.values())
+
+
+def _named(model: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if hasattr(model, "named_parameters"):
+        yield from model.named_parameters()
+    elif isinstance(model, Mapping):
+        yield from model.items()
+    else:
+        yield name, model
+
+
+def _piece(key: str, tensor: Tensor) -> tuple[str, list[int], dict[str, Any] | None]:
+    """A tensor's name, its whole shape, and what this rank holds of it."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, placement = list(tensor.shape), "Replicate()"
+    local, offset = shape, [0] * len(shape)
+    if isinstance(tensor, DTensor):
+        if tensor.device_mesh.get_coordinate() is None:
+            return key, shape, None
+        local, offset = map(
+            list,
+            compute_local_shape_and_global_offset(
+                tensor.shape, tensor.device_mesh, tensor.placements
+            ),
+        )
+        placement = ", ".join(map(_placement, tensor.placements))
+    return key, shape, {"offset": offset, "shape": local, "placement": placement}
+
+
+def _placement(placement: Any) -> str:
+    """As it is written in code."""
+    if placement.is_partial():
+        return f"Partial({placement.reduce_op})"
+    return "Replicate()" if placement.is_replicate() else f"Shard({placement.dim})"

@@ -1,0 +1,161 @@
+"""Layouts, memory by formula, and what a trace says of waiting."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distkit as dk
+from distkit.algorithms import PIPELINES
+from distkit.parallel import LLAMA_3_8B, Layout, States, idle
+from distkit.parallel.memory import GIB
+from distkit.simulation import Link, Network, pipeline
+
+# -- layouts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"dp": 2, "tp": 3, "world": 8}, "dp · tp · pp = 6 ranks, but there are 8"),
+        ({"tp": 3, "heads": 32}, "heads = 32 cannot be divided by tp = 3"),
+        ({"tp": 4, "kv_heads": 2}, "kv_heads = 2 cannot be divided by tp = 4"),
+        ({"tp": 2, "hidden": 4095}, "hidden = 4095 cannot be divided by tp = 2"),
+        ({"heads": 3, "hidden": 4096}, "hidden = 4096 cannot be divided by heads = 3"),
+        ({"tp": 8, "inner": 100}, "inner = 100 cannot be divided by tp = 8"),
+        ({"tp": 2, "vocabulary": 50257}, "vocabulary = 50257 cannot be divided by tp = 2"),
+        ({"tp": 2, "sequence": 1023}, "sequence = 1023 cannot be divided by tp = 2"),
+        ({"pp": 3, "layers": 32}, r"32 layers cannot be divided by pp · chunks = 3 · 1"),
+        ({"pp": 4, "layers": 12, "chunks": 2}, r"12 layers cannot .* pp · chunks = 4 · 2"),
+        (
+            {"dp": 4, "batch": 36, "microbatches": 2},
+            "a batch of 36 cannot be divided by dp · microbatches = 8",
+        ),
+        ({"tp": 16, "devices_per_host": 8}, "8 devices of a host cannot be divided by tp = 16"),
+        (
+            {"pp": 4, "microbatches": 9, "schedule": "interleaved", "chunks": 2},
+            "9 micro-batches on 4 ranks come in 2 turns",
+        ),
+        ({"schedule": "zigzag"}, "no algorithm 'zigzag'; there are gpipe"),
+        ({"dp": 0}, "dp = 0 is no positive whole number"),
+        ({"tp": 2.0}, "tp = 2.0 is no positive whole number"),
+        ({"heads": True}, "heads = True is no positive whole number"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_process_starts(
+    sizes: dict[str, int], says: str
+) -> None:
+    with pytest.raises(dk.LayoutError, match=says):
+        Layout(**sizes)
+
+
+def test_all_that_is_wrong_is_said_at_once_and_the_nearest_layouts_are_named() -> None:
+    with pytest.raises(dk.LayoutError) as caught:
+        Layout(dp=1, tp=6, pp=4, world=24, heads=32, layers=32, batch=48)
+    assert str(caught.value).splitlines() == [
+        "Layout(dp=1, tp=6, pp=4) does not fit:",
+        "  heads = 32 cannot be divided by tp = 6",
+        "The nearest that do: Layout(dp=3, tp=2, pp=4), Layout(dp=3, tp=4, pp=2)",
+    ]
+
+
+sizes = st.fixed_dictionaries(
+    {name: st.integers(1, 9) for name in ("dp", "tp", "pp", "microbatches")},
+    optional={
+        "world": st.sampled_from([4, 8, 12, 24]),
+        "heads": st.sampled_from([6, 8, 32]),
+        "layers": st.sampled_from([6, 24, 32]),
+        "batch": st.sampled_from([24, 48, 96]),
+    },
+)
+
+
+@given(sizes)
+@settings(max_examples=150)
+def test_layouts_that_are_named_do_fit(sizes: dict[str, int]) -> None:
+    try:
+        Layout(**sizes)
+    except dk.LayoutError as error:
+        for dp, tp, pp in re.findall(r"Layout\(dp=(\d+), tp=(\d+), pp=(\d+)\)", str(error))[1:]:
+            Layout(**sizes | {"dp": int(dp), "tp": int(tp), "pp": int(pp)})
+
+
+def test_nothing_fits_a_prime_number_of_heads_on_more_ranks() -> None:
+    with pytest.raises(dk.LayoutError, match="No layout fits the other numbers"):
+        Layout(tp=5, world=5, heads=3, layers=3, batch=3)
+
+
+def test_every_rank_has_one_place_and_its_groups() -> None:
+    layout = Layout(dp=2, tp=2, pp=3, world=12)
+    places = [tuple(layout.place(rank).values()) for rank in range(12)]
+    assert places == list(product(range(2), range(3), range(2)))
+    for axis, size in (("dp", 2), ("tp", 2), ("pp", 3)):
+        groups = {tuple(layout.group(rank, axis)) for rank in range(12)}
+        assert {len(group) for group in groups} == {size}
+        assert sorted(rank for group in groups for rank in group) == list(range(12))
+    assert layout.group(0, "tp") == [0, 1]
+    with pytest.raises(dk.LayoutError, match="no rank 12"):
+        layout.place(12)
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+
+def test_the_states_of_8_billion_parameters_to_four_digits() -> None:
+    n = LLAMA_3_8B.parameters
+    whole = States.of(n)
+    assert [round(part / GIB, 3) for part in (whole.parameters, whole.gradients)] == [14.957] * 2
+    assert round(whole.optimizer / GIB, 3) == 59.828
+    sharded = [States.of(n, ranks=8, stage=stage) for stage in range(4)]
+    assert [s.total for s in sharded] == [
+        whole.total,
+        whole.total - whole.optimizer * 7 / 8,
+        whole.parameters + (whole.gradients + whole.optimizer) / 8,
+        whole.total / 8,
+    ]
+
+
+@pytest.mark.parametrize(("sequence", "gib"), [(1024, 4.25), (4096, 17.0), (16384, 68.0)])
+def test_the_activations_of_8_billion_parameters(sequence: int, gib: float) -> None:
+    assert LLAMA_3_8B.activations(sequence) / GIB == gib
+    assert LLAMA_3_8B.activations(sequence, tensor=8) / GIB == gib * (10 + 24 / 8) / 34
+
+
+def test_a_pipeline_saves_parameters_and_no_activations() -> None:
+    assert round(2 * LLAMA_3_8B.embedding / GIB, 4) == 0.9785
+    assert round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4) == 2.6035
+    assert LLAMA_3_8B.largest_stage(1) == LLAMA_3_8B.parameters
+    whole = LLAMA_3_8B.activations(4096)
+    kept = {
+        name: LLAMA_3_8B.stage_activations(4096, stages=8, microbatches=32, schedule=name)
+        for name in ("gpipe", "1f1b", "zero_bubble")
+    }
+    assert kept == {"gpipe": 4 * whole, "1f1b": whole, "zero_bubble": whole}
+
+
+def test_zero_has_four_stages() -> None:
+    with pytest.raises(ValueError, match="ZeRO stage 4 on 8 ranks"):
+        States.of(1, ranks=8, stage=4)
+
+
+# -- waiting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 1), (4, 4), (4, 16)])
+def test_the_bubble_of_a_simulated_pipeline_is_that_of_the_formula(
+    name: str, p: int, m: int
+) -> None:
+    trace = pipeline(p, m, 1.0, 2.0, 0, Network(Link(0, 0)), order=name)
+    expected = PIPELINES[name].bubble_of_whole(p, m)
+    assert idle(trace) == pytest.approx(dict.fromkeys(range(p), expected))
+
+
+def test_without_its_mark_nothing_is_measured() -> None:
+    trace = pipeline(2, 2, 1.0, 2.0, 0, Network(Link(0, 0)))
+    with pytest.raises(ValueError, match=r"rank 0 has no finished span 'step': put `with dk.mark"):
+        idle(trace, "step")

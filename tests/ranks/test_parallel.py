@@ -1,0 +1,103 @@
+"""Meshes of layouts, and who holds what."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+import distkit as dk
+from distkit.algorithms.pipeline import split
+from distkit.parallel import idle
+
+
+def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
+    (entry,) = [e for e in entries if e["name"] == name]
+    return [tuple(piece.values()) for piece in entry["pieces"]]
+
+
+def test_the_mesh_of_a_layout_has_its_places() -> None:
+    layout = dk.Layout(dp=2, tp=2)
+
+    def program() -> tuple[list[int], list[int]]:
+        mesh = layout.mesh()
+        groups = [dist.get_process_group_ranks(mesh[axis].get_group()) for axis in ("dp", "tp")]
+        return list(mesh.get_coordinate()), groups
+
+    for rank, (place, groups) in enumerate(dk.run_ranks(program, 4).results):
+        assert place == list(layout.place(rank).values())
+        assert groups == [layout.group(rank, axis) for axis in ("dp", "tp")]
+    with pytest.raises(dk.RankError, match="is for 4 ranks, and this run has 2"):
+        dk.run_ranks(program, 2)
+
+
+def test_who_holds_what_of_a_tensor_in_three_dimensions() -> None:
+    """The pieces are where the ranks' values come from."""
+    whole = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
+    cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
+
+    def program() -> list[tuple[Any, torch.Tensor]]:
+        mesh, found = init_device_mesh("cpu", (2, 2)), []
+        for placements in cases:
+            tensor = distribute_tensor(whole, mesh, placements)
+            found.append((dk.shards(tensor, "x"), tensor.to_local()))
+        return found
+
+    results = dk.run_ranks(program, 4).results
+    for i, placements in enumerate(cases):
+        for rank, result in enumerate(results):
+            entries, local = result[i]
+            owner, offset, shape, placement = pieces(entries, "x")[rank]
+            assert owner == rank
+            where = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
+            assert torch.equal(whole[where], local)
+            assert placement == ", ".join(
+                f"Shard({p.dim})" if isinstance(p, Shard) else "Replicate()" for p in placements
+            )
+
+
+def test_who_holds_what_of_a_model() -> None:
+    """FSDP over tensor parallelism, a pipeline's stages, and a sum that is still to be made."""
+
+    def program() -> tuple[Any, ...]:
+        mesh = dk.Layout(dp=2, tp=2).mesh()
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+        stage = split(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), 4)[dist.get_rank()]
+        row = DTensor.from_local(torch.ones(3), mesh["tp"], [Partial()])
+        one = nn.Linear(2 + dist.get_rank(), 1)
+        with pytest.raises(ValueError, match=r"'weight' has shape \[1, 2\] on rank 0 and \[1, 3\]"):
+            dk.shards(one)
+        return dk.shards(model), dk.shards(stage), dk.shards({"row": row})
+
+    results = dk.run_ranks(program, 4).results
+    assert all(result == results[0] for result in results)
+    model, stages, row = results[0]
+    assert [entry["shape"] for entry in model] == [[8, 6], [8], [3, 8], [3]]
+    both = {tuple(p["offset"]) for e in model if e["name"] == "0.weight" for p in e["pieces"]}
+    assert both == {(0, 0), (2, 0), (4, 0), (6, 0)}
+    assert pieces(model, "1.bias")[-1] == (3, [2], [1], "Shard(0)")
+    assert [pieces(stages, f"{s}.bias") for s in range(4)] == [
+        [(s, [0], [2], "Replicate()")] for s in range(4)
+    ]
+    assert {piece[3] for piece in pieces(row, "row")} == {"Partial(sum)"}
+
+
+def test_a_marked_run_says_how_long_each_rank_waited() -> None:
+    def program() -> None:
+        dist.barrier()
+        with dk.mark("step"):
+            dist.all_reduce(torch.ones(1))
+
+    run = dk.run_ranks(program, 2)
+    shares = idle(run.trace, "step")
+    assert all(0 < share <= 1 for share in shares.values())

@@ -1,0 +1,154 @@
+"""Pipelines on ranks: equal to one process, and to torch's executor."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import distkit as dk
+from distkit.algorithms import PIPELINES
+from distkit.algorithms.pipeline import TorchPipeline, pipeline_step, split
+
+LAYERS, ROWS = 4, 7
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(LAYERS)]
+    return nn.Sequential(*layers).double()
+
+
+def batch(rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, rows, 6, generator=generator, dtype=torch.float64)
+    return x[0], x[1]
+
+
+loss_fn = nn.functional.mse_loss
+
+
+def alone(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+    """The loss of one process, and its gradients by layer."""
+    whole, (x, y) = model(), batch(rows)
+    loss = loss_fn(whole(x), y)
+    loss.backward()
+    return loss.detach(), [[w.grad for w in layer.parameters()] for layer in whole]
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return bool(torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_page_equals_one_process_for_every_number_of_micro_batches(n: int) -> None:
+    """Also for fewer than stages, and for pieces of unequal size."""
+    cases = [*product(["gpipe", "1f1b"], range(1, ROWS + 1))]
+
+    def program() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+        found = []
+        for schedule, m in cases:
+            stage = split(model(), n)[dist.get_rank()]
+            loss = pipeline_step(stage, batch(), loss_fn, microbatches=m, schedule=schedule)
+            found.append((loss, [w.grad for w in stage.parameters()]))
+        return found
+
+    loss, gradients = alone()
+    theirs = [g for layer in gradients for g in layer]
+    run = dk.run_ranks(program, n)
+    for i, case in enumerate(cases):
+        assert all(close(result[i][0], loss) for result in run.results)
+        mine = [g for result in run.results for g in result[i][1]]
+        assert all(close(a, b) for a, b in zip(mine, theirs, strict=True)), case
+
+
+def test_its_messages_are_activations_and_gradients() -> None:
+    def program() -> None:
+        stage = split(model(), 3)[dist.get_rank()]
+        pipeline_step(stage, batch(), loss_fn, microbatches=5)
+
+    trace = dk.run_ranks(program, 3).trace
+    messages = [m for m in trace.messages if m.nbytes in (6 * 8, 2 * 6 * 8)]  # one row, or two
+    assert sum(m.src < m.dst for m in messages) == sum(m.src > m.dst for m in messages) == 2 * 5
+
+
+def test_torchs_executor_equals_one_process_and_computes_in_our_order() -> None:
+    n, m = 2, 4
+    cases = [*product(PIPELINES, [1]), ("interleaved", 2), ("zero_bubble", 2)]
+
+    def program() -> list[tuple[torch.Tensor, list[list[torch.Tensor]], list[int]]]:
+        found = []
+        for schedule, v in cases:
+            ran: list[int] = []
+            rank, mine = dist.get_rank(), split(model(), v * n)[dist.get_rank() :: n]
+            for i, stage in enumerate(mine):
+                number = i * n + rank
+                stage.register_forward_hook(lambda *_, at=number, ran=ran: ran.append(at))
+            pipeline = TorchPipeline(mine, loss_fn, microbatches=m, schedule=schedule)
+            loss = pipeline.step(batch(8))
+            found.append((loss, [[w.grad for w in s.parameters()] for s in mine], ran))
+        return found
+
+    loss, gradients = alone(8)
+    theirs = [g for layer in gradients for g in layer]
+    results = dk.run_ranks(program, n).results
+    for (schedule, v), *parts in zip(cases, *results, strict=True):
+        assert all(close(part[0], loss) for part in parts), schedule
+        mine = [g for s in range(v * n) for g in parts[s % n][1][s // n]]
+        assert all(close(a, b) for a, b in zip(mine, theirs, strict=True)), schedule
+        for part, order in zip(parts, PIPELINES[schedule].orders(n, m, v), strict=True):
+            forwards = [action.stage for action in order if action.kind == "F"]
+            assert part[2][-len(forwards) :] == forwards  # after those that learn the shapes
+
+
+REFUSED = {
+    "7 rows in 8 micro-batches: give microbatches from 1 to 7": lambda s: pipeline_step(
+        s, batch(), loss_fn, microbatches=8
+    ),
+    "7 inputs and 6 targets": lambda s: pipeline_step(
+        s, (batch()[0], batch(6)[1]), loss_fn, microbatches=2
+    ),
+    "run 'interleaved' by TorchPipeline": lambda s: pipeline_step(
+        s, batch(), loss_fn, microbatches=2, schedule="interleaved"
+    ),
+    "1 are fewer than 2. Give 2 or more": lambda s: TorchPipeline(s, loss_fn, microbatches=1),
+    "5 micro-batches on 2 ranks come in 2 turns": lambda s: TorchPipeline(
+        [s, s], loss_fn, microbatches=5, schedule="interleaved"
+    ),
+    "1F1B has one stage a rank, not 2": lambda s: TorchPipeline([s, s], loss_fn, microbatches=4),
+    "7 rows in 2 micro-batches: torch would weight": lambda s: TorchPipeline(
+        s, loss_fn, microbatches=2
+    ).step(batch()),
+}
+
+
+def test_what_cannot_be_run_is_refused_on_every_rank_before_a_message() -> None:
+    def program() -> list[str]:
+        stage, said = split(model(), 2)[dist.get_rank()], []
+        for call in REFUSED.values():
+            with pytest.raises(ValueError, match="") as caught:
+                call(stage)
+            said.append(str(caught.value))
+        return said
+
+    run = dk.run_ranks(program, 2)
+    assert not run.trace.messages
+    for said in run.results:
+        assert all(a in b for a, b in zip(REFUSED, said, strict=True)), said
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        (nn.Flatten(0), r"stage Flatten returned a tensor of \(42,\) for 7 rows"),
+        (nn.LSTM(6, 6).double(), "stage LSTM returned tuple for 7 rows"),
+    ],
+)
+def test_a_stage_that_returns_no_rows_is_named_and_nobody_waits(
+    stage: nn.Module, says: str
+) -> None:
+    with pytest.raises(dk.RankError, match=says):
+        dk.run_ranks(pipeline_step, 2, stage, batch(), loss_fn, microbatches=1)

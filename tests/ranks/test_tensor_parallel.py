@@ -1,0 +1,95 @@
+"""Linear layers by columns and by rows: the plain layers, and torch's DTensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import distkit as dk
+from distkit.algorithms.tensor_parallel import ColumnLinear, RowLinear
+from distkit.events import Op
+
+
+def mlp(bias: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8, bias), nn.GELU(), nn.Linear(8, 6, bias)).double()
+
+
+def batch() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+
+def ran(model: nn.Module) -> list[torch.Tensor]:
+    """Outputs, the gradient of the inputs, and those of the parameters."""
+    x = batch()
+    y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize(("n", "bias"), [(1, True), (2, False), (4, True)])
+def test_columns_then_rows_are_the_plain_layers_and_dtensors(n: int, bias: bool) -> None:
+    def program() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
+        up, act, down = mlp(bias)
+        with dk.mark("page"):
+            ours = ran(nn.Sequential(ColumnLinear(up), act, RowLinear(down)))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        sharded = parallelize_module(mlp(bias), init_device_mesh("cpu", (n,)), plan)
+        with CommDebugMode() as counted:
+            theirs = ran(sharded)
+        theirs = [t.to_local() if isinstance(t, DTensor) else t for t in theirs]
+        return ours, theirs, sum(counted.get_comm_counts().values())
+
+    plain = ran(mlp(bias))
+    run = dk.run_ranks(program, n)
+    for rank, (ours, theirs, messages) in enumerate(run.results):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+        for mine, whole in zip(ours[:2], plain[:2], strict=True):
+            assert torch.allclose(mine, whole, rtol=0, atol=1e-12)
+        dims = [0, *([0] if bias else []), 1]
+        for mine, whole, dim in zip(ours[2:], plain[2:], dims, strict=False):
+            assert torch.allclose(mine, whole.chunk(n, dim)[rank], rtol=0, atol=1e-12)
+        spans = [span for span in run.trace.spans if span.rank == rank]
+        (page,) = [span for span in spans if span.op is Op.MARK]
+        sent = Counter(s.op for s in spans if s is not page and s.start < page.end)
+        assert sent == {Op.ALL_REDUCE: 2}
+        assert messages == 2 or n == 1
+
+
+def test_features_that_cannot_be_divided_are_refused() -> None:
+    def program() -> list[str]:
+        said = []
+        for layer in (ColumnLinear, RowLinear):
+            with pytest.raises(dk.LayoutError) as caught:
+                layer(nn.Linear(7, 7))
+            said.append(str(caught.value))
+        return said
+
+    for said in dk.run_ranks(program, 2).results:
+        assert all(text.startswith("7 features on 2 tensor-parallel ranks") for text in said)
+
+
+def test_the_layers_of_a_group_are_those_of_its_ranks() -> None:
+    """Two copies of two halves, on a layout's mesh."""
+
+    def program() -> torch.Tensor:
+        group = dk.Layout(dp=2, tp=2).mesh()["tp"].get_group()
+        up, act, down = mlp(True)
+        return ran(nn.Sequential(ColumnLinear(up, group), act, RowLinear(down, group)))[0]
+
+    whole = ran(mlp(True))[0]
+    for result in dk.run_ranks(program, 4).results:
+        assert torch.allclose(result, whole, rtol=0, atol=1e-12)

@@ -1,0 +1,169 @@
+"""The page of ZeRO: equal to FSDP2, to DDP, and as small as the formula says."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import distkit as dk
+from distkit.algorithms.zero import Zero
+from distkit.events import Op
+from distkit.parallel import States, tensor_bytes
+
+STEPS = 5
+
+
+class Net(nn.Module):
+    """Also with a parameter of its own, a unit of several layers, and sizes nothing divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 9)
+        self.middle = nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 7), nn.LayerNorm(7))
+        self.last = nn.Linear(7, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x).tanh())) * self.scale
+
+
+def train(model: nn.Module, step: Any) -> list[torch.Tensor]:
+    """The losses of some steps, on another batch for each rank."""
+    torch.manual_seed(100 + dist.get_rank())
+    losses = []
+    for _ in range(STEPS):
+        x, y = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        step()
+        losses.append(loss.detach())
+    return losses
+
+
+def plain(optimizer: torch.optim.Optimizer) -> Any:
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def adam(parts: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parts, lr=1e-2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
+    def program() -> list[list[torch.Tensor]]:
+        found = []
+        for stage in range(4):
+            model = Net()
+            found.append(train(model, Zero(model, adam, stage=stage).step))
+        ddp = DistributedDataParallel(Net())
+        found.append(train(ddp, plain(adam(ddp.parameters()))))
+        fsdp, mesh = Net(), init_device_mesh("cpu", (n,))
+        for child in (fsdp.first, fsdp.middle, fsdp.last):
+            fully_shard(child, mesh=mesh)
+        fully_shard(fsdp, mesh=mesh)
+        found.append(train(fsdp, plain(adam(fsdp.parameters()))))
+        return found
+
+    for losses in dk.run_ranks(program, n).results:
+        *ours, ddp, fsdp = map(torch.stack, losses)
+        for stage, mine in enumerate(ours):
+            assert torch.allclose(mine, fsdp, rtol=0, atol=1e-12), stage
+            assert torch.allclose(mine, ddp, rtol=0, atol=1e-12), stage
+
+
+def test_a_rank_holds_what_the_formula_says() -> None:
+    """All tensors of the process are counted, after backward, with the optimizer's states."""
+    size = {"parameter": 4, "gradient": 4, "optimizer": 8}
+
+    def program() -> list[int]:
+        found, x = [], torch.randn(2, 128)
+        for stage in range(4):
+            before = tensor_bytes()
+            model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
+            zero = Zero(model, lambda parts: torch.optim.Adam(parts, foreach=False), stage=stage)
+            for _ in range(2):
+                zero.optimizer.step()  # makes the states
+                model(x).sum().backward()
+            found.append(tensor_bytes() - before)
+            del model, zero
+            gc.collect()
+        return found
+
+    for measured in dk.run_ranks(program, 4).results:
+        expected = [
+            States.of(6 * (128 * 128 + 128), ranks=4, stage=stage, **size).total
+            for stage in range(4)
+        ]
+        assert measured == pytest.approx(expected, rel=0.05)
+
+
+def test_what_each_stage_sends() -> None:
+    def program() -> None:
+        for stage in range(4):
+            model = Net()
+            zero = Zero(model, adam, stage=stage)
+            with dk.mark(str(stage)):
+                model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+                zero.step()
+
+    units = 4
+    expected = [
+        {Op.ALL_REDUCE: units},
+        {Op.ALL_REDUCE: units, Op.ALL_GATHER: units},
+        {Op.REDUCE_SCATTER: units, Op.ALL_GATHER: units},
+        {Op.REDUCE_SCATTER: units, Op.ALL_GATHER: 2 * units},
+    ]
+    spans = [span for span in dk.run_ranks(program, 2).trace.spans if span.rank == 0]
+    marks = {span.label: span for span in spans if span.op is Op.MARK}
+    for stage, calls in enumerate(expected):
+        mark = marks[str(stage)]
+        ran = Counter(s.op for s in spans if mark.start < s.start and s.end < mark.end)
+        assert ran == calls, stage
+
+
+def test_gradients_accumulate_and_unused_layers_hang_nobody() -> None:
+    def program() -> list[torch.Tensor]:
+        found = []
+        for stage in range(4):
+            model = Net()
+            zero = Zero(model, lambda parts: torch.optim.SGD(parts, lr=0.1), stage=stage)
+            x = torch.ones(2, 6, dtype=torch.float64) * (1 + dist.get_rank())
+            for _ in range(2):
+                model.first(x).square().sum().backward()
+            zero.step()
+            found.append(model.first(x).detach())
+        return found
+
+    for result in dk.run_ranks(program, 2).results:
+        assert all(torch.equal(result[0], other) for other in result[1:])
+
+
+def test_a_stage_that_is_none_and_tied_weights_are_refused() -> None:
+    def program() -> list[str]:
+        said = []
+        tied = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        tied["b"].weight = tied["a"].weight
+        for model, stage in ((Net(), 4), (tied, 3)):
+            with pytest.raises(ValueError, match="") as caught:
+                Zero(model, adam, stage=stage)
+            said.append(str(caught.value))
+        return said
+
+    first, second = dk.run_ranks(program, 1).results[0]
+    assert first == "ZeRO has stages 0 (none) to 3, not 4"
+    assert second.startswith("'b' and 'a' share a parameter")
