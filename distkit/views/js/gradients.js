@@ -4,7 +4,7 @@ import { chart, cosine, matrix } from "./charts.js";
 import { dot, h, muted } from "./dom.js";
 import { figure, grouped, oddities } from "./numbers.js";
 import { Series } from "./sheet.js";
-import { bounds, heat, histogram, key, range, told, verdict } from "./values.js";
+import { bounds, heat, histogram, key, LENGTH, range, told, verdict } from "./values.js";
 import { d3 } from "./vendor/d3.js";
 
 const CALLED = { sum: "average", mean: "average", own: "after", other: "after", "": "after" };
@@ -14,8 +14,7 @@ const NOTES = {
   "": () => "not averaged yet",
 };
 
-const LENGTH = "a gradient's norm: the root of the sum of its squared values, " +
-  "its length as a vector";
+const NORM = `a gradient's norm: ${LENGTH}`;
 const AGREEMENT = "the mean cosine of all pairs of ranks' gradients, each pair weighted by its " +
   "norms; of all values, by the norms of the gradients and of their sum. 1: the same direction, " +
   "0: unrelated, below 0: opposed";
@@ -153,7 +152,7 @@ export class Gradients extends Series {
       ["replica drift", drift === 0 ? "0" : figure(drift),
         drift === 0 ? "bitwise equal" : "largest", curves.drift, DRIFT],
       ["norm", "", `${layers[this.layer]?.name}, each rank`, curves.norms[this.layer] ?? [],
-        LENGTH],
+        NORM],
       ["samples/s", rate >= 1000 ? grouped(Math.round(rate)) : figure(rate), "all ranks",
         curves.rate],
       ["learning rate", figure(value(curves.lr[0], at)), "", curves.lr],
@@ -204,7 +203,7 @@ export class Gradients extends Series {
   #layer(layer, cell, i, width, all) {
     const chosen = i === this.layer;
     const one = (s) => h("td", {}, s ? [this.#strip(s, cell.most, width),
-      h("span", { class: "dkv-norm", title: LENGTH }, figure(s.norm))] : muted("–"));
+      h("span", { class: "dkv-norm", title: NORM }, figure(s.norm))] : muted("–"));
     const name = h("button", { type: "button", "aria-pressed": String(chosen) }, layer.name,
       h("small", {}, layer.shape.join(" × ")));
     const after = cell.same || !cell.after.length ? one(cell.after[0])
@@ -299,7 +298,7 @@ export class Gradients extends Series {
     h("div", { class: "dkv-one" },
       this.#heat(s, { most: cell.most, width: side, high }),
       h("div", {}, histogram(series, span, { width: width - side - 8, height: 34, label }),
-        h("div", { title: LENGTH }, muted("norm "), figure(s.norm)),
+        h("div", { title: NORM }, muted("norm "), figure(s.norm)),
         width > 125 ? h("div", { class: "dkv-muted" }, bounds(s)) : "",
         oddities(s) ? h("div", { class: "dk-alarm" }, oddities(s)) : "")));
   }

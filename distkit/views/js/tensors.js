@@ -5,7 +5,7 @@ import { dot, h, muted } from "./dom.js";
 import { clamp, figure, grouped, humanSeconds, oddities, plural } from "./numbers.js";
 import { Series } from "./sheet.js";
 import {
-  axis, bounds, heat, histogram, key, range, told, verdict, wrong,
+  axis, bounds, heat, histogram, key, LENGTH, range, told, verdict, wrong,
 } from "./values.js";
 import { d3 } from "./vendor/d3.js";
 
@@ -150,11 +150,13 @@ export class Tensors extends Series {
     const span = range(op.ranks.flatMap((r) => [r.before?.values ?? [], r.after?.values ?? []]));
     const few = d3.max(series, (s) => s.values.length) < 8;
     const row = (when, s) => s && [h("dt", {}, when), h("dd", {},
-      `${bounds(s)} · norm ${figure(s.norm)}`,
+      `${bounds(s)} · `, h("span", { class: "dkv-why", title: LENGTH }, "norm"),
+      ` ${figure(s.norm)}`,
       oddities(s) ? h("b", { class: "dk-alarm" }, ` · ${oddities(s)}`) : "")];
     const { values, size } = after ?? before;
-    const part = values.length < size ? `${values.length} of ${grouped(size)} values`
-      : plural(size, "value");
+    const part = values.length < size
+      ? `${values.length} of ${grouped(size)} values, at equal distances`
+      : `${size > 1 ? "all " : ""}${plural(size, "value")}`;
     const drawn = few ? "" : histogram(series, span, { width, height: 44, label: "histogram" });
     return [drawn, few ? "" : axis(span),
       h("dl", { class: "dkv-figures" }, row(op.message && !after ? "sent" : "before", before),

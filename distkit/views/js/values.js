@@ -72,6 +72,8 @@ function write(c, [x, y, w, tall], v, most, look) {
   c.fillText(words, x + w / 2, y + tall / 2 + 0.5);
 }
 
+export const LENGTH = "the root of the sum of the squared values: its length as a vector";
+
 // From where to where the values go; those that are numbers.
 export function bounds(s) {
   const [low, high] = Number.isFinite(s.min) ? [s.min, s.max] : d3.extent(finite(s.values));
