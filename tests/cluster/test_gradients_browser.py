@@ -53,7 +53,7 @@ def trace() -> Trace:
 def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
     first, second, third = sheet.texts(".dkv-verdicts li span")
-    assert first == "after the all-reduce every rank has the same gradient: the sum of all 4"
+    assert first == "after the all-reduce every rank has the same gradient: the mean of all 4"
     assert second.startswith("one process computes the same, to ")
     assert third == "the replicas' weights are bitwise equal at every step"
     assert sheet.texts(".dkv-tiles h4")[0].startswith("loss")

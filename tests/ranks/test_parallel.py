@@ -86,6 +86,7 @@ def test_who_holds_what_of_a_model() -> None:
     both = {tuple(p["offset"]) for e in model if e["name"] == "0.weight" for p in e["pieces"]}
     assert both == {(0, 0), (2, 0), (4, 0), (6, 0)}
     assert pieces(model, "1.bias")[-1] == (3, [2], [1], "Shard(0)")
+    assert "    rank 3: [2:3] (1), Shard(0)" in repr(dk.ShardMap(model)).splitlines()
     assert [pieces(stages, f"{s}.bias") for s in range(4)] == [
         [(s, [0], [2], "Replicate()")] for s in range(4)
     ]
