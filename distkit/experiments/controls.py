@@ -17,8 +17,10 @@ from distkit.views.scene.units import human_bytes
 #: What an experiment does itself, and does not hand to the function.
 RANKS, STRAGGLER = "ranks", "straggler"
 OWN = {RANKS: "how many ranks run it", STRAGGLER: "seconds that the last rank loses"}
+#: Of :func:`distkit.trouble`, where the function has no such parameter itself.
+NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
 #: Parameters of the function whose range reads best in powers: of two with units, of ten.
-BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate")
+BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
 #: How many ranks an experiment has that is told nothing about them.
 DEFAULT_RANKS = 4
@@ -43,6 +45,7 @@ class Settings:
         self, fn: Callable[..., Any], given: Mapping[str, Any], ranks: int | None = None
     ) -> None:
         self._fn, self._known = named(fn), parameters(fn)
+        self.network = set() if "**" in self._known else {*NETWORK} - {*self._known}
         self._check_names(given)
         self.controls: dict[str, Control] = {}
         for name, abbreviation in given.items():
@@ -117,8 +120,8 @@ class Settings:
         if "**" in self._known:
             return
         for name in names:
-            if name not in self._known and name not in OWN:
-                known = ", ".join([*self._known, *OWN])
+            if name not in self._known and name not in {*OWN, *self.network}:
+                known = ", ".join([*self._known, *OWN, *sorted(self.network)])
                 raise TypeError(f"{self._fn} has no parameter {name}. Parameters: {known}.")
 
 

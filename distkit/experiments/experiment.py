@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Collection, Iterator, MutableSequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -111,15 +111,20 @@ class Background(Cluster):
         self._open(plan)
 
 
-def submit(cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any]) -> Run:
-    """Start a run on ranks that are ready.
+def submit(
+    cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any], network: Collection[str] = ()
+) -> Run:
+    """Start a run on ranks that are ready; ``network`` are the settings that slow links down.
 
     Raises:
         ClusterError: the cluster is busy.
     """
-    arguments = {name: value for name, value in setting.items() if name not in OWN}
+    own = {*OWN, *network}
+    arguments = {name: value for name, value in setting.items() if name not in own}
+    slow = {name: setting[name] for name in network if name in setting}
     lost = setting.get(STRAGGLER, 0)
-    with _straggler(setting[RANKS] - 1, lost) if lost else nullcontext():
+    delay = {setting[RANKS] - 1: lost} if lost else {}
+    with _slowed(delay, **slow) if delay or slow else nullcontext():
         return cluster._submit(fn, (), arguments)
 
 
@@ -162,13 +167,15 @@ def _has_ended(run: Run, printed: MutableSequence[str] | None) -> bool:
 
 
 @contextmanager
-def _straggler(rank: int, seconds: float) -> Iterator[None]:
-    """Let one rank lose time in every run that starts here, besides the trouble there is."""
+def _slowed(
+    delay: dict[int, float], latency: float | None = None, bandwidth: float | None = None
+) -> Iterator[None]:
+    """Slow ranks and links in every run that starts here, besides the trouble there is."""
     made = trouble.current() or trouble.Trouble()
     with trouble.trouble(
-        delay={**made.delay, rank: seconds},
-        latency=made.latency,
-        bandwidth=made.bandwidth,
+        delay={**made.delay, **delay},
+        latency=made.latency if latency is None else latency,
+        bandwidth=made.bandwidth if bandwidth is None else bandwidth,
         drop_rank=made.drop,
         kill=made.kill,
     ):
@@ -202,6 +209,8 @@ class Experiment(State):
     - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; for another
       number a cluster is started, and kept until the number changes or :meth:`close`.
     - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed.
+    - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: of :func:`~distkit.trouble`, in seconds
+      and in bytes per second, if the function has no such parameter.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
 
@@ -387,7 +396,7 @@ class Experiment(State):
         self.activity = Activity(setting[RANKS], number, of, time.monotonic())
         self._tell()
         cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
-        run = None if cluster is None else submit(cluster, self.fn, setting)
+        run = None if cluster is None else submit(cluster, self.fn, setting, self.settings.network)
         if run is None:
             raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
         self._run, began, meter = run, time.monotonic(), Meter()

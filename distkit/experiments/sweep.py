@@ -37,10 +37,11 @@ def sweep(
 ) -> Sweep:
     """Run every combination of the values given, one after the other, on real ranks.
 
-    ``ranks`` and ``straggler`` mean what they mean for a :class:`~distkit.Experiment`; all other
-    values are arguments of the function. Ctrl-C and the Stop button end a sweep. With a
-    ``folder``, every finished run is kept there, and the same call goes on where it stopped; a run
-    is made again if the function, the trouble or the machine has changed since.
+    ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` mean what they mean for an
+    :class:`~distkit.Experiment`; all other values are arguments of the function. Ctrl-C and the
+    Stop button end a sweep. With a ``folder``, every finished run is kept there, and the same
+    call goes on where it stopped; a run is made again if the function, the trouble or the machine
+    has changed since.
 
     Args:
         fn: runs on every rank; the numbers that rank 0 returns become columns.

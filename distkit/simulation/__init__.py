@@ -3,13 +3,15 @@
 :mod:`~distkit.simulation.cost` has the formulas of the papers; :func:`simulate` plays a schedule
 on a :class:`Network` and writes the trace that real ranks would have left; :func:`data_parallel`,
 :func:`pipeline` and :func:`parameter_server` play whole training steps; :func:`calibrate`
-measures what the formulas need. :class:`Host` is a machine whose processors a parameter server's
+measures what the formulas need; :func:`measure_step` what decides whether more ranks pay, and
+:func:`plot_speedups` draws that. :class:`Host` is a machine whose processors a parameter server's
 workers and servers share.
 """
 
 from distkit.simulation import cost
 from distkit.simulation.calibration import Measured, calibrate
 from distkit.simulation.network import Link, Network
+from distkit.simulation.paying import measure_step, plot_speedups, speedups
 from distkit.simulation.plots import compare
 from distkit.simulation.serving import Host, Served, parameter_server, place
 from distkit.simulation.simulator import (
@@ -38,8 +40,11 @@ __all__ = [
     "exponential",
     "finish_times",
     "lognormal",
+    "measure_step",
     "parameter_server",
     "pipeline",
     "place",
+    "plot_speedups",
     "simulate",
+    "speedups",
 ]

@@ -341,6 +341,36 @@ def break_even(compute: Numbers, sync: Numbers) -> Numbers:
     return plain(1 + _at_least(0, seconds=sync) / _at_least(0, seconds=compute))
 
 
+def epoch(
+    samples: Numbers, batch: Numbers, n: Numbers, compute: Numbers, sync: Numbers = 0.0
+) -> Numbers:
+    """N/(R·B)·(Tcomp + Tsync): the seconds of an epoch.
+
+    Args:
+        samples: N, those of the whole data set.
+        batch: B, samples per rank and step.
+        n: R ranks.
+        compute: Tcomp of one batch, with R ranks at work [s].
+        sync: Tsync [s]; 0 for one rank.
+
+    Example:
+        >>> epoch(1000, batch=10, n=1, compute=0.5), epoch(1000, 10, n=4, compute=0.5, sync=0.3)
+        (50.0, 20.0)
+    """
+    steps = _at_least(0, samples=samples) / (_at_least(1, ranks=n) * _at_least(1, batch=batch))
+    return plain(steps * (_at_least(0, seconds=compute) + _at_least(0, seconds=sync)))
+
+
+def crowded(compute: Numbers, n: Numbers, processors: Numbers) -> Numbers:
+    """compute·max(1, n/processors): ranks that share processors take turns.
+
+    >>> crowded(2.0, n=4, processors=2), crowded(2.0, n=2, processors=8)
+    (4.0, 2.0)
+    """
+    turns = np.maximum(1.0, _at_least(1, ranks=n) / _at_least(1, processors=processors))
+    return plain(_at_least(0, seconds=compute) * turns)
+
+
 # -- parameter server -------------------------------------------------------------------------
 
 
