@@ -24,6 +24,7 @@ ALL = {
     "kvstore": 5,
     "kvstore_cases": 1,
     "simulate": 5,
+    "train": 5,
     "published": 1,
     "house": 1,
     "abuse": 1,

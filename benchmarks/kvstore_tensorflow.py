@@ -112,7 +112,7 @@ for child in children:
 os._exit(0)
 """
 
-_ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
 
 
 class TensorFlow:
@@ -136,7 +136,7 @@ class TensorFlow:
         }
         self._log = (folder / "log").open("ab")
         self._process = subprocess.Popen(
-            [*_ALONE, python, "-c", program, json.dumps(said)],
+            [*ALONE, python, "-c", program, json.dumps(said)],
             stderr=self._log,
             env=environ,
             stdin=subprocess.PIPE,

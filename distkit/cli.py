@@ -1,4 +1,4 @@
-"""The command line: ``distkit demo``, ``trace``, ``replay``, ``hang``, ``lab`` and ``bench``.
+"""The command line: ``distkit demo``, ``trace``, ``replay``, ``hang``, ``export`` and others.
 
 What a command needs is imported when it runs, so that ``distkit --help`` is quick. Errors that
 distkit raises on purpose become one message and exit status 1; wrong arguments give 2, Ctrl-C 130.
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_demo, add_trace, add_replay, add_hang, add_lab, add_bench):
+    for add in (add_demo, add_trace, add_replay, add_hang, add_export, add_lab, add_bench):
         add(commands)
     return parser
 
@@ -343,6 +343,33 @@ def _suffer(case: Case) -> tuple[Run, str]:
             raise
         how = "It could not go on" if isinstance(error, DeadlockError) else "It failed"
         return error.run, how
+
+
+# -- distkit export ------------------------------------------------------------------------------
+
+
+def add_export(commands: Any) -> None:
+    """Tell the parser about ``export``."""
+    export = commands.add_parser(
+        "export",
+        help="write a lesson's function as a torchrun script that needs no distkit",
+        usage="distkit export script SOURCE FUNCTION [--out FILE]",
+    )
+    export.add_argument("what", choices=["script"], help="what becomes of it")
+    export.add_argument("source", type=Path, metavar="SOURCE", help="a notebook or a Python file")
+    export.add_argument("function", metavar="FUNCTION", help="the name of a function in it")
+    export.add_argument("--out", type=Path, metavar="FILE", help="the script (FUNCTION.py)")
+    export.set_defaults(run=_export, wrong=export.error)
+
+
+def _export(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit.experiments.script import export
+
+    out = args.out or Path(f"{args.function}.py")
+    check_folder(out, args.wrong)
+    text = export(args.source, args.function)
+    write(out, lambda: out.write_text(text, "utf-8"))
+    print(f"Written: {out}. Run: torchrun --nproc-per-node=4 {out}")
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------

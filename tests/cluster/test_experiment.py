@@ -97,6 +97,21 @@ def test_ranks_are_started_kept_warm_and_ended(
     assert not leftovers()
 
 
+def test_the_network_is_a_control(usable: dk.Cluster) -> None:
+    experiment = dk.Experiment(count_up, usable, latency=(1e-4, 0.05), bandwidth=(1e3, 1e9))
+    assert {"latency", "bandwidth"} <= {*experiment.settings.controls}
+    slow = experiment.run(latency=0.03, bandwidth=1e9, steps=2, algorithm="gloo", size=64)
+    assert slow.seconds >= 2 * 0.03
+    assert experiment.to_dataframe()["latency"].tolist() == [0.03]
+    experiment.close()
+
+    def own(latency: float = 1.0) -> float:
+        return latency
+
+    with dk.Experiment(own, usable, latency=(0.5, 2.0)) as theirs:
+        assert theirs.run(latency=1.5).results == [1.5, 1.5]
+
+
 def test_without_a_cluster_it_starts_its_own(leftovers: Callable[[], list[str]]) -> None:
     with dk.Experiment(dist.get_world_size, ranks=[2, 3]) as experiment:
         assert [r.results for r in experiment.sweep(ranks=[2, 3])] == [[2, 2], [3, 3, 3]]

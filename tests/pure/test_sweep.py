@@ -200,5 +200,10 @@ def test_a_part_of_the_frame_draws_itself_too() -> None:
 
 
 def test_what_is_computed_from_it_is_a_plain_frame() -> None:
-    for made in (frame()[["ranks", "loss"]], frame().groupby("ranks")[["loss"]].mean()):
+    whole = frame()
+    for made in (
+        whole[["ranks", "loss"]],
+        whole.groupby("ranks")[["loss"]].mean(),
+        (2 * whole[:4].pivot(index="batch", columns="ranks", values=["loss"])).round(2),
+    ):
         assert "<table" in made._repr_html_() and "loss" in str(made)

@@ -1,0 +1,118 @@
+"""Exported scripts: what of a notebook and of distkit they have, and what cannot be exported."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from distkit.cli import main
+from distkit.errors import DistkitError
+from distkit.experiments.script import export
+
+LESSON = '''
+import torch
+import torch.distributed as dist
+import distkit as dk
+from math import sqrt as root
+
+print("nothing of this is needed")
+RATE = 0.1  # η
+WIDE, HIGH = 3, 4
+
+def helper(x):
+    return root(x) * RATE
+
+@torch.no_grad()
+def unused():
+    return dk.Cluster(2)
+
+def train(steps: int = 2):
+    """Größe: a name with more than one byte."""
+    images, labels = dk.shard(*dk.demos.digits())  # ü and a comment
+    with dk.mark("größe"): dk.sync_initial_weights(dk.demos.model())
+    return [helper(WIDE) for _ in dk.progress(range(steps))]
+'''
+
+
+def exported(tmp_path: Path, text: str, name: str = "train") -> str:
+    file = tmp_path / "lesson.py"
+    file.write_text(text, "utf-8")
+    return export(file, name)
+
+
+def defined(script: str) -> list[str]:
+    tree = ast.parse(script)
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+
+
+def test_a_script_has_what_the_function_refers_to(tmp_path: Path) -> None:
+    script = exported(tmp_path, LESSON)
+    assert "from math import sqrt as root" in script and "nothing of this" not in script
+    assert "RATE = 0.1  # η" in script or "RATE = 0.1" in script
+    names = defined(script)
+    assert {"train", "helper", "shard", "digits", "model", "mark", "progress"} <= {*names}
+    assert "unused" not in names and "Cluster" not in script
+    assert "images, labels = shard(*digits())  # ü and a comment" in script
+    assert 'with mark("größe"): sync_initial_weights(model())' in script
+    assert not {
+        n
+        for n in ast.walk(ast.parse(script))
+        if isinstance(n, ast.Import | ast.ImportFrom) and any("distkit" in a.name for a in n.names)
+    }
+
+
+def test_each_thing_is_defined_before_it_is_used_and_once(tmp_path: Path) -> None:
+    text = LESSON + "\n@decorated\ndef other():\n    return train()\n"
+    text = text.replace("def helper", "def decorated(f):\n    return f\n\ndef helper")
+    names = defined(exported(tmp_path, text, "other"))
+    assert names.index("decorated") < names.index("other")
+    assert len(names) == len({*names})
+
+
+def test_a_notebooks_magics_are_left_out(tmp_path: Path) -> None:
+    cells = [
+        "%matplotlib inline\n!ls\nimport distkit as dk",
+        "%%ranks\nnot python",
+        "def f():\n    return dk.shard",
+    ]
+    notebook = {"cells": [{"cell_type": "code", "source": [c]} for c in cells]}
+    file = tmp_path / "n.ipynb"
+    file.write_text(json.dumps(notebook))
+    assert {"f", "shard"} <= {*defined(export(file, "f"))}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1", "no function 'train' at the top. It has none"),
+        ("def other(): ...", "It has other"),
+        ("def train(:", "line 1: "),
+        ("import distkit as dk\ndef train(): return dk.Cluster(2)", "needs distkit.cluster.clust"),
+        (
+            "import distkit as dk\ndef train():\n    kv = dk.kvstore.create('dist_sync')",
+            "which is no plain torch",
+        ),
+        (
+            "import distkit as dk\ndef shard(): ...\ndef train(): return shard(), dk.shard(1)",
+            "shard is defined in",
+        ),
+        ("import distkit as dk\ndef train(): return dk.watch_gradients", "Take it out"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(DistkitError) as error:
+        exported(tmp_path, text)
+    assert said in str(error.value)
+
+
+def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "lesson.py", tmp_path / "train.py"
+    source.write_text(LESSON, "utf-8")
+    assert main(["export", "script", str(source), "train", "--out", str(out)]) == 0
+    assert f"torchrun --nproc-per-node=4 {out}" in capsys.readouterr().out
+    assert out.read_text("utf-8") == export(source, "train")
+    assert main(["export", "script", str(tmp_path / "none.py"), "train", "--out", str(out)]) == 1
+    assert "none.py cannot be read (No such file or directory)" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""The parts of a step, measured on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distkit as dk
+from distkit.events import Op, State
+
+
+def parts(steps: int = 2, blocks: int = 1) -> tuple[dict[str, float], bool, int]:
+    images, labels = dk.demos.digits()
+    net, threads = dk.demos.model(), torch.get_num_threads()
+    before = [w.detach().clone() for w in net.parameters()]
+    found = dk.simulation.measure_step(
+        net, (images[:8], labels[:8]), F.cross_entropy, steps=steps, blocks=blocks
+    )
+    trained = not any(map(torch.equal, before, net.parameters()))
+    return found, trained, torch.get_num_threads() - threads
+
+
+def test_a_step_has_parts() -> None:
+    run = dk.run_ranks(parts, 2)
+    for found, trained, threads in run.results:
+        assert [*found] == ["compute", "sync", "step"] and min(found.values()) > 0
+        assert trained and threads == 0
+    reduced = [s for s in run.trace.spans if s.rank == 0 and s.op is Op.ALL_REDUCE]
+    assert len(reduced) == 2 * 2 * 2  # sync and step, two blocks of two steps
+    assert len({s.nbytes for s in reduced}) == 1 and reduced[0].state is State.COMPLETED
+
+
+def test_one_rank_has_nothing_to_send() -> None:
+    found, _, _ = dk.run_ranks(parts, 1).results[0]
+    assert found["sync"] == 0 and found["step"] == found["compute"] > 0
+
+
+def test_a_slow_network_is_in_the_time_of_the_messages() -> None:
+    with dk.trouble(latency=0.02):
+        found, _, _ = dk.run_ranks(parts, 2).results[0]
+    assert min(found["sync"], found["step"]) >= 0.02
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"blocks": 0}])
+def test_nothing_to_measure_is_refused(given: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1 step in 1 block"):
+        parts(**given)
