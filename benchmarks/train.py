@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RANKS, BATCH, STEPS, RATE = 4, 32, 300, 0.2
 
 #: Ranks, and samples of each, for which speed-up is predicted.
-SETTINGS = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
+SETTINGS: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
 #: Replicas of an evaluation.
 EVALUATED = (1, 2, 3, 4, 5, 7)

@@ -158,8 +158,8 @@ class Sweep(pd.DataFrame):  # type: ignore[misc]  # pandas has no type hints
     @property
     def _is_whole(self) -> bool:
         """True if it has the columns of a sweep, and is not something computed from one."""
-        varied = getattr(self, "varied", None)  # pandas hands on None for what is combined
-        return bool(varied) and {*varied, OUTCOME, TRACE} <= {*self.columns}
+        varied: Any = getattr(self, "varied", None)  # pandas hands on None for what is combined
+        return {*(varied or [None]), OUTCOME, TRACE} <= {*self.columns}
 
     def __repr__(self) -> str:
         return str(pd.DataFrame(self.drop(columns=TRACE, errors="ignore")))

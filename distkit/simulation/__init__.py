@@ -10,6 +10,7 @@ workers and servers share.
 
 from distkit.simulation import cost
 from distkit.simulation.calibration import Measured, calibrate
+from distkit.simulation.modes import measure_modes
 from distkit.simulation.network import Link, Network
 from distkit.simulation.paying import measure_step, plot_speedups, speedups
 from distkit.simulation.plots import compare
@@ -40,6 +41,7 @@ __all__ = [
     "exponential",
     "finish_times",
     "lognormal",
+    "measure_modes",
     "measure_step",
     "parameter_server",
     "pipeline",

@@ -161,7 +161,8 @@ def error(rows: Iterable[Mapping[str, Any]]) -> float:
     0.05
     """
     several = [row for row in rows if row["ranks"] > 1]
-    return round(median(abs(row["predicted"] / row["measured"] - 1) for row in several), 9)
+    errors = [float(abs(row["predicted"] / row["measured"] - 1)) for row in several]
+    return round(median(errors), 9)
 
 
 def plot_speedups(measured: Any) -> Figure:
