@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -40,6 +42,14 @@ class CentralStorageStrategy(ReplicatedStrategy):
             _give(updated)
 
         hook = optimizer.register_step_post_hook(give)
+
+    @property
+    def _chief_saves(self) -> bool:
+        return True
+
+    def _loaded(self, folder: Path, optimizer: Optimizer | None) -> None:
+        if optimizer is not None and not self._chief:
+            optimizer.state.clear()  # only the chief makes steps
 
 
 def _sum_on_0(x: Tensor) -> None:

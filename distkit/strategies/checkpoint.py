@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
 from distkit.strategies import aggregation, variables
 from distkit.strategies.context import check_may_enter
 from distkit.strategies.strategy import Strategy
+
+#: The file of a checkpoint that has the optimizer's state of parameter servers.
+STATES = "servers.npz"
 
 
 def save(
@@ -41,10 +44,14 @@ def save(
         PyTorch, ``torch.distributed.checkpoint``.
     """
     check_may_enter(strategy, "save()")
-    with _as_torch_does():
-        state = _state(model, optimizer)
-        state["model"] |= aggregation.aggregated_buffers(strategy, model)
-        _dcp().save({**state, "extra": extra}, checkpoint_id=folder, no_dist=_alone())
+    buffers, here = aggregation.aggregated_buffers(strategy, model), strategy._state_here(optimizer)
+    if strategy._chief or not strategy._chief_saves:
+        with _as_torch_does():
+            state = {**_state(model, here), "extra": extra}
+            state["model"] |= buffers
+            _dcp().save(state, checkpoint_id=folder, no_dist=_alone(strategy))
+    strategy._saved(Path(folder), optimizer)
+    strategy._compare("checkpoint", [])  # nobody reads it before it is whole
 
 
 def load(
@@ -70,22 +77,56 @@ def load(
         StrategyError: there is no checkpoint, or it is of another model.
     """
     check_may_enter(strategy, "load()")
-    if not Path(folder, ".metadata").exists():
-        raise StrategyError(f"There is no checkpoint in {folder}.")
+    here = strategy._state_here(optimizer)
+    _check(Path(folder), model, optimizer, here)
     from torch.distributed.checkpoint import CheckpointException
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
-    optimizers = [] if optimizer is None else [optimizer]
+    optimizers = [] if here is None else [here]
     with _as_torch_does():
-        state = {**_state(model, optimizer), "extra": extra}
+        state = {**_state(model, here), "extra": extra}
         try:
-            _dcp().load(state, checkpoint_id=folder, no_dist=_alone())
+            _dcp().load(state, checkpoint_id=folder, no_dist=_alone(strategy))
         except (CheckpointException, RuntimeError, ValueError) as error:
             why = str(error).strip().splitlines()[-1]
             raise StrategyError(f"The checkpoint in {folder} is of another model: {why}") from error
         weights, moments = state["model"], state.get("optimizer", {})
         set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=moments)
+    strategy._loaded(Path(folder), optimizer)
     return {**extra, **state["extra"]}
+
+
+def _check(
+    folder: Path, model: nn.Module, optimizer: Optimizer | None, here: Optimizer | None
+) -> None:
+    """Compare what is saved with what is to be loaded: each rank reads the same, and decides alike.
+
+    Raises:
+        StrategyError: names or shapes differ, or there is no such state.
+    """
+    if not (folder / ".metadata").exists():
+        raise StrategyError(f"There is no checkpoint in {folder}.")
+    saved = _dcp().FileSystemReader(folder).read_metadata().state_dict_metadata
+    there: dict[str, Any] = {
+        n: m.size for n, m in saved.items() if n.startswith("model.") and hasattr(m, "size")
+    }
+    mine: dict[str, Any] = {
+        f"model.{n}": t.shape for n, t in model.state_dict().items() if isinstance(t, Tensor)
+    }
+    for name in {**mine, **there}:
+        if name not in there or name not in mine or tuple(there[name]) != tuple(mine[name]):
+            shapes = [tuple(d[name]) if name in d else "missing" for d in (there, mine)]
+            raise StrategyError(
+                f"The checkpoint in {folder} is of another model: {name.removeprefix('model.')} "
+                f"is {shapes[0]} there and {shapes[1]} here. Load it into a model like the saved."
+            )
+    on_servers = optimizer is not None and here is None
+    by_torch = any(n.startswith("optimizer.") for n in saved)
+    if optimizer is not None and not ((folder / STATES).exists() if on_servers else by_torch):
+        raise StrategyError(
+            f"The checkpoint in {folder} has no optimizer state for this strategy: it was saved "
+            "without an optimizer, or by servers. Load the model alone."
+        )
 
 
 def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None:
@@ -96,19 +137,21 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
     Args:
         strategy: in whose scope the model was made.
         path: the file.
-        model: whose parameters each rank holds whole.
+        model: also one whose parameters are sharded.
 
     Raises:
         StrategyError: safetensors is not installed.
     """
     tensors = _safetensors()
     state = aggregation.state_dict(strategy, model)
-    if strategy._replica == 0:
+    state = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
+    if strategy._chief:
         tensors.save_file({k: v.detach().contiguous() for k, v in state.items()}, str(path))
+    strategy._compare("checkpoint", [])
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Read a ``.safetensors`` file into a model.
+    """Read a ``.safetensors`` file into a model; all ranks call it.
 
     Args:
         path: the file.
@@ -118,7 +161,12 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
         StrategyError: safetensors is not installed.
         RuntimeError: names or shapes differ, as with ``load_state_dict``.
     """
-    model.load_state_dict(_safetensors().load_file(str(path)))
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    saved, found = _safetensors().load_file(str(path)), variables.owned(next(model.parameters()))
+    set_model_state_dict(model, saved, options=StateDictOptions(full_state_dict=True))
+    if found is not None:
+        found[0]._loaded(Path(path), None)
 
 
 def _state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
@@ -132,8 +180,8 @@ def _dcp() -> Any:
     return importlib.import_module("torch.distributed.checkpoint")
 
 
-def _alone() -> bool:
-    return not dist.is_initialized()
+def _alone(strategy: Strategy) -> bool:
+    return strategy._chief_saves or not dist.is_initialized()
 
 
 @contextmanager

@@ -9,8 +9,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.modules import module
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
@@ -62,6 +60,9 @@ class FullyShardedStrategy(ReplicatedStrategy):
                 self._shard(root)
 
     def _shard(self, root: nn.Module) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard  # late: it takes a second
+
         full = dict(root.named_parameters())
         mesh = init_device_mesh(self.device.type, (self.num_replicas_in_sync,))
         for unit in _units(root):
@@ -79,11 +80,16 @@ class FullyShardedStrategy(ReplicatedStrategy):
         with super()._run(), _Weighted(self):
             yield
 
+    def _state_here(self, optimizer: Optimizer | None) -> Optimizer | None:
+        """Made in the scope it has the whole parameters: give it the pieces."""
+        for group in [] if optimizer is None else optimizer.param_groups:
+            group["params"] = [self._before.get(id(w), (w, w))[1] for w in group["params"]]
+        return optimizer
+
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         """FSDP2 has summed the gradients during backward: see that all are finite."""
-        for group in optimizer.param_groups:  # made in the scope, before they were sharded
-            group["params"] = [self._before.get(id(w), (w, w))[1] for w in group["params"]]
+        self._state_here(optimizer)
         weights = own_parameters(self, optimizer)
         if self._alone:
             return
@@ -160,6 +166,8 @@ def _watched() -> Iterator[Callable[[], list[nn.Module]]]:
 
 def _units(root: nn.Module) -> list[nn.Module]:
     """What is gathered together: each layer of a model, and then what is left of it."""
+    from torch.distributed.fsdp import FSDPModule
+
     layers = [part for child in root.children() for part in _parts(child)]
     shared = _shared(layers)
     alone = [part for part in layers if id(part) not in shared]

@@ -82,7 +82,7 @@ class Model:
     @property
     def is_chief(self) -> bool:
         """True on replica 0, which prints, and writes summaries."""
-        return self.strategy._replica == 0
+        return self.strategy._chief
 
     # -- what a program uses -----------------------------------------------------------------
 

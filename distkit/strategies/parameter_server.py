@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from distkit import kvstore
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.optimizer import from_torch
+from distkit.strategies.checkpoint import STATES
 from distkit.strategies.context import ReplicaContext
 from distkit.strategies.gradients import own_parameters, put_together
 from distkit.strategies.mirrored import ReplicatedStrategy
@@ -118,6 +120,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return 0 if self.mode == "async" else super()._replica
 
     @property
+    def _chief(self) -> bool:
+        return self.store.rank == 0
+
+    @property
+    def _chief_saves(self) -> bool:
+        return True
+
+    @property
     def _steps_alone(self) -> bool:
         return False
 
@@ -217,6 +227,34 @@ class ParameterServerStrategy(ReplicatedStrategy):
         priorities = [-n for n in range(len(shards))]
         self.store.pushpull(keys, [s.gradient for s in shards], values, priorities)
 
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _state_here(self, optimizer: Optimizer | None) -> Optimizer | None:
+        return None
+
+    def _saved(self, folder: Path, optimizer: Optimizer | None) -> None:
+        if optimizer is not None and self._chief:
+            self._tell(optimizer, own_parameters(self, optimizer))
+            self.store.save_optimizer_states(folder / STATES, dump_optimizer=True)
+
+    @torch.no_grad()
+    def _loaded(self, folder: Path, optimizer: Optimizer | None) -> None:
+        if self._chief:
+            for s in self._shards:
+                self.store._assign(s.key, s.value)
+            if optimizer is not None:
+                self._load_states(folder / STATES, optimizer)
+        if not self.coordinated:
+            self.store.barrier()
+            self.pull()
+
+    def _load_states(self, file: Path, optimizer: Optimizer) -> None:
+        self.store.load_optimizer_states(file)
+        self._rule = self.store._optimizer
+        self._tell(optimizer, own_parameters(self, optimizer))
+
+    # -- the optimizer --------------------------------------------------------------------------
+
     def _tell(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         """Let the servers have the optimizer, as it is now."""
         mine = {id(w) for w in weights}
@@ -235,7 +273,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         )
         rule = replace(rule, lr_mult=rates, wd_mult=decays)
         if rule != self._rule:
-            self.store.set_optimizer(rule, anew=self._rule is not None)
+            again = self._rule is not None or self.mode == "async"  # others may be ahead
+            self.store.set_optimizer(rule, anew=again)
             self._rule = rule
 
 

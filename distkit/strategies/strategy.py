@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -204,6 +205,26 @@ class Strategy:
     def _run(self) -> contextlib.AbstractContextManager[None]:
         """Open while this replica's function runs."""
         return contextlib.nullcontext()
+
+    @property
+    def _chief(self) -> bool:
+        """True in the one process that prints, and writes what is the same in all."""
+        return self._replica == 0
+
+    @property
+    def _chief_saves(self) -> bool:
+        """True if the others have nothing to save that the chief has not."""
+        return False
+
+    def _state_here(self, optimizer: Optimizer | None) -> Optimizer | None:
+        """The optimizer whose state is in this process, to be saved or loaded; None for none."""
+        return optimizer
+
+    def _saved(self, folder: Path, optimizer: Optimizer | None) -> None:
+        """A checkpoint has been written here: add what torch does not see."""
+
+    def _loaded(self, folder: Path, optimizer: Optimizer | None) -> None:
+        """A checkpoint has been read into this process: bring it where it belongs."""
 
     def _created(self, made: Sequence[Made]) -> None:
         """A scope ends: make these variables the same on all replicas."""

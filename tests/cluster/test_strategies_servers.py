@@ -22,6 +22,8 @@ from distkit.strategies import (
     MirroredStrategy,
     ParameterServerStrategy,
     Strategy,
+    load,
+    save,
 )
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -196,3 +198,63 @@ def test_without_servers_the_error_has_the_remedy() -> None:
         ParameterServerStrategy(mode="half")
     with pytest.raises(StrategyError, match="no partitioner"):
         ParameterServerStrategy(3)
+
+
+def saves(strategy: Strategy, folder: str, wanted: str):
+    """One epoch, a checkpoint, another epoch; or only the latter, from the checkpoint."""
+    with strategy.scope():
+        model = nn.Linear(6, 2).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    def epoch() -> None:
+        for x, y in strategy.distribute_dataset((X, Y), global_batch=20):
+            strategy.run(step, args=(x, y))
+
+    if wanted == "save":
+        epoch()
+        save(strategy, folder, model, optimizer, epoch=1)
+    else:
+        assert load(strategy, folder, model, optimizer, epoch=0) == {"epoch": 1}
+    epoch()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def test_a_checkpoint_has_what_the_servers_have(cluster, tmp_path) -> None:
+    strategy = ParameterServerStrategy(FixedShardsPartitioner(2), mode="sync")
+    (weights, _) = cluster.run(saves, strategy, str(tmp_path), "save").results
+    for found in cluster.run(saves, strategy, str(tmp_path), "load").results:
+        torch.testing.assert_close(found, weights, rtol=0, atol=1e-12)
+
+
+def coordinated(strategy: Strategy, folder: str, wanted: str):
+    with strategy.scope():
+        model = nn.Linear(3, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (-model.weight.sum()).backward()
+        optimizer.step()
+
+    coordinator = ClusterCoordinator(strategy)
+    if wanted == "load":
+        load(strategy, folder, model, optimizer)
+    for n in range(4):
+        coordinator.schedule(strategy.run, (step,))
+        coordinator.join()
+        if wanted == "save" and n == 1:
+            save(strategy, folder, model, optimizer)
+    return model.weight.unique().tolist()
+
+
+def test_the_coordinator_saves_and_loads(cluster, tmp_path) -> None:
+    saved = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "save").results[0]
+    assert saved == [1 + 1.5 + 1.75 + 1.875]
+    more = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "load").results[0]
+    assert more == [saved[0] + 1.9375 + 1.96875]
