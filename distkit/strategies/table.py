@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +80,7 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> Suppo
 
 def _cell(run: Callable[..., Any], make: Any, do: Any, expected: Tensor | None) -> str:
     try:
-        outcomes = run(partial(_tried, do), make()).results
+        outcomes = run(update_wrapper(partial(_tried, do), do), make()).results
     except StrategyError as error:
         outcomes = [Outcome(None, str(error))]
     refusals = [o.refused for o in outcomes if o.refused]
