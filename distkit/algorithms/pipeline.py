@@ -100,11 +100,13 @@ class _Link:
     def __init__(self, peer: int, group: Group) -> None:
         self.peer, self.group = peer, group
         self._row: list[Any] = []
-        self._sending: list[tuple[dist.Work, Tensor]] = []
+        self._sending: tuple[dist.Work, Tensor] | None = None
 
     def send(self, x: Tensor) -> None:
+        """Begin to send, after the message before has gone."""
+        self.wait()
         x = x.detach().contiguous()
-        self._sending.append((isend(x, self.peer, self.group), x))
+        self._sending = isend(x, self.peer, self.group), x
 
     def send_activations(self, y: Tensor) -> None:
         if not self._row:
@@ -124,8 +126,9 @@ class _Link:
         return recv(torch.empty_like(y, requires_grad=False), self.peer, self.group)
 
     def wait(self) -> None:
-        for work, _ in self._sending:
-            work.wait()
+        if self._sending:
+            self._sending[0].wait()
+            self._sending = None
 
 
 def _check_step(
