@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from distkit.events import Summary
 from distkit.trace.log import EventLog
-from distkit.trace.training import Step, Training, read
+from distkit.trace.training import Training, mean_loss, read
 
 #: Sums in another order differ by less than this part of the largest value, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -215,15 +215,6 @@ class _Finder:
         when = f"in step {step}" if step else "before the first step"
         of = f" of {layer}" if layer else ""
         return Difference(step, what, layer, rank, f"{when} the {what}{of} {said}")
-
-
-def mean_loss(step: Step) -> float:
-    """The mean over the examples of all ranks; over the ranks, if these did not tell how many."""
-    told = step.told.values()
-    weights = [1.0 if math.isnan(t.samples) else t.samples for t in told]
-    pairs = [(t.loss, w) for t, w in zip(told, weights, strict=True) if w]
-    total = sum(w for _, w in pairs)
-    return sum(loss * w for loss, w in pairs) / total if total else math.nan
 
 
 def _is_bad(loss: float, samples: float) -> bool:

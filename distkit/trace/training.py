@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -93,6 +94,21 @@ def read(trace: EventLog) -> Training:
         training.feed(rank, iter(sorted(lanes[rank], key=lambda s: s.seq)))
     training.layers = _in_order(training.layers, lanes)
     return training
+
+
+def mean_loss(step: Step) -> float:
+    """The mean loss over the examples of all ranks."""
+    shares = shares_of(step)
+    return sum(told.loss * shares[r] for r, told in step.told.items() if shares[r]) / (
+        len(shares) or math.nan
+    )
+
+
+def shares_of(step: Step) -> dict[int, float]:
+    """The examples of each rank as a multiple of their mean, 1 where nobody told how many."""
+    samples = {r: told.samples for r, told in step.told.items()}
+    mean = sum(samples.values()) / (len(samples) or 1)
+    return {r: n / mean if mean > 0 else 1.0 for r, n in samples.items()}
 
 
 def _in_order(

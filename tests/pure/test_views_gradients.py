@@ -301,3 +301,14 @@ def test_a_sketch_knows_how_far_apart_two_models_are() -> None:
     c = [t + 0.1 * torch.randn_like(t) for t in a]
     true = math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(a, c, strict=True)))
     assert math.dist(left[0], sketch(c)[1][0]) == pytest.approx(true, rel=0.4)
+
+
+def test_shares_of_different_sizes_are_weighted() -> None:
+    """Three examples and one: their mean is no mean of means."""
+    before = {r: summary(own) for r, own in enumerate(OWN)}
+    whole = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
+    after = {r: summary(whole) for r in before}
+    assert reduced(before, after, 2).kind == "other"
+    assert reduced(before, after, 2, {0: 1.5, 1: 0.5}).kind == "mean"
+    nothing = {0: before[0], 1: summary([math.nan] * 4)}
+    assert reduced(nothing, {r: before[0] for r in before}, 2, {0: 2.0, 1: 0.0}).kind == "mean"

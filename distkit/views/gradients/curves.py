@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from distkit.trace.training import Training
+from distkit.trace.training import Training, mean_loss
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import rounded
 
@@ -53,7 +53,7 @@ def thin(points: Points, most: int) -> Points:
 def _loss(training: Training, ranks: Sequence[int]) -> list[Json]:
     told = [(n + 1, step.told) for n, step in sorted(training.steps.items()) if step.told]
     lines = [_line(r, [(n, t[r].loss) for n, t in told if r in t]) for r in ranks]
-    means = [(n, sum(t.loss for t in by.values()) / len(by)) for n, by in told]
+    means = [(n + 1, mean_loss(s)) for n, s in sorted(training.steps.items()) if s.told]
     return [*lines, _line(None, means)]
 
 

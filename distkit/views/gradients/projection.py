@@ -8,13 +8,13 @@ gradients and of their sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from distkit.events import Summary
 from distkit.trace.log import EventLog
-from distkit.trace.training import ByRank, Step, Training, read
+from distkit.trace.training import ByRank, Step, Training, read, shares_of
 from distkit.views.gradients.curves import curves
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.summaries import (
@@ -36,6 +36,9 @@ MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 
 #: Sums of the same numbers in another order differ by about this much of the largest.
 ROUNDING = 1e-4
+
+#: All ranks have equally many examples.
+EQUAL: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def _step(n: int, step: Step, layers: list[str], ranks: list[int]) -> Json:
 def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
     before, after = step.before.get(layer, {}), step.after.get(layer, {})
     alone = next(iter(step.alone.get(layer, {}).values()), None)
-    found = reduced(before, after, len(ranks))
+    shares = shares_of(step)
+    found = reduced(before, after, len(ranks), shares)
     shown = [before.get(r) for r in ranks[:MAX_RANKS]]
     scaled = {r: _divided(s, found.scale(len(ranks))) for r, s in after.items()}
     one = found.same or not scaled
@@ -134,11 +138,11 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
             None if a is None or b is None else _short(cosine(a, b))
             for a, b in combinations(shown, 2)
         ],
-        "agreement": _short(agreement(before, after, found)),
+        "agreement": _short(agreement(before, after, found, shares)),
     }
 
 
-def _divided(s: Summary, by: int) -> Summary:
+def _divided(s: Summary, by: float) -> Summary:
     if by == 1:
         return s
     return replace(
@@ -146,12 +150,21 @@ def _divided(s: Summary, by: int) -> Summary:
     )
 
 
+def _times(share: float, s: Summary) -> Summary:
+    """A gradient, weighted; that of no examples is NaN and counts as zero."""
+    if share:
+        return _divided(s, 1 / share)
+    return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
+
+
 def _short(x: float) -> float | None:
     return round(x, 3) if math.isfinite(x) else None
 
 
-def reduced(before: ByRank, after: ByRank, ranks: int) -> Reduced:
-    """What the optimizer saw, compared with what the ranks had computed."""
+def reduced(
+    before: ByRank, after: ByRank, ranks: int, shares: Mapping[int, float] = EQUAL
+) -> Reduced:
+    """What the optimizer saw, compared with what the ranks had computed from their shares."""
     if not after or len(before) < ranks or len(after) < ranks:
         return Reduced("", len({key(s) for s in after.values()}) == 1)
     same = len({key(s) for s in after.values()}) == 1
@@ -159,7 +172,7 @@ def reduced(before: ByRank, after: ByRank, ranks: int) -> Reduced:
         return Reduced("own", True, 0.0)
     if all(key(before[r]) == key(after[r]) for r in after) and not same:
         return Reduced("own", same)
-    mean = average(list(before.values()))
+    mean = average([_times(shares.get(r, 1.0), s) for r, s in before.items()])
     result = average(list(after.values()))
     for kind, scale in (("mean", 1), ("sum", ranks)):
         most = largest([*mean, *(v / scale for v in result)])
@@ -169,11 +182,13 @@ def reduced(before: ByRank, after: ByRank, ranks: int) -> Reduced:
     return Reduced("other", same)
 
 
-def agreement(before: ByRank, after: ByRank, found: Reduced) -> float:
+def agreement(
+    before: ByRank, after: ByRank, found: Reduced, shares: Mapping[int, float] = EQUAL
+) -> float:
     """The mean cosine of all pairs of ranks, weighted by their norms; from the norms alone."""
     if found.kind not in ("sum", "mean") or len(before) < 2:
         return math.nan
-    norms = [s.norm for s in before.values()]
+    norms = [_times(shares.get(r, 1.0), s).norm for r, s in before.items()]
     total = next(iter(after.values())).norm * (1 if found.kind == "sum" else len(norms))
     squares = sum(x * x for x in norms)
     pairs = sum(norms) ** 2 - squares
@@ -188,7 +203,7 @@ def _verdicts(trace: EventLog, training: Training, looked: Iterable[int]) -> lis
     ranks = len(trace.ranks)
     cells = [(n, layer, training.steps[n]) for n in looked for layer in training.layers]
     found = [
-        (n, layer, reduced(s.before.get(layer, {}), s.after.get(layer, {}), ranks))
+        (n, layer, reduced(s.before.get(layer, {}), s.after.get(layer, {}), ranks, shares_of(s)))
         for n, layer, s in cells
     ]
     done = [(n, layer, r) for n, layer, r in found if r.kind]
