@@ -35,7 +35,7 @@ def test_gradients_grow_and_tensors_are_walked_through(lab: Any, tab: Any) -> No
     for cell in (0, 1, 2):
         run_cell(page, cell)
     gradients = page.locator(".distkit-gradients")
-    gradients.locator(".dkv-same", has_text="the sum of all 4").wait_for()
+    gradients.locator(".dkv-same", has_text="the mean of all 4").wait_for()
     page.wait_for_function("() => !document.querySelector('.distkit-gradients .dk-live')")
     gradients.locator(".dkv-slider").focus()
     page.keyboard.press("End")
