@@ -13,10 +13,14 @@ from typing import Protocol, TypeVar
 
 from distkit.events import Summary
 from distkit.trace.log import EventLog
-from distkit.trace.training import Training, mean_loss, read
+from distkit.trace.training import ByRank, Training, mean_loss, read
 
 #: Sums in another order differ by less than this part of the largest value, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+#: A gradient that cancels to nothing, as that of a bias before batch norm, keeps the rounding of
+#: what was cancelled: values below this part of the step's largest are measured by that.
+CANCELLED = 0.1
 
 T = TypeVar("T")
 
@@ -167,13 +171,14 @@ class _Finder:
 
     def _gradients(self, n: int) -> Iterator[Difference]:
         a, b = (t.steps[n].after for t in (self._mine, self._theirs))
+        floor = CANCELLED * _largest(a)
         for layer in reversed(self._mine.layers):  # as backward computes them
             for rank, mine in sorted(a.get(layer, {}).items()):
                 theirs = _of(rank, b.get(layer, {}))
                 if theirs is None:
                     continue
                 off, most = _distance(mine, theirs)
-                if self._apart(off, most, mine == theirs, layer):
+                if self._apart(off, max(most, floor), mine == theirs, layer):
                     said = f"{_far(off)} on rank {rank}, where values reach {most:.2g}"
                     yield self._at(n + 1, "gradient", layer, rank, said + _factor(mine, theirs))
 
@@ -244,6 +249,12 @@ def _far(off: float) -> str:
 
 def _count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _largest(gradients: Mapping[str, ByRank]) -> float:
+    """The largest value of a step's gradients."""
+    ends = (abs(v) for by in gradients.values() for s in by.values() for v in (s.min, s.max))
+    return max(filter(math.isfinite, ends), default=0.0)
 
 
 def _factor(a: Summary, b: Summary) -> str:

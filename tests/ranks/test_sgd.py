@@ -262,6 +262,22 @@ def test_batch_norm_is_the_exception(norm: Norm, ours: Norm, exact: bool) -> Non
         assert torch.allclose(found, whole, rtol=0, atol=1e-11) == exact
 
 
+def test_a_gradient_that_cancels_is_measured_by_the_others() -> None:
+    """That of a bias before batch norm is nothing but rounding."""
+
+    def train(norm: Norm) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(9, 6), norm(6), nn.Linear(6, 5))
+        x, y = dk.shard(*images(64))
+        with dk.watch_gradients(model) as watch:
+            loss = dk.sync_sgd_step(model, (x.float(), y), F.cross_entropy, 0.1)
+            watch.step(loss=loss, samples=len(x))
+
+    one = dk.run_ranks(train, 1, nn.BatchNorm1d)
+    assert dk.equal(dk.run_ranks(train, 2, SyncBatchNorm), one)
+    assert dk.equal(dk.run_ranks(train, 2, nn.BatchNorm1d), one).first.what == "loss"
+
+
 def test_batch_norm_of_sequences() -> None:
     def program() -> list[Tensor]:
         x = torch.arange(48.0).sin().view(4, 3, 4)
