@@ -155,3 +155,15 @@ def test_each_worker_has_its_own_dataset(cluster) -> None:
     sums = cluster.run(train, ParameterServerStrategy()).results[0]
     evens, odds = [90.0, 290.0, 490.0], [100.0, 300.0, 500.0]
     assert len(sums) == 4 and set(sums) <= {*evens, *odds}
+
+
+def test_a_function_that_kills_every_worker_ends_the_run(cluster) -> None:
+    def train(strategy):
+        made(strategy)
+        coordinator = ClusterCoordinator(strategy)
+        coordinator.schedule(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        coordinator.join()
+
+    with pytest.raises(dk.RankDied, match=r"replaced 3 times"):
+        cluster.run(train, ParameterServerStrategy())
+    assert cluster.run(lambda: os.environ["RANK"]).results == ["0", "1", "2"]

