@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import kvstore_peers, train_tensorflow
 from benchmarks.figure import Figure, figure
+from distkit.cluster.processes.rank_spec import free_port
 from distkit.errors import DistkitError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ dist.destroy_process_group()
 def torchrun(program: str, *arguments: object) -> float:
     """The largest of the seconds that the ranks of a program print."""
     given = arguments or (BATCH, STEPS, RATE)
-    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="distkit-train-") as folder:
         file = Path(folder) / "train.py"
         file.write_text(program, "utf-8")
         said = launch(file, RANKS, *given)
@@ -164,8 +165,8 @@ def launch(script: Path, ranks: int, *arguments: object) -> str:
     """What a script prints under torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     ran = subprocess.run(
-        [*command, "--master-port=0", str(script), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        [*command, f"--master-port={free_port()}", str(script), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -256,7 +257,7 @@ def exported(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
     import distkit as dk
     from distkit.experiments.script import export
 
-    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="distkit-train-") as folder:
         lesson, script = Path(folder) / "lesson.py", Path(folder) / "train.py"
         lesson.write_text(LESSON, "utf-8")
         script.write_text(export(lesson, "train"), "utf-8")
