@@ -175,7 +175,8 @@ def split(model: nn.Module, stages: int) -> list[nn.Module]:
         stages: how many.
 
     Raises:
-        ValueError: There are fewer layers than stages, or a layer needs the output of a layer
+        ValueError: There are fewer layers than stages, two stages share a parameter or buffer, the
+            model does not use its layers in their order, or a layer needs the output of a layer
             that is not in its own stage nor the last of the stage before: a skip connection.
 
     Example:
@@ -183,21 +184,32 @@ def split(model: nn.Module, stages: int) -> list[nn.Module]:
         >>> [len(stage) for stage in split(nn.Sequential(*layers), 2)]
         [2, 1]
     """
-    layers = len(list(model.children()))
+    children = dict(model.named_children())
+    if isinstance(model, nn.Sequential):  # which may use one layer twice, by two names
+        children = dict(zip(model._modules, model, strict=True))
+    layers = len(children)
     if not 1 <= stages <= layers:
         raise ValueError(f"{stages} stages of a model of {layers} layers: give from 1 to {layers}")
-    owner = [s for s, part in enumerate(torch.arange(layers).tensor_split(stages)) for _ in part]
+    cuts, order = torch.arange(layers).tensor_split(stages), list(children)
+    names = [[order[i] for i in cut] for cut in cuts]
     if isinstance(model, nn.Sequential):
-        parts = [OrderedDict[str, nn.Module]() for _ in range(stages)]
-        for (name, layer), stage in zip(model.named_children(), owner, strict=True):
-            parts[stage][name] = layer
-        return [nn.Sequential(part) for part in parts]
+        parts: list[nn.Module] = [
+            nn.Sequential(OrderedDict((n, children[n]) for n in part)) for part in names
+        ]
+    else:
+        parts = _traced(model, names)
+    _check_shared(parts)
+    return parts
+
+
+def _traced(model: nn.Module, names: list[list[str]]) -> list[nn.Module]:
+    """The stages of a model that says in ``forward`` how it uses its layers."""
     graph = fx.GraphModule(model, _Layers().trace(model))
-    names = dict(zip((name for name, _ in model.named_children()), owner, strict=True))
-    place = _places(graph, names)
+    place = _places(graph, {name: stage for stage, part in enumerate(names) for name in part})
+    _check_order(place, names)
     _check_crossings(graph, place)
     cut = split_module(graph, model, lambda node: place[node])
-    return [getattr(cut, f"submod_{s}") for s in range(stages)]
+    return [getattr(cut, f"submod_{s}") for s in range(len(names))]
 
 
 class _Layers(fx.Tracer):
@@ -214,6 +226,30 @@ def _places(graph: fx.GraphModule, names: dict[str, int]) -> dict[fx.Node, int]:
         own = names.get(str(node.target).split(".")[0], 0) if node.op == "call_module" else 0
         place[node] = max([own, *(place[source] for source in node.all_input_nodes)])
     return place
+
+
+def _check_order(place: dict[fx.Node, int], names: list[list[str]]) -> None:
+    """See that each stage has layers left."""
+    found = {stage for node, stage in place.items() if node.op == "call_module"}
+    for stage, layers in enumerate(names):
+        if stage not in found:
+            raise ValueError(
+                f"stage {stage} would be empty: the model uses {', '.join(map(repr, layers))} "
+                "after layers of later stages, or never. Define layers in the order of their use"
+            )
+
+
+def _check_shared(parts: Sequence[nn.Module]) -> None:
+    """See that each parameter and buffer is on one rank, which alone updates it."""
+    seen: dict[Tensor, tuple[int, str]] = {}
+    for stage, part in enumerate(parts):
+        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
+            before, first = seen.setdefault(tensor, (stage, name))
+            if before != stage:
+                raise ValueError(
+                    f"{first!r} of stage {before} and {name!r} of stage {stage} are one tensor, of "
+                    "which each rank would update a copy of its own: untie them, or cut elsewhere"
+                )
 
 
 def _check_crossings(graph: fx.GraphModule, place: dict[fx.Node, int]) -> None:

@@ -107,7 +107,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     """ZB-H1: gradients of inputs at once, those of weights where the rank would be idle.
 
-    It holds no more than 1F1B. With more than one chunk it is torch's InterleavedZeroBubble.
+    With one chunk no rank holds more than the first of 1F1B; with more chunks it is torch's
+    InterleavedZeroBubble.
     Qi et al., 2024.
 
     Raises:
@@ -285,9 +286,27 @@ def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
     return (ranks - 1) / (microbatches * chunks)
 
 
+def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
+    """(p-1)/(m·v); with m < p a rank waits p-m more before each of its other stages."""
+    late = max(0, ranks - microbatches)
+    return (ranks - 1 + (chunks - 1) * late) / (microbatches * chunks)
+
+
+def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
+    """(p-1)/(3·m·v); with m < p the gradients of weights are too few for the bubble."""
+    late = max(0, ranks - microbatches)
+    more = late + (chunks - 1) * max(late, 2 * late - microbatches)
+    return (ranks - 1 + more) / (3 * microbatches * chunks)
+
+
 def _interleaved_activations(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> int:
     ahead = (chunks - 1) * _turn(ranks, microbatches) + 2 * (ranks - 1 - rank)
     return min(ahead + 1, microbatches * chunks)
+
+
+def _zero_activations(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
+    ahead = (chunks - 1) * _turn(ranks, microbatches)
+    return min(ahead + ranks, microbatches * chunks)
 
 
 #: Every schedule, in the order in which they were found.
@@ -321,7 +340,7 @@ SCHEDULES = (
         "Narayanan et al., 2021",
         interleaved,
         "bubble (p-1)/(mv) of the work, v times the messages",
-        _bubble,
+        _interleaved_bubble,
         _interleaved_activations,
         "ScheduleInterleaved1F1B",
         looped=True,
@@ -333,8 +352,8 @@ SCHEDULES = (
         "Qi et al., 2024",
         zero_bubble,
         "bubble (p-1)/(3m) of the work, p micro-batches held",
-        lambda ranks, microbatches, chunks=1: _bubble(ranks, microbatches, chunks) / 3,
-        lambda rank, ranks, microbatches, chunks=1: min(ranks, microbatches),
+        _zero_bubble,
+        _zero_activations,
         "ScheduleInterleavedZeroBubble",
         looped=True,
     ),

@@ -135,6 +135,8 @@ def test_a_pipeline_saves_parameters_and_no_activations() -> None:
         for name in ("gpipe", "1f1b", "zero_bubble")
     }
     assert kept == {"gpipe": 4 * whole, "1f1b": whole, "zero_bubble": whole}
+    looped = {"stages": 4, "microbatches": 8, "schedule": "zero_bubble", "chunks": 2}
+    assert LLAMA_3_8B.stage_activations(4096, **looped) == whole
 
 
 def test_zero_has_four_stages() -> None:

@@ -86,15 +86,21 @@ def test_the_order_of_several_stages_a_rank_is_torchs(name: str) -> None:
 def test_with_one_stage_a_rank_too(name: str) -> None:
     from torch.distributed.pipelining import schedules
 
+    compared = Counter()
     for p, m in product(RANKS, MICROBATCHES):
         stage = SimpleNamespace(group_rank=0, group_size=p, num_stages=p, submod=None)
         try:
             expected = getattr(schedules, PIPELINES[name].peer)([stage], m).pipeline_order
         except ValueError:
+            compared[False] += 1
+            with pytest.raises(ValueError, match="would differ in size"):
+                orders(name, p, m, 1)
             continue
+        compared[True] += 1
         assert ours(orders(name, p, m, 1)) == [
             [str(a) for a in expected[rank] if a] for rank in range(p)
         ]
+    assert compared == {True: 163, False: 93}
 
 
 @pytest.mark.usefixtures("light")
@@ -182,8 +188,8 @@ def test_every_micro_batch_is_computed_once_and_no_rank_waits_for_ever(
 
 @every
 def test_the_formulas_of_activations_hold(name: str) -> None:
-    v = 1 if name != "interleaved" else 3
-    for p, m in product(RANKS, (1, 2, 3, 8, 16, 24)):
+    for p, m, v in product(RANKS, (1, 2, 3, 8, 16, 24), (1, 2, 3)):
+        v = v if PIPELINES[name].looped else 1
         if m % max(1, m // p) == 0:
             found = held(orders(name, p, m, v))
             assert found == [PIPELINES[name].activations(r, p, m, v) for r in range(p)], (p, m)
