@@ -149,7 +149,7 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], Json]:
     calls = {
         rank: list(_calls(rank, dump, groups, unseen[str(rank)])) for rank, dump in dumps.items()
     }
-    events = list(_events(_settled(_aligned(calls), groups)))
+    events = list(_events(_settled([*_aligned(calls, unseen)], groups)))
     meta = {
         "name": "flight recorder",
         "world_size": world,
@@ -266,8 +266,11 @@ _FOREIGN = re.compile(f"-packages|<|^{re.escape(str(Path(__file__).parents[1]))}
 # -- what belongs together -----------------------------------------------------------
 
 
-def _aligned(calls: dict[int, list[Call]]) -> list[Call]:
-    """Without the calls whose partners a rank has forgotten: a buffer holds only the latest."""
+def _aligned(calls: dict[int, list[Call]], unseen: Mapping[str, Counter[str]]) -> Iterator[Call]:
+    """Without the calls whose partners a rank has forgotten: a buffer holds only the latest.
+
+    Those are counted.
+    """
     first: dict[str, int] = defaultdict(int)
     for mine in calls.values():
         oldest: dict[str, int] = {}
@@ -277,16 +280,14 @@ def _aligned(calls: dict[int, list[Call]]) -> list[Call]:
         for group, number in oldest.items():
             first[group] = max(first[group], number)
     forgot = any(mine and mine[0].event.seq for mine in calls.values())
-    return [
-        call
-        for mine in calls.values()
-        for call in mine
-        if (
-            call.number >= first[call.event.group]
-            if call.event.op in COLLECTIVES
-            else call.pending or not forgot
-        )
-    ]
+    for rank, mine in calls.items():
+        for call in mine:
+            op, group = call.event.op, call.event.group
+            known = call.number >= first[group] if op in COLLECTIVES else not forgot
+            if known or (call.pending and op not in COLLECTIVES):
+                yield call
+            else:
+                unseen[str(rank)][f"{op} whose partner a rank may have forgotten"] += 1
 
 
 def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:

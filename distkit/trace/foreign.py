@@ -1,25 +1,28 @@
 """Files of other programs as a trace: flight-recorder dumps, Chrome and Kineto traces.
 
 Nothing in them is executed. A pickled dump is read by an unpickler that knows plain values only:
-numbers, text, truth values, None, and lists, tuples and dicts of them.
+numbers, text, truth values, None, and lists, tuples and dicts of them. A small file cannot take
+much memory, and what is read is checked as a saved trace is: it can be saved, and loaded again.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import pickle
+import pickletools
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from distkit.errors import TraceFileError
-from distkit.trace import flight_recorder, kineto
+from distkit.trace import fields, flight_recorder, kineto
 from distkit.trace.file import FORMAT
 from distkit.trace.log import Log
 
@@ -28,6 +31,8 @@ Json = dict[str, Any]
 #: What a pickle of protocol 2 and later begins with.
 _PICKLE = b"\x80"
 _GZIP = b"\x1f\x8b"
+#: Unpacked, a file has no more bytes than this, and a pickle no more values.
+MOST_BYTES, MOST_VALUES = 2**30, 10_000_000
 _SUFFIXES = re.compile(r"(\.[a-zA-Z]\w*)+$")
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
@@ -67,28 +72,39 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     Raises:
         TraceFileError: a file is damaged or of another kind, or two are of the same rank.
         FileNotFoundError: there is no such file.
+        IsADirectoryError: a folder has no files.
     """
     files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
     read = {file: _parsed(file) for file in files}
     reader = _reader(read)
-    return kind(*_checked(files, lambda: reader.read(_by_rank(read))))
+    trace: Log = _checked(files, lambda: _sound(kind(*reader.read(_by_rank(read)))))
+    return trace
 
 
 def _inside(folder: Path) -> list[Path]:
     found = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     if not found:
-        raise TraceFileError(f"{folder}: the folder is empty. It should have a file of each rank.")
+        empty = "the folder is empty: it should have a file of each rank"
+        raise IsADirectoryError(errno.EISDIR, empty, str(folder))
     return found
 
 
-def _unpacked(path: Path, size: int = -1) -> bytes:
+def _unpacked(path: Path, size: int | None = None) -> bytearray:
+    """What is in a file, or the beginning of it."""
     with path.open("rb") as plain:
         packed = plain.read(2) == _GZIP
+    content, end = bytearray(), MOST_BYTES + 1 if size is None else size
     try:
         with gzip.open(path) if packed else path.open("rb") as file:
-            return file.read(size)
+            while part := file.read(min(end - len(content), 2**20)):
+                content += part
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceFileError(f"{path}: the file is truncated or damaged. Copy it again.") from error
+    if len(content) > MOST_BYTES:
+        raise TraceFileError(
+            f"{path}: unpacked, it has more than {MOST_BYTES:,} bytes. Record fewer steps."
+        )
+    return content
 
 
 def _parsed(path: Path) -> Json:
@@ -96,8 +112,8 @@ def _parsed(path: Path) -> Json:
 
     def parse() -> Any:
         if content[:1] == _PICKLE:
-            plain = PlainUnpickler(io.BytesIO(content)).load()
-            return json.loads(json.dumps(plain))  # its tuples as lists
+            _screen(content)
+            return _listed(PlainUnpickler(io.BytesIO(content)).load(), iter(range(MOST_VALUES)))
         return json.loads(content)
 
     found = _checked([path], parse)
@@ -106,6 +122,44 @@ def _parsed(path: Path) -> Json:
     if not isinstance(found, dict):
         raise TraceFileError(f"{path}: not a trace. {_KNOWN}")
     return found
+
+
+def _screen(content: bytearray) -> None:
+    """Raise ValueError at a number for which the unpickler would reserve memory.
+
+    A pickle numbers what it refers to again, in its order.
+    """
+    for n, (code, number, at) in enumerate(pickletools.genops(content)):
+        if number is not None and code.name in ("PUT", "LONG_BINPUT") and number > n:
+            raise ValueError(f"{code.name} at byte {at} has the number {number}, out of order")
+
+
+def _listed(value: Any, left: Iterator[int]) -> Any:
+    """The same with lists for tuples; ``left``: an element for each value that there may be.
+
+    A pickle may refer to one list many times: what is small there can be large to walk through.
+    """
+    if next(left, None) is None:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+    if isinstance(value, (list, tuple)):
+        return [_listed(one, left) for one in value]
+    if isinstance(value, dict):
+        return {name: _listed(one, left) for name, one in value.items()}
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise TypeError(f"{type(value).__name__} is not JSON serializable")
+    return value
+
+
+def _sound(trace: Log) -> Log:
+    """The trace, if a saved one may hold the same."""
+    for event in trace:
+        fields.rank(event.rank, "rank")
+        fields.whole(event.seq, "seq", least=-fields.LARGEST)
+        fields.number(event.time, "time")
+    for look in json.loads(json.dumps(trace.table.looks)):  # lists for tuples, words for states
+        fields.look(*look)
+    fields.meta(trace.meta, "meta")
+    return type(trace).of(trace.table, trace.meta)
 
 
 def _checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
@@ -150,8 +204,12 @@ def _reader(read: Mapping[Path, Json]) -> ModuleType:
 def _by_rank(read: Mapping[Path, Json]) -> dict[int, Json]:
     """The files by the rank that they are of: as they say, else the last number of their name."""
     found: dict[int, Path] = {}
-    for n, (path, content) in enumerate(read.items()):
-        rank = _rank(path, content, n if len(read) == 1 else None)
+    for path, content in read.items():
+        if kineto.is_ours(content):
+            if len(read) > 1:
+                raise TraceFileError(f"{path} has all ranks of a run. Load it alone.")
+            return {0: content}
+        rank = _rank(path, content, 0 if len(read) == 1 else None)
         if rank in found:
             raise TraceFileError(
                 f"{found[rank].name} and {path.name} are both of rank {rank}. Load each run alone."
@@ -162,11 +220,12 @@ def _by_rank(read: Mapping[Path, Json]) -> dict[int, Json]:
 
 def _rank(path: Path, content: Json, otherwise: int | None) -> int:
     about = content.get("distributedInfo")
-    if isinstance(about, dict) and type(about.get("rank")) is int:
+    if isinstance(about, dict) and "rank" in about:
+        _checked([path], lambda: fields.rank(about["rank"], "distributedInfo.rank"))
         return int(about["rank"])
     numbers = re.findall(r"\d+", _SUFFIXES.sub("", path.name))
     rank = int(numbers[-1]) if numbers else otherwise
-    if rank is None:
+    if rank is None or rank >= fields.MOST_RANKS:
         raise TraceFileError(
             f"{path}: of which rank is it? Let its name end in the rank's number: {path.stem}_0"
         )

@@ -56,6 +56,11 @@ def is_one(value: Json) -> bool:
     return "traceEvents" in value
 
 
+def is_ours(trace: Json) -> bool:
+    """True if distkit has written such a trace: it has all ranks of a run."""
+    return "dropped" in trace.get("otherData", ())
+
+
 def check(trace: Json) -> None:
     """Raise ValueError when a field holds something else than it should, and name it."""
     fields.items(_EVENT)(trace["traceEvents"], "traceEvents")
@@ -70,9 +75,9 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], Json]:
         traces: by rank, or one that distkit has written, of all ranks; each has passed
             :func:`check`.
     """
-    ours = [t for t in traces.values() if "dropped" in t.get("otherData", ())]
+    ours = next(filter(is_ours, traces.values()), None)
     if ours:
-        return _ours(ours[0])
+        return _ours(ours)
     base = min((int(t.get("baseTimeNanoseconds", 0)) for t in traces.values()), default=0)
     about = [t.get("distributedInfo") or {} for t in traces.values()]
     world = max(max(traces) + 1, *(int(a.get("world_size", 0)) for a in about))

@@ -66,6 +66,7 @@ class Trace(EventLog):
         Raises:
             TraceFileError: not a trace, corrupt, truncated, or of a newer version.
             FileNotFoundError: there is no such file.
+            IsADirectoryError: the folder is empty.
 
         Example:
             >>> Trace.load("/tmp/dumps").diagnose()        # doctest: +SKIP

@@ -267,7 +267,7 @@ def test_a_table_holds_the_events(some: list[Event]) -> None:
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Trace.load(tmp_path / "nowhere.gz")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match="the folder is empty"):
         Trace.load(tmp_path)
 
 

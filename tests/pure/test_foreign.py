@@ -19,6 +19,7 @@ import distkit as dk
 from distkit.diagnosis.findings import Kind
 from distkit.errors import TraceFileError
 from distkit.events import Op, State
+from distkit.trace import chrome, foreign
 from distkit.trace.trace import Trace
 
 NS = 1_790_000_000_000_000_000
@@ -179,6 +180,15 @@ def test_what_is_queued_behind_a_wait_has_not_begun(tmp_path: Path) -> None:
     assert trace.meta["unseen"]["0"] == {"all_reduce queued behind one that is not over": 1}
 
 
+def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) -> None:
+    """Rank 1 has forgotten what came before its receive, so no send has a certain receive."""
+    sender = dump(*(entry(n, "send 0->1") for n in range(2)), entry(2, "send 0->1", "started"))
+    trace = load(tmp_path, sender, dump(entry(4, "recv 1<-0"), entry(5, "all_reduce")))
+    assert [(s.rank, s.seq) for s in trace.spans] == [(0, 2), (1, 5)]
+    forgotten = "whose partner a rank may have forgotten"
+    assert trace.meta["unseen"] == {"0": {f"send {forgotten}": 2}, "1": {f"recv {forgotten}": 1}}
+
+
 def test_a_dump_that_was_taken_while_nobody_waited_has_no_finding(tmp_path: Path) -> None:
     assert not load(tmp_path, dump(entry(0, "barrier")), dump()).diagnose()
 
@@ -252,6 +262,43 @@ def test_no_damage_is_worse_than_an_error(
         assert str(file) in str(error)
 
 
+@pytest.mark.parametrize("memo", [b"r\0\0\1\0", b"p65536\n"])
+def test_a_pickle_reserves_no_memory(tmp_path: Path, memo: bytes) -> None:
+    file = tmp_path / "rank_0"
+    file.write_bytes(pickle.dumps(dump(), 2)[:-1] + memo + b".")
+    with pytest.raises(TraceFileError, match="has the number 65536, out of order"):
+        Trace.load(file)
+
+
+def test_small_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "MOST_BYTES", 1000)
+    monkeypatch.setattr(foreign, "MOST_VALUES", 1000)
+    shared: Any = 0
+    for _ in range(3):
+        shared = [shared] * 10
+    file = tmp_path / "rank_0"
+    file.write_bytes(pickle.dumps(dump() | {"more": shared}))
+    with pytest.raises(TraceFileError, match=r"rank_0: .*it holds more than 1,000 values"):
+        Trace.load(file)
+    for write in (bytes, gzip.compress):
+        file.write_bytes(write(json.dumps(dump()).encode() + b" " * 900))
+        with pytest.raises(TraceFileError, match="rank_0: unpacked, it has more than 1,000 bytes"):
+            Trace.load(file)
+
+
+@pytest.mark.parametrize("name", ["trace_1000000.json", "trace_20240615.json"])
+def test_a_number_that_is_no_rank_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    for content in ({"traceEvents": []}, dump()):
+        file.write_text(json.dumps(content))
+        with pytest.raises(TraceFileError, match=f"{name}: of which rank is it"):
+            Trace.load(file)
+    file.write_text(json.dumps(dump() | {"distributedInfo": {"rank": -1}}))
+    with pytest.raises(TraceFileError, match=f"{name}: .*distributedInfo.rank: expected a whole"):
+        Trace.load(file)
+    assert Trace.load(ring().to_chrome(file)).ranks == ring().ranks
+
+
 def test_files_have_to_fit_together(tmp_path: Path) -> None:
     content = json.dumps(dump(entry(0, "all_reduce")))
     for name in ("a_0", "b_0", "plain"):
@@ -260,9 +307,11 @@ def test_files_have_to_fit_together(tmp_path: Path) -> None:
         Trace.load([tmp_path / "a_0", tmp_path / "b_0"])
     with pytest.raises(TraceFileError, match="of which rank is it"):
         Trace.load([tmp_path / "a_0", tmp_path / "plain"])
-    chrome = ring().to_chrome(tmp_path / "c_1.json")
+    whole = ring().to_chrome(tmp_path / "c_1.json")
     with pytest.raises(TraceFileError, match=r"a_0 and c_1.json are of different kinds"):
-        Trace.load([tmp_path / "a_0", chrome])
+        Trace.load([tmp_path / "a_0", whole])
+    with pytest.raises(TraceFileError, match=r"c_1\.json has all ranks of a run\. Load it alone"):
+        Trace.load([whole, ring().to_chrome(tmp_path / "c_2.json")])
     with pytest.raises(FileNotFoundError):
         Trace.load([tmp_path / "a_0", tmp_path / "none_1"])
 
@@ -330,6 +379,64 @@ def test_a_profile_of_nccl_has_groups_kernels_and_lines(tmp_path: Path) -> None:
     assert calls[1].start - calls[0].start == pytest.approx(1)  # the files' clocks differ
     assert len(trace.collectives) == 1
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"ProfilerStep#1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pid": -5}, "field rank"),
+        ({"pid": 10**9}, "field rank"),
+        ({"args": {"seq": "x"}}, "field seq"),
+        ({"args": {"seq": 1, "peer": "q"}}, "field peer"),
+        ({"args": {"seq": 1, "bytes": "many"}}, "field nbytes"),
+        ({"args": {"seq": 1, "version": "new"}}, "field attributes.version"),
+    ],
+)
+def test_a_wrong_field_of_distkits_own_is_named(tmp_path: Path, change: Json, said: str) -> None:
+    file = ring().to_chrome(tmp_path / "ring.json")
+    content = json.loads(file.read_text())
+    first = next(e for e in content["traceEvents"] if e["ph"] == "X")
+    file.write_text(json.dumps(content | {"traceEvents": [first | change]}))
+    with pytest.raises(TraceFileError, match=rf"ring\.json: .*{said}"):
+        Trace.load(file)
+
+
+def test_the_ranks_of_a_group_are_checked(tmp_path: Path) -> None:
+    content = profiled(0)
+    content["distributedInfo"]["pg_config"][1]["ranks"] = [0, -7]
+    file = tmp_path / "worker_0.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(TraceFileError, match=r"worker_0\.json: .*field meta\.groups"):
+        Trace.load(file)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Each container in a JSON value, with each of its keys."""
+    pairs = enumerate(value) if isinstance(value, list) else getattr(value, "items", list)()
+    return [found for key, one in pairs for found in [(value, key), *places(one)]]
+
+
+NOISE = st.sampled_from([None, True, -5, 0.5, 10**9, 10**400, "", "x", [], ["x"], [-1], {}])
+CHROME = {"ours": chrome.chrome(Trace(ring()[:12])), "profiled": profiled(0)}
+
+
+@pytest.mark.parametrize("form", CHROME)
+@given(st.data())
+def test_no_damage_to_a_chrome_trace_is_worse_than_an_error(
+    tmp_path_factory: pytest.TempPathFactory, form: str, data: st.DataObject
+) -> None:
+    content = json.loads(json.dumps(CHROME[form]))
+    into, key = data.draw(st.sampled_from(places(content)))
+    into[key] = data.draw(NOISE)
+    file = tmp_path_factory.getbasetemp() / "damaged_0"
+    file.write_text(json.dumps(content))
+    try:
+        trace = Trace.load(file)
+    except TraceFileError as error:
+        assert str(file) in str(error)
+    else:
+        trace.diagnose()
+        assert Trace.load(trace.save(tmp_path_factory.getbasetemp() / "again")) == trace
 
 
 def test_the_views_draw_an_imported_trace(tmp_path: Path) -> None:
