@@ -11,7 +11,7 @@ is one all-reduce, backward another, where the gradient of X is summed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,9 @@ class ColumnLinear(nn.Module):
     Source:
         Shoeybi et al., "Megatron-LM", 2019.
     """
+
+    #: Which dimension of which parameter lies over the ranks, for ``dk.shards``.
+    sharded: ClassVar = {"weight": 0, "bias": 0}
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
@@ -64,6 +67,8 @@ class RowLinear(nn.Module):
     Source:
         Shoeybi et al., "Megatron-LM", 2019.
     """
+
+    sharded: ClassVar = {"weight": 1}
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()

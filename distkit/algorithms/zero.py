@@ -16,6 +16,7 @@ half as much again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ class Zero:
 
     Use the model as it is, with another batch on each rank: ``loss.backward()`` averages the
     gradients over the ranks, :meth:`step` updates. Each child of the model with parameters is a
-    unit: one flat vector, of which rank r keeps the r-th part.
+    unit: one flat vector, of which rank r keeps the r-th part. So is each child of a ModuleList.
+
+    Every rank must use the same units in the same order, as their messages have no names: ranks
+    that skip different layers would mix the layers' gradients, or wait for each other.
 
     Args:
         model: the same weights on every rank.
@@ -98,6 +102,8 @@ class _Unit:
         if stage == 3:
             module.register_forward_pre_hook(self.gather)
             module.register_forward_hook(self._after_forward)
+            for p in parameters:
+                p.in_vector = True  # type: ignore[attr-defined]  # for dk.shards
             self.free()
 
     def _show(self) -> None:
@@ -171,11 +177,15 @@ class _Unit:
 def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Each child's parameters, and those of the model itself."""
     seen: dict[nn.Parameter, str] = {}
-    own = ("the model itself", model, model.parameters(recurse=False))
-    for name, module, parameters in [
-        *((name, child, child.parameters()) for name, child in model.named_children()),
-        own,
-    ]:
+    holders = list(_holders(model))
+    children = [
+        (before + name, child, child.parameters())
+        for before, holder in holders
+        for name, child in holder.named_children()
+        if not _only_holds(child)
+    ]
+    own = chain(*(holder.parameters(recurse=False) for _, holder in holders))
+    for name, module, parameters in [*children, ("the model itself", model, own)]:
         found = [p for p in parameters if p.requires_grad]
         if shared := [seen[p] for p in found if p in seen]:
             raise ValueError(
@@ -185,3 +195,16 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
         seen.update(dict.fromkeys(found, name))
         if found:
             yield module, found
+
+
+def _holders(module: nn.Module, before: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The model, and what holds its layers without being called, with the prefix of the names."""
+    yield before, module
+    for name, child in module.named_children():
+        if _only_holds(child):
+            yield from _holders(child, f"{before}{name}.")
+
+
+def _only_holds(module: nn.Module) -> bool:
+    """Whether it has no forward, as a ModuleList or a ParameterDict."""
+    return type(module).forward is nn.Module.forward

@@ -15,7 +15,8 @@ def shards(
     """Say which rank holds which piece of each parameter; a collective, called on every rank.
 
     Plain tensors, DTensors of any mesh and what ``fully_shard`` makes of a model are told alike,
-    and also ranks that hold different layers. Nothing but sizes is sent.
+    and also ranks that hold different layers, and the layers of
+    :mod:`distkit.algorithms.tensor_parallel`. Nothing but sizes is sent.
 
     Args:
         model: a model, a tensor, or tensors by name.
@@ -27,7 +28,8 @@ def shards(
         as torch names it, such as "Shard(0)" or "Replicate()".
 
     Raises:
-        ValueError: Ranks disagree about the shape of a tensor.
+        ValueError: Ranks disagree about the shape of a tensor, or it is in a vector of stage 3 of
+            :class:`~distkit.algorithms.zero.Zero`, whose parts are no pieces of the tensor.
 
     Example:
         >>> import torch
@@ -36,7 +38,8 @@ def shards(
     """
     import torch.distributed as dist
 
-    mine = [_piece(key, tensor) for key, tensor in _named(model, name)]
+    cut = _cut(model)
+    mine = [cut.get(key) or _piece(key, tensor) for key, tensor in _named(model, name)]
     everyone: list[Any] = [mine]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()
@@ -44,6 +47,11 @@ def shards(
     found: dict[str, dict[str, Any]] = {}
     for rank, pieces in enumerate(everyone):
         for key, shape, piece in pieces:
+            if shape is None:
+                raise ValueError(
+                    f"{key!r} is in a vector of Zero, of which each rank keeps a part: that is no "
+                    "piece of the tensor. Use torch's fully_shard, which cuts each tensor"
+                )
             entry = found.setdefault(key, {"name": key, "shape": shape, "pieces": []})
             if entry["shape"] != shape:
                 raise ValueError(
@@ -64,11 +72,33 @@ def _named(model: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, model
 
 
-def _piece(key: str, tensor: Tensor) -> tuple[str, list[int], dict[str, Any] | None]:
+_Piece = tuple[str, list[int] | None, dict[str, Any] | None]
+
+
+def _cut(model: Any) -> dict[str, _Piece]:
+    """What layers say themselves of parameters that they have cut in equal parts over a group."""
+    import torch.distributed as dist
+
+    found: dict[str, _Piece] = {}
+    for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
+        for name, dim in getattr(module, "sharded", {}).items():
+            if (part := getattr(module, name)) is not None:
+                key, local = f"{path}.{name}".lstrip("."), list(part.shape)
+                whole, offset = local.copy(), [0] * len(local)
+                whole[dim] *= dist.get_world_size(module.group)
+                offset[dim] = local[dim] * dist.get_rank(module.group)
+                placement = f"Shard({dim})"
+                found[key] = key, whole, {"offset": offset, "shape": local, "placement": placement}
+    return found
+
+
+def _piece(key: str, tensor: Tensor) -> _Piece:
     """A tensor's name, its whole shape, and what this rank holds of it."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+    if hasattr(tensor, "in_vector"):
+        return key, None, None
     shape, placement = list(tensor.shape), "Replicate()"
     local, offset = shape, [0] * len(shape)
     if isinstance(tensor, DTensor):
