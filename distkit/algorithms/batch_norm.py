@@ -15,13 +15,15 @@ class SyncBatchNorm(nn.BatchNorm1d):
 
     ::
 
-        m  = Σ_r Σ_i x_ri / n               all-reduce: sums, squares and counts in one message
-        s² = Σ_r Σ_i x_ri² / n - m²
+        m  = Σ_r Σ_i x_ri / n               all-reduce: sums and counts in one message
+        s² = Σ_r Σ_i (x_ri - m)² / n        all-reduce
         y  = γ (x - m) / √(s² + ε) + β
 
     ``BatchNorm1d`` takes the mean of its own replica's examples, so that R replicas compute
     something else than one process on the whole batch. Here the gradient passes through the
-    all-reduce, too: with equal shards they compute the same. For evaluation it is ``BatchNorm1d``.
+    all-reduces, too: with equal shards they compute the same. One message for both sums would need
+    s² = Σ x²/n - m², where nothing is left of a small variance beside a large mean. For evaluation
+    it is ``BatchNorm1d``.
 
     Args:
         num_features: C, of inputs (B, C) or (B, C, L); further ones as for ``BatchNorm1d``.
@@ -38,14 +40,14 @@ class SyncBatchNorm(nn.BatchNorm1d):
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         over = [d for d in range(x.ndim) if d != 1]
-        n = x.new_tensor([x.numel() / self.num_features])
-        message = torch.cat([x.sum(over), x.square().sum(over), n])
-        sums, squares, n = _sum_of_ranks(message).split([self.num_features, self.num_features, 1])
-        mean = sums / n
-        variance = squares / n - mean.square()
-        self._follow(mean.detach(), variance.detach() * n.detach() / (n.detach() - 1))
         shape = [1, -1] + [1] * (x.ndim - 2)
-        y: Tensor = (x - mean.view(shape)) / (variance + self.eps).sqrt().view(shape)
+        count = x.new_tensor([x.numel() / self.num_features])
+        sums, n = _sum_of_ranks(torch.cat([x.sum(over), count])).split([self.num_features, 1])
+        mean = sums / n
+        centred = x - mean.view(shape)
+        variance = _sum_of_ranks(centred.square().sum(over)) / n
+        self._follow(mean.detach(), variance.detach() * n.detach() / (n.detach() - 1))
+        y: Tensor = centred / (variance + self.eps).sqrt().view(shape)
         return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
 
     def _follow(self, mean: Tensor, variance: Tensor) -> None:

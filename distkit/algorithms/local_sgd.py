@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import nan
 
 import torch
 import torch.distributed as dist
@@ -47,20 +48,24 @@ def local_sgd_round(
 
     Args:
         model: the same weights on every rank.
-        batches: this rank's H minibatches, of inputs (B, …) and targets (B, …).
+        batches: this rank's H minibatches, of inputs (B, …) and targets (B, …); one of 0 rows
+            makes no step.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``; its state, such as momentum, stays
             each replica's own.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
 
     Returns:
-        This rank's loss before each step, (H,).
+        This rank's loss before each step, (H,); NaN for a batch of 0 rows.
 
     Source:
         Stich, "Local SGD converges fast and communicates little", ICLR 2019.
     """
     losses = []
     for inputs, targets in batches:
+        if not len(targets):
+            losses.append(torch.tensor(nan))
+            continue
         loss = loss_fn(model(inputs), targets)
         model.zero_grad()
         loss.backward()
@@ -92,13 +97,14 @@ def accumulated_sgd_step(
 
     Args:
         model: the same weights on every rank.
-        batches: this rank's minibatches, of inputs (B, …) and targets (B, …).
+        batches: this rank's minibatches, of inputs (B, …) and targets (B, …); those of 0 rows
+            are passed over.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
 
     Returns:
-        This rank's mean loss before the update, a scalar.
+        This rank's mean loss before the update, a scalar; NaN if it has no examples.
 
     Raises:
         TrainingError: a gradient is NaN or infinite on some rank; on all of them.
@@ -108,8 +114,10 @@ def accumulated_sgd_step(
     """
     count = sum(len(targets) for _, targets in batches)
     model.zero_grad()
-    mean = torch.zeros(())
+    mean = torch.tensor(0.0 if count else nan)
     for inputs, targets in batches:
+        if not len(targets):
+            continue  # a mean over no examples is NaN
         loss = loss_fn(model(inputs), targets) * (len(targets) / count)
         loss.backward()
         mean = mean + loss.detach()

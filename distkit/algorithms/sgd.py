@@ -40,7 +40,9 @@ def sync_gradients(
     since the time of small messages is latency.
 
     Args:
-        model: a model, or its parameters; one without a gradient counts as one of zeros.
+        model: a model, or its parameters. One without a gradient on some replicas counts as zeros
+            there; without one on any replica it stays so, and an optimizer leaves it alone.
+            Sparse gradients become dense.
         count: n_r, how many examples this replica's gradient is the mean of, 0 or more; None if
             they are equally many on all replicas.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
@@ -66,26 +68,33 @@ def sync_gradients(
     with torch.no_grad():
         message, sizes = _packed(list(weights.values()), 1 if count is None else count)
         all_reduce(message)
-        *sums, table = message.split([*sizes, 1 + dist.get_world_size()])
-        total, *alarms = table.tolist()
+        *sums, table = message.split([*sizes, len(weights) + 1 + dist.get_world_size()])
+        used, (total, *alarms) = table[: len(weights)].tolist(), table[len(weights) :].tolist()
         raise_alarm(alarms, weights)
 
         message.div_(total or 1)
-        for w, g in zip(weights.values(), sums, strict=True):
-            w.grad = g.view_as(w) if g.dtype == w.dtype else g.view_as(w).to(w.dtype)
+        for w, g, replicas in zip(weights.values(), sums, used, strict=True):
+            w.grad = g.view_as(w).to(w.dtype) if replicas else None
 
 
 def _packed(weights: list[Tensor], n: float) -> tuple[Tensor, list[int]]:
-    """A replica's message ``n g | n | alarms``, and the sizes of the gradients in it."""
-    parts = [(torch.zeros_like(w) if w.grad is None else w.grad).reshape(-1) for w in weights]
-    table = parts[0].new_zeros(1 + dist.get_world_size(), dtype=torch.float32)
-    table[0] = 1
-    message = torch.cat([*(g.to_dense() if g.is_sparse else g for g in parts), table])
+    """A replica's message ``n g | has g | n | alarms``, and the sizes of the gradients in it."""
+    parts, ranks = [_flat(w) for w in weights], dist.get_world_size()
+    used = torch.tensor([float(w.grad is not None) for w in weights], device=parts[0].device)
+    message = torch.cat([*parts, used, used.new_ones(1), used.new_zeros(ranks)])
     bad = n and not isfinite(message.sum())
     message = message.mul_(n) if n else message.zero_()  # a mean over no examples is NaN
+    message[-ranks - 1 - len(weights) : -ranks - 1] = used  # whatever n is
     if bad:
-        message[dist.get_rank() - dist.get_world_size()] = first_bad(parts)
+        message[dist.get_rank() - ranks] = first_bad(parts)
     return message, [len(g) for g in parts]
+
+
+def _flat(w: Tensor) -> Tensor:
+    """The gradient of a parameter in a row."""
+    if w.grad is None:
+        return torch.zeros_like(w).reshape(-1)
+    return (w.grad.to_dense() if w.grad.is_sparse else w.grad).reshape(-1)
 
 
 def sync_sgd_step(

@@ -93,25 +93,59 @@ def test_replicas_are_identical_to_the_bit_after_1000_steps() -> None:
 
 
 def test_a_gradient_is_divided_once_by_all_examples() -> None:
-    def mean(counts: Sequence[int | None]) -> list[float]:
+    def mean(counts: Sequence[int | None]) -> list[float | None]:
         w, unused = torch.zeros(2, requires_grad=True), torch.zeros((), requires_grad=True)
         n = counts[dist.get_rank()]
         (w * torch.arange(1.0 if n is None else float(n)).mean()).sum().backward()
         dk.sync_gradients([w, unused], n)
-        return [*w.grad.tolist(), unused.grad.item()]
+        return [*w.grad.tolist(), unused.grad]
 
     ones = dk.run_ranks(mean, 3, [1, 2, 6]).results
     whole = (0 + 1 + 15) / 9
-    assert all(found == pytest.approx([whole, whole, 0.0]) for found in ones)
-    assert dk.run_ranks(mean, 2, [None, None]).results == [[0.0, 0.0, 0.0]] * 2
-    assert dk.run_ranks(mean, 2, [0, 0]).results == [[0.0, 0.0, 0.0]] * 2
+    assert all(found[:2] == pytest.approx([whole, whole]) for found in ones)
+    assert [found[2] for found in ones] == [None] * 3
+    assert dk.run_ranks(mean, 2, [None, None]).results == [[0.0, 0.0, None]] * 2
+    assert dk.run_ranks(mean, 2, [0, 0]).results == [[0.0, 0.0, None]] * 2
+
+
+def test_a_layer_that_nobody_uses_stays_as_it_is() -> None:
+    """As in one process: weight decay moves what has a gradient, on whichever rank."""
+
+    def train() -> list[Tensor]:
+        model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("all", "one", "no")})
+        nn.init.ones_(model["one"].weight), nn.init.ones_(model["no"].weight)
+        x = torch.arange(1.0, 5.0).view(2, 2) if dist.get_rank() else torch.ones(2, 2)
+        loss = model["all"](x).mean() + (model["one"](x).mean() if dist.get_rank() else 0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+        loss.backward()
+        dk.sync_gradients(model, len(x))
+        optimizer.step()
+        return [model["one"].weight.detach(), model["no"].weight.detach()]
+
+    for one, unused in dk.run_ranks(train, 2).results:
+        assert torch.allclose(one, torch.tensor([[0.85, 0.8]]))  # 1 - 0.1 (mean / 2 + 0.5)
+        assert torch.equal(unused, torch.ones(1, 2))
+
+
+def test_sparse_gradients_are_averaged_too() -> None:
+    def mean(sparse: bool) -> Tensor:
+        torch.manual_seed(0)
+        words = nn.Embedding(6, 2, sparse=sparse)
+        mine = torch.tensor([[1, 1, 4], [4, 5, 5]][dist.get_rank()])  # one occurs twice
+        words(mine).square().mean().backward()
+        dk.sync_gradients(words, len(mine))
+        return words.weight.grad
+
+    found, plain = dk.run_ranks(mean, 2, True).results, dk.run_ranks(mean, 2, False).results
+    assert all(torch.equal(some, plain[0]) for some in found)
+    assert plain[0].abs().sum(1).bool().tolist() == [False, True, False, False, True, True]
 
 
 def test_gradients_travel_in_one_message() -> None:
     run = dk.run_ranks(together, 2, 100, "SGD", 200)
     calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
-    weights = sum(w.numel() for w in net().parameters())
-    assert [s.shape for s in calls] == [(weights + 1 + 2,)] * 2
+    weights = [w.numel() for w in net().parameters()]
+    assert [s.shape for s in calls] == [(sum(weights) + len(weights) + 1 + 2,)] * 2
 
 
 # -- other ways to send less ---------------------------------------------------------------
@@ -137,6 +171,26 @@ def test_accumulated_gradients_equal_one_large_batch() -> None:
     run = dk.run_ranks(accumulated, 3)
     assert all(torch.allclose(w, whole(), rtol=0, atol=1e-12) for w in run.results)
     assert len(run.trace.collectives) == 2
+
+
+def test_batches_of_nothing_are_passed_over() -> None:
+    """The pieces of 5 rows in batches of 3, on 3 ranks: 1 and 1, 1 and 1, 1 and none."""
+
+    def steps(step: Callable[..., Tensor], rows: int) -> tuple[Tensor, Tensor]:
+        model, rank = net(), dist.get_rank()
+        pieces = list(DistributedDataset(images(rows), 3, replica=rank, replicas=3))
+        return step(model, pieces, F.cross_entropy, 0.2), flat(model)
+
+    for rows in (5, 2):  # the last rank has one empty batch, and nothing else
+        whole, (x, y) = net(), images(rows)
+        F.cross_entropy(whole(x), y).backward()
+        torch.optim.SGD(whole.parameters(), lr=0.2).step()
+        found = dk.run_ranks(steps, 3, accumulated_sgd_step, rows).results
+        assert all(torch.allclose(w, flat(whole), rtol=0, atol=1e-12) for _, w in found)
+        assert [bool(loss.isnan()) for loss, _ in found] == [False, False, rows == 2]
+        local = dk.run_ranks(steps, 3, local_sgd_round, rows).results
+        assert all(torch.equal(w, local[0][1]) and w.isfinite().all() for _, w in local)
+        assert local[2][0].isnan().tolist() == ([False, True] if rows == 5 else [True])
 
 
 def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
@@ -276,6 +330,17 @@ def test_a_gradient_that_cancels_is_measured_by_the_others() -> None:
     one = dk.run_ranks(train, 1, nn.BatchNorm1d)
     assert dk.equal(dk.run_ranks(train, 2, SyncBatchNorm), one)
     assert dk.equal(dk.run_ranks(train, 2, nn.BatchNorm1d), one).first.what == "loss"
+
+
+def test_batch_norm_of_a_small_variance_beside_a_large_mean() -> None:
+    x = 1000 + 0.05 * torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
+
+    def program() -> Tensor:
+        return SyncBatchNorm(3)(dk.shard(x)[0])
+
+    exact = nn.BatchNorm1d(3).double()(x.double())
+    for rank, y in enumerate(dk.run_ranks(program, 2).results):
+        assert torch.allclose(y.double(), exact[rank::2], atol=0.01)
 
 
 def test_batch_norm_of_sequences() -> None:
