@@ -171,7 +171,7 @@ def _opened(data: Any) -> Any:
     """The data as something with ``len`` and ``take``, or as an iterable dataset."""
     if isinstance(data, Files | IterableDataset):
         return data
-    if isinstance(data, TensorDataset):
+    if type(data) is TensorDataset:  # a subclass may change its samples
         return _Arrays(data.tensors)
     if isinstance(data, Tensor | np.ndarray):
         return _Arrays(data)

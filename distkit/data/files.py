@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,9 @@ from torch.utils.data import Dataset
 
 #: The arrays of a file, of equal lengths: inputs and targets, for example.
 Arrays = tuple[Any, ...]
+
+#: No file is in memory.
+_NOTHING: tuple[Path | None, Arrays] = None, ()
 
 
 class Files(Dataset[tuple[Tensor, ...]]):
@@ -47,7 +49,7 @@ class Files(Dataset[tuple[Tensor, ...]]):
                 f"no such file: {', '.join(missing)}. Every rank reads files by itself: put them "
                 "where all ranks see them, such as a shared folder."
             )
-        self._read = lru_cache(1)(read or read_arrays)
+        self._reader, self._kept = read or read_arrays, _NOTHING
         self.sizes = tuple(map(count, self.paths) if count else map(self._count, self.paths))
         self._ends = list(accumulate(self.sizes))
         self._latest = 0  # the file in memory: also 0 rows have a shape
@@ -56,7 +58,10 @@ class Files(Dataset[tuple[Tensor, ...]]):
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, row: int) -> tuple[Tensor, ...]:
-        return tuple(part[0] for part in self.take([row]))
+        return tuple(part[0] for part in self.take([range(len(self))[row]]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": _NOTHING}  # another process reads for itself
 
     def take(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
         """The samples of these rows, as one batch."""
@@ -70,6 +75,11 @@ class Files(Dataset[tuple[Tensor, ...]]):
         self._latest, first = file, self._ends[file] - self.sizes[file]
         within = np.array(rows, dtype=np.int64) - first
         return tuple(torch.as_tensor(a[within]) for a in self._read(self.paths[file]))
+
+    def _read(self, path: Path) -> Arrays:
+        if self._kept[0] != path:
+            self._kept = path, self._reader(path)
+        return self._kept[1]
 
     def _count(self, path: Path) -> int:
         return len(self._read(path)[0])

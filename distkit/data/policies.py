@@ -7,6 +7,7 @@ the data end.
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -128,7 +129,8 @@ class Plan:
             mine = slice(step * batch + replica, (step + 1) * batch, self.replicas)
         else:
             mine = slice(step * piece, (step + 1) * piece)
-        return _order(self, replica)[mine]
+        # under DATA the order is that of all replicas: each skips what is the others'
+        return _order(self, 0 if self.policy is AutoShardPolicy.DATA else replica)[mine]
 
     def files_of(self, replica: int) -> tuple[str, ...]:
         """The files that a replica reads."""
@@ -207,17 +209,15 @@ def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPol
     return AutoShardPolicy.FILE if files and enough else AutoShardPolicy.DATA
 
 
-@lru_cache(64)
+@lru_cache(16)
 def _order(plan: Plan, replica: int) -> Sequence[int]:
     """The samples that a replica chooses from, in the order in which it uses them."""
     blocks = [range(_ENDLESS if plan.samples is None else plan.samples)]
     if plan.policy is AutoShardPolicy.FILE:
         blocks = _of_files(plan)[replica :: plan.replicas]
     if plan.seed is not None:
-        # under DATA the order is that of all replicas: each skips what is the others'
-        who = 0 if plan.policy is AutoShardPolicy.DATA else replica
-        return _shuffled(blocks, [plan.seed, plan.epoch, who])
-    return blocks[0] if len(blocks) == 1 else tuple(chain.from_iterable(blocks))
+        return _shuffled(blocks, [plan.seed, plan.epoch, replica])
+    return blocks[0] if len(blocks) == 1 else array("q", chain.from_iterable(blocks))
 
 
 def _of_files(plan: Plan) -> list[range]:
@@ -226,10 +226,10 @@ def _of_files(plan: Plan) -> list[range]:
     return [range(end - size, end) for end, (_, size) in zip(ends, plan.files, strict=True)]
 
 
-def _shuffled(blocks: list[range], seed: list[int]) -> tuple[int, ...]:
+def _shuffled(blocks: list[range], seed: list[int]) -> array[int]:
     """Blocks in random order, and so the samples in each: a file is read from end to end."""
     import numpy as np
 
     draw = np.random.default_rng(seed)
     parts = [np.asarray(draw.permutation(blocks[i])) for i in draw.permutation(len(blocks))]
-    return tuple(np.concatenate(parts).tolist())
+    return array("q", np.concatenate(parts).astype(np.int64).tobytes())

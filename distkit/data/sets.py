@@ -18,15 +18,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@lru_cache(1)
 def digits() -> tuple[Tensor, Tensor]:
     """scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, shipped with it.
 
     Read from its file: importing scikit-learn would cost every rank a second.
 
     Returns:
-        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64.
+        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64; the caller's own.
     """
+    images, labels = _digits()
+    return images.clone(), labels.clone()
+
+
+@lru_cache(1)
+def _digits() -> tuple[Tensor, Tensor]:
     import numpy as np
     import torch
 

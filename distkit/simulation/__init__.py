@@ -8,22 +8,48 @@ measures what the formulas need; :func:`measure_step` what decides whether more 
 workers and servers share.
 """
 
-from distkit.simulation import cost
-from distkit.simulation.calibration import Measured, calibrate
-from distkit.simulation.modes import measure_modes
-from distkit.simulation.network import Link, Network
-from distkit.simulation.paying import measure_step, plot_speedups, speedups
-from distkit.simulation.plots import compare
-from distkit.simulation.serving import Host, Served, parameter_server, place
-from distkit.simulation.simulator import (
-    Stragglers,
-    constant,
-    exponential,
-    finish_times,
-    lognormal,
-    simulate,
-)
-from distkit.simulation.training import Workload, data_parallel, pipeline
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distkit.simulation import cost
+    from distkit.simulation.calibration import Measured, calibrate
+    from distkit.simulation.modes import measure_modes
+    from distkit.simulation.network import Link, Network
+    from distkit.simulation.paying import measure_step, plot_speedups, speedups
+    from distkit.simulation.plots import compare
+    from distkit.simulation.serving import Host, Served, parameter_server, place
+    from distkit.simulation.simulator import (
+        Stragglers,
+        constant,
+        exponential,
+        finish_times,
+        lognormal,
+        simulate,
+    )
+    from distkit.simulation.training import Workload, data_parallel, pipeline
+
+#: Calibration and what measures need torch, and import it when they are asked for.
+_HOMES = {
+    "distkit.simulation.calibration": ["Measured", "calibrate"],
+    "distkit.simulation.modes": ["measure_modes"],
+    "distkit.simulation.network": ["Link", "Network"],
+    "distkit.simulation.paying": ["measure_step", "plot_speedups", "speedups"],
+    "distkit.simulation.plots": ["compare"],
+    "distkit.simulation.serving": ["Host", "Served", "parameter_server", "place"],
+    "distkit.simulation.simulator": [
+        "Stragglers",
+        "constant",
+        "exponential",
+        "finish_times",
+        "lognormal",
+        "simulate",
+    ],
+    "distkit.simulation.training": ["Workload", "data_parallel", "pipeline"],
+}
+_home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Host",
@@ -50,3 +76,11 @@ __all__ = [
     "simulate",
     "speedups",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "cost":
+        return importlib.import_module("distkit.simulation.cost")
+    if name in _home:
+        return getattr(importlib.import_module(_home[name]), name)
+    raise AttributeError(f"module 'distkit.simulation' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from distkit.data import AutoShardPolicy, DistributedDataset, Files, Plan, split
-from distkit.data.policies import make_plan
+from distkit.data.policies import _order, make_plan
 
 DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
 
@@ -89,6 +90,17 @@ def test_each_epoch_has_its_own_order() -> None:
     data.set_epoch(0)
     next(iter(data))  # a look at the first batch ends no epoch
     assert torch.cat(list(data)).tolist() == first
+
+
+def test_an_order_takes_eight_bytes_a_sample_and_once_for_all_replicas() -> None:
+    _order.cache_clear()
+    for epoch in range(40):
+        plan = Plan(DATA, 8, 4, 5000, seed=0, epoch=epoch)
+        rows = [plan.rows(0, replica) for replica in range(4)]
+        assert len({i for some in rows for i in some}) == 8
+        assert all(memoryview(some).itemsize == 8 for some in rows)  # no Python integers
+    assert _order.cache_info().misses == 40
+    assert _order.cache_info().currsize <= 16
 
 
 # -- policies ----------------------------------------------------------------------
@@ -168,6 +180,15 @@ def test_every_kind_of_dataset(data: object, policy: str) -> None:
             assert torch.equal(y, Y[x])
 
 
+def test_a_subclass_may_change_its_samples() -> None:
+    class Halves(TensorDataset):
+        def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+            return tuple(part / 2 for part in super().__getitem__(i))
+
+    (first, *_) = DistributedDataset(Halves(X), 4, replica=1, replicas=2)
+    assert first[0].tolist() == [0.5, 1.5]
+
+
 def test_batches_of_nothing_have_the_shape_of_the_others() -> None:
     *_, last = everywhere(Squares(), 5, 3)[2]
     assert [tuple(part.shape) for part in last] == [(0,), (0, 2)]
@@ -225,6 +246,22 @@ def test_a_file_is_read_when_it_is_needed(files: list[Path]) -> None:
     assert read == ["b"]
     assert [len(x) for x, _ in batches] == [1] + [0] * 10
     assert some[7][0].item() == 7
+
+
+def test_files_are_counted_from_the_end_too(files: list[Path]) -> None:
+    some = Files(files)
+    assert [some[row][0].item() for row in (-1, -7, 0)] == [11, 5, 0]
+    assert [x.item() for x, _ in some] == list(range(12))
+    with pytest.raises(IndexError):
+        some[12]
+
+
+def test_files_go_to_other_processes(files: list[Path]) -> None:
+    some = Files(files)
+    assert some[7][0].item() == 7
+    again = pickle.loads(pickle.dumps(some))
+    assert (len(again), again[7][0].item(), again[3][1].item()) == (12, 7, 6.0)
+    assert len(pickle.dumps(some)) == len(pickle.dumps(again))  # without what is in memory
 
 
 def test_too_few_files_are_read_by_everybody(files: list[Path]) -> None:

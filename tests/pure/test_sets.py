@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from distkit.data import cifar10, mnist, synthetic
+from distkit.data import cifar10, digits, mnist, synthetic
 from distkit.errors import DistkitError
 
 
@@ -23,6 +23,15 @@ def test_the_synthetic_set_is_the_same_everywhere_and_can_be_learned() -> None:
     assert not torch.equal(x, synthetic(2000, seed=1)[0])
     centres = torch.stack([x[:1000][y[:1000] == c].mean(0) for c in range(10)])
     assert (torch.cdist(x[1000:], centres).argmin(1) == y[1000:]).float().mean() > 0.9
+
+
+def test_the_digits_of_one_caller_are_its_own() -> None:
+    pytest.importorskip("sklearn")
+    images, labels = digits()
+    images.zero_(), labels.zero_()
+    again, others = digits()
+    assert again.max() == 1
+    assert others.max() == 9
 
 
 @pytest.mark.parametrize("packed", [False, True])

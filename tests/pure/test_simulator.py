@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -38,6 +40,20 @@ from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import to_svg
 
 NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))
+
+
+def test_predictions_need_no_torch() -> None:
+    code = """if True:
+        import sys
+        sys.modules["torch"] = None  # importing it raises ImportError
+        from distkit import simulation
+        link = simulation.Link(alpha=1e-5, beta=1e-9)
+        print(len(simulation.simulate("ring", 4, 4096, simulation.Network(link)).messages))
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "24\n", ran.stderr
+
+
 FREE = Link(0, 0)
 ONE = Link(alpha=0, beta=1)
 
