@@ -29,8 +29,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
     """cloudpickle, and the modules and operators of torch that it does not know."""
 
     def reducer_override(self, thing: Any) -> Any:
-        path = _path(thing)
-        return super().reducer_override(thing) if path is None else (_find, path)
+        found = path(thing)
+        return super().reducer_override(thing) if found is None else (_find, found)
 
 
 def dumps(value: Any) -> bytes:
@@ -40,7 +40,7 @@ def dumps(value: Any) -> bytes:
         return file.getvalue()
 
 
-def _path(thing: Any) -> tuple[str, str] | None:
+def path(thing: Any) -> tuple[str, str] | None:
     """A module and the name in it, of what is the same in every process."""
     if isinstance(thing, ModuleType) and type(thing) is not ModuleType:
         if sys.modules.get(thing.__name__) is thing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 import weakref
@@ -67,6 +68,12 @@ class Clusters:
                 continue
         return None
 
+    def plan(self, ranks: int) -> Plan:
+        """The plan of the cluster for so many ranks, whether or not there is memory for it now."""
+        if self.given is not None and self.given.plan.ranks == ranks:
+            return self.given.plan
+        return self._plan(ranks, sys.maxsize)
+
     def _choose(self, ranks: int) -> Cluster:
         if self.given is not None and self.given.plan.ranks == ranks:
             return self.given
@@ -79,10 +86,10 @@ class Clusters:
             if ours is not None:
                 ours.stop()
             self.ours = None  # should there be no other
-            self.ours = Background(self._plan(ranks))
+            self.ours = Background(self._plan(ranks, limits.memory()))
             return self.ours
 
-    def _plan(self, ranks: int) -> Plan:
+    def _plan(self, ranks: int, memory: int) -> Plan:
         """A plan like the given cluster's, except for the number of ranks."""
         like = None if self.given is None else self.given.plan
         device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
@@ -92,7 +99,7 @@ class Clusters:
             device,
             "auto",
             cpus=limits.cpus(),
-            memory=limits.memory(),
+            memory=memory,
             gpus=server().gpus(device),
         )
 

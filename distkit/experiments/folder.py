@@ -11,9 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import distkit
 from distkit.cluster import limits
+from distkit.cluster.plan import Plan
 from distkit.errors import DistkitError, TraceFileError
-from distkit.experiments.controls import named
+from distkit.experiments.controls import RANKS, named
 from distkit.experiments.fingerprint import fingerprint
 from distkit.experiments.results import Record, SavedRun
 from distkit.recording import trouble
@@ -33,36 +35,38 @@ class Folder:
     Args:
         path: of the folder, which is made if it is not there.
         fn: the function that will run.
+        plan: of the cluster for a number of ranks.
 
     Raises:
         DistkitError: the folder cannot be used, or a line in it is damaged.
     """
 
-    def __init__(self, path: Path, fn: Callable[..., Any]) -> None:
-        self._path, self._file, self._name = path, path / RUNS, named(fn)
+    def __init__(self, path: Path, fn: Callable[..., Any], plan: Callable[[int], Plan]) -> None:
+        self._path, self._file, self._name, self._plan = path, path / RUNS, named(fn), plan
         self._now = {
             "function": fingerprint(fn),
             "trouble": repr(trouble.current()),
             "torch": version("torch"),
+            "distkit": distkit.__version__,
             "processors": limits.cpus(),
         }
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lines = self._file.read_text("utf-8").splitlines(True) if self._file.exists() else []
+            lines = self._file.read_bytes().splitlines(True) if self._file.exists() else []
+            if lines and not lines[-1].endswith(b"\n"):  # it was being written
+                os.truncate(self._file, sum(map(len, lines[:-1])))
+                lines.pop()
         except OSError as error:
             raise DistkitError(f"sweep(folder={str(path)!r}): {error.strerror}.") from error
-        whole = [line for line in lines if line.endswith("\n")]  # else it was being written
-        if len(whole) < len(lines):
-            self._file.write_text("".join(whole), "utf-8")
-        self._lines = [self._read(number, line) for number, line in enumerate(whole, 1)]
+        self._lines = [self._read(number, line) for number, line in enumerate(lines, 1)]
 
-    def _read(self, number: int, line: str) -> dict[str, Any]:
+    def _read(self, number: int, line: bytes) -> dict[str, Any]:
         try:
-            told = json.loads(line)
-            key, by = json.dumps(told["setting"]), {**told["by"]}
-            kept = self._path / str(told["trace"])
-            return {**told, "key": key, "by": by, "trace": kept, "n": {**told["measured"]}}
-        except (ValueError, TypeError, LookupError) as error:
+            told = json.loads(line.decode())
+            kept = {n: {**told[n]} for n in ("by", "measured", "values")}
+            key, trace = json.dumps(told["setting"]), self._path / str(told["trace"])
+            return {**kept, "name": told["name"], "key": key, "trace": trace}
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise DistkitError(
                 f"{self._file}, line {number}: this is not a run of a sweep ({error}). Remove the "
                 "line, and its run is made again."
@@ -71,7 +75,7 @@ class Folder:
     def find(self, setting: Mapping[str, Any]) -> Record | None:
         """The run that was made with this setting, by this function on this machine."""
         for told in self._like(setting):
-            if told["by"] == self._now:
+            if told["by"] == self._by(setting):
                 try:
                     kept = SavedRun(Trace.load(told["trace"]))
                 except (TraceFileError, OSError) as error:
@@ -81,17 +85,24 @@ class Folder:
         return None
 
     def _like(self, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-        key = json.dumps(self._plain(setting))
+        key = json.dumps(_plain_all(setting))
         return [
             told for told in self._lines[::-1] if (told["name"], told["key"]) == (self._name, key)
         ]
 
+    def _by(self, setting: Mapping[str, Any]) -> dict[str, Any]:
+        """What a run with this setting is made by."""
+        plan = self._plan(setting[RANKS])
+        ours = {n: getattr(plan, n) for n in ("backend", "servers", "threads")}
+        return {**self._now, "device": " ".join(plan.devices), **ours}
+
     def tell_outdated(self, settings: Iterable[Mapping[str, Any]]) -> None:
         """Warn of what has changed since runs with these settings were made."""
         changed: dict[str, int] = {}
-        for likes in filter(None, map(self._like, settings)):
-            if all(told["by"] != self._now for told in likes):
-                differ = [n for n, now in self._now.items() if likes[0]["by"].get(n) != now]
+        for setting in filter(self._like, settings):
+            likes, by = self._like(setting), self._by(setting)
+            if all(told["by"] != by for told in likes):
+                differ = [n for n, now in by.items() if likes[0]["by"].get(n) != now]
                 words = " and ".join(self._name if n == "function" else n for n in differ)
                 changed[words] = changed.get(words, 0) + 1
         for words, n in changed.items():
@@ -106,8 +117,8 @@ class Folder:
         trace = f"{uuid.uuid4().hex[:12]}.trace"
         line = {
             "name": self._name,
-            "setting": self._plain(record.parameters),
-            "by": self._now,
+            "setting": _plain_all(record.parameters),
+            "by": self._by(record.parameters),
             "measured": record.measured,
             "values": record.values,
             "trace": trace,
@@ -118,9 +129,10 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
 
-    def _plain(self, setting: Mapping[str, Any]) -> dict[str, Any]:
-        """A setting that compares equal in another session."""
-        return {name: _plain(name, setting[name]) for name in sorted(setting)}
+
+def _plain_all(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting that compares equal in another session."""
+    return {name: _plain(name, setting[name]) for name in sorted(setting)}
 
 
 def _plain(name: str, value: Any) -> Any:

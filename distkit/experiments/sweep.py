@@ -40,8 +40,8 @@ def sweep(
     ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` mean what they mean for an
     :class:`~distkit.Experiment`; all other values are arguments of the function. Ctrl-C and the
     Stop button end a sweep. With a ``folder``, every finished run is kept there, and the same
-    call goes on where it stopped; a run is made again if the function, the trouble or the machine
-    has changed since.
+    call goes on where it stopped; a run is made again if the function, the trouble, the cluster,
+    the machine, or the version of torch or distkit has changed since.
 
     Args:
         fn: runs on every rank; the numbers that rank 0 returns become columns.
@@ -68,7 +68,7 @@ def sweep(
     bare = [name for name, default in parameters(fn).items() if default is EMPTY]
     with Experiment(fn, cluster, **{n: lists[n] for n in bare if n in lists}) as experiment:
         settings = experiment.settings.product(**lists)
-        kept = None if folder is None else Folder(Path(folder), fn)
+        kept = None if folder is None else Folder(Path(folder), fn, experiment._clusters.plan)
         if kept is not None:
             kept.tell_outdated(settings)
         records = _perform(experiment, settings, kept)
