@@ -8,6 +8,8 @@ to file. What only records or shows becomes a stand-in that does nothing.
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 
 import distkit
 from distkit.errors import DistkitError
@@ -93,30 +96,62 @@ class Module:
 
     @cached_property
     def body(self) -> list[ast.stmt]:
-        """The statements, those in ``if`` and ``try`` of the top excluded."""
+        """The statements at the top."""
         try:
             return ast.parse(self.source).body
         except SyntaxError as error:
             raise DistkitError(f"{self.path}, line {error.lineno}: {error.msg}.") from error
 
     @cached_property
-    def defined(self) -> dict[str, int]:
-        """The number of the last statement that defines each name."""
-        return {name: i for i, node in enumerate(self.body) for name in _names(node)}
+    def defined(self) -> dict[str, list[int]]:
+        """The numbers of the statements that define or change what each name stands for."""
+        found: dict[str, list[int]] = {}
+        for number, node in enumerate(self.body):
+            for name in {*_names(node)}:
+                found.setdefault(name, []).append(number)
+        return found
 
     def statement(self, name: str) -> ast.stmt | None:
-        """What defines a name; None if nothing does."""
-        return self.body[self.defined[name]] if name in self.defined else None
+        """What defines a name at last; None if nothing does."""
+        return self.body[self.defined[name][-1]] if name in self.defined else None
+
+    def needed(self, name: str, at: int) -> list[int]:
+        """The statements that make what a name stands for at a statement, and in the end.
+
+        A function, a class or an import replaces all that the name stood for before.
+        """
+        before = [n for n in self.defined[name] if n < at]
+        return sorted({*self._latest(before), *self._latest(self.defined[name])})
+
+    def _latest(self, numbers: list[int]) -> list[int]:
+        fresh = [i for i, n in enumerate(numbers) if isinstance(self.body[n], _FRESH)]
+        return numbers[max(fresh, default=0) :]
 
 
-def _names(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+_FRESH = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+#: What has variables of its own.
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The names of the top that a statement binds, or whose parts it sets."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from ((a.asname or a.name.partition(".")[0]) for a in node.names)
-    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+    elif isinstance(getattr(node, "ctx", None), ast.Store):
+        yield from _root(node)
+    elif isinstance(name := getattr(node, "name", None), str):  # of a function, class or match
+        yield name
+    if not isinstance(node, (*_FRESH, *_SCOPES)):
+        for child in ast.iter_child_nodes(node):
+            yield from _names(child)
+
+
+def _root(node: ast.AST) -> Iterator[str]:
+    """The ``a`` of ``a.b[c]``."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
 
 
 class _Writer:
@@ -126,45 +161,69 @@ class _Writer:
         self.modules = {"": own}
         self.imports: set[str] = set()
         self.parts: list[str] = []
+        self.own: dict[int, str] = {}
         self.homes: dict[str, str] = {}
 
-    def need(self, module: Module, name: str) -> None:
-        """Take in what a name of a module stands for, if that is not a builtin."""
-        node, stand_in = module.statement(name), STAND_INS.get((module.name, name))
+    def need(self, module: Module, name: str, at: int = 0) -> None:
+        """Take in what a name of a module stands for at a statement, if that is not a builtin."""
+        stand_in = STAND_INS.get((module.name, name))
         if stand_in is not None:
             self._stand_in(*stand_in)
-            return
-        if node is None:
-            return
+        elif name in module.defined:
+            for number in module.needed(name, at):
+                self._take(module, number, name)
+        elif not hasattr(builtins, name) and name not in _OF_MODULES:
+            raise DistkitError(
+                f"{module.path}: the function needs {name!r}, which nothing at the top defines. "
+                "Define it there, or import it by its name, and export again."
+            )
+
+    def _take(self, module: Module, number: int, name: str) -> None:
+        node = module.body[number]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(module, node, name)
             return
-        number = module.defined[name]
         if number in module.used:
             return
         module.used.add(number)
         if module.name.split(".")[1:2] and module.name.split(".")[1] in KEPT:
             raise self._refused(f"{module.name}.{name}")
-        for one in _names(node):
+        for one in {*_names(node)}:
             home = self.homes.setdefault(one, module.name)
             if home != module.name:
                 raise DistkitError(
                     f"{one} is defined in {home or 'the source'} and in {module.name}: "
                     "give yours another name, and export again."
                 )
-        self.parts.append(self._written(module, node))
+        text = self._written(module, node, number)
+        if module.name:
+            self.parts.append(text)
+        else:
+            self.own[number] = text
 
     def _import(self, module: Module, node: ast.Import | ast.ImportFrom, name: str) -> None:
         alias = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == name)
+        renamed = alias.asname not in (None, alias.name)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distkit"):
+            if renamed:
+                raise self._hidden(module, node)
             self._of_distkit([*str(node.module).split("."), alias.name])
-        elif not alias.name.startswith("distkit"):
+        elif alias.name.startswith("distkit"):
+            raise self._hidden(module, node)
+        else:
             one = (
                 ast.ImportFrom(node.module, [alias], 0)
                 if isinstance(node, ast.ImportFrom)
                 else (ast.Import([alias]))
             )
             self.imports.add(ast.unparse(one))
+
+    def _hidden(self, module: Module, node: ast.AST) -> DistkitError:
+        return DistkitError(
+            f"{module.path}, line {getattr(node, 'lineno', 0)}: a script has none of distkit's "
+            "modules. Write 'import distkit as dk' at the top, use its functions as dk.name, and "
+            "export again."
+        )
 
     def _of_distkit(self, path: list[str]) -> str:
         """Take in what ``distkit.a.b`` stands for; the name it has in the script."""
@@ -199,25 +258,31 @@ class _Writer:
             "it. Take it out, or run the function with distkit."
         )
 
-    def _written(self, module: Module, node: ast.stmt) -> str:
+    def _written(self, module: Module, node: ast.stmt, number: int) -> str:
         """A statement as it is in its file, but for ``dk.name``, which becomes ``name``."""
         code = compile(ast.Module([node], []), module.path, "exec", _ANNOTATIONS, dont_inherit=True)
-        aliases = {n for n in global_names(code) if _is_distkit(module.statement(n))}
+        aliases = {n for n in global_names(code) if _is_distkit(module.statement(n), n)}
         changes = []
+        for hidden in filter(_imports_distkit, ast.walk(node)):
+            raise self._hidden(module, hidden)
         for chain in _chains(node, aliases):
             if (path := _dotted(chain)) is not None:
                 changes.append((chain, self._of_distkit(["distkit", *path[1:]])))
+        bare = {n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in aliases}
+        for alone in bare - {_name_of(chain) for chain, _ in changes}:
+            raise self._hidden(module, alone)
         for name in global_names(code):
-            if name not in aliases:
-                self.need(module, name)
+            if name in module.defined or name not in _of_classes(code):
+                if name not in aliases:
+                    self.need(module, name, number)
         return _changed(module.source, node, changes)
 
     def text(self, name: str, source: str) -> str:
         """The whole script."""
-        needed = {"ast", "sys", "torch", "torch.distributed as dist"}
+        needed = {"ast", "os", "sys", "torch", "torch.distributed as dist"}
         imports = {*self.imports, *(f"import {module}" for module in needed)}
         listed = "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line)))
-        body = "\n\n\n".join(self.parts)
+        body = "\n\n\n".join([*self.parts, *(self.own[n] for n in sorted(self.own))])
         head, end = _HEAD.format(name=name, source=source), _MAIN.format(name=name)
         return f"{head}\n{listed}\n\n\n{body}{end}"
 
@@ -236,7 +301,11 @@ _MAIN = """
 
 if __name__ == "__main__":
     given = dict(word.split("=", 1) for word in sys.argv[1:])
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():  # tensors may be on the CPU all the same
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
     try:
         result = {name}(**{{k: ast.literal_eval(v) for k, v in given.items()}})
         if result is not None:
@@ -246,8 +315,32 @@ if __name__ == "__main__":
 """
 
 
-def _is_distkit(node: ast.stmt | None) -> bool:
-    return isinstance(node, ast.Import) and any(a.name == "distkit" for a in node.names)
+#: What every module has.
+_OF_MODULES = {"__name__", "__file__", "__doc__", "__annotations__"}
+
+
+def _of_classes(code: CodeType) -> set[str]:
+    """The names that the bodies of classes in a code object define."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+    return found.union(*(_of_classes(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def _is_distkit(node: ast.stmt | None, name: str) -> bool:
+    return isinstance(node, ast.Import) and any(
+        (a.name, a.asname or "distkit") == ("distkit", name) for a in node.names
+    )
+
+
+def _imports_distkit(node: ast.AST) -> bool:
+    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        names.append(node.module)
+    return any(name.partition(".")[0] == "distkit" for name in names)
+
+
+def _name_of(node: ast.expr) -> ast.expr:
+    """The ``a`` of ``a.b.c``."""
+    return _name_of(node.value) if isinstance(node, ast.Attribute) else node
 
 
 def _chains(node: ast.AST, aliases: set[str]) -> Iterator[ast.Attribute]:
