@@ -56,6 +56,7 @@ def aggregate(strategy: Strategy, x: Tensor, how: VariableAggregation) -> Tensor
         )
     if how is VariableAggregation.ONLY_FIRST_REPLICA and strategy._replica:
         x = torch.zeros_like(x)
+    strategy._compare("all_reduce", x.shape)
     total = all_reduce(strategy, x.detach())
     return total / strategy.num_replicas_in_sync if how is VariableAggregation.MEAN else total
 

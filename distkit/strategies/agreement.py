@@ -23,7 +23,7 @@ from distkit.errors import StrategyError
 
 #: The calls that move values, by their number in the agreement.
 CALLS = (
-    "scope backward optimizer.step reduce gather all_reduce all_gather average_loss buffers"
+    "scope forward backward optimizer.step reduce gather all_reduce all_gather average_loss buffers"
     " checkpoint"
 ).split()
 #: So many numbers each replica shows: its place, its call, how many facts, and the facts.
@@ -122,7 +122,7 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
         if axis is not None and not -len(other) <= axis < len(other):
             raise StrategyError(
                 f"{call} along dimension {axis}: the value of replica {replica} has shape "
-                f"{other}, which has no such dimension. Give a scalar one with .reshape(1)."
+                f"{other}, which has no such dimension. Reshape a scalar with .reshape(1)."
             )
         free = None if axis is None else axis % len(other)
         differ = [

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from distkit.errors import StrategyError
 from distkit.strategies.context import ReplicaContext
 from distkit.strategies.gradients import own_parameters, put_together
 from distkit.strategies.mirrored import ReplicatedStrategy
@@ -27,6 +28,14 @@ class CentralStorageStrategy(ReplicatedStrategy):
     Example:
         >>> cluster.run(train, CentralStorageStrategy())              # doctest: +SKIP
     """
+
+    def _check_closure(self, optimizer: Optimizer) -> None:
+        if not self._alone:
+            raise StrategyError(
+                f"{type(optimizer).__name__}.step(closure) under {self}: rank 0 alone makes the "
+                "step, and would call the closure more often than the others. Call step() without "
+                "a closure, or use MirroredStrategy."
+            )
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         weights = own_parameters(self, optimizer)

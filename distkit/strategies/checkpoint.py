@@ -48,7 +48,7 @@ def save(
     if strategy._chief or not strategy._chief_saves:
         with _as_torch_does():
             state = {**_state(model, here), "extra": extra}
-            state["model"] |= buffers
+            state["model"] |= {k: b for k, b in buffers.items() if k in state["model"]}
             _dcp().save(state, checkpoint_id=folder, no_dist=_alone(strategy))
     strategy._saved(Path(folder), optimizer)
     strategy._compare("checkpoint", [])  # nobody reads it before it is whole

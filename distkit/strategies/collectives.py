@@ -41,7 +41,7 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_reduce(ctx.strategy, gradient), None
+        return _summed(ctx.strategy, gradient), None
 
 
 class _AllGather(torch.autograd.Function):
@@ -55,4 +55,9 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         begin, end = ctx.begins[ctx.strategy._replica :][:2]
-        return all_reduce(ctx.strategy, gradient)[begin:end], None, None
+        return _summed(ctx.strategy, gradient)[begin:end], None, None
+
+
+def _summed(strategy: Strategy, gradient: Tensor) -> Tensor:
+    strategy._compare("all_reduce", gradient.shape)
+    return all_reduce(strategy, gradient)

@@ -136,8 +136,8 @@ class ClusterCoordinator:
     def __init__(self, strategy: ParameterServerStrategy) -> None:
         if not isinstance(strategy, ParameterServerStrategy) or strategy.mode != "async":
             raise StrategyError(
-                f"ClusterCoordinator({strategy!r}): functions run when a worker is free, which "
-                "needs dk.strategies.ParameterServerStrategy(), not in sync."
+                f"ClusterCoordinator({strategy!r}): a function runs when a worker is free, "
+                'so the strategy must be dk.strategies.ParameterServerStrategy(mode="async").'
             )
         store, node = strategy.store, kvstore.here()
         assert node is not None

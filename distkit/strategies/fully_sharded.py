@@ -67,10 +67,14 @@ class FullyShardedStrategy(ReplicatedStrategy):
         mesh = init_device_mesh(self.device.type, (self.num_replicas_in_sync,))
         for unit in _units(root):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard)
+        root.register_forward_pre_hook(self._before_forward, prepend=True)  # before it gathers
         for name, mine in root.named_parameters():
             adopt(mine, self, owned(full[name])[1])  # type: ignore[index]
             self._before[id(full[name])] = full[name], mine
             full[name].data = full[name].data.new_empty(0)
+
+    def _before_forward(self, *_: object) -> None:
+        self._compare("forward", [])
 
     def _run(self) -> Any:
         return super()._run() if self._alone else self._weighted()

@@ -85,8 +85,8 @@ class ReplicatedStrategy(Strategy):
         shown = self._compare("scope", facts)
         if shown.count(facts) < len(shown):
             raise StrategyError(
-                f"The replicas made different variables: {', '.join(str(s[0]) for s in shown)} of "
-                "them by replica, or some differ in shape. All replicas must make the same model."
+                f"The replicas made different variables: {_counts(shown)}. All replicas must make "
+                "the same model."
             )
         if not self._alone:
             for m in made:
@@ -147,6 +147,14 @@ class MirroredStrategy(ReplicatedStrategy):
         weights = own_parameters(self, optimizer)
         if not self._alone:
             put_together(self, weights, replica, self._sum)
+
+
+def _counts(shown: Sequence[Sequence[int]]) -> str:
+    """How many variables each replica made, if that is the difference."""
+    counts = [s[0] for s in shown]
+    if len({*counts}) == 1:
+        return f"each made {counts[0]}, but their names, shapes or dtypes differ"
+    return ", ".join(f"replica {r} made {n}" for r, n in enumerate(counts))
 
 
 def _group_device() -> torch.device:

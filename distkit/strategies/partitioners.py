@@ -34,8 +34,8 @@ class Partitioner(ABC):
         """
         if not 0 <= axis < len(shape):
             raise StrategyError(
-                f"{self} of a variable of shape {tuple(shape)} along axis {axis}, which it has "
-                "not. Give an axis of its shape."
+                f"{self} of a variable of shape {tuple(shape)} along axis {axis}: there is no "
+                "such axis. Give an axis of its shape."
             )
         shards = [1] * len(shape)
         shards[axis] = max(1, min(shape[axis], self.count(shape, dtype.itemsize, axis)))

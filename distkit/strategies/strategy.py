@@ -229,6 +229,9 @@ class Strategy:
     def _created(self, made: Sequence[Made]) -> None:
         """A scope ends: make these variables the same on all replicas."""
 
+    def _check_closure(self, optimizer: Optimizer) -> None:
+        """Before a step with a closure: refuse it if replicas would call it unequally often."""
+
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         """Before a step: make the gradients of its parameters those of the whole batch."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -43,20 +44,24 @@ class Made(NamedTuple):
     trains: bool  #: a parameter, not a buffer
 
 
-#: Each variable's strategy and name, while the variable lives.
+#: Each variable's strategy and name, while both live: a strategy may hold its variables.
 _owners: Any = WeakTensorKeyDictionary()
 _unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
 
 
 def owned(tensor: Tensor) -> tuple[Strategy, str] | None:
     """The strategy in whose scope a tensor was made, and its name; None for no strategy's."""
-    found: tuple[Strategy, str] | None = _owners.get(tensor)
-    return found
+    strategy, name = _owners.get(tensor, (_nobody, ""))
+    return None if (whose := strategy()) is None else (whose, name)
+
+
+def _nobody() -> None:
+    """The strategy of a tensor that was made outside of every scope."""
 
 
 def adopt(tensor: Tensor, strategy: Strategy, name: str) -> None:
     """Make a tensor a variable of a strategy, in place of the one of this name."""
-    _owners[tensor] = strategy, name
+    _owners[tensor] = weakref.ref(strategy), name
 
 
 @contextmanager
@@ -65,12 +70,10 @@ def watched(strategy: Strategy) -> Iterator[list[Made]]:
 
     It uses torch's global registration hooks, so that any model is seen.
     """
-    seen: dict[int, Made] = {}
+    places: dict[tuple[int, str], nn.Module] = {}
 
     def note(owner: nn.Module, name: str, tensor: Any) -> None:
-        if isinstance(tensor, Tensor):
-            trains = isinstance(tensor, nn.Parameter)
-            seen[id(tensor)] = Made(f"{type(owner).__name__}.{name}", tensor, trains)
+        places[id(owner), name] = owner
 
     hooks = [
         module.register_module_parameter_registration_hook(note),
@@ -82,10 +85,21 @@ def watched(strategy: Strategy) -> Iterator[list[Made]]:
     finally:
         for hook in hooks:
             hook.remove()
-    made.extend(m for m in seen.values() if owned(m.tensor) is None)
+    made.extend(_found(places))
     for m in made:
         check_initialized(m)
-        _owners[m.tensor] = strategy, m.name
+        adopt(m.tensor, strategy, m.name)
+
+
+def _found(places: dict[tuple[int, str], nn.Module]) -> list[Made]:
+    """What is there when the scope ends: ``.double()`` has put other buffers in place of some."""
+    found: dict[int, Made] = {}
+    for (_, name), owner in places.items():
+        tensor = {**owner._parameters, **owner._buffers}.get(name)
+        if tensor is not None and owned(tensor) is None:
+            trains = isinstance(tensor, nn.Parameter)
+            found[id(tensor)] = Made(f"{type(owner).__name__}.{name}", tensor, trains)
+    return [*found.values()]
 
 
 def check_initialized(made: Made) -> None:
@@ -127,6 +141,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if (closure := (args[1:2] or (kwargs.get("closure"),))[0]) is None:
         replica.strategy._synchronize(optimizer, replica)
         return None
+    replica.strategy._check_closure(optimizer)
 
     def synchronized() -> Any:
         loss = closure()

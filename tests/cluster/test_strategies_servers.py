@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from waiting import until
 
 import distkit as dk
 from distkit.errors import RankError, StrategyError
@@ -126,8 +126,7 @@ def test_a_server_may_be_killed_if_values_are_on_two(cluster, tmp_path) -> None:
     begun, killed = tmp_path / "begun", tmp_path / "killed"
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), replication=2)
     run = cluster.submit(adds, strategy, str(begun), str(killed))
-    while not begun.exists():
-        time.sleep(0.01)
+    until(begun.exists, 60)
     os.kill(cluster._room.nodes.children[2].pid, signal.SIGKILL)
     killed.touch()
     with pytest.warns(dk.CommunicationWarning, match="server 0 ended"):
@@ -182,7 +181,7 @@ def late(strategy: Strategy) -> None:
         (two_optimizers, ParameterServerStrategy(), "a second optimizer"),
         (nan, ParameterServerStrategy(), r"Linear.weight is not finite on worker \d in run 2"),
         (late, ParameterServerStrategy(), "made after ClusterCoordinator"),
-        (ClusterCoordinator, ParameterServerStrategy(mode="sync"), "not in sync"),
+        (ClusterCoordinator, ParameterServerStrategy(mode="sync"), 'mode="async"'),
         (ClusterCoordinator, MirroredStrategy(), "ParameterServerStrategy"),
         (train, ParameterServerStrategy(lambda shape, dtype: [1, 2]), "first axis"),
     ],

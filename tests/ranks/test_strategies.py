@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 
 import pytest
 import torch
@@ -265,7 +266,9 @@ def test_different_models_are_refused() -> None:
         with strategy.scope():
             nn.Linear(2, 1 + dist.get_rank())
 
-    assert "different variables: 2, 2" in refused(differ, MirroredStrategy())
+    assert "different variables: each made 2, but their names, shapes" in refused(
+        differ, MirroredStrategy()
+    )
 
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
@@ -308,6 +311,19 @@ def test_a_step_outside_run() -> None:
     assert "SGD.step() outside `run`: it updates Linear.weight" in refused(
         outside, MirroredStrategy()
     )
+
+
+def test_buffers_that_take_the_place_of_others_are_shared_too() -> None:
+    def replaced(strategy: Strategy) -> list[float]:
+        r = dist.get_rank()
+        with strategy.scope():
+            model = nn.BatchNorm1d(1)
+            model.running_mean.fill_(r)
+            model.double()
+            model.running_var = torch.tensor([r + 5.0])
+        return [model.running_mean.item(), model.running_var.item()]
+
+    assert run_ranks(replaced, 2, MirroredStrategy()).results == [[0, 5], [0, 5]]
 
 
 def test_parameters_on_another_device() -> None:
@@ -379,11 +395,18 @@ def test_several_workers(options: CommunicationOptions) -> None:
     assert len(sent) == expected
 
 
+def two_free_ports() -> list[int]:
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        return [s.getsockname()[1] for s in (one, other)]
+
+
 def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = two_free_ports()
+
     def script() -> tuple[int, int]:
         rank = dist.get_rank()
         dist.destroy_process_group()
-        cluster = {"chief": ["localhost:29999"], "worker": ["localhost:29998"]}
+        cluster = {"chief": [f"localhost:{first}"], "worker": [f"localhost:{second}"]}
         task = {"type": "worker" if rank else "chief", "index": 0}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         strategy = MultiWorkerMirroredStrategy()

@@ -103,3 +103,19 @@ def test_a_checkpoint_of_another_model_is_an_error_on_all_ranks(tmp_path: Path, 
     with pytest.raises(RankError, match=r"0.weight is \(7, 6\) there and \(8, 6\) here") as told:
         run_ranks(train, 2, kind(), tmp_path, "load", hidden=8)
     assert "Other ranks that raised: 1" in str(told.value)
+
+
+def with_buffers(strategy: Strategy, folder: Path) -> list[float]:
+    """A buffer that is not saved, beside one that is."""
+    with strategy.scope():
+        model = nn.BatchNorm1d(2)
+        model.register_buffer("scratch", torch.ones(3), persistent=False)
+    model.running_mean.fill_(7.0)
+    save(strategy, folder, model)
+    model.running_mean.zero_()
+    load(strategy, folder, model)
+    return model.running_mean.tolist()
+
+
+def test_a_buffer_that_is_not_persistent_is_not_saved(tmp_path: Path) -> None:
+    assert run_ranks(with_buffers, 2, MirroredStrategy(), tmp_path).results == [[7.0, 7.0]] * 2

@@ -81,6 +81,29 @@ def test_unequal_shapes_in_a_replica_are_refused_everywhere() -> None:
     assert "all_reduce of unequal shapes: replica 0 has (2,) and replica 1 has (3,)" in said[0]
 
 
+@pytest.mark.parametrize("what", ["backward", "write"])
+def test_an_exception_reaches_those_who_sum(what: str) -> None:
+    def sums(strategy: Strategy) -> str:
+        with strategy.scope():
+            kept = Variable(0.0, aggregation="SUM")
+
+        def step() -> None:
+            x = torch.ones(2, requires_grad=True)
+            y = get_replica_context().all_gather(x).sum()
+            if dist.get_rank():
+                raise ZeroDivisionError("by hand")
+            y.backward() if what == "backward" else kept.assign(1.0)
+
+        with pytest.raises((StrategyError, ZeroDivisionError)) as caught:
+            strategy.run(step)
+        assert strategy.reduce("sum", 1) == 2
+        return str(caught.value)
+
+    said, theirs = run_ranks(sums, 2, MirroredStrategy()).results
+    assert theirs == "by hand"
+    assert "in all_reduce, which others have left: replica 1: its function raised" in said
+
+
 def test_a_function_makes_each_replicas_batches() -> None:
     def batches(strategy: Strategy):
         def make(context: InputContext) -> list[Tensor]:

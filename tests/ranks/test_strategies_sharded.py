@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from distkit import run_ranks
-from distkit.errors import RankError
+from distkit.errors import RankError, StrategyError
 from distkit.events import Op
 from distkit.strategies import (
     CentralStorageStrategy,
@@ -121,3 +123,72 @@ def test_strategies_do_not_nest(kind) -> None:
         run_ranks(nested, 2, kind(), MirroredStrategy())
     with pytest.raises(RankError, match="strategies do not nest"):
         run_ranks(nested, 2, MirroredStrategy(), kind())
+
+
+def raises(strategy: Strategy, where: str) -> list[str]:
+    """The errors of three steps; in the second, rank 1's function raises."""
+    with strategy.scope():
+        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(fails: str) -> None:
+        optimizer.zero_grad()
+        assert fails != "before", "by hand"
+        loss = F.cross_entropy(model(X), Y)
+        assert fails != "after", "by hand"
+        loss.backward()
+        optimizer.step()
+
+    errors = []
+    for n in range(3):
+        try:
+            strategy.run(step, args=(where if n == 1 and dist.get_rank() == 1 else "",))
+        except (StrategyError, AssertionError) as error:
+            errors.append(f"{n} {type(error).__name__} {error}")
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),  # the forward pass
+    [
+        (CentralStorageStrategy, "before"),
+        (CentralStorageStrategy, "after"),
+        (FullyShardedStrategy, "before"),
+    ],
+)
+def test_an_exception_in_one_replica_reaches_all(kind, where: str) -> None:
+    (error,), (theirs,) = run_ranks(raises, 2, kind(), where).results
+    assert theirs.startswith("1 AssertionError by hand")
+    assert error.startswith("1 StrategyError This replica is in ")
+    assert "replica 1: its function raised AssertionError: by hand" in error
+
+
+def closure(strategy: Strategy) -> str:
+    with strategy.scope():
+        optimizer = torch.optim.LBFGS(nn.Linear(6, 2).parameters())
+    with pytest.raises(StrategyError) as caught:
+        strategy.run(lambda: optimizer.step(lambda: torch.zeros(())))
+    return str(caught.value)
+
+
+def test_central_storage_refuses_a_closure() -> None:
+    for said in run_ranks(closure, 2, CentralStorageStrategy()).results:
+        assert "LBFGS.step(closure) under CentralStorageStrategy: rank 0 alone" in said
+
+
+def leaves(kind: type[Strategy]) -> bool:
+    def use() -> weakref.ref[nn.Module]:
+        strategy = kind()
+        with strategy.scope():
+            model = nn.Linear(6, 2).double()
+        strategy.run(model, args=(X,))
+        return weakref.ref(next(model.parameters()))
+
+    weight = use()
+    gc.collect()
+    return weight() is None
+
+
+@pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
+def test_nothing_is_left_of_a_model(kind) -> None:
+    assert run_ranks(leaves, 2, kind).results == [True, True]
