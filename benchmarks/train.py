@@ -1,4 +1,4 @@
-"""Training: speed beside DDP under torchrun, and beside MXNet and TensorFlow; equality; the model.
+"""Training: speed beside DDP under torchrun, MXNet and TensorFlow; equality; oracles; the model.
 
 MXNet and TensorFlow want a Python of their own each, named by ``DISTKIT_MXNET_PYTHON`` and
 ``DISTKIT_TENSORFLOW_PYTHON`` (see kvstore_peers and kvstore_tensorflow); a figure says if they are
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import kvstore_peers, train_tensorflow
+from benchmarks import kvstore_peers, train_oracles, train_tensorflow
 from benchmarks.figure import Figure, figure
 from distkit.cluster.processes.rank_spec import free_port
 from distkit.errors import DistkitError
@@ -43,7 +43,9 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """All figures; ``reps`` turns of each contender."""
     details: dict[str, Any] = {}
     found = [*speed(reps, say, details)]
-    for make in (identical, evaluation, exported, prediction):
+    oracles = (train_oracles.schedules, train_oracles.memory, train_oracles.zero)
+    equalities = (identical, train_oracles.strategies, evaluation, exported)
+    for make in (*equalities, *oracles, prediction):
         say(f"train: {make.__name__}")
         found += make(reps, details)
     return found, details
@@ -216,18 +218,24 @@ def trained(steps: int = 1000) -> tuple[bytes, float]:
 
 
 def evaluation(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
-    """Different accuracies of one model on different numbers of ranks."""
+    """Different accuracies of one trained model, on all ranks of different numbers of them."""
+    import torch.nn.functional as F
+
     import distkit as dk
 
-    def score() -> float:
-        return dk.data.evaluate(dk.demos.model(), dk.demos.digits())
+    net, data = dk.demos.model(), dk.demos.digits()
+    for _ in range(20):
+        dk.sync_sgd_step(net, data, F.cross_entropy, RATE, all_reduce=lambda tensor: None)
 
-    found = {n: dk.run_ranks(score, n, record=False).results[0] for n in EVALUATED}
+    def score() -> float:
+        return dk.data.evaluate(net, data)
+
+    found = {n: dk.run_ranks(score, n, record=False).results for n in EVALUATED}
     details["accuracy by ranks"] = found
     yield figure(
         f"accuracies of one model on {', '.join(map(str, EVALUATED))} ranks, different ones",
         "",
-        [float(len({*found.values()}))],
+        [float(len(set().union(*found.values())))],
         must=1,
         aim=1,
         absolute=True,

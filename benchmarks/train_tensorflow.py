@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,40 +41,44 @@ if "TF_CONFIG" not in os.environ:
                 for i in range(1, workers)]
     os.environ["TF_CONFIG"] = config(0)
 
-import numpy as np
-import tensorflow as tf
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(1)
-ring = tf.distribute.experimental.CommunicationImplementation.RING
-strategy = tf.distribute.MultiWorkerMirroredStrategy(
-    communication_options=tf.distribute.experimental.CommunicationOptions(implementation=ring))
-with np.load(path) as data:
-    x, y = data["x"], data["y"].astype("int64")
-whole = tf.data.Dataset.from_tensor_slices((x, y)).cache().repeat().batch(batch * workers)
-batches = iter(strategy.experimental_distribute_dataset(whole))
-with strategy.scope():
-    net = tf.keras.Sequential([tf.keras.layers.Dense(128, "relu"), tf.keras.layers.Dense(10)])
-    net.build((None, 64))
-    optimizer = tf.keras.optimizers.SGD(0.2)
+try:
+    import numpy as np
+    import tensorflow as tf
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(implementation=ring))
+    with np.load(path) as data:
+        x, y = data["x"], data["y"].astype("int64")
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).cache().repeat().batch(batch * workers)
+    batches = iter(strategy.experimental_distribute_dataset(whole))
+    with strategy.scope():
+        net = tf.keras.Sequential([tf.keras.layers.Dense(128, "relu"), tf.keras.layers.Dense(10)])
+        net.build((None, 64))
+        optimizer = tf.keras.optimizers.SGD(0.2)
 
-def replica(images, labels):
-    with tf.GradientTape() as tape:
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, net(images))
-        loss = tf.nn.compute_average_loss(each, global_batch_size=batch * workers)
-    optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables),
-                                  net.trainable_variables))
+    def replica(images, labels):
+        with tf.GradientTape() as tape:
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, net(images))
+            loss = tf.nn.compute_average_loss(each, global_batch_size=batch * workers)
+        optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables),
+                                      net.trainable_variables))
 
-@tf.function
-def step(given):
-    strategy.run(replica, args=given)
+    @tf.function
+    def step(given):
+        strategy.run(replica, args=given)
 
-for n in range(steps + 20):
-    if n == 20:
-        start = time.perf_counter()
-    step(next(batches))
-print("seconds", (time.perf_counter() - start) / steps, flush=True)
-for child in children:
-    child.wait()
+    for n in range(steps + 20):
+        if n == 20:
+            start = time.perf_counter()
+        step(next(batches))
+    print("seconds", (time.perf_counter() - start) / steps, flush=True)
+    for child in children:
+        child.wait()
+finally:
+    for child in children:    # none is left behind when this one fails
+        child.kill()
 """
 
 
@@ -99,14 +105,22 @@ def ring(workers: int, batch: int, steps: int, data: Any) -> float | None:
             "HOME": folder,
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         }
-        ran = subprocess.run(
-            [*ALONE, python, "-c", program, said],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    lines = [line.split() for line in ran.stdout.splitlines() if line.startswith("seconds ")]
+        printed, errors = _ran([*ALONE, python, "-c", program, said], environ)
+    lines = [line.split() for line in printed.splitlines() if line.startswith("seconds ")]
     if not lines:
-        raise DistkitError(f"TensorFlow gave no answer. Its last words:\n{ran.stderr[-1000:]}")
+        raise DistkitError(f"TensorFlow gave no answer. Its last words:\n{errors[-1000:]}")
     return float(lines[0][1])
+
+
+def _ran(command: list[str], environ: dict[str, str], within: float = 300) -> tuple[str, str]:
+    """What a command prints, and its errors; all that it started has ended, too."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environ, start_new_session=True, **pipes)
+    try:
+        return process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        raise DistkitError(f"TensorFlow gave no answer within {within:g} s.") from None
+    finally:
+        with suppress(ProcessLookupError):  # nobody is left of its session
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

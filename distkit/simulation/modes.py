@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -43,10 +44,12 @@ def measure_modes(
     Returns:
         A row per mode: ``mode``; ``first`` and ``step`` [s], ``graphs`` that were compiled,
         ``messages`` of a step with their ``bytes``, the ``loss`` after the steps, ``memory``, the
-        most that tensors took on a GPU [bytes], and a ``note`` on what was not measured.
+        most that a step's tensors took on the network's device, besides what was there before
+        [bytes], and a ``note`` on what was not measured.
 
     Raises:
         RuntimeError: there is no C++ compiler for "inductor"; on every rank.
+        TypeError: the network is no ``nn.Sequential``, which can be broken after its first layer.
 
     Example:
         >>> def modes():
@@ -54,7 +57,9 @@ def measure_modes(
         ...     part = images[:64], labels[:64]
         ...     return measure_modes(dk.demos.model, part, F.cross_entropy, backend="aot_eager")
     """
-    _check(backend)
+    net = model()
+    Broken(net)  # refuses what it cannot break, before anything is measured
+    _check(backend, _device(net))
     kinds = {
         "eager": lambda net: net,
         f"compiled ({backend})": lambda net: torch.compile(net, backend=backend),
@@ -72,10 +77,18 @@ class Broken(nn.Module):
 
     Args:
         net: a sequence of layers.
+
+    Raises:
+        TypeError: it is another module: its layers alone do not say what it computes.
     """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
+        if type(net).forward is not nn.Sequential.forward:
+            raise TypeError(
+                f"a {type(net).__name__} cannot be broken after its first layer: measure_modes "
+                "needs an nn.Sequential. Wrap the layers in one."
+            )
         first, *rest = net.children()
         self.first, self.rest = first, nn.Sequential(*rest)
 
@@ -85,9 +98,13 @@ class Broken(nn.Module):
         return self.rest(x)  # type: ignore[no-any-return]
 
 
-def _check(backend: str) -> None:
+def _device(net: nn.Module) -> torch.device:
+    return next(net.parameters()).device
+
+
+def _check(backend: str, device: torch.device) -> None:
     compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
-    if backend == "inductor" and not torch.cuda.is_available():
+    if backend == "inductor" and device.type == "cpu":
         if not any(shutil.which(name) for name in compilers if name):
             raise RuntimeError(
                 "torch.compile's backend 'inductor' needs a C++ compiler, and there is none here. "
@@ -114,14 +131,20 @@ def _measured(
         sent.append(tensor.nbytes)
         dist.all_reduce(tensor)
 
-    with _one_by_one(), _memory() as memory:
-        net = prepare(model())
-        times = []
+    plain = model()
+    net = prepare(plain)
+    times = []
+
+    def step() -> Tensor:
+        sent.clear()
+        return sync_sgd_step(net, batch, loss_fn, lr, all_reduce=all_reduce)
+
+    with _one_by_one():
         for _ in range(1 + steps):
-            sent.clear()
             begin = time.perf_counter()
-            loss = sync_sgd_step(net, batch, loss_fn, lr, all_reduce=all_reduce)
+            loss = step()
             times.append(time.perf_counter() - begin)
+        memory = _peak(step, _device(plain))
     return {
         "mode": mode,
         "first": times[0],
@@ -130,8 +153,8 @@ def _measured(
         "messages": len(sent),
         "bytes": sum(sent),
         "loss": loss.item(),
-        "memory": memory[0],
-        "note": "" if memory[0] is not None else "memory is measured on a GPU",
+        "memory": memory,
+        "note": "",
     }
 
 
@@ -144,14 +167,19 @@ def _one_by_one() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _memory() -> Iterator[list[int | None]]:
-    found: list[int | None] = [None]
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    yield found
-    if torch.cuda.is_available():
-        found[0] = torch.cuda.max_memory_allocated()
+def _peak(step: Callable[[], Any], device: torch.device) -> int:
+    """The most bytes that tensors took on the device during a step, besides those before it."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        step()
+    assert profile.kineto_results is not None
+    notes = [note for note in profile.kineto_results.events() if note.name() == "[memory]"]
+    changes = [note.nbytes() for note in sorted(notes, key=lambda note: int(note.start_ns()))]
+    return max(accumulate(changes, initial=0))
 
 
 def _graphs(
@@ -163,7 +191,7 @@ def _graphs(
 ) -> dict[str, Any]:
     """With CUDA graphs, where the model is on a GPU."""
     mode = "CUDA graphs"
-    if next(model().parameters()).device.type != "cuda":
+    if _device(model()).type != "cuda":
         return {"mode": mode, "note": "not measured: the network is not on a GPU"}
 
     def prepare(net: nn.Module) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import distkit as dk
+from distkit.simulation.modes import _peak
 
 
 def modes(backend: str = "eager") -> list[dict[str, Any]]:
@@ -24,11 +27,28 @@ def test_compiled_steps_learn_and_send_the_same() -> None:
         assert [r["mode"] for r in rows[:3]] == ["eager", "compiled (eager)", "graph break (eager)"]
         assert eager["graphs"] == 0 < compiled["graphs"] < broken["graphs"]
         assert len({(r["loss"], r["messages"], r["bytes"]) for r in rows[:3]}) == 1
+        assert all(r["memory"] > r["bytes"] for r in rows[:3])  # a step makes all gradients
         assert eager["messages"] == 1 and eager["first"] > 0 < eager["step"]
         assert graphs == {
             "mode": "CUDA graphs",
             "note": "not measured: the network is not on a GPU",
         }
+
+
+def test_a_step_takes_memory_for_what_backward_needs() -> None:
+    x = torch.ones(1000, requires_grad=True)
+
+    def step() -> None:
+        (x.exp() * 2).sum().backward()  # exp and its gradient, or product and exp, at once
+
+    assert 8000 <= _peak(step, x.device) <= 20000
+
+
+def test_a_network_that_is_no_sequence_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"a Bilinear cannot be broken .*needs an nn.Sequential"):
+        dk.simulation.measure_modes(
+            lambda: nn.Bilinear(2, 2, 2), (x := torch.ones(1), x), F.l1_loss
+        )
 
 
 def test_a_missing_compiler_is_said_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
