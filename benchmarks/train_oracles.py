@@ -186,7 +186,7 @@ def from_fsdp() -> float:
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     sharded = dk.demos.model().double()
-    for layer in (*filter(lambda layer: [*layer.parameters()], sharded), sharded):
+    for layer in [*(one for one in sharded.children() if [*one.parameters()]), sharded]:
         fully_shard(layer, mesh=mesh)
     adam = torch.optim.AdamW(sharded.parameters(), lr=1e-2)
     theirs = losses(sharded, adam.step, adam.zero_grad)

@@ -178,7 +178,7 @@ def _peak(step: Callable[[], Any], device: torch.device) -> int:
         step()
     assert profile.kineto_results is not None
     notes = [note for note in profile.kineto_results.events() if note.name() == "[memory]"]
-    changes = [note.nbytes() for note in sorted(notes, key=lambda note: int(note.start_ns()))]
+    changes = [int(note.nbytes()) for note in sorted(notes, key=lambda note: int(note.start_ns()))]
     return max(accumulate(changes, initial=0))
 
 
