@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from distkit.algorithms.tensor_parallel import copy_to_ranks, sum_of_ranks
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
@@ -42,10 +41,10 @@ class SyncBatchNorm(nn.BatchNorm1d):
         over = [d for d in range(x.ndim) if d != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         count = x.new_tensor([x.numel() / self.num_features])
-        sums, n = _sum_of_ranks(torch.cat([x.sum(over), count])).split([self.num_features, 1])
+        sums, n = _both_ways(torch.cat([x.sum(over), count])).split([self.num_features, 1])
         mean = sums / n
         centred = x - mean.view(shape)
-        variance = _sum_of_ranks(centred.square().sum(over)) / n
+        variance = _both_ways(centred.square().sum(over)) / n
         self._follow(mean.detach(), variance.detach() * n.detach() / (n.detach() - 1))
         y: Tensor = centred / (variance + self.eps).sqrt().view(shape)
         return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
@@ -61,22 +60,6 @@ class SyncBatchNorm(nn.BatchNorm1d):
         self.running_var.lerp_(variance, float(rate))
 
 
-class _SumOfRanks(torch.autograd.Function):
-    """An all-reduce that gradients pass: the gradient of a sum over ranks is one, too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-
-
-def _sum_of_ranks(x: Tensor) -> Tensor:
-    total: Tensor = _SumOfRanks.apply(x)  # type: ignore[no-untyped-call]
-    return total
+def _both_ways(x: Tensor) -> Tensor:
+    """The sum of all ranks' tensors; its gradient, too, is the sum of all ranks' gradients."""
+    return sum_of_ranks(copy_to_ranks(x, None), None)

@@ -49,7 +49,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Copy forward, sum backward."""
-        return nn.functional.linear(_copy(x, self.group), self.weight, self.bias)
+        return nn.functional.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -78,7 +78,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Sum forward, copy backward; the bias is added once, after the sum."""
-        y = _sum(nn.functional.linear(x, self.weight), self.group)
+        y = sum_of_ranks(nn.functional.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
 
@@ -111,8 +111,8 @@ class _Sum(torch.autograd.Function):
         return gradient, None
 
 
-_copy = cast(Callable[[Tensor, Group], Tensor], _Copy.apply)
-_sum = cast(Callable[[Tensor, Group], Tensor], _Sum.apply)
+copy_to_ranks = cast(Callable[[Tensor, Group], Tensor], _Copy.apply)
+sum_of_ranks = cast(Callable[[Tensor, Group], Tensor], _Sum.apply)
 
 
 def _part(whole: Tensor, dim: int, group: Group) -> Tensor:
