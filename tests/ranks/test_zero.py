@@ -94,18 +94,19 @@ def test_a_rank_holds_what_the_formula_says() -> None:
 
     def program() -> list[int]:
         found, x = [], torch.randn(2, 128)
+        before = tensor_bytes()  # of nothing sent yet
         for stage in range(4):
-            before, least = tensor_bytes(), States.of(count, ranks=4, stage=stage, **size).total
+            least = States.of(count, ranks=4, stage=stage, **size).total
             model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
             zero = Zero(model, lambda parts: torch.optim.Adam(parts, foreach=False), stage=stage)
             for _ in range(2):
                 zero.optimizer.step()  # makes the states
                 model(x).sum().backward()
 
-            def held(before: int = before) -> int:
+            def held() -> int:
                 return tensor_bytes() - before
 
-            until(lambda held=held, most=1.05 * least: held() < most)  # gloo drops its last tensor
+            until(lambda most=1.05 * least: held() < most)  # gloo drops its last tensor
             found.append(held())
             del model, zero
             gc.collect()
