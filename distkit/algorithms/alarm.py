@@ -18,11 +18,17 @@ from distkit.errors import TrainingError
 _steps = WeakIdKeyDictionary()
 
 
-def named(model: nn.Module | Iterable[Tensor]) -> dict[str, Tensor]:
+def trained(model: nn.Module | Iterable[Tensor]) -> list[Tensor]:
     """The parameters that have gradients, in the order of the layers."""
     if isinstance(model, nn.Module):
-        return {name: w for name, w in model.named_parameters() if w.requires_grad}
-    return {f"parameter {i}": w for i, w in enumerate(model)}
+        return [w for w in model.parameters() if w.requires_grad]
+    return list(model)
+
+
+def _names(model: nn.Module | Iterable[Tensor], weights: Sequence[Tensor]) -> list[str]:
+    if isinstance(model, nn.Module):
+        return [name for name, w in model.named_parameters() if w.requires_grad]
+    return [f"parameter {i}" for i in range(len(weights))]
 
 
 def first_bad(gradients: Sequence[Tensor]) -> int:
@@ -35,18 +41,19 @@ def first_bad(gradients: Sequence[Tensor]) -> int:
     return max(bad, default=0)
 
 
-def raise_alarm(alarms: Sequence[float], weights: dict[str, Tensor]) -> None:
+def raise_alarm(
+    alarms: Sequence[float], weights: Sequence[Tensor], model: nn.Module | Iterable[Tensor]
+) -> None:
     """Raise an alarm, if there is one: the table has a number that is not 0 for a rank.
 
     Raises:
         TrainingError: a gradient is NaN or infinite on some rank; on all of them.
     """
-    first = next(iter(weights.values()))
-    step = _steps[first] = _steps.get(first, 0) + 1
-    names = [*weights]
-    found = [(rank, names[int(layer) - 1]) for rank, layer in enumerate(alarms) if layer]
-    if not found:
+    step = _steps[weights[0]] = _steps.get(weights[0], 0) + 1
+    if not any(alarms):
         return
+    names = _names(model, weights)
+    found = [(rank, names[int(layer) - 1]) for rank, layer in enumerate(alarms) if layer]
     where = "; ".join(f"rank {rank}: {layer}" for rank, layer in found)
     raise TrainingError(
         f"step {step}: gradients are NaN or infinite on {len(found)} of {len(alarms)} ranks. Where "

@@ -106,12 +106,16 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
         parameters, name = signature(page), page.__name__
         options = {p.name for p in parameters.parameters.values() if p.kind is p.KEYWORD_ONLY}
         names = [p for p in parameters.parameters if p not in _SETTINGS | options]
+        positional = [p for p in parameters.parameters if p not in options]
+        defaults = {
+            p.name: p.default for p in parameters.parameters.values() if p.default is not p.empty
+        }
 
         @wraps(page)
         def call(*args: Any, **kwargs: Any) -> None:
-            bound = parameters.bind(*args, **kwargs)
-            bound.apply_defaults()
-            given = bound.arguments
+            given = {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
+            if kwargs or len(args) > len(positional) or len(given) < len(positional):
+                parameters.bind(*args, **kwargs)  # raises what Python would
             group, op, root = given["group"], given.get("op"), given.get("src", given.get("dst"))
             op = getattr(op, "op", op)  # a ReduceOp made from one of its kinds
             if dist.get_rank(group) < 0:
@@ -126,7 +130,7 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
             given.update({key: _plain(value, group) for key, value in theirs.items()})
             given.update({} if op is None else {"op": SUM if op == AVG else op})
             with torch.no_grad():
-                page(*bound.args, **bound.kwargs)
+                page(**given)
                 if given.get("dst", dist.get_rank()) == dist.get_rank():  # it gets a result
                     for key in theirs.keys() - {reads}:
                         _write_back(listed(theirs[key]), listed(given[key]), op, group)

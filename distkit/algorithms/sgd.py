@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from distkit.algorithms.alarm import first_bad, named, raise_alarm
+from distkit.algorithms.alarm import first_bad, raise_alarm, trained
 
 AllReduce = Callable[[Tensor], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -64,30 +64,29 @@ def sync_gradients(
         >>> dk.run_ranks(mean_of_three, 2).results        # doctest: +SKIP
         [3.0, 3.0]
     """
-    weights = named(model)
+    weights = trained(model)
     with torch.no_grad():
-        message, sizes = _packed(list(weights.values()), 1 if count is None else count)
+        message, sizes = _packed(weights, 1 if count is None else count)
         all_reduce(message)
-        *sums, table = message.split([*sizes, len(weights) + 1 + dist.get_world_size()])
-        used, (total, *alarms) = table[: len(weights)].tolist(), table[len(weights) :].tolist()
-        raise_alarm(alarms, weights)
+        *sums, table = message.split(sizes)
+        total, *alarms = (told := table.tolist())[len(weights) :]
+        raise_alarm(alarms, weights, model)
 
         message.div_(total or 1)
-        for w, g, replicas in zip(weights.values(), sums, used, strict=True):
+        for w, g, replicas in zip(weights, sums, told, strict=False):
             w.grad = g.view_as(w).to(w.dtype) if replicas else None
 
 
 def _packed(weights: list[Tensor], n: float) -> tuple[Tensor, list[int]]:
-    """A replica's message ``n g | has g | n | alarms``, and the sizes of the gradients in it."""
+    """A replica's message ``n g | has g | n | alarms``, and the sizes of its parts."""
     parts, ranks = [_flat(w) for w in weights], dist.get_world_size()
-    used = torch.tensor([float(w.grad is not None) for w in weights], device=parts[0].device)
-    message = torch.cat([*parts, used, used.new_ones(1), used.new_zeros(ranks)])
-    bad = n and not isfinite(message.sum())
-    message = message.mul_(n) if n else message.zero_()  # a mean over no examples is NaN
-    message[-ranks - 1 - len(weights) : -ranks - 1] = used  # whatever n is
-    if bad:
+    table = [*(float(w.grad is not None) for w in weights), n, *[0] * ranks]
+    message = torch.cat([*parts, torch.tensor(table, device=parts[0].device)])
+    gradients = message[: -len(table)]
+    if n and not isfinite(gradients.sum()):
         message[dist.get_rank() - ranks] = first_bad(parts)
-    return message, [len(g) for g in parts]
+    gradients.mul_(n) if n else gradients.zero_()  # a mean over no examples is NaN
+    return message, [*map(len, parts), len(table)]
 
 
 def _flat(w: Tensor) -> Tensor:

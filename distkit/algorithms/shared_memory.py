@@ -26,8 +26,8 @@ from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
 SLOT = 1 << 20
 #: Bytes of all slots at most: a container has little memory.
 SLOTS = 1 << 25
-#: Up to so many bytes each rank sums everything by itself: one meeting instead of two.
-SMALL = 1 << 14
+#: Up to so many bytes of all ranks each sums everything by itself: one meeting instead of two.
+SMALL = 1 << 18
 #: Numbers that a rank shows the others, on a cache line of its own.
 _LINE = 8
 #: After so many looks a waiting rank sleeps in between [s], longer and longer.
@@ -71,7 +71,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     """
     segment, reduce, said = Segment.of(x, group), _REDUCE[op], _say(x, op)
-    if x.nbytes <= SMALL:
+    if x.nbytes * segment.n <= SMALL:
         slots, _ = segment.write(x, said)
         segment.meet()
         reduce(slots, out=x)
