@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Protocol, TypeVar
 
 from distkit.events import Summary
@@ -17,6 +17,9 @@ from distkit.trace.training import ByRank, Training, mean_loss, read
 
 #: Sums in another order differ by less than this part of the largest value, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+#: Weights that an optimizer rounds twice, in both trainings, differ by less than this part of them.
+ROUNDING = {"float64": 2**-51, "float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}
 
 #: A gradient that cancels to nothing, as that of a bias before batch norm, keeps the rounding of
 #: what was cancelled: values below this part of the step's largest are measured by that.
@@ -75,14 +78,16 @@ class Comparison:
 def equal(
     run: HasTrace | EventLog, other: HasTrace | EventLog, *, rtol: float | None = None
 ) -> Comparison:
-    """Compare two trainings step by step: losses, gradients after the all-reduce, and weights.
+    """Compare two trainings step by step: losses, gradients after the all-reduce, and updates.
 
     Both must have been recorded with :func:`~distkit.watch_gradients`. They may have different
     numbers of ranks: then each rank is compared with rank 0 of the other, and the loss is the mean
     over all examples. What a rank computes before the all-reduce is its own, and not compared.
 
-    A gradient of more than 64 elements is compared by 64 of them and by its norm, weights by their
-    checksum, or by a random projection and their norms.
+    A gradient of more than 64 elements is compared by 64 of them and by its norm. Weights are equal
+    if their checksums are; else a random projection of the latest update tells how far the two
+    updates are apart, as a part of the longer one. What two roundings of the weights explain is no
+    difference, however short the update is.
 
     Args:
         run: a run or its trace.
@@ -135,6 +140,9 @@ class _Finder:
             for layer, dtype in dtypes.items()
         }
         self._largest_tolerance = max(self._tolerance.values(), default=rtol or 0.0)
+        self._rounding = max((ROUNDING.get(dtype, 0.0) for dtype in dtypes.values()), default=0.0)
+        noted = sorted(mine.weights.keys() & theirs.weights.keys())
+        self._since = {later: before for before, later in pairwise(noted)}
         self.exact, self.largest = True, 0.0
 
     def shapes(self) -> Iterator[Difference]:
@@ -184,16 +192,31 @@ class _Finder:
 
     def _weights(self, n: int) -> Iterator[Difference]:
         a, b = (t.weights.get(n, {}) for t in (self._mine, self._theirs))
+        which = "initial weights" if n == 0 else "update"
         for rank, (crc, mine) in sorted(a.items()):
             if (found := _of(rank, b)) is None:
                 continue
             other_crc, theirs = found
-            off = math.dist(mine.values, theirs.values)
-            if self._apart(off, max(mine.norm, theirs.norm), crc == other_crc):
-                layer = self._layer(n, rank)
-                which = "initial weights" if n == 0 else "update"
-                said = f"{_far(off)} on rank {rank} ({which})"
-                yield self._at(n, "weights", layer, rank, said)
+            added = self._added(n, rank, mine, theirs)
+            off, (one, other) = math.dist(*added), (math.hypot(*values) for values in added)
+            norm = max(mine.norm, theirs.norm)
+            most = norm if off <= self._rounding * norm else max(one, other)
+            if self._apart(off, most, crc == other_crc):
+                said = f"{_far(off)} on rank {rank} ({which}); norms: {one:.2g} and {other:.2g}"
+                yield self._at(n, "weights", self._layer(n, rank), rank, said)
+
+    def _added(self, n: int, rank: int, *now: Summary) -> list[list[float]]:
+        """The sketches of both updates since the weights were noted before; first, of the weights.
+
+        A sketch is linear: that of a difference is the difference of the sketches.
+        """
+        since = self._since.get(n, -1)
+        was = [_of(rank, t.weights.get(since, {})) for t in (self._mine, self._theirs)]
+        before = [found[1].values for found in was if found]
+        if len(before) < 2:
+            return [[*summary.values] for summary in now]
+        pairs = zip(now, before, strict=True)
+        return [[x - y for x, y in zip(s.values, old, strict=True)] for s, old in pairs]
 
     def _layer(self, n: int, rank: int) -> str:
         """The layer whose weights' norm differs most."""

@@ -184,8 +184,8 @@ def sketch(tensors: Sequence[Tensor]) -> tuple[int, tuple[Any, ...]]:
 
     size = sum(t.numel() for t in tensors)
     stride = -(-size // EXACT_WEIGHTS)
-    parts = [t.detach().reshape(-1)[::stride].float().cpu() for t in tensors]
-    flat: Any = torch.cat(parts).numpy()
+    parts = [t.detach().reshape(-1)[::stride].cpu() for t in tensors]
+    flat: Any = torch.cat([t if t.dtype == torch.float64 else t.float() for t in parts]).numpy()
     padded = np.zeros(-(-len(flat) // VALUES) * VALUES)
     padded[: len(flat)] = flat
     with np.errstate(all="ignore"):  # a diverging model

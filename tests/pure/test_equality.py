@@ -7,9 +7,16 @@ import re
 from collections.abc import Sequence
 
 import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from test_views_gradients import MEAN, trained
 
 import distkit as dk
+from distkit.diagnosis.equality import ROUNDING, TOLERANCES
+from distkit.recording import recorder
+from distkit.recording.gradients import sketch
+from distkit.recording.recorder import Recorder, to_event
 from distkit.trace.trace import Trace
 
 SUM = [2 * v for v in MEAN]
@@ -53,6 +60,69 @@ def test_the_first_difference_is_named(
     assert not found
     assert (found.first.step, found.first.what, found.first.rank) == (1, what, rank)
     assert re.search(f"^different: in step 1 the {what}.*{says}", repr(found))
+
+
+def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:
+    """A training in one process whose gradients do not depend on the weights, but on ``noise``.
+
+    Elements of the gradients are off by ``noise``, as a part of themselves: another order of sums.
+    """
+    random = torch.Generator().manual_seed(seed)
+    model = torch.nn.Linear(9, 7).to(dtype)
+    for w in model.parameters():
+        w.data = torch.randn(w.shape, generator=random).to(dtype)
+    gradients = [[torch.randn(w.shape, generator=random) for w in model.parameters()]] * steps
+    off = torch.Generator().manual_seed(seed + 1)
+    recorder.set_current(rec := Recorder(0))
+    try:
+        with dk.watch_gradients(model) as watch:
+            for step in gradients:
+                model.zero_grad()
+                for w, g in zip(model.parameters(), step, strict=True):
+                    g = g * (1 + noise * torch.rand(g.shape, generator=off))
+                    (w * g.to(dtype)).sum().backward()
+                    w.data.add_(w.grad, alpha=-lr)
+                watch.step(loss=1.0, samples=1)
+    finally:
+        recorder.set_current(None)
+    return Trace([to_event(0, row) for row in rec.drain()], {"world_size": 1})
+
+
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
+RATES = st.floats(1e-6, 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(DTYPES, st.integers(0, 9), st.integers(1, 70), RATES)
+def test_what_the_order_of_sums_explains_is_equal(
+    dtype: torch.dtype, seed: int, steps: int, lr: float
+) -> None:
+    noise = 0.2 * TOLERANCES[str(dtype)[6:]]
+    found = dk.equal(*(rounded(dtype, seed, steps, lr, noise=n) for n in (0.0, noise)))
+    assert found, found.first
+
+
+@settings(max_examples=40, deadline=None)
+@given(DTYPES, st.integers(0, 9), st.integers(1, 70), RATES, st.floats(1.05, 1000.0))
+def test_another_learning_rate_is_found_however_small(
+    dtype: torch.dtype, seed: int, steps: int, lr: float, times: float
+) -> None:
+    """As long as it is more than the rounding of the weights, whose elements are like gradients."""
+    name = str(dtype)[6:]
+    assume((times - 1) * lr > 3 * ROUNDING[name] and times - 1 > 3 * times * TOLERANCES[name])
+    found = dk.equal(rounded(dtype, seed, steps, lr), rounded(dtype, seed, steps, times * lr))
+    assert (found.first.step, found.first.what) == (1, "weights")
+    assert "(update); norms: " in found.first.text
+
+
+def test_a_learning_rate_of_next_to_nothing() -> None:
+    slow, fast = (rounded(torch.float32, 0, 3, lr) for lr in (1e-4, 2e-4))
+    assert repr(dk.equal(slow, fast)).startswith("different: in step 1 the weights of ")
+
+
+def test_weights_of_float64_are_compared_as_such() -> None:
+    w = torch.linspace(1.0, 2.0, 5, dtype=torch.float64)
+    assert sketch([w])[0] != sketch([w * (1 + 1e-15)])[0]
 
 
 def test_numbers_of_steps_and_shapes_are_compared() -> None:

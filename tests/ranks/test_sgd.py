@@ -278,6 +278,22 @@ def test_the_first_difference_is_named(change: str, first: tuple[int, str, str, 
     assert (found.first.step, found.first.what, found.first.layer, found.first.rank) == first
 
 
+def test_an_optimizer_that_enlarges_small_gradients() -> None:
+    """Adam: what rounding makes of a small gradient is divided by that gradient."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 5))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        x, y = dk.shard(*images(66))
+        with dk.watch_gradients(model) as watch:
+            for _ in range(30):
+                loss = dk.sync_sgd_step(model, (x.float(), y), F.cross_entropy, optimizer)
+                watch.step(loss=loss, samples=len(x))
+
+    assert dk.equal(dk.run_ranks(train, 3), dk.run_ranks(train, 1))
+
+
 # -- the exception -------------------------------------------------------------------------
 
 Norm = Callable[[int], nn.Module]
