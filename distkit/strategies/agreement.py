@@ -23,8 +23,8 @@ from distkit.errors import StrategyError
 
 #: The calls that move values, by their number in the agreement.
 CALLS = (
-    "scope forward backward optimizer.step reduce gather all_reduce all_gather average_loss buffers"
-    " checkpoint"
+    "scope all_gather(parameters) reduce_scatter(gradients) optimizer.step reduce gather all_reduce"
+    " all_gather average_loss buffers checkpoint"
 ).split()
 #: So many numbers each replica shows: its place, its call, how many facts, and the facts.
 WIDTH = 16

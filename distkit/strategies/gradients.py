@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -63,7 +63,8 @@ def put_together(
     rows = 1 if replica.rows is None else replica.rows
     _make_plain(weights, rows)
     there = bytes(w.grad is not None for w in weights)
-    facts = [rows, replica.summed, len(weights), zlib.crc32(there), _not_finite(weights)]
+    bad = first_not_finite(w.grad for w in weights)
+    facts = [rows, replica.summed, len(weights), zlib.crc32(there), bad]
     shown = strategy._compare("optimizer.step", facts)
     _check(shown, weights, replica)
     if len({s[3] for s in shown}) > 1:
@@ -86,10 +87,35 @@ def _make_plain(weights: Sequence[Tensor], rows: int) -> None:
             w.grad.zero_()
 
 
-def _not_finite(weights: Sequence[Tensor]) -> int:
-    """The first parameter whose gradient is NaN or infinite; -1 for none."""
-    bad = (k for k, w in enumerate(weights) if w.grad is not None and not w.grad.isfinite().all())
+def first_not_finite(gradients: Iterable[Tensor | None]) -> int:
+    """The number of the first gradient that is NaN or infinite; -1 for none."""
+    bad = (k for k, g in enumerate(gradients) if g is not None and not g.isfinite().all())
     return next(bad, -1)
+
+
+def refuse_not_finite(
+    weight: Tensor, replica: ReplicaContext, culprit: int | None, who: str = "replica"
+) -> NoReturn:
+    """Name a gradient that is NaN or infinite.
+
+    Args:
+        weight: the parameter.
+        replica: knows the run.
+        culprit: whose gradient it is; None if all were finite, and their sum is not.
+        who: what the culprit is.
+
+    Raises:
+        TrainingError: always.
+    """
+    layer = owned(weight)[1]  # type: ignore[index]
+    where = "as the sum of all replicas" if culprit is None else f"on {who} {culprit}"
+    raise TrainingError(
+        f"The gradient of {layer} is not finite {where} in run {replica.number} of the strategy. "
+        "This step was not made. Look for NaN in its batch, or lower the learning rate.",
+        rank=culprit or 0,
+        step=replica.number,
+        layer=layer,
+    )
 
 
 def _check(shown: Sequence[Sequence[int]], weights: Sequence[Tensor], replica: Any) -> None:
@@ -100,15 +126,7 @@ def _check(shown: Sequence[Sequence[int]], weights: Sequence[Tensor], replica: A
                 "only one of them used compute_average_loss. All replicas must make the same step."
             )
         if bad >= 0:
-            layer = owned(weights[bad])[1]  # type: ignore[index]
-            raise TrainingError(
-                f"The gradient of {layer} is not finite on replica {r} in run {replica.number} of "
-                "the strategy. No replica has made this step. Look for NaN in its batch, or lower "
-                "the learning rate.",
-                rank=r,
-                step=replica.number,
-                layer=layer,
-            )
+            refuse_not_finite(weights[bad], replica, r)
 
 
 def _complete(

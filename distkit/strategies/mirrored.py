@@ -62,7 +62,7 @@ class ReplicatedStrategy(Strategy):
         """Without what belongs to this process."""
         return {k: v for k, v in self.__dict__.items() if k != "_agreement"}
 
-    def _run(self) -> contextlib.AbstractContextManager[None]:
+    def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._alone else self._agreement.inside_run()
 
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:

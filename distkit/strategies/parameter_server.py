@@ -18,10 +18,15 @@ from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.optimizer import from_torch
 from distkit.strategies.checkpoint import STATES
 from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import own_parameters, put_together
+from distkit.strategies.gradients import (
+    first_not_finite,
+    own_parameters,
+    put_together,
+    refuse_not_finite,
+)
 from distkit.strategies.mirrored import ReplicatedStrategy
 from distkit.strategies.partitioners import cuts
-from distkit.strategies.variables import Made, owned
+from distkit.strategies.variables import Made
 
 #: No array is cut by its size: the partitioner does it.
 _WHOLE = 1 << 62
@@ -204,24 +209,19 @@ class ParameterServerStrategy(ReplicatedStrategy):
         weights = own_parameters(self, optimizer)
         if self.mode == "sync":
             put_together(self, weights, replica, _only_masks)
+        elif replica.rows != 0 and (bad := first_not_finite(w.grad for w in weights)) >= 0:
+            refuse_not_finite(weights[bad], replica, self.store.rank, "worker")
         self._tell(optimizer, weights)
         ids = {id(w) for w in weights if w.grad is not None}
         mine = [s for s in self._shards if id(s.variable) in ids]
         if replica.rows == 0 and self.mode == "async":  # the mean over no rows is NaN
             self.pull()
         else:
-            self._push(mine, replica)
+            self._push(mine)
         optimizer.zero_grad()
 
-    def _push(self, shards: list[Shard], replica: ReplicaContext) -> None:
+    def _push(self, shards: list[Shard]) -> None:
         """Push gradients, and pull what comes of them; the first layers go first."""
-        for s in shards:
-            if not s.gradient.isfinite().all():
-                raise StrategyError(
-                    f"The gradient of {owned(s.variable)[1]} is not finite on worker "  # type: ignore[index]
-                    f"{self.store.rank} in run {replica.number} of the strategy. It was not "
-                    "pushed. Look for NaN in its batch, or lower the learning rate."
-                )
         keys: list[Key] = [s.key for s in shards]
         values = [s.value for s in shards]
         priorities = [-n for n in range(len(shards))]

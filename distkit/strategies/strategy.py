@@ -112,7 +112,7 @@ class Strategy:
         check_may_enter(self, "run()")
         self._runs += 1
         replica = ReplicaContext(self, _rows((args, kwargs)), self._runs)
-        with self._run(), entered(self, replica):
+        with self._run(replica), entered(self, replica):
             result = fn(*args, **(kwargs or {}))
         return pytree.tree_map_only(
             Tensor, lambda t: remember_rows(t.detach(), replica.rows), result
@@ -202,7 +202,7 @@ class Strategy:
         """True if optimizers may step outside of replica functions."""
         return self.num_replicas_in_sync == 1
 
-    def _run(self) -> contextlib.AbstractContextManager[None]:
+    def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
         """Open while this replica's function runs."""
         return contextlib.nullcontext()
 

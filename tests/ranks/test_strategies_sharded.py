@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from distkit import run_ranks
-from distkit.errors import RankError, StrategyError
+from distkit.errors import RankError, StrategyError, TrainingError
 from distkit.events import Op
 from distkit.strategies import (
     CentralStorageStrategy,
@@ -44,9 +44,10 @@ def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: b
         optimizer.zero_grad()
         if average:
             loss = compute_average_loss(F.cross_entropy(model(x), y, reduction="none"))
+            loss.backward()
         else:
             loss = F.cross_entropy(model(x), y)
-        loss.backward()
+            torch.autograd.backward(loss)
         optimizer.step()
         return loss
 
@@ -84,32 +85,47 @@ def test_all_messages_go_by_rank_0() -> None:
     assert all(s.nbytes == 8 for s in run.trace.spans if s.op is Op.ALL_REDUCE)  # losses
 
 
-def nan(strategy: Strategy) -> list[str]:
+class Clean(nn.Module):
+    """The identity; behind it there is no NaN in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        x.register_hook(torch.nan_to_num)
+        return x
+
+
+def nan(strategy: Strategy):
+    """What is told of three steps; in the second, rank 1 has NaN in a layer."""
     with strategy.scope():
-        model = nn.Linear(2, 1)
+        model = nn.Sequential(nn.Linear(1, 1), Clean(), nn.Conv1d(2, 1, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(x: Tensor) -> Tensor:
+    def step(x: Tensor, clip: bool) -> Tensor:
         optimizer.zero_grad()
-        loss = model(x).mean() * (math.nan if dist.get_rank() == 1 and len(x) == 3 else 1)
+        spoilt = math.nan if dist.get_rank() == 1 and len(x) == 3 else 1
+        loss = model(x).mean() * spoilt
         loss.backward()
+        if clip:  # spreads NaN to all layers
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss
 
-    said = []
+    told = []
     for rows in (2, 3, 2):
         try:
-            strategy.run(step, args=(torch.ones(rows, 2),))
-        except Exception as error:
-            said.append(str(error))
-    return said, bool(whole(next(model.parameters())).isfinite().all())
+            strategy.run(
+                step, args=(torch.ones(rows, 2, 1), isinstance(strategy, FullyShardedStrategy))
+            )
+        except TrainingError as error:
+            told.append((error.rank, error.step, error.layer, str(error)))
+    return told, bool(whole(next(model.parameters())).isfinite().all())
 
 
 @pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
 def test_nan_is_told_on_all_ranks_and_changes_nothing(kind) -> None:
-    for said, finite in run_ranks(nan, 2, kind()).results:
-        assert len(said) == 1 and finite
-        assert "Linear.weight" in said[0] and "in run 2" in said[0]
+    for (told,), finite in run_ranks(nan, 2, kind()).results:
+        assert told[:3] == (1, 2, "Conv1d.weight") and finite
+        assert "Conv1d.weight is not finite on replica 1 in run 2" in told[3]
 
 
 def nested(outer: Strategy, inner: Strategy) -> None:
@@ -125,42 +141,75 @@ def test_strategies_do_not_nest(kind) -> None:
         run_ranks(nested, 2, MirroredStrategy(), kind())
 
 
-def raises(strategy: Strategy, where: str) -> list[str]:
-    """The errors of three steps; in the second, rank 1's function raises."""
+class Breaks(torch.autograd.Function):
+    """The identity, whose backward raises."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        raise AssertionError("by hand")
+
+
+class Layer(nn.Linear):
+    """A layer that may raise in its forward or backward pass, after its gradients are there."""
+
+    fails = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.fails != "forward", "by hand"
+        return super().forward(Breaks.apply(x) if self.fails == "backward" else x)
+
+
+def raises(strategy: Strategy, where: str):
+    """The errors of three steps, and the weights; in the second, rank 1's function raises."""
+    torch.manual_seed(0)
     with strategy.scope():
-        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)).double()
+        layers = [nn.Linear(6, 4), nn.Sequential(nn.Tanh(), Layer(4, 3)), nn.Linear(3, 2)]
+        model = nn.Sequential(*layers).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(fails: str) -> None:
         optimizer.zero_grad()
+        layers[1][1].fails = fails
         assert fails != "before", "by hand"
         loss = F.cross_entropy(model(X), Y)
         assert fails != "after", "by hand"
         loss.backward()
+        assert fails != "late", "by hand"
         optimizer.step()
 
     errors = []
-    for n in range(3):
+    for n in range(4):
+        rank = dist.get_rank() if dist.is_initialized() else 1
         try:
-            strategy.run(step, args=(where if n == 1 and dist.get_rank() == 1 else "",))
+            strategy.run(step, args=(where if n == 1 and rank == 1 else "",))
         except (StrategyError, AssertionError) as error:
             errors.append(f"{n} {type(error).__name__} {error}")
-    return errors
+    return errors, [whole(w) for w in model.parameters()]
+
+
+ANYWHERE = ["before", "forward", "after", "backward", "late"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "where"),  # the forward pass
+    ("kind", "where"),
     [
         (CentralStorageStrategy, "before"),
-        (CentralStorageStrategy, "after"),
-        (FullyShardedStrategy, "before"),
+        (CentralStorageStrategy, "late"),
+        *[(FullyShardedStrategy, where) for where in ANYWHERE],
     ],
 )
 def test_an_exception_in_one_replica_reaches_all(kind, where: str) -> None:
-    (error,), (theirs,) = run_ranks(raises, 2, kind(), where).results
+    _, expected = raises(Strategy(), where)
+    ((error,), weights), ((theirs,), others) = run_ranks(raises, 2, kind(), where).results
     assert theirs.startswith("1 AssertionError by hand")
     assert error.startswith("1 StrategyError This replica is in ")
     assert "replica 1: its function raised AssertionError: by hand" in error
+    for there in (weights, others):  # the other steps are made as by one process
+        torch.testing.assert_close(there, expected, rtol=0, atol=1e-12)
 
 
 def closure(strategy: Strategy) -> str:
@@ -174,6 +223,19 @@ def closure(strategy: Strategy) -> str:
 def test_central_storage_refuses_a_closure() -> None:
     for said in run_ranks(closure, 2, CentralStorageStrategy()).results:
         assert "LBFGS.step(closure) under CentralStorageStrategy: rank 0 alone" in said
+
+
+def per_example(strategy: Strategy) -> str:
+    with strategy.scope():
+        model = nn.Linear(6, 2).double()
+    with pytest.raises(RuntimeError) as caught:
+        strategy.run(lambda x: model(x).sum(1).backward(), args=(X,))
+    return str(caught.value)
+
+
+def test_backward_of_a_loss_per_example_is_refused_as_torch_does() -> None:
+    for said in run_ranks(per_example, 2, FullyShardedStrategy()).results:
+        assert "only for scalar outputs" in said
 
 
 def leaves(kind: type[Strategy]) -> bool:
