@@ -76,6 +76,23 @@ class Agreement:
             )
         return [s[3 : 3 + s[2]] for s in shown]
 
+    def failures(self, call: str, error: Exception | None) -> list[str]:
+        """What has kept replicas from completing a call, once all have tried.
+
+        Args:
+            call: one of :data:`CALLS`.
+            error: of this replica; None for none.
+
+        Raises:
+            StrategyError: as :meth:`compare`.
+        """
+        mine = [] if error is None else [f"{type(error).__name__}: {error}"]
+        if not any(n for (n,) in self.compare(call, [len(mine)])):
+            return []
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, mine)
+        return [f"replica {r}: {text}" for r, texts in enumerate(told) for text in texts]
+
     def _show(self, numbers: list[int]) -> list[list[int]]:
         row = torch.zeros(WIDTH, dtype=torch.int64)
         row[: len(numbers)] = torch.tensor(numbers)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.errors import StrategyError
+from distkit.strategies import checkpoint
 
 if TYPE_CHECKING:
     from distkit.strategies.model import Model
@@ -93,9 +94,10 @@ class Checkpoint(Callback):
 
     def on_train_begin(self) -> None:
         """Load the latest checkpoint, if there is one."""
-        saved = sorted(self.folder.glob("epoch-*/.metadata"))
+        mine = checkpoint.place(self.model.strategy, self.folder / "epoch").parent
+        saved = sorted(mine.glob("epoch-*/.metadata"))
         if saved:
-            self.model.load(saved[-1].parent)
+            self.model.load(self.folder / saved[-1].parent.name)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Save."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -31,7 +31,9 @@ def save(
 ) -> None:
     """Save a model, its optimizer and more; all ranks call it, each writes what only it has.
 
-    A variable that replicas hold differently is saved as its aggregate.
+    A variable that replicas hold differently is saved as its aggregate. Ranks that do not train
+    together, as under the default strategy, have a checkpoint each: rank r > 0 saves in the folder
+    ``rank-r`` beside ``folder``.
 
     Args:
         strategy: in whose scope the model was made.
@@ -40,18 +42,22 @@ def save(
         optimizer: its state, by names of parameters.
         extra: numbers, texts and tensors, for example ``epoch=3``.
 
+    Raises:
+        StrategyError: on all ranks: one of them could not write.
+
     Source:
         PyTorch, ``torch.distributed.checkpoint``.
     """
     check_may_enter(strategy, "save()")
     buffers, here = aggregation.aggregated_buffers(strategy, model), strategy._state_here(optimizer)
-    if strategy._chief or not strategy._chief_saves:
-        with _as_torch_does():
-            state = {**_state(model, here), "extra": extra}
-            state["model"] |= {k: b for k, b in buffers.items() if k in state["model"]}
-            _dcp().save(state, checkpoint_id=folder, no_dist=_alone(strategy))
-    strategy._saved(Path(folder), optimizer)
-    strategy._compare("checkpoint", [])  # nobody reads it before it is whole
+    folder = place(strategy, folder)
+    with _settled(strategy, f"The checkpoint in {folder} was not saved"):
+        if strategy._chief or not strategy._chief_saves:
+            with _as_torch_does():
+                state = {**_state(model, here), "extra": extra}
+                state["model"] |= {k: b for k, b in buffers.items() if k in state["model"]}
+                _dcp().save(state, checkpoint_id=folder, no_dist=_alone(strategy))
+        strategy._saved(folder, optimizer)
 
 
 def load(
@@ -65,7 +71,7 @@ def load(
 
     Args:
         strategy: in whose scope the model was made.
-        folder: of the files.
+        folder: of the files; a rank that has saved alone gets its own.
         model: gets the values, in place.
         optimizer: gets its state.
         extra: what to load beside them, with values for what is not there.
@@ -74,11 +80,13 @@ def load(
         The saved ``extra``.
 
     Raises:
-        StrategyError: there is no checkpoint, or it is of another model.
+        StrategyError: on all ranks: there is no checkpoint, or it is of another model.
     """
     check_may_enter(strategy, "load()")
-    here = strategy._state_here(optimizer)
-    _check(Path(folder), model, optimizer, here)
+    here, own = strategy._state_here(optimizer), place(strategy, folder)
+    folder = own if own.exists() else Path(folder)
+    with _settled(strategy, f"The checkpoint in {folder} cannot be read"):
+        _check(folder, model, optimizer, here)
     from torch.distributed.checkpoint import CheckpointException
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
@@ -92,7 +100,7 @@ def load(
             raise StrategyError(f"The checkpoint in {folder} is of another model: {why}") from error
         weights, moments = state["model"], state.get("optimizer", {})
         set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=moments)
-    strategy._loaded(Path(folder), optimizer)
+    strategy._loaded(folder, optimizer)
     return {**extra, **state["extra"]}
 
 
@@ -132,7 +140,8 @@ def _check(
 def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None:
     """Write a model's weights and buffers to one ``.safetensors`` file; the chief writes it.
 
-    All ranks call it.
+    All ranks call it; ranks that do not train together have a file each, as with :func:`save`. A
+    tensor with two names is written once, and has both when it is loaded.
 
     Args:
         strategy: in whose scope the model was made.
@@ -140,14 +149,17 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
         model: also one whose parameters are sharded.
 
     Raises:
-        StrategyError: safetensors is not installed.
+        StrategyError: on all ranks: safetensors is not installed, or the chief could not write.
     """
-    tensors = _safetensors()
-    state = aggregation.state_dict(strategy, model)
+    tensors, path = _safetensors(), place(strategy, path)
+    state, aliases = aggregation.state_dict(strategy, model), _aliases(model)
+    state = {k: v for k, v in state.items() if k not in aliases}
     state = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
-    if strategy._chief:
-        tensors.save_file({k: v.detach().contiguous() for k, v in state.items()}, str(path))
-    strategy._compare("checkpoint", [])
+    with _settled(strategy, f"{path} was not written"):
+        if strategy._chief:
+            path.parent.mkdir(exist_ok=True)
+            plain = {k: v.detach().contiguous() for k, v in state.items()}
+            tensors.save_file(plain, str(path), metadata={"format": "pt", **aliases})
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
@@ -163,10 +175,62 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    saved, found = _safetensors().load_file(str(path)), variables.owned(next(model.parameters()))
+    tensors, found = _safetensors(), variables.owned(next(model.parameters()))
+    own = Path(path) if found is None else place(found[0], path)
+    path = own if own.exists() else Path(path)
+    saved = tensors.load_file(str(path))
+    with tensors.safe_open(str(path), "pt") as file:
+        aliases = (file.metadata() or {}).items()
+    saved |= {alias: saved[name] for alias, name in aliases if name in saved}
     set_model_state_dict(model, saved, options=StateDictOptions(full_state_dict=True))
     if found is not None:
-        found[0]._loaded(Path(path), None)
+        found[0]._loaded(path, None)
+
+
+def place(strategy: Strategy, path: str | Path) -> Path:
+    """Where this process saves: ranks that do not save together must not write the same files.
+
+    Args:
+        strategy: of the model.
+        path: what the program says. It is rank 0's; rank r has ``rank-r/`` before the name.
+
+    >>> place(Strategy(), "run/epoch-3").as_posix()
+    'run/epoch-3'
+    """
+    path, rank = Path(path), int(os.environ.get("RANK", 0))
+    if strategy._chief_saves or strategy.num_replicas_in_sync > 1 or not rank:
+        return path
+    return path.parent / f"rank-{rank}" / path.name
+
+
+@contextmanager
+def _settled(strategy: Strategy, failed: str) -> Iterator[None]:
+    """Leave it together: what one replica could not do is an error of all.
+
+    Raises:
+        StrategyError: a replica has raised.
+    """
+    from torch.distributed.checkpoint import CheckpointException
+
+    error: Any = None
+    try:
+        yield
+    except CheckpointException as raised:  # on all ranks: whose error is it?
+        error = raised.failures.get(strategy._replica, [None])[0]
+    except Exception as raised:
+        error = raised
+    failures = strategy._failures("checkpoint", error)
+    if isinstance(error, StrategyError):
+        raise error
+    if failures:
+        raise StrategyError(f"{failed}: {'; '.join(failures)}") from error
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Each further name of a tensor that has several, such as a tied weight -> its first."""
+    first: dict[int, str] = {}
+    names = {k: first.setdefault(id(t), k) for k, t in model.state_dict(keep_vars=True).items()}
+    return {name: known for name, known in names.items() if name != known}
 
 
 def _state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
@@ -181,7 +245,7 @@ def _dcp() -> Any:
 
 
 def _alone(strategy: Strategy) -> bool:
-    return strategy._chief_saves or not dist.is_initialized()
+    return strategy._chief_saves or strategy.num_replicas_in_sync == 1
 
 
 @contextmanager

@@ -112,11 +112,15 @@ class ClusterCoordinator:
     gradients count once. If worker 0 dies, its function begins again: what it schedules has
     the same numbers, and gradients that the servers have are not counted again.
 
+    Buffers are not shared: a function that changes one of floating-point numbers, as batch
+    normalization does, is an error.
+
     Args:
         strategy: with ``mode="async"``.
 
     Raises:
-        StrategyError: another strategy, no servers, or no worker beside worker 0.
+        StrategyError: another strategy, one that has a coordinator, no servers, or no worker
+            beside worker 0.
 
     Example:
         >>> def train(strategy):
@@ -146,11 +150,17 @@ class ClusterCoordinator:
                 "ClusterCoordinator in a cluster with one worker, which coordinates: there is "
                 "none to run functions. Start dk.Cluster(workers=3, servers=1)."
             )
+        if strategy.coordinated:
+            raise StrategyError(
+                "A second ClusterCoordinator of the same strategy: its workers run what the first "
+                "one schedules until this run ends. Make one, and use it everywhere."
+            )
         self.strategy, strategy.coordinated = strategy, True
         if node.index:
             _serve(strategy, node)
         self._queue, self._node = FunctionQueue(), node
         self._payloads: dict[int, bytes] = {}
+        self._called: dict[int, str] = {}  # what the functions are called
         self._values: dict[int, RemoteValue] = {}
         self._datasets: list[PerWorkerDataset] = []
         self._names: dict[Worker, bytes] = {}  # of the connection of each worker's process
@@ -185,6 +195,7 @@ class ClusterCoordinator:
         payload = _pack((fn, tuple(args), dict(kwargs or {})), self.strategy)
         function = self._queue.schedule()
         self._payloads[function] = payload
+        self._called[function] = f"function {function}, {_name(fn, args)},"
         self._values[function] = value = RemoteValue(self, function)
         self._assign()
         return value
@@ -260,18 +271,29 @@ class ClusterCoordinator:
     def _finished(self, worker: Worker, function: int, payload: bytes) -> None:
         if not self._queue.finished(worker, function):
             return
-        value, error, where = pickle.loads(payload)
-        if error is not None:
-            error.__cause__ = StrategyError(where)
         del self._payloads[function]
+        value, error = self._result(payload, self._called.pop(function))
         self._values.pop(function)._settle(value, error)
         if error is not None and self._error is None:
             self._error = error
             self._cancel(f"function {function} raised {type(error).__name__}: {error}")
 
+    def _result(self, payload: bytes, called: str) -> tuple[Any, BaseException | None]:
+        """What a worker has sent: a value, or an error."""
+        try:
+            value, error, where = pickle.loads(payload)
+        except Exception as why:
+            return None, StrategyError(
+                f"The result of {called} cannot be unpickled on worker 0: {type(why).__name__}: "
+                f"{why}. Return tensors, numbers, or other plain values."
+            )
+        if error is not None:
+            error.__cause__ = StrategyError(where)
+        return value, error
+
     def _cancel(self, why: str) -> None:
         for function in self._queue.cancel():
-            del self._payloads[function]
+            del self._payloads[function], self._called[function]
             told = StrategyError(f"function {function} was cancelled: {why}")
             self._values.pop(function)._settle(None, told)
 
@@ -299,6 +321,7 @@ class ClusterCoordinator:
             _path(self._node).with_suffix(".over").touch()
             for name in self._names.values():
                 self._say(name, "over")
+            self.strategy.coordinated = False
             self._socket.close(linger=_AGAIN)
 
     def __reduce__(self) -> Any:
@@ -335,15 +358,16 @@ class _Serving:
             self._say("finished", function, result)
 
     def _run(self, function: int, floor: int, payload: bytes) -> bytes:
+        called = f"function {function}"
         try:
             fn, args, kwargs = self._unpack(payload)
+            called += f", {_name(fn, args)},"
             self._strategy.pull()
             with self._strategy.store.once(function, floor), mark(f"function {function}"):
-                result = fn(*args, **kwargs)
-            done: bytes = cloudpickle.dumps((result, None, ""))
-            return done
+                result = self._strategy.keeping_buffers(fn, *args, **kwargs)
+            return _packed(result, called)
         except Exception as error:
-            return _told(error, f"function {function} on worker {self._me.rank}")
+            return _told(error, f"{called} on worker {self._me.rank}")
 
     def _unpack(self, payload: bytes) -> Any:
         reader = pickle.Unpickler(io.BytesIO(payload))
@@ -385,7 +409,10 @@ class _Serving:
 
 
 def _serve(strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
-    _Serving(strategy, node).serve()
+    try:
+        _Serving(strategy, node).serve()
+    finally:
+        strategy.coordinated = False  # this run is over
 
 
 def _path(node: kvstore.Node) -> Path:
@@ -419,6 +446,33 @@ def _pack(it: Any, strategy: ParameterServerStrategy) -> bytes:
     file = io.BytesIO()
     _Pickler(file, strategy).dump(it)
     return file.getvalue()
+
+
+def _packed(result: Any, called: str) -> bytes:
+    """A function's result.
+
+    Raises:
+        StrategyError: it cannot be pickled.
+    """
+    try:
+        done: bytes = cloudpickle.dumps((result, None, ""))
+        return done
+    except Exception as why:
+        raise StrategyError(
+            f"The result of {called} a {type(result).__name__}, cannot be pickled: "
+            f"{type(why).__name__}: {why}. Return tensors, numbers, or other plain values."
+        ) from why
+
+
+def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:
+    """What a scheduled function is called: of ``strategy.run``, the replica function that it runs.
+
+    >>> _name(len, ()), _name(ParameterServerStrategy().run, (abs, (1,)))
+    ('len', 'abs')
+    """
+    if isinstance(getattr(fn, "__self__", None), ParameterServerStrategy) and args:
+        fn = args[0]
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _told(error: Exception, where: str) -> bytes:

@@ -68,6 +68,11 @@ class ReplicatedStrategy(Strategy):
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
         return [list(facts)] if self._alone else self._agreement.compare(call, facts)
 
+    def _failures(self, call: str, error: Exception | None) -> list[str]:
+        return (
+            super()._failures(call, error) if self._alone else self._agreement.failures(call, error)
+        )
+
     def _all_reduce(self, x: Tensor) -> None:
         if not self._alone:
             dist.all_reduce(x)

@@ -55,7 +55,8 @@ class CommunicationOptions:
 
     def __post_init__(self) -> None:
         CommunicationImplementation(self.implementation)
-        if self.bytes_per_pack < 0 or (self.timeout_seconds or 1) <= 0:
+        limit = 1 if self.timeout_seconds is None else self.timeout_seconds
+        if self.bytes_per_pack < 0 or not 0 < limit < float("inf"):
             raise ValueError(
                 "CommunicationOptions needs bytes_per_pack of at least 0 and a positive "
                 f"timeout_seconds; got {self.bytes_per_pack} and {self.timeout_seconds}."

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distkit import kvstore
@@ -26,7 +26,7 @@ from distkit.strategies.gradients import (
 )
 from distkit.strategies.mirrored import ReplicatedStrategy
 from distkit.strategies.partitioners import cuts
-from distkit.strategies.variables import Made
+from distkit.strategies.variables import Made, owned
 
 #: No array is cut by its size: the partitioner does it.
 _WHOLE = 1 << 62
@@ -102,11 +102,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._variables: list[Tensor] = []
         self._rule: Any = None
         self._optimized: set[int] | None = None
+        self._loads = 0  # so many checkpoints were loaded
         self.coordinated = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the variables: they belong to this process."""
-        own = ("_shards", "_variables", "_rule", "_optimized")
+        own = ("_shards", "_variables", "_rule", "_optimized", "_loads")
         return {k: v for k, v in super().__getstate__().items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -227,6 +228,25 @@ class ParameterServerStrategy(ReplicatedStrategy):
         priorities = [-n for n in range(len(shards))]
         self.store.pushpull(keys, [s.gradient for s in shards], values, priorities)
 
+    def keeping_buffers(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a scheduled function, which may not change a buffer: nobody would hear of it.
+
+        Raises:
+            StrategyError: it has.
+        """
+        buffers = [v for v in self._variables if not isinstance(v, nn.Parameter)]
+        before = [(b, b.clone()) for b in buffers if b.is_floating_point()]
+        result = fn(*args, **kwargs)
+        for buffer, was in before:
+            if not torch.allclose(buffer, was, rtol=0, atol=0, equal_nan=True):
+                raise StrategyError(
+                    f"A scheduled function changed {owned(buffer)[1]}, a buffer: under a "  # type: ignore[index]
+                    "ClusterCoordinator each worker would have its own, and the coordinator none. "
+                    "Put such layers into eval() mode, use nn.GroupNorm or nn.LayerNorm, or "
+                    "return the numbers from the function."
+                )
+        return result
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     def _state_here(self, optimizer: Optimizer | None) -> Optimizer | None:
@@ -239,14 +259,40 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     @torch.no_grad()
     def _loaded(self, folder: Path, optimizer: Optimizer | None) -> None:
-        if self._chief:
-            for s in self._shards:
-                self.store._assign(s.key, s.value)
-            if optimizer is not None:
-                self._load_states(folder / STATES, optimizer)
-        if not self.coordinated:
+        if self.mode == "sync":
+            if self._chief:
+                self._give(folder, optimizer)
             self.store.barrier()
-            self.pull()
+        else:
+            self._give_once(folder, optimizer)
+        self.pull()
+
+    def _give(self, folder: Path, optimizer: Optimizer | None) -> None:
+        """Put the values of a checkpoint, which are here, on the servers."""
+        for s in self._shards:
+            self.store._assign(s.key, s.value)
+        if optimizer is not None:
+            self._load_states(folder / STATES, optimizer)
+
+    def _give_once(self, folder: Path, optimizer: Optimizer | None) -> None:
+        """Worker 0 gives the values, and the others wait for them; a mark on the servers says so.
+
+        Who takes a dead worker's place later finds the mark, and does not wait. Nor does worker 0
+        give the values a second time: the steps that were made since would be lost.
+        """
+        mark, node = f"loaded {self._loads}", kvstore.here()
+        assert node is not None
+        self._loads += 1
+        first = self._chief and not node.life
+        if first:
+            self._give(folder, optimizer)
+        given = torch.full((1,), float(first))
+        self.store.broadcast([mark], [given], [given])
+        if self._chief and not given:  # the life before ended in between
+            self._give(folder, optimizer)
+            self.store._assign(mark, torch.ones(1))
+        while not given:
+            self.store.pull([mark], [given])
 
     def _load_states(self, file: Path, optimizer: Optimizer) -> None:
         self.store.load_optimizer_states(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import distkit as dk
+from distkit.errors import StrategyError
 from distkit.strategies.coordinator import ClusterCoordinator
 from distkit.strategies.parameter_server import ParameterServerStrategy
 from distkit.strategies.partitioners import FixedShardsPartitioner
@@ -138,6 +140,47 @@ def test_an_error_is_raised_once_and_the_rest_is_cancelled(cluster) -> None:
         6.0,
         [-1.0],
     )
+
+
+class Unreadable:
+    """It can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return int, ("seven",)
+
+
+def test_what_cannot_come_back_or_be_shared_is_an_error(cluster) -> None:
+    def train(strategy):
+        _, step = made(strategy)
+        with strategy.scope():
+            norm = nn.BatchNorm1d(2)
+        coordinator = ClusterCoordinator(strategy)
+
+        def told(fn, *args) -> str:
+            value = coordinator.schedule(fn, args)
+            with pytest.raises(StrategyError) as caught:
+                value.fetch()
+            with pytest.raises(StrategyError):
+                coordinator.join()
+            return str(caught.value)
+
+        def locks():
+            return threading.Lock()
+
+        def normalizes():
+            norm(torch.rand(3, 2))
+
+        with pytest.raises(StrategyError, match="second ClusterCoordinator"):
+            ClusterCoordinator(strategy)
+        said = [told(locks), told(Unreadable), told(strategy.run, normalizes)]
+        norm.eval()
+        coordinator.schedule(normalizes).fetch()
+        return said, coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),))).fetch()
+
+    (locks, unread, normalizes), after = cluster.run(train, ParameterServerStrategy()).results[0]
+    assert "The result of function 0, locks, a lock, cannot be pickled" in locks
+    assert "The result of function 1, Unreadable, cannot be unpickled on worker 0: Val" in unread
+    assert "changed BatchNorm1d.running_mean, a buffer" in normalizes and after == 6.0
 
 
 def test_each_worker_has_its_own_dataset(cluster) -> None:

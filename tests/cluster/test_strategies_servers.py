@@ -267,3 +267,38 @@ def test_the_coordinator_saves_and_loads(cluster, tmp_path) -> None:
     assert saved == [1 + 1.5 + 1.75 + 1.875]
     more = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "load").results[0]
     assert more == [saved[0] + 1.9375 + 1.96875]
+
+
+def loads_and_dies(strategy: Strategy, folder: str, who: str, flag: str) -> float:
+    """Steps of one worker, which dies after three of them; each adds 1 to a weight of 100."""
+    with strategy.scope():
+        model = nn.Linear(1, 1, bias=False).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (-model.weight.sum()).backward()
+        optimizer.step()
+
+    load(strategy, folder, model)
+    for n in range(5 if os.environ["RANK"] == who else 0):
+        strategy.run(step)
+        if n == 2:
+            dies_once(flag)
+    return model.weight.item()
+
+
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_a_replaced_worker_does_not_wait_for_a_checkpoint_again(cluster, tmp_path, who) -> None:
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 100.0)
+    save(Strategy(), tmp_path / "saved", model)
+    with pytest.warns(dk.CommunicationWarning, match=f"worker {who} ended .* was replaced at once"):
+        run = cluster.run(
+            loads_and_dies,
+            ParameterServerStrategy(),
+            str(tmp_path / "saved"),
+            who,
+            str(tmp_path / "died"),
+        )
+    assert run.results[int(who)] == 100 + 3 + 5

@@ -427,6 +427,9 @@ def test_what_this_machine_has_not() -> None:
         TPUStrategy()
     with pytest.raises(ValueError, match="positive timeout_seconds"):
         CommunicationOptions(timeout_seconds=-1)
+    for limit in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="positive"):
+            CommunicationOptions(timeout_seconds=limit)
 
     def nccl() -> str:
         strategy = MultiWorkerMirroredStrategy(CommunicationOptions(implementation="NCCL"))

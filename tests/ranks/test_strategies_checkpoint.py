@@ -6,16 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from distkit import run_ranks
-from distkit.errors import RankError
+from distkit.errors import RankError, StrategyError
+from distkit.events import Op
 from distkit.strategies import (
     CentralStorageStrategy,
+    Checkpoint,
     FullyShardedStrategy,
     MirroredStrategy,
+    Model,
+    OneDeviceStrategy,
     Strategy,
     load,
     load_weights,
@@ -119,3 +124,85 @@ def with_buffers(strategy: Strategy, folder: Path) -> list[float]:
 
 def test_a_buffer_that_is_not_persistent_is_not_saved(tmp_path: Path) -> None:
     assert run_ranks(with_buffers, 2, MirroredStrategy(), tmp_path).results == [[7.0, 7.0]] * 2
+
+
+def cannot_write(strategy: Strategy, file: Path) -> list[str]:
+    """What is said where a folder should be, and is a file."""
+    with strategy.scope():
+        model = nn.Linear(2, 2)
+    said = []
+    for write in (
+        lambda: save(strategy, file / "checkpoint", model),
+        lambda: save_weights(strategy, file / "weights.safetensors", model),
+    ):
+        with pytest.raises(StrategyError) as caught:
+            write()
+        said.append(str(caught.value))
+    strategy.reduce("sum", torch.ones(1))  # it can be used again
+    return said
+
+
+@pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
+def test_what_the_chief_cannot_write_is_an_error_on_all_ranks(tmp_path: Path, kind) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for said in run_ranks(cannot_write, 2, kind(), file).results:
+        assert "The checkpoint in" in said[0] and "was not saved: replica 0: " in said[0]
+        assert "weights.safetensors was not written: replica 0: " in said[1]
+        assert all("Error" in s and "Traceback" not in s for s in said)
+
+
+class Tied(nn.Module):
+    """Its last layer has the weights of its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(7, 3), nn.Linear(3, 7)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x))
+
+
+def tied(strategy: Strategy, file: Path, wanted: str) -> Tensor:
+    torch.manual_seed(3 if wanted == "save" else 4)
+    with strategy.scope():
+        model = Tied()
+    if wanted == "save":
+        save_weights(strategy, file, model)
+    else:
+        load_weights(file, model)
+    assert model.out.weight is model.words.weight
+    return strategy.run(model, args=(torch.arange(7),))
+
+
+@pytest.mark.parametrize("kind", [MirroredStrategy, FullyShardedStrategy])
+def test_a_tied_weight_is_saved_once_and_stays_tied(tmp_path: Path, kind) -> None:
+    file = tmp_path / "weights.safetensors"
+    saved = run_ranks(tied, 2, kind(), file, "save").results[0]
+    torch.testing.assert_close(tied(Strategy(), file, "load"), saved)
+    for found in run_ranks(tied, 2, kind(), file, "load").results:
+        torch.testing.assert_close(found, saved)
+
+
+def each_alone(strategy: Strategy, folder: Path, epochs: int):
+    """The epochs that were made here, and the weight; rank 1 makes one more, with other weights."""
+    with strategy.scope():
+        model = Model(net := nn.Linear(1, 1, bias=False), torch.optim.SGD(net.parameters(), 0.0))
+        model.metrics, model.loss = {}, nn.functional.mse_loss
+        nn.init.constant_(net.weight, dist.get_rank())
+    data = torch.ones(4, 1), torch.ones(4, 1)
+    more = epochs + dist.get_rank()
+    history = model.fit(data, epochs=more, callbacks=[Checkpoint(folder)], verbose=False)
+    save_weights(strategy, folder / "weights.safetensors", net)
+    nn.init.constant_(net.weight, 9.0)
+    load_weights(folder / "weights.safetensors", net)
+    return len(history["loss"]), net.weight.item()
+
+
+def test_ranks_that_train_alone_save_alone(tmp_path: Path) -> None:
+    for epochs, made in ((2, [(2, 0.0), (3, 1.0)]), (4, [(2, 0.0), (2, 1.0)])):
+        run = run_ranks(each_alone, 2, OneDeviceStrategy(), tmp_path, epochs)
+        assert run.results == made
+        assert {span.op for span in run.trace.spans} == {Op.MARK}  # nobody waits for another
+    assert len([*tmp_path.glob("rank-1/epoch-*/.metadata")]) == 5
