@@ -253,8 +253,8 @@ def fitted(strategy: Any) -> float:
     seen, held_out = order[:1437], order[1437:]
     with strategy.scope():
         net = dk.demos.model().double()
-        model = Model(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        model = Model(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
     given = images[seen].double(), labels[seen]
-    model.fit(given, global_batch=64, epochs=12, verbose=False)
+    model.fit(given, global_batch=32, epochs=30, verbose=False)
     rest = images[held_out].double(), labels[held_out]
     return model.evaluate(rest, global_batch=64)["accuracy"]
