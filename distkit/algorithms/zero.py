@@ -15,6 +15,7 @@ half as much again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from distkit.algorithms.contract import Group, all_gather_single, reduce_scatter_single
+from distkit.errors import TrainingError
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -37,7 +39,8 @@ class Zero:
     unit: one flat vector, of which rank r keeps the r-th part. So is each child of a ModuleList.
 
     Every rank must use the same units in the same order, as their messages have no names: ranks
-    that skip different layers would mix the layers' gradients, or wait for each other.
+    that skip different layers would mix the layers' gradients, or wait for each other. So they
+    compare what they are about to send before they send it, in an all-reduce of R numbers.
 
     Args:
         model: the same weights on every rank.
@@ -46,9 +49,12 @@ class Zero:
         stage: 0 shards nothing, as DDP; 1 the optimizer's states; 2 also gradients; 3 also
             parameters.
         group: the process group; None is the world.
+        check: compare; False sends only what the paper does, and trusts the ranks.
 
     Raises:
         ValueError: There is no such stage, or two units share a parameter.
+        TrainingError: Ranks use different units; on all of them, in ``forward``, ``backward`` or
+            :meth:`step`.
 
     Source:
         Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
@@ -67,12 +73,21 @@ class Zero:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Factory, *, stage: int = 3, group: Group = None
+        self,
+        model: nn.Module,
+        optimizer: Factory,
+        *,
+        stage: int = 3,
+        group: Group = None,
+        check: bool = True,
     ) -> None:
         if stage not in range(4):
             raise ValueError(f"ZeRO has stages 0 (none) to 3, not {stage}")
+        found = [*_units(model)]
+        self._agree = _Agreement([name for name, *_ in found], group, check)
         self.units = [
-            _Unit(module, parameters, stage, group) for module, parameters in _units(model)
+            _Unit(name, module, parameters, stage, group, self._agree)
+            for name, module, parameters in found
         ]
         self.optimizer = optimizer([unit.part for unit in self.units])
 
@@ -80,25 +95,65 @@ class Zero:
         """Update this rank's parts, and share them."""
         for unit in reversed(self.units):
             unit.reduce_gradients()  # of parameters that the loss did not reach
+        self._agree("step()", self.units[0].part.device)
         self.optimizer.step()
         for unit in self.units:
             unit.share()
+
+
+class _Agreement:
+    """Compares what the ranks of a group are about to send.
+
+    Args:
+        units: their names, the same on every rank.
+        group: the process group.
+        check: False to compare nothing.
+    """
+
+    def __init__(self, units: list[str], group: Group, check: bool) -> None:
+        self._known = ["step()", *(f"{call} of {u!r}" for u in units for call in _CALLS)]
+        self._group, self._check = group, check
+
+    def __call__(self, mine: str, device: torch.device) -> None:
+        if not self._check:
+            return
+        table = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64, device=device)
+        table[dist.get_rank(self._group)] = self._known.index(mine)
+        dist.all_reduce(table, group=self._group)
+        if len({*table.tolist()}) > 1:
+            said = ", ".join(f"rank {r}: {self._known[n]}" for r, n in enumerate(table.tolist()))
+            raise TrainingError(
+                f"the ranks of Zero are in different layers ({said}): their messages would mix. "
+                "Use the same layers in the same order on every rank; let the loss of a rank that "
+                "does without a layer contain its output times 0."
+            )
+
+
+_CALLS = GATHER, REDUCE = "the gather", "the gradients"
 
 
 class _Unit:
     """The parameters of a module in one vector: w is whole, ``part`` is what this rank keeps."""
 
     def __init__(
-        self, module: nn.Module, parameters: list[nn.Parameter], stage: int, group: Group
+        self,
+        name: str,
+        module: nn.Module,
+        parameters: list[nn.Parameter],
+        stage: int,
+        group: Group,
+        agree: _Agreement,
     ) -> None:
+        self.name, self._agree = name, agree
         self.parameters, self.stage, self.group = parameters, stage, group
         self.shapes = [p.shape for p in parameters]
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.w = self._flat([p.detach() for p in parameters])
         self.part = nn.Parameter(self._mine(self.w).clone() if stage == 3 else self._mine(self.w))
         self._show()
+        unit = weakref.proxy(self)  # the garbage collector does not see circles through these hooks
         for p in parameters:
-            p.register_post_accumulate_grad_hook(self._count)
+            p.register_post_accumulate_grad_hook(lambda p: unit._count(p))
         if stage == 3:
             module.register_forward_pre_hook(self.gather)
             module.register_forward_hook(self._after_forward)
@@ -116,6 +171,7 @@ class _Unit:
     def gather(self, *_: Any) -> None:
         """Stage 3, before forward and before backward: every rank gets w."""
         if not self.w.untyped_storage().size():
+            self._agree(f"{GATHER} of {self.name!r}", self.w.device)
             self.w.untyped_storage().resize_(self.w.nbytes)
             all_gather_single(self.w, self.part.detach(), group=self.group)
             self._show()
@@ -141,6 +197,7 @@ class _Unit:
         """Average gradients over the ranks; from stage 2 on each rank gets those of its part."""
         if not any(p.grad is not None for p in self.parameters):
             return
+        self._agree(f"{REDUCE} of {self.name!r}", self.w.device)
         g = self._flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
         if self.stage < 2:
             dist.all_reduce(g, group=self.group)
@@ -174,8 +231,8 @@ class _Unit:
         return nn.functional.pad(flat, (0, -len(flat) % self.ranks))
 
 
-def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Each child's parameters, and those of the model itself."""
+def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter]]]:
+    """The name and the parameters of each child, and those of the model itself."""
     seen: dict[nn.Parameter, str] = {}
     holders = list(_holders(model))
     children = [
@@ -194,7 +251,7 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
             )
         seen.update(dict.fromkeys(found, name))
         if found:
-            yield module, found
+            yield name, module, found
 
 
 def _holders(module: nn.Module, before: str = "") -> Iterator[tuple[str, nn.Module]]:
