@@ -14,6 +14,7 @@ from distkit import events
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.cluster.notebook import place
+from distkit.cluster.runs.run import Run
 from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import DeadlockError, RankError, RunError
 from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, name_of
@@ -63,12 +64,7 @@ class OnRanks:
     def __call__(self, mine: Answer) -> Iterator[Point]:
         """Run an answer; every rank calls it."""
         for n in WORLDS:
-            try:
-                run = run_ranks(_named(mine), n, self.call, mine, LENGTHS)
-            except RunError as error:
-                if isinstance(error, RankError) and "NotImplementedError" in str(error):
-                    raise NotAttempted from None
-                raise Mistake(f"on {_ranks(n)}:\n{_said(error, mine)}") from error
+            run = tried(trial, mine, n, self.call, mine, LENGTHS)
             if theirs := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
                 calls = ", ".join(f"dist.{op}" for op in theirs)
                 raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
@@ -76,7 +72,7 @@ class OnRanks:
                 attempted = n == 1 or self._touched(n, run.results, run.trace)
                 raise Mistake(wrong) if attempted else NotAttempted
         yield Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
-        yield from self._compared(run_ranks(_named(mine), N, self.call, mine, (LENGTH,)).trace)
+        yield from self._compared(tried(trial, mine, N, self.call, mine, (LENGTH,)).trace)
 
     def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
         """The first difference from what a rank should hold, in words; "" if there is none."""
@@ -125,11 +121,21 @@ def _point(what: str, got: int, optimum: int, title: str) -> Point:
     return Point(good, f"{got:,} {what}" + ("" if good else f"; {title} needs {optimum:,}"))
 
 
-def _named(mine: Answer) -> Callable[..., list[Outcome]]:
-    """The trial under the answer's name, which errors then say."""
-    run = partial(trial)
-    run.__name__ = name_of(mine)  # type: ignore[attr-defined]
-    return run
+def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Run:
+    """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
+
+    Raises:
+        NotAttempted: it is a stub.
+        Mistake: the run failed.
+    """
+    named = partial(program, *arguments)
+    named.__name__ = name_of(mine)  # type: ignore[attr-defined]
+    try:
+        return run_ranks(named, n)
+    except RunError as error:
+        if isinstance(error, RankError) and "NotImplementedError" in str(error):
+            raise NotAttempted from None
+        raise Mistake(f"on {_ranks(n)}:\n{_said(error, mine)}") from error
 
 
 def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:

@@ -202,3 +202,63 @@ def test_the_desks_list_what_there_is() -> None:
     with pytest.raises(AttributeError, match=r"no exercise 'ring'. There are: broadcast"):
         _ = dk.check.ring
     assert dk.solution.broadcast()._repr_markdown_().startswith("```python\nimport")
+
+
+# -- the mean over unequal shards --------------------------------------------------------
+
+
+def of_means(losses: torch.Tensor) -> torch.Tensor:
+    mean = losses.mean()
+    dist.all_reduce(mean)
+    return mean / dist.get_world_size()
+
+
+def by_ranks(losses: torch.Tensor) -> float:
+    dist.all_reduce(total := losses.sum())
+    return total.item() / dist.get_world_size()
+
+
+def by_own_count(losses: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(total := losses.sum())
+    return total / len(losses)
+
+
+def weighted_means(losses: torch.Tensor) -> torch.Tensor:
+    both = torch.stack([losses.mean() * len(losses), torch.tensor(len(losses))])
+    dist.all_reduce(both)
+    return both[0] / both[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (of_means, "1, 2 and 6 examples: 21 is the mean of the ranks' means"),
+        (by_ranks, "82 is the sum divided by the number of ranks; 27.33 would be right"),
+        (by_own_count, "each rank divides the sum by its own number of examples"),
+        (weighted_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no examples"),
+        (lambda losses: losses.mean(), "each rank returns the mean of its own examples"),
+        (lambda losses: losses, "rank 1 returns a value of type Tensor"),
+    ],
+)
+def test_means_of_means_are_told_by_what_they_give(wrong: Any, says: str) -> None:
+    verdict = dk.check.mean_loss(wrong)
+    assert verdict.status == "not right yet" and says in repr(verdict)
+
+
+def two_calls(losses: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(total := losses.sum())
+    dist.all_reduce(number := torch.tensor(len(losses)))
+    return total / number
+
+
+def test_the_mean_in_one_call_and_in_two() -> None:
+    verdict = dk.check.mean_loss(answer("mean_loss"))
+    assert verdict and verdict.points[-1].text == "1 communication of a rank"
+    verdict = dk.check.mean_loss(two_calls)
+    assert verdict.status == "right, but not the best"
+    assert "✗ 2 communications of a rank; one all-reduce of the sum" in repr(verdict)
+
+
+@pytest.mark.parametrize("nothing", [empty, stub])
+def test_a_stub_of_a_mean_is_no_attempt(nothing: Any) -> None:
+    check_is_no_attempt("mean_loss", nothing)
