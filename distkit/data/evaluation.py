@@ -58,22 +58,31 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     table = torch.tensor(sums, dtype=torch.float64, device=_device(model))  # others' rows are 0
     if replicas > 1:
         dist.all_reduce(table)
-    total, samples = table.reshape(-1, 2).sum(0).tolist()
+    summed, samples = table.reshape(-1, 2).sum(0).tolist()
     if not samples:
         raise ValueError("There are no samples to evaluate the model on.")
-    return float(total / samples)
+    return float(summed / samples)
 
 
 def _score(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, int]:
     """The sum of a metric over some samples, and their number."""
     inputs, targets = (part.to(_device(model)) for part in samples)
-    found = metric(model(inputs), targets)
+    return total(metric, model(inputs), targets).item(), len(targets)
+
+
+def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of a metric over some samples.
+
+    Raises:
+        ValueError: the metric gives one number for several samples.
+    """
+    found = metric(outputs, targets)
     if found.shape[:1] != targets.shape[:1]:
         raise ValueError(
             f"The metric returned shape {tuple(found.shape)} for {len(targets)} samples. Return a "
             "number for each sample, such as cross_entropy(..., reduction='none')."
         )
-    return found.double().sum().item(), len(targets)
+    return found.double().sum()
 
 
 def _device(model: nn.Module) -> torch.device:

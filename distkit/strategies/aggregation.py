@@ -57,8 +57,11 @@ def aggregate(strategy: Strategy, x: Tensor, how: VariableAggregation) -> Tensor
     if how is VariableAggregation.ONLY_FIRST_REPLICA and strategy._replica:
         x = torch.zeros_like(x)
     strategy._compare("all_reduce", x.shape)
-    total = all_reduce(strategy, x.detach())
-    return total / strategy.num_replicas_in_sync if how is VariableAggregation.MEAN else total
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    total = all_reduce(strategy, x.detach().float() if half else x.detach())
+    if how is VariableAggregation.MEAN:
+        total = total / strategy.num_replicas_in_sync
+    return total.to(x.dtype) if half else total
 
 
 class Variable(nn.Module):
@@ -71,6 +74,9 @@ class Variable(nn.Module):
         value: the first value.
         synchronization: when the copies become one.
         aggregation: how.
+
+    Raises:
+        StrategyError: a mean of whole numbers.
 
     Source:
         TensorFlow, ``tf.Variable`` under ``tf.distribute``.
@@ -95,6 +101,11 @@ class Variable(nn.Module):
         self.synchronization = VariableSynchronization(synchronization)
         self.aggregation = VariableAggregation(aggregation)
         first = torch.as_tensor(value, device=self.strategy.device).detach().clone()
+        if self.aggregation is VariableAggregation.MEAN and _counts(first):
+            raise StrategyError(
+                f"A variable of {first.dtype} with aggregation MEAN: a mean of whole numbers need "
+                "not be one. Make it of floating-point numbers, or use SUM or ONLY_FIRST_REPLICA."
+            )
         self.register_buffer("value", first)
 
     def assign(self, value: Any) -> None:
@@ -133,10 +144,22 @@ class Variable(nn.Module):
         x = torch.as_tensor(given, dtype=self.value.dtype, device=self.value.device)
         if context.replica() is None:  # all replicas give the same
             divided = self._own_copies and self.aggregation is VariableAggregation.SUM
-            return x / self.strategy.num_replicas_in_sync if divided else x
+            return self._share(x) if divided else x
         if self._own_copies or self.strategy.num_replicas_in_sync == 1:
             return x
         return aggregate(self.strategy, x, self.aggregation).to(x.dtype)
+
+    def _share(self, whole: Tensor) -> Tensor:
+        """This replica's part: the parts add up to the whole, also in whole numbers."""
+        replicas = self.strategy.num_replicas_in_sync
+        if _counts(whole):
+            return whole // replicas + (whole % replicas > self.strategy._replica)
+        return whole / replicas
+
+
+def _counts(x: Tensor) -> bool:
+    """True for whole numbers."""
+    return not (x.is_floating_point() or x.is_complex())
 
 
 @torch.no_grad()
@@ -154,7 +177,8 @@ def aggregated_buffers(strategy: Strategy, model: nn.Module) -> dict[str, Tensor
 
 
 def _one(strategy: Strategy, tensor: Tensor, how: VariableAggregation) -> Tensor:
-    shown = strategy._compare("buffers", [zlib.crc32(tensor.cpu().numpy().tobytes())])
+    content = tensor.cpu().reshape(-1).contiguous().view(torch.uint8)  # numpy has no bfloat16
+    shown = strategy._compare("buffers", [zlib.crc32(content.numpy().tobytes())])
     if how is not VariableAggregation.SUM and shown.count(shown[0]) == len(shown):
         return tensor.clone()
     return aggregate(strategy, tensor, how)

@@ -159,11 +159,13 @@ class ReplicaContext:
         check_shapes("all_reduce", self.strategy._compare("all_reduce", x.shape))
         return all_reduce(self.strategy, x)
 
-    def mean_loss(self, loss: Tensor) -> Tensor:
+    def mean_loss(self, loss: Tensor | float) -> Tensor:
         """The loss of the whole batch, for an optimizer that looks at it."""
         from distkit.strategies.variables import ReduceOp, remember_rows
 
         op = ReduceOp.SUM if self.summed else ReduceOp.MEAN
+        if not isinstance(loss, Tensor):
+            loss = torch.tensor(loss, dtype=torch.float64)
         return self.strategy._reduce("reduce", op, remember_rows(loss.detach(), self.rows))
 
     def merge_call(

@@ -106,7 +106,8 @@ class MirroredStrategy(ReplicatedStrategy):
 
     Args:
         devices: the device of each rank, in their order, such as ["cuda:0", "cuda:1"]; None for
-            that of its process group. An absent one is left out, with a warning.
+            that of its process group. An absent one is left out, with a warning. With fewer
+            devices than ranks, ranks share them in turn, with a warning.
         cross_device_ops: how gradients are summed: "native" (the backend's own all-reduce),
             "hierarchical", "reduce_to_one" or TensorFlow's names for them, another name of
             :data:`~distkit.algorithms.catalogue.ALL_REDUCES`, "auto", "shared_memory", or a
@@ -144,6 +145,11 @@ class MirroredStrategy(ReplicatedStrategy):
             return _group_device()
         return self._devices[self._replica % len(self._devices)]
 
+    def _created(self, made: Sequence[Made]) -> None:
+        if self._chief and self._devices is not None:
+            _warn_of_shared(self._devices, self.num_replicas_in_sync)
+        super()._created(made)
+
     def _sum(self, x: Tensor) -> None:
         """Sum gradients over the replicas, in place."""
         self._cross_device(x)
@@ -179,6 +185,18 @@ def _chosen(devices: Sequence[torch.device | str]) -> list[torch.device]:
     if absent:
         warnings.warn(f"Not present, and left out: {absent}. There are: {present()}.", stacklevel=3)
     return here
+
+
+def _warn_of_shared(devices: Sequence[torch.device], replicas: int) -> None:
+    """Say which replicas have one device together: a replica is a rank, however many are chosen."""
+    users = {d: [*range(replicas)][n :: len(devices)] for n, d in enumerate(devices)}
+    shared = [f"replicas {', '.join(map(str, r))} share {d}" for d, r in users.items() if r[1:]]
+    if shared:
+        warnings.warn(
+            f"There are {replicas} replicas, which are the ranks, and fewer devices: "
+            f"{'; '.join(shared)}. Choose a device for each rank, or start fewer ranks.",
+            stacklevel=2,
+        )
 
 
 def _algorithm(name: str | Callable[..., Any]) -> Callable[..., Any]:

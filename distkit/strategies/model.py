@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from distkit.data.evaluation import Metric, correct, total
 from distkit.errors import StrategyError
 from distkit.recording.progress import progress
 from distkit.strategies import aggregation, checkpoint
 from distkit.strategies.callbacks import Callback, Logs
 from distkit.strategies.context import get_strategy
-
-#: Outputs and targets -> the value of each row, shape (B,).
-Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -28,7 +26,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([1., 0.])
     """
-    return (outputs.argmax(1) == targets).float()
+    return correct(outputs, targets).float()
 
 
 class Model:
@@ -42,6 +40,10 @@ class Model:
         optimizer: of its parameters; None for a model that is not trained.
         loss: the mean loss of outputs and targets.
         metrics: values per row, by name; their mean is a result.
+
+    Raises:
+        StrategyError: when it trains or evaluates: a loss per row.
+        ValueError: likewise: a metric that is no value per row.
 
     Source:
         Keras, ``Model.fit``.
@@ -132,6 +134,9 @@ class Model:
     def evaluate(self, data: Any, *, global_batch: int = 32) -> Logs:
         """The loss and the metrics, with each row counted once; the same on any number of replicas.
 
+        Under asynchronous parameter servers each worker is one replica: it evaluates all rows, with
+        the values that it has.
+
         Args:
             data: inputs and targets.
             global_batch: rows of all replicas in a step.
@@ -192,21 +197,30 @@ class Model:
     def _train_step(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
         outputs = self.module(x)
-        loss = self.loss(outputs, y)
+        loss = self._mean_loss(outputs, y)
         loss.backward()
         self.optimizer.step()
         return self._sums(outputs, y, loss)
 
     def _test_step(self, x: Tensor, y: Tensor) -> Tensor:
         outputs = self.module(x)
-        return self._sums(outputs, y, self.loss(outputs, y))
+        return self._sums(outputs, y, self._mean_loss(outputs, y))
+
+    def _mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        loss = self.loss(outputs, y)
+        if loss.dim():
+            raise StrategyError(
+                f"The loss of Model(...) has shape {tuple(loss.shape)}, but is to be the mean over "
+                'the rows. Leave out reduction="none".'
+            )
+        return loss
 
     def _sums(self, outputs: Tensor, y: Tensor, loss: Tensor) -> Tensor:
         """The number of rows, and the sums over them of the loss and of each metric."""
         if not len(y):
             return self._no_sums()
         found = outputs.detach()
-        values = [metric(found, y).double().sum() for metric in self.metrics.values()]
+        values = [total(metric, found, y) for metric in self.metrics.values()]
         rows = torch.tensor(float(len(y)), dtype=torch.float64, device=found.device)
         return torch.stack([rows, loss.detach().double() * len(y), *values])
 
@@ -215,9 +229,9 @@ class Model:
         return torch.zeros(size, dtype=torch.float64, device=self.strategy.device)
 
     def _results(self, sums: Tensor) -> Logs:
-        rows, *totals = self.strategy.reduce("sum", sums).tolist()
+        rows, *found = self.strategy.reduce("sum", sums).tolist()
         names = ["loss", *self.metrics]
-        return {name: total / max(rows, 1) for name, total in zip(names, totals, strict=True)}
+        return {name: summed / max(rows, 1) for name, summed in zip(names, found, strict=True)}
 
     # -- around them -------------------------------------------------------------------------
 

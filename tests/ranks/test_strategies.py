@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import socket
+import warnings
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ def test_a_batch_smaller_than_the_replicas_counts_only_its_rows() -> None:
     same_as_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
 
 
-def test_an_optimizer_with_a_closure() -> None:
+@pytest.mark.parametrize("returns", [lambda loss: loss, Tensor.item])
+def test_an_optimizer_with_a_closure(returns) -> None:
     def lbfgs(strategy: Strategy):
         torch.manual_seed(0)
         with strategy.scope():
@@ -108,11 +110,11 @@ def test_an_optimizer_with_a_closure() -> None:
             optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
 
         def step(x: Tensor, y: Tensor) -> None:
-            def closure() -> Tensor:
+            def closure() -> Tensor | float:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x), y)
                 loss.backward()
-                return loss
+                return returns(loss)
 
             optimizer.step(closure)
 
@@ -356,6 +358,19 @@ def test_strategies_do_not_nest() -> None:
     with pytest.raises(StrategyError, match="inside a replica function"):
         outer.run(lambda: outer.reduce("sum", 1))
     assert not in_cross_replica_context()
+
+
+def test_ranks_that_share_a_device_are_told_so() -> None:
+    def told(strategy: Strategy) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with strategy.scope():
+                nn.Linear(1, 1)
+        return [str(w.message) for w in caught]
+
+    (said,), *others = run_ranks(told, 3, MirroredStrategy(["cpu", "cpu:0"])).results
+    assert "There are 3 replicas" in said and "replicas 0, 2 share cpu." in said
+    assert others == [[], []]
 
 
 def test_devices_and_algorithms_that_are_absent() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from distkit import data, run_ranks
 from distkit.errors import StrategyError
@@ -196,6 +198,15 @@ def test_summaries_are_the_chiefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     model.fit(**fit)
     assert written == [str(tmp_path), ("loss", 0), ("accuracy", 0), "closed"]
+
+
+def test_a_mean_where_rows_are_due_and_rows_where_a_mean_is_due() -> None:
+    per_row = Model(network(), loss=partial(F.cross_entropy, reduction="none"))
+    with pytest.raises(StrategyError, match=r"shape \(4,\), but is to be the mean"):
+        per_row.evaluate(digits(slice(4)))
+    mean = Model(network(), metrics={"error": F.cross_entropy})
+    with pytest.raises(ValueError, match=r"returned shape \(\) for 4 samples"):
+        mean.evaluate(digits(slice(4)))
 
 
 def test_a_model_without_an_optimizer() -> None:

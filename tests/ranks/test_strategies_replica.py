@@ -206,6 +206,29 @@ def test_variables_become_one_when_they_are_written_or_read() -> None:
         assert outside == [9.0, 1.5, 1, 3.5]
 
 
+def test_whole_numbers_and_short_ones() -> None:
+    def change(strategy: Strategy):
+        with strategy.scope():
+            count = Variable(0, synchronization="ON_READ", aggregation="SUM")
+            model = nn.Module()
+            model.register_buffer("short", torch.zeros(2, dtype=torch.float16))
+            model.register_buffer("brief", torch.zeros(2, dtype=torch.bfloat16))
+        count.assign(7)
+        count.assign_sub(2)
+        for buffer in model.buffers():
+            buffer.fill_(60000.0).add_(dist.get_rank() * 32)  # their sum is no float16
+        found = state_dict(strategy, model)
+        with pytest.raises(StrategyError, match="mean of whole numbers"), strategy.scope():
+            Variable(0, aggregation="MEAN")
+        with strategy.scope():
+            return count.read_value(), count.value.item(), found
+
+    (total, mine, found), (same, other, _) = run_ranks(change, 2, MirroredStrategy()).results
+    assert total == same == 5 and total.dtype == torch.int64 and mine + other == 5
+    assert found["short"].tolist() == [60032.0, 60032.0]  # spaced by 32, ties to even
+    assert found["brief"].dtype == torch.bfloat16 and found["brief"].tolist() == [59904.0] * 2
+
+
 def test_a_variable_without_aggregation() -> None:
     def write(strategy: Strategy) -> str:
         with strategy.scope():
