@@ -119,6 +119,32 @@ def never_waited() -> None:
     dist.barrier()
 
 
+def criss_cross() -> None:
+    """Two stages of a pipeline send past each other: the next activation, and a gradient."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1)  # the activation of micro-batch 0
+        dist.send(x, dst=1)  # that of micro-batch 1
+        dist.recv(x, src=1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0)
+        dist.send(x, dst=0)  # the gradient of micro-batch 0
+        dist.recv(x, src=0)
+
+
+def early_receive() -> None:
+    """Interleaved 1F1B, stages 0 and 2 on rank 0: it receives for stage 2 before stage 0 sends."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1)  # stage 0, micro-batch 0
+        dist.recv(x, src=1)  # for stage 2, micro-batch 0: too early
+        dist.send(x, dst=1)  # stage 0, micro-batch 1
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0)  # stage 1 takes both micro-batches before it sends one on
+        dist.recv(x, src=0)
+        dist.send(x, dst=0)
+
+
 def missing_key() -> None:
     """Rank 0 sets one key, and the others wait for a different one."""
     store = dist.distributed_c10d._get_default_store()
@@ -302,6 +328,8 @@ _CASES = [
     Case(wrong_shape, Kind.WRONG_TENSOR, (0, 1), "fails"),
     Case(early_read, Kind.BUFFER_IN_USE, (1,), "finishes"),
     Case(never_waited, Kind.NOT_WAITED, (0,), "finishes"),
+    Case(criss_cross, Kind.CYCLE, (0, 1), ranks=2),
+    Case(early_receive, Kind.RECV_CYCLE, (0, 1), ranks=2),
     Case(missing_key, Kind.MISSING_KEY, (0,), "hangs"),
     Case(different_collective, Kind.DIFFERENT_COLLECTIVE, (0,)),
     Case(another_order, Kind.ANOTHER_ORDER, (0,), "finishes"),
