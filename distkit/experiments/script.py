@@ -12,7 +12,7 @@ import builtins
 import dis
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -96,9 +96,9 @@ class Module:
 
     @cached_property
     def body(self) -> list[ast.stmt]:
-        """The statements at the top."""
+        """The statements at the top, but for what only a file that is run itself does."""
         try:
-            return ast.parse(self.source).body
+            return [node for node in ast.parse(self.source).body if not _is_main(node)]
         except SyntaxError as error:
             raise DistkitError(f"{self.path}, line {error.lineno}: {error.msg}.") from error
 
@@ -106,9 +106,12 @@ class Module:
     def defined(self) -> dict[str, list[int]]:
         """The numbers of the statements that define or change what each name stands for."""
         found: dict[str, list[int]] = {}
+        imported = set[str]()
         for number, node in enumerate(self.body):
-            for name in {*_names(node)}:
+            changed = {name for name in _called(node) if name in found} - imported
+            for name in {*_names(node), *_set(node)} | changed:
                 found.setdefault(name, []).append(number)
+            imported.update(_names(node) if isinstance(node, _IMPORTS) else ())
         return found
 
     def statement(self, name: str) -> ast.stmt | None:
@@ -128,7 +131,8 @@ class Module:
         return numbers[max(fresh, default=0) :]
 
 
-_FRESH = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_FRESH = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *_IMPORTS)
 #: What has variables of its own.
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -146,10 +150,48 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield from _names(child)
 
 
+def _called(node: ast.AST) -> Iterator[str]:
+    """The names that a statement may change by calls whose results nobody uses.
+
+    They are ``a`` in ``a.b[c].append(1)`` and in ``zeros_(a.b)``, and in a loop over ``a`` whose
+    body does so with its items.
+    """
+    if isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
+        if isinstance(call.func, ast.Attribute):
+            yield from _root(call.func)
+        if ast.unparse(call.func).endswith("_") and call.args:
+            yield from _root(call.args[0])
+    if isinstance(node, ast.For) and {*_names(node.target)} & {*_each(node.body, _called)}:
+        yield from (n.id for n in ast.walk(node.iter) if isinstance(n, ast.Name))
+    if not isinstance(node, (*_FRESH, *_SCOPES)):
+        yield from _each(ast.iter_child_nodes(node), _called)
+
+
+def _set(node: ast.stmt) -> Iterator[str]:
+    """The modules with a setting that a statement makes, as ``torch.manual_seed(0)``."""
+    if isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
+        if isinstance(call.func, ast.Attribute) and _SETTING.search(call.func.attr):
+            yield from _root(call.func)
+
+
+#: Calls of modules that change what comes after them.
+_SETTING = re.compile(r"seed|^set_|^use_")
+
+
+def _each(nodes: Iterable[ast.AST], names: Callable[[ast.AST], Iterator[str]]) -> Iterator[str]:
+    for node in nodes:
+        yield from names(node)
+
+
+def _is_main(node: ast.stmt) -> bool:
+    """True for ``if __name__ == "__main__":``."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
 def _root(node: ast.AST) -> Iterator[str]:
-    """The ``a`` of ``a.b[c]``."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
+    """The ``a`` of ``a.b[c]`` and of ``a.b().c``."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
     if isinstance(node, ast.Name):
         yield node.id
 
@@ -195,11 +237,23 @@ class _Writer:
                     f"{one} is defined in {home or 'the source'} and in {module.name}: "
                     "give yours another name, and export again."
                 )
-        text = self._written(module, node, number)
+        text = self._copied(module, node, number)
         if module.name:
             self.parts.append(text)
         else:
             self.own[number] = text
+
+    def _copied(self, module: Module, node: ast.stmt, number: int) -> str:
+        """A statement as a script has it; of a call that it cannot have, the line is told."""
+        try:
+            return self._written(module, node, number)
+        except DistkitError as error:
+            if not isinstance(node, ast.Expr):
+                raise
+            raise DistkitError(
+                f"{module.path}, line {node.lineno}: {ast.unparse(node)} may change what the "
+                f"function uses, and has to come along. {error}"
+            ) from error
 
     def _import(self, module: Module, node: ast.Import | ast.ImportFrom, name: str) -> None:
         alias = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == name)

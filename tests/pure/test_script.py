@@ -116,6 +116,54 @@ def test_all_statements_that_make_a_value_are_there_in_their_order(tmp_path: Pat
     assert "Old" not in script and "missing" not in script and "unused" not in script
 
 
+CALLS = """
+import random
+import torch
+import torch.nn as nn
+random.seed(7)
+torch.manual_seed(3)
+torch.ones(lost)
+net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+shown = []
+shown.append(net)
+batches = []
+batches.append(random.random())
+for n in range(2):
+    if n:
+        batches.append(n)
+for layer in net:
+    layer.requires_grad_(False)
+nn.init.ones_(net[0].weight)
+net.to(torch.float64).eval()
+def train():
+    return batches, net
+batches.extend([5])
+if __name__ == "__main__":
+    batches.append(train(missing))
+"""
+
+
+def test_calls_that_change_what_a_function_uses_come_along(tmp_path: Path) -> None:
+    import random
+
+    import torch
+
+    before = random.getstate()
+    with torch.random.fork_rng():
+        space: dict[str, Any] = {"__name__": "script"}
+        script = exported(tmp_path, CALLS)
+        exec(compile(script, "script.py", "exec"), space)
+        batches, net = space["train"]()
+        torch.manual_seed(3)
+        same = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    random.setstate(before)
+    assert batches == [random.Random(7).random(), 1, 5]
+    assert torch.equal(net[0].weight, torch.ones(2, 2, dtype=torch.float64)) and not net.training
+    assert torch.equal(net[1].weight, same[1].weight.double())
+    assert not any(p.requires_grad for p in net.parameters())
+    assert not {word for word in ("shown", "lost", "missing") if word in script}
+
+
 def test_a_script_takes_a_backend_for_each_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +219,10 @@ def test_a_notebooks_magics_are_left_out(tmp_path: Path) -> None:
         ("import distkit.errors as e\ndef train(): return e", "line 1: a script has none"),
         ("from distkit import shard as s\ndef train(): return s", "line 1: a script has none"),
         ("import distkit as dk\ndef train(): return dk", "line 2: a script has none"),
+        (
+            "import distkit as dk\nt = []\nt.append(dk.Cluster(2))\ndef train(): return t",
+            "line 3: t.append(dk.Cluster(2)) may change what the function uses",
+        ),
         ("try:\n    import distkit as dk\nfinally: pass\ndef train(): return dk", "line 2: a s"),
     ],
 )
