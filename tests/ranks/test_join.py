@@ -1,0 +1,74 @@
+"""torch's ``Join``: recorded runs on ranks with different numbers of batches, what it sends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import distkit as dk
+from distkit.events import Op, Span
+
+FEATURES, STEPS = 4, (2, 5)
+
+
+def train(join: bool, by_all: bool = True) -> torch.Tensor:
+    """Rank r makes ``STEPS[r]`` steps of one example each."""
+    torch.manual_seed(0)
+    net, rank = DistributedDataParallel(nn.Linear(FEATURES, 1).double()), dist.get_rank()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Join([net], enable=join, divide_by_initial_world_size=by_all):
+        for x in data(rank):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+    return torch.cat([w.detach().reshape(-1) for w in net.parameters()])
+
+
+def data(rank: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(1 + rank)
+    return torch.randn(STEPS[rank], 1, FEATURES, dtype=torch.float64, generator=random)
+
+
+def alone(by_all: bool) -> torch.Tensor:
+    """One process: in each step the examples of the ranks that still have some."""
+    torch.manual_seed(0)
+    net = nn.Linear(FEATURES, 1).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for n in range(max(STEPS)):
+        rows = [data(rank)[n] for rank in range(len(STEPS)) if n < STEPS[rank]]
+        optimizer.zero_grad()
+        (net(torch.cat(rows)).square().sum() / (len(STEPS) if by_all else len(rows))).backward()
+        optimizer.step()
+    return torch.cat([w.detach().reshape(-1) for w in net.parameters()])
+
+
+def sent(run: dk.Run, rank: int) -> list[Span]:
+    """The collectives of a rank, after DDP has been made."""
+    calls = [s for s in run.trace.spans if s.rank == rank and s.op is not Op.MARK]
+    return calls[next(i for i, s in enumerate(calls) if s.op is Op.ALL_REDUCE) :]
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_who_is_done_answers_with_zeros(by_all: bool) -> None:
+    run = dk.run_ranks(train, len(STEPS), True, by_all)
+    assert not run.findings
+    for weights in run.results:
+        assert torch.allclose(weights, alone(by_all), rtol=0, atol=1e-12)
+
+    first, second = (sent(run, rank) for rank in range(len(STEPS)))
+    shapes = [[(s.op, s.shape, s.dtype) for s in calls] for calls in (first, second)]
+    assert shapes[0] == shapes[1], "each call has its shadow"
+    gradients = [s for s in first if s.shape == (FEATURES + 1,) and s.op is Op.ALL_REDUCE]
+    shadows = [s for s in gradients if "gradients" not in s.attributes]
+    assert (len(gradients), len(shadows)) == (max(STEPS), max(STEPS) - min(STEPS))
+    assert all(s.before is not None and not any(s.before.values) for s in shadows)
+    assert first[-1].op is Op.BROADCAST, "the weights of a rank that was among the last"
+
+
+def test_without_join_somebody_is_left_waiting() -> None:
+    with pytest.raises(dk.DeadlockError, match="rank 0"):
+        dk.run_ranks(train, len(STEPS), False)
