@@ -95,13 +95,17 @@ class Checkpoint(Callback):
     def on_train_begin(self) -> None:
         """Load the latest checkpoint, if there is one."""
         mine = checkpoint.place(self.model.strategy, self.folder / "epoch").parent
-        saved = sorted(mine.glob("epoch-*/.metadata"))
-        if saved:
-            self.model.load(self.folder / saved[-1].parent.name)
+        epochs = [int(f.parent.name[6:]) for f in mine.glob("epoch-*/.metadata")]
+        latest = self.model.strategy._decide(max(epochs, default=-1))  # the same for all
+        if latest >= 0:
+            self.model.load(self._epoch(latest))
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Save."""
-        self.model.save(self.folder / f"epoch-{epoch:05d}")
+        self.model.save(self._epoch(epoch))
+
+    def _epoch(self, number: int) -> Path:
+        return self.folder / f"epoch-{number:05d}"
 
 
 class TensorBoard(Callback):

@@ -30,6 +30,8 @@ from distkit.strategies.variables import Made, owned
 
 #: No array is cut by its size: the partitioner does it.
 _WHOLE = 1 << 62
+#: The mark of a checkpoint that worker 0 has put on the servers.
+_GIVEN = 1
 
 
 class Shard(NamedTuple):
@@ -102,12 +104,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._variables: list[Tensor] = []
         self._rule: Any = None
         self._optimized: set[int] | None = None
-        self._loads = 0  # so many checkpoints were loaded
+        self._loads = self._decisions = 0  # so many checkpoints were loaded, numbers agreed on
         self.coordinated = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the variables: they belong to this process."""
-        own = ("_shards", "_variables", "_rule", "_optimized", "_loads")
+        own = ("_shards", "_variables", "_rule", "_optimized", "_loads", "_decisions")
         return {k: v for k, v in super().__getstate__().items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -277,22 +279,32 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def _give_once(self, folder: Path, optimizer: Optimizer | None) -> None:
         """Worker 0 gives the values, and the others wait for them; a mark on the servers says so.
 
-        Who takes a dead worker's place later finds the mark, and does not wait. Nor does worker 0
-        give the values a second time: the steps that were made since would be lost.
+        Who takes a dead worker's place does not wait: worker 0 may have gone on long ago. Nor does
+        worker 0 give the values a second time: the steps that were made since would be lost.
         """
         mark, node = f"loaded {self._loads}", kvstore.here()
         assert node is not None
         self._loads += 1
-        first = self._chief and not node.life
-        if first:
+        if self._chief and not node.life:
             self._give(folder, optimizer)
-        given = torch.full((1,), float(first))
-        self.store.broadcast([mark], [given], [given])
-        if self._chief and not given:  # the life before ended in between
+            self._agreed(mark, _GIVEN)
+        elif self._chief and self._agreed(mark, 0) != _GIVEN:  # its life before ended in between
             self._give(folder, optimizer)
-            self.store._assign(mark, torch.ones(1))
-        while not given:
-            self.store.pull([mark], [given])
+            self.store._assign(mark, torch.tensor([_GIVEN]))
+        elif not node.life:
+            self._agreed(mark, 0)
+
+    def _agreed(self, key: Key, number: int) -> int:
+        """Worker 0's number, on all workers; if it had ended before it told one, another's."""
+        told = torch.tensor([number])
+        self.store.broadcast([key], [told], [told])
+        return int(told)
+
+    def _decide(self, number: int) -> int:
+        if self.mode == "sync":
+            return super()._decide(number)
+        self._decisions += 1
+        return self._agreed(f"decision {self._decisions}", number)
 
     def _load_states(self, file: Path, optimizer: Optimizer) -> None:
         self.store.load_optimizer_states(file)

@@ -239,6 +239,10 @@ class Strategy:
         """The facts of all replicas, once all are in this call: see :mod:`.agreement`."""
         return [list(facts)]
 
+    def _decide(self, number: int) -> int:
+        """The chief's number, on all replicas."""
+        return number
+
     def _failures(self, call: str, error: Exception | None) -> list[str]:
         """What has kept replicas from completing a call, the same on all: see :mod:`.agreement`."""
         return [] if error is None else [f"{type(error).__name__}: {error}"]

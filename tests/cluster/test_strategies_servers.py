@@ -17,10 +17,13 @@ from waiting import until
 import distkit as dk
 from distkit.errors import RankError, StrategyError
 from distkit.strategies import (
+    Callback,
+    Checkpoint,
     ClusterCoordinator,
     FixedShardsPartitioner,
     MinSizePartitioner,
     MirroredStrategy,
+    Model,
     ParameterServerStrategy,
     Strategy,
     load,
@@ -271,8 +274,8 @@ def test_the_coordinator_saves_and_loads(cluster, tmp_path) -> None:
     assert more == [saved[0] + 1.9375 + 1.96875]
 
 
-def loads_and_dies(strategy: Strategy, folder: str, who: str, flag: str) -> float:
-    """Steps of one worker, which dies after three of them; each adds 1 to a weight of 100."""
+def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: str) -> float:
+    """Steps of one worker, which dies after some of them; each adds 1 to a weight of 100."""
     with strategy.scope():
         model = nn.Linear(1, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -282,16 +285,19 @@ def loads_and_dies(strategy: Strategy, folder: str, who: str, flag: str) -> floa
         (-model.weight.sum()).backward()
         optimizer.step()
 
+    mine = os.environ["RANK"] == who
+    if mine and not steps:
+        dies_once(flag)
     load(strategy, folder, model)
-    for n in range(5 if os.environ["RANK"] == who else 0):
+    for n in range(5 if mine else 0):
         strategy.run(step)
-        if n == 2:
+        if n + 1 == steps:
             dies_once(flag)
     return model.weight.item()
 
 
-@pytest.mark.parametrize("who", ["0", "1"])
-def test_a_replaced_worker_does_not_wait_for_a_checkpoint_again(cluster, tmp_path, who) -> None:
+@pytest.mark.parametrize(("who", "steps"), [("0", 0), ("0", 3), ("1", 3)])
+def test_a_checkpoint_is_loaded_once_whoever_dies(cluster, tmp_path, who: str, steps: int) -> None:
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
@@ -301,6 +307,40 @@ def test_a_replaced_worker_does_not_wait_for_a_checkpoint_again(cluster, tmp_pat
             ParameterServerStrategy(),
             str(tmp_path / "saved"),
             who,
+            steps,
             str(tmp_path / "died"),
         )
-    assert run.results[int(who)] == 100 + 3 + 5
+    assert run.results[int(who)] == 100 + steps + 5
+
+
+class Dies(Callback):
+    """Worker 1 dies once, when worker 0 has saved an epoch; worker 0 waits until it is done."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.worker = Path(folder), os.environ["RANK"]
+
+    def on_batch_end(self, step: int) -> None:
+        if self.worker == "1":
+            until((self.folder / "epoch-00000/.metadata").exists, 60)
+            dies_once(str(self.folder / "died"))
+
+    def on_train_end(self) -> None:
+        if self.worker == "1":
+            (self.folder / "done").touch()
+        until((self.folder / "done").exists, 60)
+
+
+def fits(strategy: Strategy, folder: str) -> int:
+    with strategy.scope():
+        net = nn.Linear(6, 2).double()
+        model = Model(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    history = model.fit(
+        (X, Y), epochs=2, callbacks=[Checkpoint(folder), Dies(folder)], verbose=False
+    )
+    return len(history["loss"])
+
+
+def test_a_replaced_worker_fits_from_where_its_life_before_began(cluster, tmp_path) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* was replaced at once"):
+        run = cluster.run(fits, ParameterServerStrategy(), str(tmp_path))
+    assert run.results == [2, 2]
