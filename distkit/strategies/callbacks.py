@@ -48,11 +48,16 @@ class EarlyStopping(Callback):
         monitor: the result, for example "loss" or "val_accuracy".
         patience: so many epochs without a better value are allowed.
         mode: "min" or "max", whichever is better.
+
+    Raises:
+        ValueError: another mode.
     """
 
     def __init__(self, monitor: str = "loss", patience: int = 0, mode: str = "min") -> None:
         self.monitor, self.patience = monitor, patience
-        self._sign = {"min": 1.0, "max": -1.0}[mode]
+        if mode not in ("min", "max"):
+            raise ValueError(f'EarlyStopping(mode={mode!r}): give "min" or "max".')
+        self._sign = 1.0 if mode == "min" else -1.0
 
     def on_train_begin(self) -> None:
         """Forget earlier values."""

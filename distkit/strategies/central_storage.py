@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
 from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import own_parameters, put_together
+from distkit.strategies.gradients import as_one, own_parameters, put_together
 from distkit.strategies.mirrored import ReplicatedStrategy
 
 
@@ -46,9 +46,10 @@ class CentralStorageStrategy(ReplicatedStrategy):
         if self._replica:
             optimizer.zero_grad()  # nothing is left to do here
 
+        @torch.no_grad()
         def give(*_: object) -> None:
             hook.remove()
-            _give(updated)
+            as_one(updated, _from_0)
 
         hook = optimizer.register_step_post_hook(give)
 
@@ -69,12 +70,6 @@ def _sum_on_0(x: Tensor) -> None:
         dist.all_reduce(x)
 
 
-@torch.no_grad()
-def _give(weights: list[Tensor]) -> None:
-    """Rank 0's values for all: those of one dtype travel as one tensor."""
-    for dtype in dict.fromkeys(w.dtype for w in weights):
-        alike = [w for w in weights if w.dtype == dtype]
-        flat = torch.cat([w.reshape(-1) for w in alike])
-        dist.broadcast(flat, 0)
-        for w, value in zip(alike, flat.split([w.numel() for w in alike]), strict=True):
-            w.copy_(value.view_as(w))
+def _from_0(x: Tensor) -> None:
+    """Rank 0's values, on all ranks."""
+    dist.broadcast(x, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -70,12 +70,22 @@ def put_together(
     if len({s[3] for s in shown}) > 1:
         _complete(weights, torch.tensor(list(there), device=strategy.device), all_reduce)
     part, whole = (1, 1) if replica.summed else (rows, sum(s[0] for s in shown) or 1)
-    for gradients in _alike(weights):
-        flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(part)
-        all_reduce(flat)
+
+    def sum_up(flat: Tensor) -> None:
+        all_reduce(flat.mul_(part))
         flat.div_(whole)
-        for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            g.copy_(summed.view_as(g))
+
+    as_one([w.grad for w in weights if w.grad is not None], sum_up)
+
+
+def as_one(tensors: Sequence[Tensor], change: Callable[[Tensor], Any]) -> None:
+    """Change tensors in place as one flat tensor, or one for each dtype: it travels at once."""
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        alike = [t for t in tensors if t.dtype == dtype]
+        flat = torch.cat([t.reshape(-1) for t in alike])
+        change(flat)
+        for t, changed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+            t.copy_(changed.view_as(t))
 
 
 def _make_plain(weights: Sequence[Tensor], rows: int) -> None:
@@ -137,10 +147,3 @@ def _complete(
     for w, known in zip(weights, there.tolist(), strict=True):
         if known and w.grad is None:
             w.grad = torch.zeros_like(w)
-
-
-def _alike(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The gradients, one list for each dtype: each travels as one tensor."""
-    gradients = [w.grad for w in weights if w.grad is not None]
-    for dtype in dict.fromkeys(g.dtype for g in gradients):
-        yield [g for g in gradients if g.dtype == dtype]

@@ -130,6 +130,8 @@ def test_callbacks() -> None:
     assert calls == ["batch 0", "batch 1"] * 3 + ["rate 0.0"]
     with pytest.raises(StrategyError, match=r"no result 'val_loss' to watch.*loss, accuracy"):
         model.fit(digits(slice(5)), epochs=99, callbacks=[EarlyStopping("val_loss")])
+    with pytest.raises(ValueError, match='give "min" or "max"'):
+        EarlyStopping(mode="auto")
 
 
 def test_training_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path: Path) -> None:
