@@ -52,7 +52,9 @@ def compute_average_loss(
 def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     """This replica's part of a loss that does not depend on the batch: it, summed, / replicas.
 
-    It goes with :func:`compute_average_loss`. A plain mean loss needs no scaling.
+    It goes with :func:`compute_average_loss`. A plain mean loss needs no scaling. Of sharded
+    parameters, each of which has its gradient once and not on each replica, it is whole in
+    ``backward``.
 
     Raises:
         StrategyError: outside of a replica function.
@@ -66,7 +68,11 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     """
     replica = _replica("scale_regularization_loss")
     replica.scaled = True
-    return regularization_loss.sum() / replica.num_replicas_in_sync
+    loss, replicas = regularization_loss.sum(), replica.num_replicas_in_sync
+    if not hasattr(loss, "full_tensor"):
+        return loss / replicas
+    whole: Tensor = loss.full_tensor()
+    return whole - whole.detach() * (1 - 1 / replicas)
 
 
 def _replica(call: str) -> ReplicaContext:

@@ -68,9 +68,6 @@ class ReplicatedStrategy(Strategy):
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
         return [list(facts)] if self._alone else self._agreement.compare(call, facts)
 
-    def _decide(self, number: int) -> int:
-        return self._compare("checkpoint", [number])[0][0]
-
     def _failures(self, call: str, error: Exception | None) -> list[str]:
         return (
             super()._failures(call, error) if self._alone else self._agreement.failures(call, error)

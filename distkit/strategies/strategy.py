@@ -27,12 +27,13 @@ from distkit.strategies.variables import Made, ReduceOp, remember_rows
 class Strategy:
     """The default strategy: one replica, as without any strategy.
 
-    A subclass says what its replicas do together, in five methods that do nothing here:
+    A subclass says what its replicas do together, in six methods that do nothing here:
 
     ====================  ========================================================================
     ``_created``          the variables of a scope exist: make them the same on all replicas
     ``_synchronize``      before ``optimizer.step()``: make the gradients those of the whole batch
     ``_compare``          show each other some numbers before a collective, such as shapes
+    ``_failures``         tell each other what kept one from writing or reading a file
     ``_all_reduce``       sum a tensor over the replicas
     ``_all_gather``       get the tensors of all replicas
     ====================  ========================================================================
@@ -241,7 +242,7 @@ class Strategy:
 
     def _decide(self, number: int) -> int:
         """The chief's number, on all replicas."""
-        return number
+        return self._compare("checkpoint", [number])[0][0]
 
     def _failures(self, call: str, error: Exception | None) -> list[str]:
         """What has kept replicas from completing a call, the same on all: see :mod:`.agreement`."""

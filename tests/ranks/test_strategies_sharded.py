@@ -22,6 +22,7 @@ from distkit.strategies import (
     MirroredStrategy,
     Strategy,
     compute_average_loss,
+    scale_regularization_loss,
 )
 
 X = torch.randn(30, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -44,6 +45,8 @@ def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: b
         optimizer.zero_grad()
         if average:
             loss = compute_average_loss(F.cross_entropy(model(x), y, reduction="none"))
+            squares = sum(w.square().sum() for w in model.parameters())
+            loss = loss + scale_regularization_loss(0.01 * squares)
             loss.backward()
         else:
             loss = F.cross_entropy(model(x), y)
