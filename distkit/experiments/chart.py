@@ -232,23 +232,29 @@ def chart(records: Sequence[Record], results: Sequence[str] = (), against: str =
     return drawn(plot(records, results, against), THEMED)
 
 
-def still(name: str, records: Sequence[Record], rows: int = MAX_ROWS) -> tuple[str, str]:
+def still(
+    name: str, records: Sequence[Record], rows: int = MAX_ROWS, figure: Figure | None = None
+) -> tuple[str, str]:
     """Table and chart as HTML, and the table as text: what stays where there are no widgets."""
-    figure = plot(records) if varied([r for r in records if not r.outcome]) else None
+    figure = figure or _plotted(records)
     text = to_text(name, records)
     image = as_picture(drawn(figure), text)["text/html"] if figure else ""
     return f"<b>{escape(headline(name, records))}</b>{to_html(records, rows)}{image}", text
 
 
-def picture(name: str, records: Sequence[Record]) -> str:
+def _plotted(records: Sequence[Record]) -> Figure | None:
+    """The plot, if there is something to see yet."""
+    return plot(records) if varied([r for r in records if not r.outcome]) else None
+
+
+def picture(name: str, records: Sequence[Record], figure: Figure | None = None) -> str:
     """The same as an SVG document: a line of text for each run, and the chart below."""
     head, *lines = to_text(name, records, MAX_ROWS).splitlines()
     code = f'font-family="{svg.CODE}" font-size="11.5" xml:space="preserve"'
     parts = [svg.heading(24, 32, head, "")]
     parts += [svg.text(24, 56 + 18 * n, line, INK, code) for n, line in enumerate(lines)]
     width, bottom = 960.0, 62.0 + 18 * len(lines)
-    if varied([r for r in records if not r.outcome]):
-        figure = plot(records)
+    if figure := figure or _plotted(records):
         parts.append(drawn(figure).replace("<svg", f'<svg x="24" y="{bottom:.0f}"', 1))
         across, down = 72 * figure.get_size_inches()
         width, bottom = max(width, across + 48), bottom + down + 16

@@ -227,6 +227,9 @@ class Experiment(State):
     Args:
         fn: runs on every rank, with the values of the controls as keyword arguments.
         cluster: where it runs; the experiment never stops it. Without one, 4 ranks are started.
+        picture: ``picture(runs, setting)`` draws a figure of matplotlib in place of the plot, when
+            a control has moved and when a run has ended: ``runs`` is :meth:`to_dataframe` without
+            the runs that went wrong, ``setting`` has the values of the controls.
         controls: one per parameter.
 
     Raises:
@@ -242,16 +245,27 @@ class Experiment(State):
     """
 
     def __init__(
-        self, fn: Callable[..., Any], cluster: Cluster | None = None, /, **controls: Any
+        self,
+        fn: Callable[..., Any],
+        cluster: Cluster | None = None,
+        /,
+        *,
+        picture: Callable[[pandas.DataFrame, dict[str, Any]], Figure] | None = None,
+        **controls: Any,
     ) -> None:
         if cluster is not None and not isinstance(cluster, Cluster):
             raise TypeError(
                 f"the second argument is a dk.Cluster, not {cluster!r}; controls have names: "
                 "dk.Experiment(train, cluster, batch=(8, 128))."
             )
+        if picture is not None and not callable(picture):
+            raise TypeError(
+                f"picture={picture!r}: give a function that draws the runs. A parameter of that "
+                "name cannot be a control: give it another name."
+            )
         ranks = None if cluster is None else cluster.plan.ranks
         super().__init__(getattr(fn, "__name__", type(fn).__name__))
-        self.fn = fn
+        self.fn, self._picture = fn, picture
         self.settings = Settings(fn, controls, ranks)
         travels = {n: c.choices or c.value for n, c in self.settings.controls.items()}
         pack(fn, (), travels)
@@ -381,16 +395,31 @@ class Experiment(State):
         return {**data, **kinds}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        return chart.still(self.name, self.records)
+        return chart.still(self.name, self.records, figure=self._kept_figure())
 
     def _svg(self) -> str:
-        return chart.picture(self.name, self.records)
+        return chart.picture(self.name, self.records, self._kept_figure())
+
+    def _kept_figure(self) -> Figure | None:
+        with suppress(Exception):  # the panel tells of it
+            return self._figure()
+        return None
+
+    def _figure(self) -> Figure | None:
+        """The reader's picture, if there is one."""
+        if self._picture is None:
+            return None
+        import pandas as pd
+
+        well = pd.DataFrame([r.row for r in self.records if not r.outcome])
+        return self._picture(well, self.settings.complete())
 
     @property
     def panel(self) -> Panel:
         """The notebook's picture of it."""
         if self._panel is None:
-            self._panel = Panel(self, self.settings.controls, self.start, self.stop)
+            picture = None if self._picture is None else self._figure
+            self._panel = Panel(self, self.settings.controls, self.start, self.stop, picture)
             self._watchers.append(self._panel.refresh)
         return self._panel
 

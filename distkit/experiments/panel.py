@@ -121,6 +121,7 @@ class Panel:
         controls: by parameter.
         run: what the Run button calls.
         stop: what the Stop button calls.
+        picture: draws in place of the plot, again when a control moves; None to plot the results.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Panel:
         controls: Mapping[str, Control],
         run: Callable[[], None],
         stop: Callable[[], None],
+        picture: Callable[[], Any] | None = None,
     ) -> None:
         self._lock, self._seen = threading.RLock(), -1
         self._bar = Bar(self._weakly(stop))
@@ -141,7 +143,11 @@ class Panel:
         self._bar.widget.children = (self._run, *self._bar.widget.children)
         title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
-        self._table, self._chart = _html("dkx-table"), Chart()
+        self._table = _html("dkx-table")
+        self._chart = Chart(None if picture is None else self._weakly(picture))
+        for control in controls.values() if picture else ():
+            control.widget.observe(lambda _: self._chart.draw(), "value")
+        self._own = picture is not None
         runs = ipywidgets.HBox([self._table, self._chart.widget])
         runs.add_class("dkx-runs")
         self._tabs = Tabs(runs)
@@ -163,7 +169,7 @@ class Panel:
             if len(records) != self._seen:
                 self._table.value = results.to_html(records)
                 self._chart.show(records)
-                self._tabs.widget.layout.display = None if records else "none"
+                self._tabs.widget.layout.display = None if records or self._own else "none"
             if now is None and records and len(records) != self._tabs.seen:
                 self._tabs.show(records[-1].run.trace, len(records))
             self._seen = len(records)
@@ -175,27 +181,32 @@ class Panel:
         self._bar.close()
         self.widget.close()
 
-    def _weakly(self, method: Callable[[], None]) -> Callable[[], None]:
+    def _weakly(self, method: Callable[[], Any]) -> Callable[[], Any]:
         """A method of the experiment, as long as there is one."""
         known = weakref.WeakMethod(method)
 
-        def call() -> None:
+        def call() -> Any:
             found = known()
             if found is None:
                 self._message.value = f"<div class=dkx-note>{GONE}</div>"
-            else:
-                found()
+                return None
+            return found()
 
         return call
 
 
 class Chart:
-    """The plot, and what it shows: any result against any parameter or other result."""
+    """The plot, and what it shows: any result against any parameter or other result.
+
+    Args:
+        picture: draws a figure in its place.
+    """
 
     #: What is chosen before anybody chooses.
     RESULTS, VARIED = "seconds and results", "what was varied"
 
-    def __init__(self) -> None:
+    def __init__(self, picture: Callable[[], Any] | None = None) -> None:
+        self._picture = picture
         self._result = ipywidgets.Dropdown(description="plot", options=[self.RESULTS])
         self._against = ipywidgets.Dropdown(description="against", options=[self.VARIED])
         self._choice = ipywidgets.HBox([self._result, self._against])
@@ -208,7 +219,7 @@ class Chart:
         self._offering = False
         for each in (self._result, self._against):
             each.style.description_width = "initial"
-            each.observe(lambda _: self._draw(), "value")
+            each.observe(lambda _: self.draw(), "value")
 
     def show(self, records: list[Record]) -> None:
         """Draw these runs; what the reader has chosen stays chosen."""
@@ -218,10 +229,14 @@ class Chart:
         _offer(self._against, [self.VARIED, *chart.varied(well), *results.plottable(well)])
         self._note.value = escape(results.of_ranks(well, limits.cpus()))
         self._offering = False
-        self._draw()
+        self.draw()
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """Draw again what is chosen, or the picture."""
         if self._offering:
+            return
+        if self._picture is not None:
+            self._drawn.value = _pictured(self._picture)
             return
         result, against = self._result.value, self._against.value
         drawn = chart.chart(
@@ -231,6 +246,16 @@ class Chart:
         )
         self._choice.layout.display = None if drawn else "none"
         self._drawn.value = drawn
+
+
+def _pictured(picture: Callable[[], Any]) -> str:
+    """The reader's picture in the colours of the page, or why there is none."""
+    try:
+        figure = picture()
+        return "" if figure is None else chart.drawn(figure, chart.THEMED)
+    except Exception as error:  # of the reader's function: told where the picture would be
+        kind = escape(type(error).__name__)
+        return f"<div class=dkx-trouble role=alert><b>{kind}</b> {escape(str(error))}</div>"
 
 
 def _offer(dropdown: Any, options: list[str]) -> None:

@@ -66,7 +66,8 @@ def sweep(
     """
     lists = {name: listed(name, given) for name, given in values.items()}
     bare = [name for name, default in parameters(fn).items() if default is EMPTY]
-    with Experiment(fn, cluster, **{n: lists[n] for n in bare if n in lists}) as experiment:
+    needed = {n: lists[n] for n in bare if n in lists}
+    with Experiment(fn, cluster, picture=None, **needed) as experiment:
         settings = experiment.settings.product(**lists)
         kept = None if folder is None else Folder(Path(folder), fn, experiment._clusters.plan)
         if kept is not None:

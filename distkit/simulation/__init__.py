@@ -4,8 +4,8 @@
 on a :class:`Network` and writes the trace that real ranks would have left; :func:`data_parallel`,
 :func:`pipeline` and :func:`parameter_server` play whole training steps; :func:`calibrate`
 measures what the formulas need; :func:`measure_step` what decides whether more ranks pay, and
-:func:`plot_speedups` draws that. :class:`Host` is a machine whose processors a parameter server's
-workers and servers share.
+:func:`plot_speedups` draws that, :func:`plot_prediction` for the sliders of an experiment.
+:class:`Host` is a machine whose processors a parameter server's workers and servers share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from distkit.simulation.calibration import Measured, calibrate
     from distkit.simulation.modes import measure_modes
     from distkit.simulation.network import Link, Network
-    from distkit.simulation.paying import measure_step, plot_speedups, speedups
+    from distkit.simulation.paying import (
+        measure_step,
+        plot_prediction,
+        plot_speedups,
+        predict,
+        speedups,
+    )
     from distkit.simulation.plots import compare
     from distkit.simulation.serving import Host, Served, parameter_server, place
     from distkit.simulation.simulator import (
@@ -36,7 +42,13 @@ _HOMES = {
     "distkit.simulation.calibration": ["Measured", "calibrate"],
     "distkit.simulation.modes": ["measure_modes"],
     "distkit.simulation.network": ["Link", "Network"],
-    "distkit.simulation.paying": ["measure_step", "plot_speedups", "speedups"],
+    "distkit.simulation.paying": [
+        "measure_step",
+        "plot_prediction",
+        "plot_speedups",
+        "predict",
+        "speedups",
+    ],
     "distkit.simulation.plots": ["compare"],
     "distkit.simulation.serving": ["Host", "Served", "parameter_server", "place"],
     "distkit.simulation.simulator": [
@@ -72,7 +84,9 @@ __all__ = [
     "parameter_server",
     "pipeline",
     "place",
+    "plot_prediction",
     "plot_speedups",
+    "predict",
     "simulate",
     "speedups",
 ]

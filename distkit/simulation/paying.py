@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from distkit.algorithms.sgd import sync_sgd_step
 from distkit.simulation import cost
-from distkit.views.scene.theme import GRAY, rank_color
+from distkit.views.scene.theme import GRAY, INK, rank_color
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+
+#: What is measured of a step.
+PARTS = "compute", "sync", "step"
 
 
 def measure_step(
@@ -138,6 +143,66 @@ def speedups(measured: Any) -> list[Row]:
     return [_compared(row, alone[row["batch"]]) for row in rows]
 
 
+def predict(
+    measured: Any,
+    *,
+    ranks: int,
+    batch: int,
+    nbytes: float = 0,
+    latency: float = 0.0,
+    bandwidth: float = math.inf,
+) -> Row:
+    """Predict the speed-up of a setting from those that were measured, also on a slower network.
+
+    Tcomp and Tsync lie on straight lines between the batches, and between the numbers of ranks,
+    that were measured; the slower network adds latency + nbytes/bandwidth to Tsync.
+
+    Args:
+        measured: as of :func:`speedups`, on the network as it is.
+        ranks: R.
+        batch: samples per rank and step.
+        nbytes: what a step all-reduces, in one message [bytes].
+        latency: of the slower network [s].
+        bandwidth: of the slower network [bytes/s].
+
+    Returns:
+        ``ranks``, ``batch``, ``compute``, ``sync``, ``predicted``, and ``pays`` as of
+        :func:`speedups`.
+
+    Raises:
+        ValueError: there is no row of one rank, or the setting is outside what was measured.
+
+    >>> rows = [dict(ranks=r, batch=b, compute=b / 8, sync=float(r > 1), step=1.0)
+    ...         for r in (1, 2) for b in (8, 24)]
+    >>> predict(rows, ranks=2, batch=16, nbytes=1000, latency=0.5, bandwidth=2000)["predicted"]
+    1.0
+    """
+    rows = speedups(measured)
+    here = {"ranks": ranks, "batch": batch}
+    for name, value in here.items():
+        known = [row[name] for row in rows]
+        if not min(known) <= value <= max(known):
+            raise ValueError(
+                f"{name}={value}: measured from {min(known)} to {max(known)}. Sweep further."
+            )
+    parts = _between(rows, ranks, batch)
+    if ranks > 1:
+        parts["sync"] += latency + nbytes / bandwidth
+    found = _compared({**here, **parts}, _between(rows, 1, batch))
+    return {name: found[name] for name in (*here, "compute", "sync", "predicted", "pays")}
+
+
+def _between(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
+    """The parts of a step in a setting between those measured."""
+    known = sorted({row["ranks"] for row in rows})
+
+    def at(n: int, part: str) -> float:
+        mine = sorted((row["batch"], row[part]) for row in rows if row["ranks"] == n)
+        return float(np.interp(batch, [b for b, _ in mine], [y for _, y in mine]))
+
+    return {p: float(np.interp(ranks, known, [at(n, p) for n in known])) for p in PARTS}
+
+
 def _compared(row: Row, one: Row) -> Row:
     compute, slower = one["compute"], row["compute"] + row["sync"] - one["compute"]
     return {
@@ -149,9 +214,11 @@ def _compared(row: Row, one: Row) -> Row:
 
 
 def _rows(measured: Any) -> list[Row]:
-    names = ("ranks", "batch", "compute", "sync", "step")
-    rows = measured.to_dict("records") if hasattr(measured, "to_dict") else [*measured]
-    return [{name: row[name] for name in names} for row in rows]
+    return [{name: row[name] for name in ("ranks", "batch", *PARTS)} for row in _listed(measured)]
+
+
+def _listed(measured: Any) -> list[Row]:
+    return measured.to_dict("records") if hasattr(measured, "to_dict") else [*measured]
 
 
 def error(rows: Iterable[Mapping[str, Any]]) -> float:
@@ -185,10 +252,89 @@ def plot_speedups(measured: Any) -> Figure:
     return figure
 
 
-def _dress(axes: Any, ranks: Sequence[int]) -> None:
+def plot_prediction(
+    measured: Any,
+    runs: Any = (),
+    *,
+    ranks: int,
+    batch: int,
+    nbytes: float = 0,
+    latency: float = 0.0,
+    bandwidth: float = math.inf,
+) -> Figure:
+    """Predicted speed-up against ranks in one setting, and what was measured in it.
+
+    A picture for an experiment: its line moves with the sliders, each run adds a dot.
+
+    Args:
+        measured: from which it is predicted, as of :func:`predict`.
+        runs: measured in any setting: rows with ``latency`` and ``bandwidth``, too. Dots are those
+            of the same batch and network, rings the others.
+        ranks: R, which is marked.
+        batch: samples per rank and step.
+        nbytes: what a step all-reduces, in one message [bytes].
+        latency: of the network [s].
+        bandwidth: of the network [bytes/s].
+
+    Example:
+        >>> def picture(runs, setting):
+        ...     return plot_prediction(frame, runs, nbytes=40_000, **setting)
+        >>> dk.Experiment(parts, picture=picture, ranks=(1, 4), batch=(16, 1024))  # doctest: +SKIP
+    """
+    from matplotlib.figure import Figure
+
+    every = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
+    slow = {"nbytes": nbytes, "latency": latency, "bandwidth": bandwidth}
+    line = [predict(measured, ranks=n, batch=batch, **slow) for n in every]
+    figure = Figure(figsize=(7, 3.6), dpi=72, layout="constrained")
+    axes, color = figure.subplots(), rank_color(0)
+    axes.plot(every, [found["predicted"] for found in line], color=color, label="predicted")
+    here = [row for row in line if row["ranks"] == ranks]
+    axes.plot([ranks], [here[0]["predicted"]], "D", color=color, clip_on=False)
+    mine: list[tuple[int, float]] = []
+    others: list[tuple[int, float]] = []
+    for run in _listed(runs):
+        same = all(run.get(k, v) == v for k, v in {"batch": batch, **slow}.items())
+        (mine if same else others).append((run["ranks"], _speedup(measured, run)))
+    _scatter(axes, others, "measured with other settings", GRAY, "none")
+    _scatter(axes, mine, "measured", rank_color(1), rank_color(1))
+    _dress(axes, every, _in_words(here[0], [y for n, y in mine if n == ranks]))
+    return figure
+
+
+def _speedup(measured: Any, run: Mapping[str, Any]) -> float:
+    """How many times the samples per second of one rank a run has made."""
+    one = _between(_rows(measured), 1, run["batch"])
+    return float(run["ranks"] * one["step"] / run["step"])
+
+
+def _scatter(
+    axes: Any, dots: Sequence[tuple[int, float]], label: str, edge: str, face: str
+) -> None:
+    if dots:
+        x, y = zip(*dots, strict=True)
+        axes.plot(x, y, "o", color=edge, markerfacecolor=face, label=label, clip_on=False)
+
+
+def _in_words(here: Row, measured: Sequence[float]) -> str:
+    """What was predicted and measured in a setting, and from how many ranks on it pays."""
+    n = here["ranks"]
+    found = f", measured {measured[-1]:.2f}" if measured else ""
+    pays = f"; pays with more than {here['pays']:.1f}" if n > 1 else ""
+    return f"{n} rank{'s' * (n > 1)}: predicted {here['predicted']:.2f}{found}{pays}"
+
+
+def _dress(
+    axes: Any, ranks: Sequence[int], title: str = "lines: predicted, dots: measured"
+) -> None:
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
-    axes.set(xlabel="ranks", ylabel="speed-up", xticks=ranks, ylim=(0, None))
-    axes.set_title("lines: predicted, dots: measured", loc="left", fontsize=9)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set(xticks=ranks, ylim=(0, None))
+    axes.set_xlabel("ranks", color=INK)
+    axes.set_ylabel("speed-up", color=INK)
+    axes.set_title(title, loc="left", fontsize=9, color=INK)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.tick_params(colors=GRAY)
     axes.grid(alpha=0.3)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_color(GRAY)

@@ -445,6 +445,33 @@ def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
         experiment.run()
 
 
+def test_a_picture_of_ones_own_follows_the_controls_and_the_runs() -> None:
+    from matplotlib.figure import Figure
+
+    def picture(runs: Any, setting: dict[str, Any]) -> Figure:
+        if setting["batch"] > 100:
+            raise ValueError("no <picture> of so many")
+        figure = Figure()
+        figure.suptitle(f"batch {setting['batch']} after {len(runs)}")
+        return figure
+
+    experiment = dk.Experiment(train, picture=picture, batch=(8, 128))
+    drawn = experiment.panel._chart._drawn
+    assert ">batch 32 after 0</text>" in drawn.value
+    experiment.settings.controls["batch"].widget.value = 64
+    assert ">batch 64 after 0</text>" in drawn.value
+    experiment.records += [done(0.1, batch=16), done(0.1, outcome="stopped", batch=16)]
+    experiment.panel.refresh(experiment)
+    assert ">batch 64 after 1</text>" in drawn.value and ">batch 64 after 1<" in experiment._svg()
+    assert experiment.panel._chart._choice.layout.display == "none"
+    experiment.settings.controls["batch"].widget.value = 128
+    assert "<b>ValueError</b> no &lt;picture&gt; of so many" in drawn.value
+    assert "2 runs" in experiment._draw()[1]
+    experiment.close()
+    with pytest.raises(TypeError, match=r"picture=\(1, 2\): give a function that draws"):
+        dk.Experiment(train, picture=(1, 2))
+
+
 def test_what_was_shown_stays_when_an_experiment_is_closed() -> None:
     experiment, sent = dk.Experiment(train, batch=(8, 128)), []
     handle: Any = SimpleNamespace(update=lambda bundle, raw: sent.append(bundle["text/plain"]))

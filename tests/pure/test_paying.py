@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkit.simulation import cost, plot_speedups, speedups
+from distkit.simulation import cost, plot_prediction, plot_speedups, predict, speedups
 from distkit.simulation.paying import error
 
 SECONDS = st.floats(1e-6, 1e3)
@@ -50,3 +50,56 @@ def test_the_plot_has_a_line_of_predictions_and_dots_of_measurements() -> None:
     rows = [row(1, b, 1, 0, 1) for b in (8, 16)] + [row(2, b, 1, 1, 4) for b in (8, 16)]
     lines = plot_speedups(rows).axes[0].lines
     assert [[*line.get_ydata()] for line in lines[:4]] == [[1, 1], [1, 0.5]] * 2
+
+
+TIMES = st.floats(1e-3, 10.0)
+
+
+@given(st.lists(TIMES, min_size=12, max_size=12), st.integers(1, 3), st.integers(0, 1), TIMES)
+def test_a_setting_that_was_measured_is_predicted_from_its_own_parts(
+    times: list[float], n: int, which: int, latency: float
+) -> None:
+    settings = [(ranks, batch) for ranks in (1, 2, 3) for batch in (8, 16)]
+    rows = [
+        row(ranks, batch, compute, sync * (ranks > 1), compute + sync)
+        for (ranks, batch), compute, sync in zip(settings, times[:6], times[6:], strict=True)
+    ]
+    batch = (8, 16)[which]
+    (whole,) = (r for r in speedups(rows) if (r["ranks"], r["batch"]) == (n, batch))
+    assert predict(rows, ranks=n, batch=batch)["predicted"] == pytest.approx(whole["predicted"])
+    slower = predict(rows, ranks=n, batch=batch, nbytes=500, latency=latency, bandwidth=1000)
+    extra = (latency + 0.5) * (n > 1)
+    mine = {**whole, "sync": whole["sync"] + extra}
+    others = [r for r in rows if (r["ranks"], r["batch"]) != (n, batch)]
+    (expected,) = (r for r in speedups([*others, mine]) if r["ranks"] == n and r["batch"] == batch)
+    assert slower["predicted"] == pytest.approx(expected["predicted"])
+    assert slower["pays"] == pytest.approx(expected["pays"])
+
+
+SWEPT = [row(r, b, b / 8, float(r > 1), b / 8 + (r > 1)) for r in (1, 2, 4) for b in (8, 24)]
+
+
+def test_between_measured_settings_parts_lie_on_lines_and_outside_nothing_is_predicted() -> None:
+    found = predict(SWEPT, ranks=3, batch=16)
+    assert (found["compute"], found["sync"], found["predicted"]) == (2, 1, 2)
+    assert found["pays"] == 1.5
+    for outside, says in (({"batch": 32}, "from 8 to 24"), ({"ranks": 8}, "from 1 to 4")):
+        with pytest.raises(ValueError, match=says):
+            predict(SWEPT, **{"ranks": 2, "batch": 8, **outside})
+
+
+def test_a_plot_of_one_setting_with_its_prediction_and_what_was_measured() -> None:
+    slow = {"latency": 1.0, "bandwidth": 1000.0}
+    runs = [
+        {**row(2, 16, 2, 2.5, 5.0), **slow},
+        {**row(2, 16, 2, 1, 4.0), "latency": 0.0, "bandwidth": 1000.0},
+        {**row(4, 16, 2, 2.5, 4.0), **slow},
+    ]
+    figure = plot_prediction(SWEPT, runs, ranks=2, batch=16, nbytes=500, **slow)
+    line, marked, others, mine, *_ = figure.axes[0].lines
+    assert [*line.get_ydata()] == pytest.approx([1, 2 * 2 / 4.5, 3 * 2 / 4.5, 4 * 2 / 4.5])
+    assert [*marked.get_xydata()[0]] == pytest.approx([2, 2 * 2 / 4.5])
+    assert others.get_xydata().tolist() == [[2, 1.0]]
+    assert mine.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
+    title = figure.axes[0].get_title(loc="left")
+    assert title == "2 ranks: predicted 0.89, measured 0.80; pays with more than 2.2"
