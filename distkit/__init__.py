@@ -14,9 +14,10 @@ Importing distkit is light: torch and ipyparallel are imported where they are ne
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any
+
+from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit import (
@@ -220,12 +221,7 @@ __all__ = [  # noqa: RUF022
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _home:
-        return getattr(importlib.import_module(_home[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"distkit.{name}")
-    raise AttributeError(f"module 'distkit' has no attribute {name!r}")
+__getattr__ = attributes(__name__, _home, _MODULES)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -17,8 +17,9 @@ Nothing here prints, traces or calls back: an algorithm never learns that it is 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, PIPELINES, Algorithm
@@ -26,7 +27,4 @@ if TYPE_CHECKING:
 __all__ = ["ALL_REDUCES", "COLLECTIVES", "PIPELINES", "Algorithm"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("distkit.algorithms.catalogue"), name)
-    raise AttributeError(f"module 'distkit.algorithms' has no attribute {name!r}")
+__getattr__ = attributes(__name__, dict.fromkeys(__all__, "distkit.algorithms.catalogue"))

@@ -8,7 +8,7 @@ schedules, and those with several stages a rank.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from torch.fx.passes.split_module import split_module
 
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.contract import Group, isend, recv
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from distkit.algorithms.sgd import Loss
 
 
 def pipeline_step(

@@ -12,8 +12,9 @@ Every replica makes the same number of steps, also when the last samples do not 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit.data.dataset import DistributedDataset
@@ -50,7 +51,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _home:
-        return getattr(importlib.import_module(_home[name]), name)
-    raise AttributeError(f"module 'distkit.data' has no attribute {name!r}")
+__getattr__ = attributes(__name__, _home)

@@ -6,8 +6,9 @@ memory that takes; :func:`shards` which rank holds which piece; :func:`idle` how
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit.parallel.bubble import idle
@@ -28,7 +29,4 @@ _HOMES = {
 __all__ = ["LLAMA_3_8B", "Layout", "States", "Transformer", "idle", "shards", "tensor_bytes"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"distkit.parallel.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'distkit.parallel' has no attribute {name!r}")
+__getattr__ = attributes(__name__, {n: f"{__name__}.{home}" for n, home in _HOMES.items()})

@@ -10,8 +10,9 @@ measures what the formulas need; :func:`measure_step` what decides whether more 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit.simulation import cost
@@ -92,9 +93,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "cost":
-        return importlib.import_module("distkit.simulation.cost")
-    if name in _home:
-        return getattr(importlib.import_module(_home[name]), name)
-    raise AttributeError(f"module 'distkit.simulation' has no attribute {name!r}")
+__getattr__ = attributes(__name__, _home, ["cost"])

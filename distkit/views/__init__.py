@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit.views.cockpit.view import Cockpit
@@ -41,8 +42,5 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Load a view when it is first used: widgets take a while to import."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"distkit.views.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+#: A view is loaded when it is first used: widgets take a while to import.
+__getattr__ = attributes(__name__, {n: f"{__name__}.{home}" for n, home in _HOMES.items()})

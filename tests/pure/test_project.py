@@ -41,10 +41,11 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency trace shadowing "
+WAIST = "errors events consistency trace shadowing lazy "
 LAYERS = {
     "errors": "",
     "shadowing": "",
+    "lazy": "",
     "events": "",
     "consistency": "",
     "trace": "errors events consistency",
