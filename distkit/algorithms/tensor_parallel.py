@@ -55,17 +55,8 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """This rank's rows of a linear layer: Y_r -> Z = Σ_r Y_r·B_r + b.
 
-    Every rank gives other features, and gets the same Z.
-
-    Args:
-        whole: the layer, the same on every rank; only this rank's part of it is kept.
-        group: the process group; None is the world.
-
-    Raises:
-        LayoutError: The features cannot be divided by the ranks.
-
-    Source:
-        Shoeybi et al., "Megatron-LM", 2019.
+    Every rank gives other features, and gets the same Z. Arguments and source are those of
+    :class:`ColumnLinear`.
     """
 
     sharded: ClassVar = {"weight": 1}

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import train_oracles
+from benchmarks.train_oracles import listed, torchs
 from distkit.algorithms import PIPELINES
 from distkit.algorithms.pipeline_schedules import (
     Action,
@@ -39,27 +40,8 @@ def orders(name: str, p: int, m: int, v: int) -> Orders:
 
 @pytest.fixture
 def light() -> Iterator[None]:
-    """Torch's schedules without what only a run needs: mocks of stages, and their messages."""
-    from torch.distributed.pipelining import _schedule_visualizer, schedules
-
-    with (
-        mock.patch.object(
-            _schedule_visualizer.mock, "create_autospec", lambda *a, **k: SimpleNamespace()
-        ),
-        mock.patch.object(schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms"),
-    ):
+    with train_oracles.light():
         yield
-
-
-def theirs(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
-    """Torch's order, without the reduction of gradients at its end; None if torch refuses."""
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    try:
-        found = get_schedule_ops(peer.removeprefix("Schedule"), p, m, v)
-    except ValueError:
-        return None
-    return [[str(a) for a in r if a and a.computation_type.value in "FBIW"] for r in found]
 
 
 def ours(orders: Orders) -> list[list[str]]:
@@ -71,7 +53,7 @@ def ours(orders: Orders) -> list[list[str]]:
 def test_the_order_of_several_stages_a_rank_is_torchs(name: str) -> None:
     compared = Counter()
     for p, m, v in product(RANKS, MICROBATCHES, (2, 3, 4)):
-        expected = theirs(PIPELINES[name].peer, p, m, v)
+        expected = torchs(PIPELINES[name].peer, p, m, v)
         compared[expected is not None] += 1
         if expected is None:
             with pytest.raises(ValueError, match="would differ in size"):
@@ -84,41 +66,32 @@ def test_the_order_of_several_stages_a_rank_is_torchs(name: str) -> None:
 @pytest.mark.usefixtures("light")
 @several_stages
 def test_with_one_stage_a_rank_too(name: str) -> None:
-    from torch.distributed.pipelining import schedules
-
     compared = Counter()
     for p, m in product(RANKS, MICROBATCHES):
-        stage = SimpleNamespace(group_rank=0, group_size=p, num_stages=p, submod=None)
-        try:
-            expected = getattr(schedules, PIPELINES[name].peer)([stage], m).pipeline_order
-        except ValueError:
-            compared[False] += 1
+        expected = torchs(PIPELINES[name].peer, p, m, 1)
+        compared[expected is not None] += 1
+        if expected is None:
             with pytest.raises(ValueError, match="would differ in size"):
                 orders(name, p, m, 1)
-            continue
-        compared[True] += 1
-        assert ours(orders(name, p, m, 1)) == [
-            [str(a) for a in expected[rank] if a] for rank in range(p)
-        ]
+        else:
+            assert ours(orders(name, p, m, 1)) == expected, (p, m)
     assert compared == {True: 163, False: 93}
 
 
 @pytest.mark.usefixtures("light")
 def test_gpipes_order_is_torchs() -> None:
     for p, m in product(RANKS, MICROBATCHES):
-        assert ours(gpipe(p, m)) == theirs("ScheduleGPipe", p, m, 1)
+        assert ours(gpipe(p, m)) == torchs("ScheduleGPipe", p, m, 1)
 
 
 @pytest.mark.usefixtures("light")
 def test_the_order_of_1f1b_is_torchs() -> None:
     """Torch lists the forwards of the last stage from 1; it runs them from 0, see below."""
     for p, m in product(RANKS, MICROBATCHES):
-        expected = theirs("Schedule1F1B", p, m, 1)
+        expected = torchs("Schedule1F1B", p, m, 1)
         assert (expected is None) == (m < p)
         if expected:
-            mine = one_f_one_b(p, m)
-            mine[-1] = [a._replace(microbatch=a.microbatch + (a.kind == "F")) for a in mine[-1]]
-            assert ours(mine) == expected, (p, m)
+            assert listed("1f1b", p, m, 1) == expected, (p, m)
 
 
 class Spy:
