@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, MutableSequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 #: How often somebody who waits for ranks looks whether to go on waiting [s].
 PERIOD = 0.1
+
+
+#: So long a run may take whose measurements are dropped, since its ranks are new [s].
+COLD = 10.0
 
 
 class Clusters:
@@ -221,6 +226,9 @@ class Experiment(State):
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
 
+    On ranks that are new to it the function runs twice, at most 10 s the first time, and the second
+    run counts: what it imports first, and fills caches with, would be measured otherwise.
+
     A function that iterates over ``dk.progress(range(steps))``, or a loop in
     :func:`~distkit.watch_gradients`, moves the bar.
 
@@ -276,6 +284,7 @@ class Experiment(State):
         self._panel: Panel | None = None
         self._still = HtmlSnapshot(self._draw, picture=self._svg)
         self._watchers: list[Callable[[Experiment], None]] = []
+        self._warm: weakref.WeakSet[Cluster] = weakref.WeakSet()  # have run it already
         self._end = weakref.finalize(self, Clusters.close, self._clusters)
 
     # -- running ----------------------------------------------------------------
@@ -428,40 +437,56 @@ class Experiment(State):
     def _perform(
         self, setting: dict[str, Any], number: int = 1, of: int = 1, aloud: bool = True
     ) -> Run:
-        """Make one run, from starting its ranks to its record."""
+        """Make one run, from starting its ranks to its record; on new ranks after a first one."""
         self.activity = Activity(setting[RANKS], number, of, time.monotonic())
         self._tell()
         cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
-        run = None if cluster is None else submit(cluster, self.fn, setting, self.settings.network)
-        if run is None:
+        if cluster is None:
             raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
-        self._run, began, meter = run, time.monotonic(), Meter()
+        if cluster not in self._warm:
+            self._once(cluster, setting, Activity(setting[RANKS], number, of, cold=True), aloud)
+            self._warm.add(cluster)
+        return self._once(cluster, setting, Activity(setting[RANKS], number, of), aloud)
+
+    def _once(
+        self, cluster: Cluster, setting: dict[str, Any], activity: Activity, aloud: bool
+    ) -> Run:
+        """A run and, unless its ranks are cold and all went well, its record."""
+        run = submit(cluster, self.fn, setting, self.settings.network)
+        self._run, meter = run, Meter()
+        activity = replace(activity, since=time.monotonic(), running=True)
+        heard: MutableSequence[str] = deque(maxlen=results.LINES) if activity.cold else self.printed
         if self._stopping.is_set():  # pressed in this very moment
             run.interrupt()
 
         def tell() -> None:
-            self.activity = Activity(
-                setting[RANKS],
-                number,
-                of,
-                began,
-                running=True,
+            self.activity = replace(
+                activity,
                 done=meter.done,
                 stopping=self._stopping.is_set(),
                 total=meter.total,
                 operations=meter.operations,
             )
             self._tell()
+            if activity.cold and time.monotonic() > activity.since + COLD:
+                run.interrupt()
 
+        counts = not activity.cold
         try:
-            follow(run, meter, tell, None if aloud else self.printed)
+            follow(run, meter, tell, None if aloud and counts else heard)
         except BaseException as error:
+            if activity.cold and isinstance(error, RunInterrupted) and not self._stopping.is_set():
+                return run  # by ourselves, after a while
             self.trouble = error  # told at once: to read a long trace takes a while
+            if activity.cold:
+                counts = True
+                print(*heard, sep="\n") if aloud else self.printed.extend(heard)
             raise
         finally:
-            self._run, self.activity = None, replace(self.activity, over=True)
+            self._run, self.activity = None, replace(activity, over=True)
             self._tell()
-            self.records.append(results.record(setting, run, meter.done))
+            if counts:
+                self.records.append(results.record(setting, run, meter.done))
         return run
 
     def _work(self, setting: dict[str, Any]) -> None:

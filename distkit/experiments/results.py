@@ -42,6 +42,7 @@ class Activity:
     done: int | None = None
     total: int | None = None
     operations: int = 0
+    cold: bool = False  # it is made for what its ranks import and keep, and not measured
 
 
 def words(activity: Activity) -> str:
@@ -49,8 +50,11 @@ def words(activity: Activity) -> str:
 
     >>> words(Activity(4, running=True, done=3, total=20))
     'step 3 of 20'
+    >>> words(Activity(4, running=True, cold=True, operations=7))
+    'warming new ranks up, not measured · 7 operations'
     """
     which = f"run {activity.number} of {activity.of} · " if activity.of > 1 else ""
+    which += "warming new ranks up, not measured · " if activity.cold else ""
     if activity.over:
         return f"{which}reading the trace"
     if activity.stopping:

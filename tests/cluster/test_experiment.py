@@ -277,6 +277,32 @@ def test_nothing_is_left_of_a_kernel_that_dies_in_mid_run(
     assert not leftovers()
 
 
+# -- new ranks -----------------------------------------------------------------------
+
+
+def test_what_ranks_do_only_the_first_time_is_not_measured() -> None:
+    def slow_at_first(size: int = 2) -> float:
+        dist.known = getattr(dist, "known", 0) + 1  # as what is imported or cached
+        dist.all_reduce(torch.ones(size))
+        return float(dist.known)
+
+    with dk.Experiment(slow_at_first, size=(2, 8), ranks=(1, 2)) as experiment:
+        experiment.sweep(ranks=[2, 1], size=[2, 4])
+        frame = experiment.to_dataframe()
+    assert frame["result"].tolist() == [2, 3, 2, 3]
+
+
+def test_a_function_that_fails_on_new_ranks_is_told_once() -> None:
+    def wrong() -> None:
+        print("here")
+        raise ZeroDivisionError
+
+    with dk.Experiment(wrong, ranks=(1, 2)) as experiment:
+        with pytest.raises(dk.RankError, match="ZeroDivisionError"):
+            experiment.run(ranks=1)
+        assert [r.outcome for r in experiment.records] == ["RankError"]
+
+
 # -- a sweep that can be interrupted -------------------------------------------------
 
 
@@ -301,7 +327,11 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(
         dk.sweep(train, folder=tmp_path / "runs", **settings)
     stop.unlink()
     found = dk.sweep(train, folder=tmp_path / "runs", **settings)
-    assert made.read_text().split() == ["8", "16", "8", "16"]  # one rank first
+    assert made.read_text().split() == [  # one rank first; on new ranks twice
+        *("8", "8"),
+        *("16", "16"),
+        *("8", "8", "16"),
+    ]
     assert found["sum"].tolist() == [16, 32, 8, 16]
     assert [t.ranks for t in found.trace] == [[0, 1], [0, 1], [0], [0]]
     train.__defaults__ = (3.0,)

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from labs import idle, look, outputs, run_cell
+from waiting import until
 
 from benchmarks.step import notebook
 
@@ -133,8 +134,8 @@ def test_drive_an_experiment(page: Any) -> None:
     look(page, {"experiment": panel})
     for width in (840, 1085):  # as in JupyterLab's window of 1280, with its sidebar and without
         page.set_viewport_size({"width": width + 432, "height": 1600})
+        until(lambda width=width: panel.bounding_box()["width"] == width)  # it is laid out anew
         side, tabs = panel.locator(".dkx-side").bounding_box(), panel.locator(".dkx-tabs")
-        assert panel.bounding_box()["width"] == width
         assert tabs.bounding_box()["x"] >= side["x"] + side["width"]
         look(page, {f"experiment-{width}": panel})
     page.set_viewport_size({"width": 760, "height": 1600})
