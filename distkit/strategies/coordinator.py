@@ -359,16 +359,16 @@ class _Serving:
             self._say("finished", function, result)
 
     def _run(self, function: int, floor: int, payload: bytes) -> bytes:
-        called = f"function {function}"
+        where = f"function {function} on worker {self._me.rank}"
         try:
             fn, args, kwargs = self._unpack(payload)
-            called += f", {_name(fn, args)},"
+            where += f" ({_name(fn, args)})"
             self._strategy.pull()
             with self._strategy.store.once(function, floor), mark(f"function {function}"):
                 result = self._strategy.keeping_buffers(fn, *args, **kwargs)
-            return _packed(result, called)
+            return _packed(result, f"function {function}, {_name(fn, args)},")
         except Exception as error:
-            return _told(error, f"{called} on worker {self._me.rank}")
+            return _told(error, where)
 
     def _unpack(self, payload: bytes) -> Any:
         reader = pickle.Unpickler(io.BytesIO(payload))
