@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from training import training_step
 from waiting import until
 
 import distkit as dk
@@ -50,13 +51,7 @@ def train(strategy: Strategy, make=torch.optim.Adam, epochs: int = 2, flag: str 
         optimizer = make(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     losses = []
     for _ in range(epochs):
         for x, y in strategy.distribute_dataset((X, Y), global_batch=22):

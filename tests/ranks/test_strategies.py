@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from training import training_step
 
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError, TrainingError
@@ -51,13 +52,7 @@ def train(strategy: Strategy, make=torch.optim.SGD, batch: int = 11, **options):
         model = network()
         optimizer = make(model.parameters(), **{"lr": 0.1, **options})
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     losses = []
     for x, y in pieces(strategy, batch) * 2:
         losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())

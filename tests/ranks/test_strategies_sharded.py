@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from training import whole
 
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError, TrainingError
@@ -27,10 +27,6 @@ from distkit.strategies import (
 
 X = torch.randn(30, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = (X.sum(1) > 0).long()
-
-
-def whole(w: Tensor) -> Tensor:
-    return (w.full_tensor() if isinstance(w, DTensor) else w).detach().clone()
 
 
 def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: bool = False):

@@ -1,0 +1,28 @@
+"""What functions of tests that train on ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+
+def whole(w: Tensor) -> Tensor:
+    """A copy of a tensor, of which a rank may hold a piece."""
+    return (w.full_tensor() if isinstance(w, DTensor) else w).detach().clone()
+
+
+def training_step(model: nn.Module, optimizer: Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
+    """A step of a classifier, which returns its loss."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
