@@ -57,11 +57,13 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
     assert second.startswith("one process computes the same, to ")
     assert third == "the replicas' weights are bitwise equal at every step"
     assert sheet.texts(".dkv-tiles h4")[0].startswith("loss")
-    assert sheet.root.locator(".dkv-chart").count() == 5
+    assert sheet.root.locator(".dkv-chart").count() == 4
+    assert sheet.text(".dk-facts").endswith("learning rate 0.2")  # all the time: no curve
     assert sheet.texts("tbody th button")[0].startswith("0.weight")
     assert sheet.root.locator("tbody .dkv-heat").count() == 4 * 6
     assert sheet.root.locator("[data-card]").count() == 6 and sheet.painted("[data-card] .dkv-heat")
     assert sheet.root.locator(".dkv-cos").count() == 16
+    assert sheet.texts(".dkv-matrix .dkv-of") == ["0", "1", "2", "3", "0", "1", "2", "3"]
 
     sheet.page.focus(".dkv-slider")
     sheet.press("ArrowRight", "ArrowRight", "ArrowDown")
@@ -120,8 +122,9 @@ def test_what_was_not_averaged(tab: Any, tmp_path: Path) -> None:
     view = dk.Gradients(dk.run_ranks(train, 2, average=False).trace)
     sheet = Sheet(tab, view, tmp_path / "gradients.html")
     assert sheet.texts(".dkv-wrong span")[0].endswith("nothing was averaged")
-    assert "rank 1 is now" in sheet.texts(".dkv-wrong span")[-1]
+    assert sheet.texts(".dkv-wrong span")[-1].endswith(" from rank 0 after step 6")
     assert sheet.texts("tbody .dk-alarm") == ["≠ by rank"] * 4
+    assert sheet.text(".dkv-pair p").endswith("Nothing was summed: no agreement is known.")
     sheet.fine()
 
 

@@ -107,7 +107,7 @@ def test_what_was_not_averaged_is_said() -> None:
     assert found[1] == ("different", "one process computes a different gradient: up to 1.0 apart")
     assert found[2] == (
         "different",
-        "the replicas' weights differ after step 1: rank 1 is now 8 from rank 0",
+        "the replicas' weights differ after step 1: rank 1 is 8 from rank 0 after step 2",
     )
 
 
@@ -312,3 +312,38 @@ def test_shares_of_different_sizes_are_weighted() -> None:
     assert reduced(before, after, 2, {0: 1.5, 1: 0.5}).kind == "mean"
     nothing = {0: before[0], 1: summary([math.nan] * 4)}
     assert reduced(nothing, {r: before[0] for r in before}, 2, {0: 2.0, 1: 0.0}).kind == "mean"
+
+
+def test_estimated_cosines_have_the_agreement_as_their_mean() -> None:
+    """Of long gradients a part is recorded; the norms, and so the agreement, are of the whole."""
+    torch.manual_seed(2)
+    own = torch.randn(1000) + 3 * torch.randn(3, 1000)
+    befores = [_part(row) for row in own]
+    afters = [_part(own.mean(0))] * 3
+    s = Script()
+    for rank, (before, after) in enumerate(zip(befores, afters, strict=True)):
+        s.op(
+            rank,
+            Op.MARK,
+            0,
+            1e-3,
+            attributes={"watched": "gradient", "name": "w"},
+            shape=(1000,),
+            before=before,
+            after=after,
+        )
+    (cell,) = project(s.trace(world_size=3))["steps"][0]["layers"]
+    cosines = torch.corrcoef(own)[[0, 0, 1], [1, 2, 2]]
+    weights = torch.tensor([befores[i].norm * befores[j].norm for i, j in ((0, 1), (0, 2), (1, 2))])
+    exact = float((cosines * weights).sum() / weights.sum())
+    assert cell["agreement"] == pytest.approx(exact, abs=0.01)
+    mean = float((torch.tensor(cell["cosines"]) * weights).sum() / weights.sum())
+    assert mean == pytest.approx(cell["agreement"], abs=1e-3)
+    raw = [cosine(befores[i], befores[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert abs(sum(raw) / 3 - exact) > 0.01  # what was recorded alone says something else
+
+
+def _part(values: torch.Tensor) -> Summary:
+    return replace(
+        summary(values[:: len(values) // 64][:64].tolist()), norm=float(values.norm()), size=1000
+    )

@@ -1,14 +1,14 @@
 """Gradients of a watched training loop as plain data: before and after the all-reduce, drift, loss.
 
-The cosine of two ranks' gradients is taken from the values that their summaries show: exact up
-to 64 elements, an estimate beyond. The agreement of all ranks is exact, from the norms of the
-gradients and of their sum.
+The agreement of all ranks is exact, from the norms of the gradients and of their sum. The cosine
+of two ranks' gradients is taken from the values that their summaries show: exact up to 64
+elements; beyond, an estimate, calibrated so that the mean of all pairs is the agreement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -71,6 +71,10 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
     weights = next(iter(training.weights.get(0, {}).values()), None)
     if weights:
         head["facts"].append(count(weights[1].size, "weight"))
+    found = curves(training, layers, ranks)
+    rates = {lr for _, lr in found["lr"][0]["points"]}
+    if len(rates) == 1 and None not in rates:
+        head["facts"].append(f"learning rate {number(*rates)}")
     return {
         **head,
         "live": live,
@@ -79,10 +83,11 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
             {"name": clean(layer), "shape": list(training.layers[layer])} for layer in layers
         ],
         "steps": [_step(n, training.steps[n], layers, trace.ranks) for n in kept],
-        "curves": curves(training, layers, ranks),
+        "curves": found,
         "verdicts": _verdicts(trace, training, looked),
         "notices": _notices(trace, training),
         "total": len(training.steps),
+        "whole": len(trace.ranks) <= MAX_RANKS,
     }
 
 
@@ -126,6 +131,9 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
     afters = [scaled.get(r) for r in ([*scaled][:1] if one else ranks[:MAX_RANKS])]
     values = [v for s in (*shown, *afters, alone) if s for v in s.values]
     apart = [distance(s, alone) for s in afters if s and alone]
+    agreed = agreement(before, after, found, shares)
+    weights = [shares.get(r, 1.0) for r in ranks[:MAX_RANKS]]
+    known = agreed if len(ranks) <= MAX_RANKS else math.nan  # the matrix has every pair of ranks
     return {
         "before": [in_columns(s) if s else None for s in shown],
         "after": [in_columns(s) if s else None for s in afters],
@@ -134,12 +142,33 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
         "kind": found.kind,
         "same": found.same,
         "most": rounded(largest(values)),
-        "cosines": [
-            None if a is None or b is None else _short(cosine(a, b))
-            for a, b in combinations(shown, 2)
-        ],
-        "agreement": _short(agreement(before, after, found, shares)),
+        "cosines": [_short(c) for c in _cosines(shown, known, weights)],
+        "agreement": _short(agreed),
     }
+
+
+def _cosines(shown: list[Summary | None], agreed: float, shares: Sequence[float]) -> list[float]:
+    """The cosine of each pair of gradients, NaN where one is not known."""
+    known = [(w, s) for w, s in zip(shares, shown, strict=True) if s]
+    found = [cosine(a, b) if a and b else math.nan for a, b in combinations(shown, 2)]
+    part = any(len(s.values) < s.size for _, s in known)
+    if not part or len(known) < len(shown) or not math.isfinite(agreed):
+        return found
+    norms = [_times(w, s).norm for w, s in known]
+    return calibrated(found, [a * b for a, b in combinations(norms, 2)], agreed)
+
+
+def calibrated(cosines: list[float], weights: list[float], mean: float) -> list[float]:
+    """Estimated cosines, moved towards 1 or -1 until their weighted mean is the known one.
+
+    >>> calibrated([0.0, 0.5], [1.0, 1.0], 0.625), calibrated([0.0, 0.5], [1.0, 1.0], 0.25)
+    ([0.5, 0.75], [0.0, 0.5])
+    """
+    known = sum(w * c for w, c in zip(weights, cosines, strict=True)) / (sum(weights) or math.nan)
+    end = math.copysign(1.0, mean - known)
+    if not math.isfinite(known) or known == end:
+        return cosines
+    return [c + (mean - known) / (end - known) * (end - c) for c in cosines]
 
 
 def _divided(s: Summary, by: float) -> Summary:
@@ -280,7 +309,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
     return [
         _say(
             False,
-            f"the replicas' weights differ {since}: {name(trace, rank)} is now "
-            f"{far[rank]:.2g} from {name(trace, first)}",
+            f"the replicas' weights differ {since}: {name(trace, rank)} is {far[rank]:.2g} "
+            f"from {name(trace, first)} after step {max(complete)}",
         )
     ]

@@ -1,5 +1,6 @@
 // Curves over time or steps, and who agrees with whom.
 
+import { readable } from "./colors.js";
 import { dot, h, s } from "./dom.js";
 import { figure } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
@@ -39,19 +40,18 @@ export function chart(lines, options) {
 export function matrix(ranks, cosines, { look, color }) {
   const n = ranks.length;
   const at = (i, j) => (i === j ? 1 : cosines[pair(Math.min(i, j), Math.max(i, j), n)]);
-  const head = (r) => Object.assign(dot(color(r.lane)), { title: r.name });
+  const head = (r) => h("span", { class: "dkv-of", title: r.name }, dot(color(r.lane)), r.rank);
   const cell = (r, i, other, j) => {
     const c = i === j ? null : at(i, j);
-    const strong = c !== null && Math.abs(c) > 0.62;
-    const ink = strong ? (look.dark || c > 0 ? "#17202a" : "#fff") : "inherit";
+    const paint = look.heat(c ?? 0);
     return h("span", { class: i === j ? "dkv-cos dkv-self" : "dkv-cos",
       title: i === j ? null : `${r.name} and ${other.name}: ${c === null ? "–" : cosine(c)}`,
-      style: `background:${look.heat(c ?? 0)};color:${ink}` },
+      style: `background:${paint};color:${readable(paint)}` },
     i === j ? "" : c === null ? "–" : n > 5 ? "" : cosine(c));
   };
   const words = ranks.flatMap((r, i) => ranks.slice(i + 1)
     .map((other, k) => `${r.name} and ${other.name} ${figure(at(i, i + 1 + k))}`));
-  const columns = `grid-template-columns: 16px repeat(${n}, minmax(8px, 52px))`;
+  const columns = `grid-template-columns: 28px repeat(${n}, minmax(8px, 52px))`;
   return h("div", { class: "dkv-matrix", role: "img",
     "aria-label": `cosine similarity: ${words.join(", ")}`,
     style: `${columns}; --high: ${n > 5 ? 15 : 20}px` },

@@ -146,6 +146,7 @@ export class Gradients extends Series {
     const { curves, layers } = this.picture;
     const at = n ?? Infinity;
     const drift = d3.max(curves.drift, (line) => value(line, at)) ?? null;
+    const varies = new Set(curves.lr[0].points.map(([, lr]) => lr)).size > 1; // else it is a fact
     const rate = value(curves.rate[0], at) ?? curves.rate[0]?.points[0]?.[1];
     const tiles = [
       ["loss", figure(value(curves.loss.at(-1), at)), "mean, each rank", curves.loss],
@@ -155,7 +156,7 @@ export class Gradients extends Series {
         NORM],
       ["samples/s", rate >= 1000 ? grouped(Math.round(rate)) : figure(rate), "all ranks",
         curves.rate],
-      ["learning rate", figure(value(curves.lr[0], at)), "", curves.lr],
+      ["learning rate", figure(value(curves.lr[0], at)), "", varies ? curves.lr : []],
     ].map(([title, number, note, lines, why = null]) => ({ title, number, note, why,
       lines: this.#curves(lines) })).filter(({ lines }) => lines.length);
     const [across, width] = this.columns(tiles.length, 140, 20);
@@ -265,9 +266,12 @@ export class Gradients extends Series {
   }
 
   #matrix(cell, estimated) {
-    const words = estimated && cell.agreement !== null
-      ? `Estimated ${estimated}; agreement, ${cosine(cell.agreement)}, is the mean over all values.`
-      : "Agreement is their mean, weighted by the norms.";
+    const { agreement } = cell;
+    const same = this.picture.whole ? " and of the matrix" : ""; // it is calibrated so
+    const words = agreement === null
+      ? `${estimated && `Estimated ${estimated}. `}Nothing was summed: no agreement is known.`
+      : estimated ? `Estimated ${estimated}; agreement, ${cosine(agreement)}, is the mean ` +
+        `over all values${same}.` : "Agreement is their mean, weighted by the norms.";
     const paint = { look: this.look, color: (lane) => this.color(lane) };
     return h("section", { class: "dkv-figure" },
       h("h4", {}, "cosine of each pair of ranks' gradients"),

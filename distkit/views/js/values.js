@@ -1,6 +1,7 @@
 // Pictures of the values of tensors: heat maps, histograms, and their words.
 
 import { fit } from "./canvas.js";
+import { readable } from "./colors.js";
 import { h, muted, s } from "./dom.js";
 import { clamp, figure, finite, grouped, oddities } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
@@ -62,8 +63,7 @@ function write(c, [x, y, w, tall], v, most, look) {
   const words = figure(v);
   c.font = `600 ${Math.min(12, 1.75 * w / Math.max(3, words.length))}px ${look.font}`;
   [c.textAlign, c.textBaseline] = ["center", "middle"];
-  const strong = Number.isFinite(v) && most && Math.abs(v) / most > 0.62;
-  c.fillStyle = strong ? (look.dark || v > 0 ? "#17202a" : "#fff") : look.fg;
+  c.fillStyle = Number.isFinite(v) ? readable(look.heat(most ? v / most : 0)) : look.fg;
   if (!Number.isFinite(v)) {
     c.lineWidth = 3;
     c.strokeStyle = look.bg;
