@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: A chart [inches], and pixels per inch as SVG counts them.
 WIDTH, HEIGHT, DPI = 4.6, 3.0, 72
+#: The size of its letters [points]: they are read from the last row, too.
+LETTERS = 11.5
 #: A picture shows so many results at first: the seconds, and what the function returned.
 RESULTS = 2
 #: So many series have a colour and a name each.
@@ -125,7 +127,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
             loc="outside lower center",
             ncols=min(2, len(labels)),
             frameon=False,
-            fontsize=9,
+            fontsize=LETTERS,
             labelcolor=INK,
         )
     return figure
@@ -175,7 +177,7 @@ def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], fl
         axes.set_xscale("log")
         axes.minorticks_off()
     at = math.log if log else float
-    room, ticks = (at(ordered[-1]) - at(ordered[0])) / 12, ordered[:1]
+    room, ticks = (at(ordered[-1]) - at(ordered[0])) / 9, ordered[:1]
     for value in ordered[1:]:
         if at(value) - at(ticks[-1]) > room:  # its label does not touch the one before
             ticks.append(value)
@@ -189,9 +191,9 @@ def _dress(axes: Axes, result: str, against: str) -> None:
     if result == SECONDS:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda y, _: shown(result, float(y)) if y else "0")
-    axes.set_title(result, loc="left", color=INK, fontsize=10, fontweight="bold")
-    axes.set_xlabel(against, color=INK, fontweight="bold")
-    axes.tick_params(colors=GRAY, length=0)
+    axes.set_title(result, loc="left", color=INK, fontsize=LETTERS + 1, fontweight="bold")
+    axes.set_xlabel(against, color=INK, fontsize=LETTERS, fontweight="bold")
+    axes.tick_params(colors=GRAY, length=0, labelsize=LETTERS)
     axes.grid(axis="y", color=GRAY, alpha=0.2)
     axes.patch.set_visible(False)
     axes.spines[:].set_visible(False)
