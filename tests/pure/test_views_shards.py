@@ -212,6 +212,12 @@ def test_a_piece_is_where_it_is_in_the_whole() -> None:
     assert len({at[1:] for at in bias}) == 1  # copies
 
 
+@pytest.mark.parametrize(("ranks", "copies"), [(1, False), (2, True)])
+def test_what_one_rank_alone_has_is_no_copy(ranks: int, copies: bool) -> None:
+    drawn = ShardMap([parameter("weight", (8, 6), ranks, None)])._svg()
+    assert "8 × 6" in drawn and ("8 × 6 · Replicate()" in drawn) == copies
+
+
 def test_a_piece_of_an_inner_dimension_is_drawn_along_it() -> None:
     conv = boxes(ShardMap(NETS["n dimensions"]))[:4]
     assert len({(y, high) for _, _, y, _, high in conv}) == 1

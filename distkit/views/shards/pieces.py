@@ -119,7 +119,7 @@ class _Painter:
 def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
     """The name of parameters, and below or beside it their shape and how they are divided."""
     one, name = kind[0], named(kind)
-    placed = sorted({str(piece["placement"]) for piece in one["pieces"]})
+    placed = sorted({str(p["placement"]) for p in one["pieces"] if not _alone(one, p)})
     times = [f"{len(kind)} times"] if len(kind) > 1 else []
     more = " · ".join([shaped(one["shape"]), *times, *placed])
     yield title(f"{name}: {more}")
@@ -129,6 +129,11 @@ def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
     else:
         yield text(cut(name, LEFT - 30 - text_width(more, 11), 12), "key", y=high / 2 + 4)
         yield text(more, "small", x=LEFT - 14, y=high / 2 + 4, anchor="end")
+
+
+def _alone(one: Parameter, piece: Parameter) -> bool:
+    """True if one rank has all of it, which torch calls replicated, too."""
+    return len(one["pieces"]) == 1 and piece["placement"] == "Replicate()"
 
 
 # -- parameters ---------------------------------------------------------------------------
