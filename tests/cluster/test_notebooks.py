@@ -27,6 +27,7 @@ def test_notebook_runs(
     assert not errors(notebook)
     assert not [cell.id for cell in meant_to_fail(notebook) if not raised(cell)]
     assert not bare_widgets(notebook)
+    assert not bare_figures(notebook)
     assert all("not attempted" in verdict for verdict in verdicts(notebook))
     assert not leftovers()
 
@@ -60,6 +61,13 @@ def errors(notebook: NotebookNode) -> list[str]:
     """What went wrong in the other cells."""
     expected = meant_to_fail(notebook)
     return [text for cell in notebook.cells if cell not in expected for text in raised(cell)]
+
+
+def bare_figures(notebook: NotebookNode) -> list[str]:
+    """The figures of matplotlib of which a notebook shows only their size, in words."""
+    shown = [o.get("data", {}) for o in outputs(notebook)]
+    words = [data.get("text/plain", "") for data in shown if not PICTURES & set(data)]
+    return [text for text in words if text.startswith("<Figure")]
 
 
 def bare_widgets(notebook: NotebookNode) -> list[str]:
