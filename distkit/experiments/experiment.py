@@ -368,7 +368,7 @@ class Experiment(State):
         return [(dict(r.parameters), r.run) for r in self.records if isinstance(r.run, Run)]
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One row per run: its parameters, seconds, messages, bytes, and what rank 0 returned."""
+        """One row per run: parameters, seconds, waiting, messages, bytes, what rank 0 returned."""
         import pandas as pd
 
         return pd.DataFrame([r.row for r in self.records])

@@ -21,7 +21,9 @@ from distkit.views.timeline.columns import Columns
 SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"
 #: Of those whose function goes through ``dk.progress``: how many steps, and how long each took.
 STEPS, PER_STEP = "steps made", "seconds a step"
-MEASURED = SECONDS, STEPS, PER_STEP, MESSAGES, COLLECTIVES, SIZE
+#: For so long a rank waited for others, on average.
+WAITING = "waiting"
+MEASURED = SECONDS, STEPS, PER_STEP, WAITING, MESSAGES, COLLECTIVES, SIZE
 OUTCOME = "outcome"
 
 #: Of what ranks print, the latest so many lines are kept.
@@ -109,11 +111,14 @@ class State:
 
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
     """The record of a run that is over, and has made so many steps if that is known."""
-    picture = Columns(run.trace).frame
+    columns = Columns(run.trace)
+    picture, causes = columns.frame, columns.causes
     each = {STEPS: steps, PER_STEP: run.seconds / steps} if steps else {}
     measured = {
         SECONDS: run.seconds,
         **each,
+        WAITING: float(causes.waited[~causes.over].sum())
+        / max(1, len({*columns.ops.rank.tolist()})),
         MESSAGES: picture["messages"],
         COLLECTIVES: picture["collectives"],
         SIZE: picture["message_bytes"] + picture["collective_bytes"],
@@ -229,7 +234,7 @@ def shown(name: str, value: Any) -> str:
     ('250 ms', '4 KiB', '0.1235', '4')
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if number and name in (SECONDS, PER_STEP, STRAGGLER):
+    if number and name in (SECONDS, PER_STEP, WAITING, STRAGGLER):
         return human_seconds(float(value)) if value else "0 s"
     if number and name in (SIZE, *BYTES):
         return human_bytes(float(value))

@@ -50,7 +50,7 @@ def sweep(
         values: a list per parameter, or one value.
 
     Returns:
-        One row per combination: the parameters, seconds, messages, bytes, what rank 0 returned,
+        One row per combination: parameters, seconds, waiting, messages, bytes, values of rank 0,
         and the ``trace``. A run that failed has its error as ``outcome``.
 
     Raises:

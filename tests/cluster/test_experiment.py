@@ -292,6 +292,17 @@ def test_what_ranks_do_only_the_first_time_is_not_measured() -> None:
     assert frame["result"].tolist() == [2, 3, 2, 3]
 
 
+def test_the_table_tells_how_long_ranks_waited_for_a_straggler() -> None:
+    def reduce(steps: int = 4) -> None:
+        for _ in range(steps):
+            dist.all_reduce(torch.ones(2))
+
+    with dk.Experiment(reduce, ranks=(2, 3), straggler=(0, 0.1)) as experiment:
+        experiment.sweep(ranks=2, straggler=[0, 0.1])
+        none, some = experiment.to_dataframe()["waiting"]
+    assert some - none > 0.4 / 2  # one of two ranks waits for the other, four times
+
+
 def test_a_function_that_fails_on_new_ranks_is_told_once() -> None:
     def wrong() -> None:
         print("here")

@@ -283,6 +283,7 @@ def test_a_record_has_what_was_measured_and_returned() -> None:
     assert made.row == {
         "batch": 8,
         "seconds": 0.5,
+        "waiting": 0.05,  # rank 1 waited for 0.1 s
         "messages": 1,
         "collectives": 0,
         "bytes": 8,
@@ -305,10 +306,10 @@ def test_the_table() -> None:
     ]
     assert results.to_text("train", some) == (
         "Experiment with train: 3 runs, 1 not to the end, 250 ms to 500 ms (ranks=2)\n"
-        "  #  batch  seconds  loss  messages  bytes  outcome\n"
-        "  3  32     100 ms         1         8 B    RankError\n"
-        "  2  16     250 ms   1.5   1         8 B    ok\n"
-        "  1  8      500 ms   2     1         8 B    ok"
+        "  #  batch  seconds  loss  waiting  messages  bytes  outcome\n"
+        "  3  32     100 ms         50 ms    1         8 B    RankError\n"
+        "  2  16     250 ms   1.5   50 ms    1         8 B    ok\n"
+        "  1  8      500 ms   2     50 ms    1         8 B    ok"
     )
     assert results.to_text("train", []) == "Experiment with train: no run yet"
     assert "ranks=2" not in results.to_text("train", some[:1])
