@@ -143,6 +143,50 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
     view.fine()
 
 
+def test_values_are_told_where_they_are_few(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["in_step"])
+    view.root.focus()
+    view.press("End")
+    assert drawn(view, ".mark-worth") == ["[2, 2, 2, 2]"] * 2 + ["[2, 2]"]  # the ones of 2 workers
+    titles = drawn(view, ".dkm-main title")
+    assert "b v3 = [2, 2]" in titles and titles.count("w v3 = [2, 2, 2, 2]") == 2
+    assert "[2, 2" in view.text(".dk-fact")
+    view.fine()
+
+
+def test_what_is_to_come_is_grey_in_the_list(tab: Any, real: Any, tmp_path: Path) -> None:
+    view = sheet(tab, tmp_path, real["in_step"])
+    pale = "rows => rows.filter((row) => getComputedStyle(row).opacity < 1).length"
+    rows = view.root.locator(".dkm-list li")
+    view.root.focus()
+    tab.page.keyboard.press("Home")
+    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
+    assert rows.evaluate_all(pale) == rows.count() == 9
+    view.press("PageDown")
+    assert rows.evaluate_all(pale) == 8
+    view.press("End")
+    assert rows.evaluate_all(pale) == 0
+    view.fine()
+
+
+def test_it_plays_from_the_beginning_unless_a_moment_is_chosen(
+    tab: Any, real: Any, tmp_path: Path
+) -> None:
+    view = sheet(tab, tmp_path, real["out_of_step"])
+    opened = int(view.root.get_attribute("data-beat"))
+    assert opened > 1
+    view.root.focus()
+    view.press("Space")
+    assert int(view.root.get_attribute("data-beat")) < opened
+    tab.page.keyboard.press("Space")
+    view.press("ArrowRight", "ArrowRight")
+    chosen = int(view.root.get_attribute("data-beat"))
+    view.press("Space")
+    tab.page.keyboard.press("Space")
+    assert int(view.root.get_attribute("data-beat")) > chosen
+    view.fine()
+
+
 def test_bins_of_large_staleness_can_be_read(tab: Any, tmp_path: Path) -> None:
     s = traces.Script()
     said = {"attributes": {"key": "w"}, "nbytes": 8, "dtype": "float32"}

@@ -38,7 +38,9 @@ export class Player {
   load(script, { opening, home = script.start, follow = false }) {
     Object.assign(this, { script, home, after: this.pace(script) });
     if (follow) this.chosen = null;
-    this.time = clamp(follow ? script.end : this.time ?? opening, script.start, script.end);
+    const first = clamp(opening, script.start, script.end);
+    if (this.time === undefined && !follow) this.fresh = first; // nobody has moved it yet
+    this.time = follow ? script.end : clamp(this.time ?? first, script.start, script.end);
   }
 
   // The beat that is shown; -1: none has ended yet.
@@ -54,7 +56,9 @@ export class Player {
     if (this.playing) return this.pause();
     const { script } = this;
     if (!script.beats.length) return;
-    if (this.time >= script.last) this.seek(this.home);
+    // a story is told from its beginning, unless the reader has chosen a moment
+    if (this.time >= script.last || this.fresh === this.time) this.seek(this.home);
+    this.fresh = null;
     this.playing = true;
     this.told();
     if (still()) return this.#march();
@@ -94,7 +98,7 @@ export class Player {
   }
 
   seek(time) {
-    this.chosen = null;
+    this.chosen = this.fresh = null;
     this.time = clamp(time, this.script.start, this.script.end);
     this.pause();
   }
@@ -127,7 +131,7 @@ export class Player {
   // At a beat's end.
   place(i) {
     const time = this.#end(this.script.beats[i]);
-    Object.assign(this, { chosen: i, target: null, time });
+    Object.assign(this, { chosen: i, target: null, time, fresh: null });
     this.show(false);
   }
 

@@ -133,6 +133,13 @@ def theme() -> dict[str, Any]:
     }
 
 
+#: What keeps words on a card readable where a line passes below them.
+_HALO: dict[str, str | float] = {
+    "stroke": "ink 3.5",
+    "stroke-width": 4,
+    "paint-order": "stroke",
+    "stroke-linejoin": "round",
+}
 #: How marks look, by class: SVG's presentation attributes. Colours have names: ink, paper, muted
 #: and warning are the page's, "ink 5" is so many percent of ink on paper, rank is a rank's own
 #: colour and label reads well on it; positive and negative are those of values.
@@ -141,7 +148,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
     "now": {"fill": "ink 9"},
     "own": {"fill": "rank"},
-    "pale": {"fill": "rank", "fill-opacity": 0.22},
+    "pale": {"fill": "rank", "fill-opacity": 0.36},
     "faded": {"fill": "rank", "fill-opacity": 0.35},
     "merging": {"fill": "rank", "fill-opacity": 0.7},
     "full": {"fill": "ink"},
@@ -195,9 +202,11 @@ MARKS: dict[str, dict[str, str | float]] = {
     "cross": {"fill": "none", "stroke": "warning", "stroke-width": 4},
     # words
     "name": {"fill": "ink", "font-size": 13.5, "font-weight": 700},
-    "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code"},
+    "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code", **_HALO},
     "words": {"fill": "muted", "font-size": 12},
     "small": {"fill": "muted", "font-size": 11},
+    "worth": {"fill": "ink", "font-size": 11, "font-family": "code", **_HALO},
+    "size": {"fill": "muted", "font-size": 11, **_HALO},
     "tick": {"fill": "muted", "font-size": 10.5},
     "caption": {"fill": "muted", "font-size": 12, "font-weight": 600},
     "chunk": {
@@ -218,5 +227,5 @@ MARKS: dict[str, dict[str, str | float]] = {
     "number": {"fill": "label", "font-size": 21, "font-weight": 700},
     "hollow": {"fill": "ink", "font-size": 21, "font-weight": 700},
     "strong": {"fill": "ink", "font-size": 12.5, "font-weight": 700},
-    "late": {"fill": "warning", "font-size": 12, "font-weight": 700},
+    "late": {"fill": "warning", "font-size": 12, "font-weight": 700, **_HALO},
 }

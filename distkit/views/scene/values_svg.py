@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from distkit.events import Summary
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
+from distkit.views.scene.summaries import number
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, channels
 
 #: The colours of the largest magnitudes, and so many steps from paper to each.
 NEGATIVE, POSITIVE, LEVELS = "#0072b2", "#e08200", 9
 PAPER = "#f3f5f7"
+#: A tensor of up to so many elements is written in a line.
+MOST_WRITTEN = 6
 
 
 def heat(x: float, y: float, summary: Json, most: float, width: float) -> tuple[str, float]:
@@ -80,6 +84,17 @@ def numbers(summary: Json) -> str:
     whole = not isinstance(summary["min"], str)
     low, high = (summary["min"], summary["max"]) if whole else (min(known), max(known))
     return f"{figure(low)} to {figure(high)}, norm {figure(summary['norm'])}{more}"
+
+
+def written(s: Summary | None) -> str:
+    """All values of a small tensor; nothing of a larger one, or of one not looked at.
+
+    >>> written(Summary((3.0, -0.5), 3.04, -0.5, 3.0, 2)), written(None)
+    ('[3, −0.5]', '')
+    """
+    if s is None or not len(s.values) == s.size <= MOST_WRITTEN:
+        return ""
+    return f"[{', '.join(figure(number(v)) for v in s.values)}]"
 
 
 def verdict(x: float, y: float, ok: bool, wrong: bool, words: str) -> str:

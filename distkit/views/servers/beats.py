@@ -15,6 +15,7 @@ from typing import Any
 from distkit.events import Op, Span
 from distkit.views.scene.frame import clean
 from distkit.views.scene.units import human_bytes, human_seconds
+from distkit.views.scene.values_svg import written
 from distkit.views.servers.story import Place, Request, Story, Update
 from distkit.views.servers.waits import Wait, listed
 
@@ -41,6 +42,12 @@ class Beat:
         if not isinstance(self.of, Request) or self.kind == "pull":
             return 0
         return self.of.nbytes_back if self.kind == "weights" else self.of.nbytes
+
+    @property
+    def value(self) -> str:
+        """The values that it brings, if they are few."""
+        told = self.kind in ("push", "weights", "init", "update")
+        return written(self.of.value) if told else ""
 
     @property
     def lost(self) -> bool:

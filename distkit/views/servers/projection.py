@@ -13,6 +13,7 @@ from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.units import count
+from distkit.views.scene.values_svg import written
 from distkit.views.servers.beats import Beat, beats
 from distkit.views.servers.layout import MAX_WORKERS
 from distkit.views.servers.staleness import histogram
@@ -156,6 +157,14 @@ def _versions(story: Story, rows: dict[At, Row]) -> dict[At, list[Version]]:
         found[at].append((time, story.over(run), (version, late)))
         last[at] = run
     return found
+
+
+def worth(story: Story) -> dict[tuple[At, float], str]:
+    """The values that keys got, if they are few, by key and time [s]."""
+    given = [(r, r.arrived) for r in story.requests if r.op is Op.INIT]
+    first = {((r.server, r.key), time): written(r.value) for r, time in given if time is not None}
+    made = [(u, u.end) for u in story.updates]
+    return first | {((u.server, u.key), t): written(u.value) for u, t in made if t is not None}
 
 
 def opening(run: Serving) -> float:

@@ -40,6 +40,7 @@ from distkit.views.servers.projection import (
     notices,
     opening,
     said,
+    worth,
 )
 from distkit.views.servers.staleness import bin_of, brief
 from distkit.views.servers.story import Request
@@ -49,11 +50,12 @@ Point = tuple[float, float]
 #: From when until when, and what.
 Span = TypeVar("Span", bound=tuple[float, float | None, Any])
 
-LINK, CARD, NOW, ROW, ARC, PERSON, FLIGHT, TOKEN = range(8)  # each is drawn above those before it
+#: Each is drawn above those before it: a message on its way crosses out no key and no version.
+LINK, CARD, NOW, FLIGHT, ROW, ARC, PERSON, TOKEN = range(8)
 #: So many workers of an update, and so many workers' waiting are drawn; pulls that wait.
 NAMED, LANES, MANY = 8, 8, 5
 #: The stripes that show who waits: where they are, their distance and height; the side's width.
-LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 68, 12, 7, 200
+LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
 MAX_LETTERS = 28_000  # of all stripes: shorter ones are joined in a long run
 NOTHING = "this trace has no requests to a parameter server"
 LEGEND: list[tuple[list[Shape], float, str]] = [
@@ -97,7 +99,7 @@ class _Painter:
         self.scheduler = places.scheduler
         self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in self.cards}
         self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*places.workers, *self.scheduler)}
-        self.slots = self._slots(workers)
+        self.slots, self.worth = self._slots(workers), worth(story)
         floor = max([70, *(w["y"] + w["r"] for w in places.workers)])
         floor = max([floor, *(y for _, y in self.point.values())])
         self.stripes = floor + 46
@@ -114,7 +116,7 @@ class _Painter:
         for at, spot in self.spots.items():
             if spot["shown"]:
                 self._row(run.rows[at], spot)
-                self._version(run.versions.get(at, []), spot)
+                self._version(at, run.versions.get(at, []), spot)
         self._inboxes()
         self._statuses()
         for i, beat in enumerate(drawn):
@@ -145,6 +147,7 @@ class _Painter:
 
     def _told(self, beat: Beat, who: str, more: str) -> Json:
         where = beat.of.where.rpartition("/")[2] if isinstance(beat.of, Request) else ""
+        more = " · ".join(filter(None, [more, beat.value]))
         told = {"who": who, "more": more, "where": clean(where)}
         end = None if beat.end is None else self.scene.when(beat.end)
         known = {key: words for key, words in told.items() if words}
@@ -217,16 +220,14 @@ class _Painter:
     def _row(self, row: Row, spot: Json) -> None:
         """The marks of a key that are always there: its name and size, and an empty inbox."""
         x, y, w = spot["x"], spot["y"], spot["w"]
-        name = cut(row.key, w - 50, 13)
-        size = " · ".join(filter(None, [human_bytes(row.nbytes) if row.nbytes else "", row.share]))
-        after = 7.9 * len(name) + 8
+        name, size, after = _headed(row, w)
         shapes = [
             rect(w + 10, 47, "hover", x=-5, y=-2),
             title(", ".join(filter(None, [row.key, size]))),
             text(name, "key", y=17),
         ]
         if after + text_width(size, 11.5) < w - 42:
-            shapes.append(text(size, "small", x=after, y=17))
+            shapes.append(text(size, "size", x=after, y=17))
         if len(spot["slots"]) < self.quorum:
             (left, top, wide, _) = spot["slots"][0]
             shapes.append(rect(wide, 9, "slot", x=left - x, y=top - y + 4, r=4.5))
@@ -286,13 +287,16 @@ class _Painter:
         if shown < n:
             yield text(f"+{n - shown}", "small", x=15 * shown - 3, y=4)
 
-    def _version(self, versions: list[Version], spot: Json) -> None:
-        """The version of a key, and what the last update took."""
+    def _version(self, at: At, versions: list[Version], spot: Json) -> None:
+        """The version of a key, its values if they are few, and what the last update took."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot["pill"], none, end=first, layer=ROW)
         for begin, end, (version, late) in self._since(versions):
             pill = _pill(version, "pill", "version")
+            if told := self.worth.get((at, begin)):
+                values = _values(self.run.rows[at], spot["w"], version, told)
+                self.scene.add(spot["x"], spot["y"], *values, begin=begin, end=end, layer=ROW)
             self.scene.add(*spot["pill"], *pill, begin=begin, end=end, layer=ROW)
             if last := self._last(late):
                 corner = spot["x"] + spot["w"], spot["y"] + 39
@@ -303,7 +307,7 @@ class _Painter:
         late = max(took.values(), default=0)
         words = f"{late} late" if late else "fresh" if len(took) == 1 else ""
         left = -text_width(words, 14) - 13 if words else -6
-        told = [text(words, "late" if late else "small", anchor="end")] if words else []
+        told = [text(words, "late" if late else "size", anchor="end")] if words else []
         return told + [
             circle(4.2, "own", x=left - 11 * i, y=-4, lane=self._lane(worker))
             for i, worker in enumerate(reversed(list(took)[:4]))
@@ -359,15 +363,15 @@ class _Painter:
         a, b = ends
         lane = self._lane(beat.src)
         plain = "wrong" if beat.lost else "answer" if beat.kind == "book" else ""
-        way = line(a, b, "lost" if end is None else plain or "flight", lane=lane)
-        self.scene.add(0, 0, way, begin=begin, end=end, layer=FLIGHT)
+        head = "bad" if end is None else {"wrong": "bad", "answer": "gray"}.get(plain, "own")
+        way = arrow(*ends, "lost" if end is None else plain or "flight", head, lane=lane)
+        self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
         token = self._token(beat, lane)
         if end is None:
             middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
             self.scene.add(*middle, *token, begin=begin, layer=TOKEN)
             return
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
-        head = {"wrong": "bad", "answer": "gray"}.get(plain, "own")
         self.scene.rest(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
 
     def _token(self, beat: Beat, lane: int) -> tuple[Shape, ...]:
@@ -398,8 +402,9 @@ class _Painter:
         if spot and "slots" in spot:
             slots, slot = spot["slots"], self.slots.get(beat.of, 0)
             x, y, w, h = slots[min(slot, len(slots) - 1)]
-            spots = {"push": (x + w / 2, y + h / 2), "pull": spot["wait"], "init": spot["pill"]}
-            b = spots.get(beat.kind, b)
+            (px, py) = spot["pill"]
+            below = {"push": (x + w / 2, y + h), "init": (px, py + 10)}  # what lies there covers it
+            b = below.get(beat.kind, spot["wait"] if beat.kind == "pull" else b)
             a = spot["pill"] if beat.kind == "weights" else a
         return self._edge(beat.src, a, b), self._edge(beat.dst, b, a)
 
@@ -446,7 +451,9 @@ class _Painter:
                 0,
                 self.stripes + PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
-                text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 8, y=8),
+                rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # as its waits are drawn
+                text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 20, y=8),
+                title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 *(path(d, styles[kind], lane=self._lane(w)) for kind, d in paths[w].items()),
             )
         if workers:
@@ -498,6 +505,22 @@ class _Painter:
                     bar = rect(pitch - 2, tall, "bad" if i else "gray", x=1, y=-tall, r=1)
                     number = text(brief(n), "count", x=pitch / 2, y=-tall - 4, anchor="middle")
                     side.add(i * pitch, floor, title(told), bar, number, begin=begin, end=end)
+
+
+def _headed(row: Row, w: float) -> tuple[str, str, float]:
+    """The name of a key as it fits, its size in words, and where these begin."""
+    name = cut(row.key, w - 50, 13)
+    size = " · ".join(filter(None, [human_bytes(row.nbytes) if row.nbytes else "", row.share]))
+    return name, size, 7.9 * len(name) + 8
+
+
+def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
+    """The values of a key where one points at it, and before its version if there is room."""
+    yield rect(w + 10, 47, "hover", x=-5, y=-2)
+    yield title(f"{row.key} v{version} = {told}")
+    _, size, after = _headed(row, w)
+    if after + text_width(size, 11.5) + 6.7 * len(told) < w - 54:
+        yield text(told, "worth", x=w - 44, y=17, anchor="end")
 
 
 @remembered

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
-from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, key_name
+from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog
 
 _MATCH = re.compile(r"kv:(\d+):\d+:\d+")
@@ -59,6 +59,7 @@ class Request:
     taken: float | None = None
     by: int | None = None  # the version that this update made
     late: int | None = None  # so many updates came between the pull and this one
+    value: Summary | None = None  # of the tensor that it carried, or was answered with
 
     @property
     def place(self) -> Place:
@@ -82,6 +83,7 @@ class Update:
     begin: float
     end: float | None
     late: dict[int, int] = field(default_factory=dict)
+    value: Summary | None = None  # after it
 
     @property
     def place(self) -> Place:
@@ -203,7 +205,15 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
         refused=reply is not None and "refused" in reply.attributes,
         terms=s.attributes if s.op is Op.REGISTER else NO_ATTRIBUTES,
         optimizer=s.attributes.get("optimizer", ""),
+        value=_value(s, got, reply),
     )
+
+
+def _value(s: Span, got: Span | None, reply: Span | None) -> Summary | None:
+    """What either end has seen of the tensor."""
+    if s.op is Op.PULL:
+        return s.after or (reply.before if reply else None)
+    return s.before or (got.after if got else None)
 
 
 def _part(requests: list[Request], trace: EventLog) -> None:
@@ -259,7 +269,8 @@ def _updates(
         i = bisect_right(times, (s.start, math.inf))
         run = times[max(i - 1, 0)][1] if times else 0
         late = dict(zip(facts.get("workers", ()), facts.get("late", ()), strict=False))
-        yield Update(run, server, key_name(facts["key"]), facts["version"], s.start, s.end, late)
+        key, version = key_name(facts["key"]), facts["version"]
+        yield Update(run, server, key, version, s.start, s.end, late, s.after)
 
 
 def _drop(requests: list[Request]) -> None:
