@@ -106,6 +106,8 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
     sheet.press("ArrowDown")
     said = str(sheet.root.locator("> .dk-spoken").text_content())
     assert re.search(r"; ring: (send to|recv from) rank \d, .* (longer|shorter)$", said), said
+    line = "es => Math.max(...es.map((e) => e.getBoundingClientRect().height))"
+    assert sheet.root.locator(".dkc-card > span").evaluate_all(line) < 26  # no cell is wrapped
     sheet.press("o")
 
     box = sheet.root.locator("canvas").bounding_box()
@@ -142,6 +144,15 @@ def test_on_a_projector_it_is_seen_as_a_whole(
     tab.page.set_viewport_size({"width": 400, "height": 720})
     fits = "e => e.clientWidth < 400 && e.scrollWidth <= e.clientWidth"
     tab.page.wait_for_function(fits, arg=root)
+    sheet.fine()
+
+
+def test_what_is_the_same_in_all_runs_is_one_line(tab: Any, tmp_path: Path) -> None:
+    sheet = opened(tab, tmp_path, {"a": traces.ring(4), "b": traces.ring(4, seed=5)})
+    same = sheet.text(".dkc-table tfoot td")
+    assert same.startswith("the same in all: messages 24 · ")
+    assert sheet.root.locator(".dkc-table tr[data-key=messages]").count() == 0
+    assert sheet.root.locator(".dkc-table tr[data-key=seconds]").count() == 1
     sheet.fine()
 
 

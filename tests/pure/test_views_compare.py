@@ -173,6 +173,15 @@ def test_the_barrier_at_the_end_is_no_waiting() -> None:
     assert free["ranks"][0]["waiting"] < 0.15 and free["ranks"][0]["busy"] < 0.2
 
 
+def test_when_the_first_worker_is_done_is_told_where_they_finish_apart() -> None:
+    picture = project({"sync": with_a_slow_worker(True), "free": with_a_slow_worker(False)})
+    row = next(row for row in picture["rows"] if row["key"] == "first_done")
+    sync, free = row["values"]
+    assert row["label"] == "first worker done"
+    assert sync == pytest.approx(39.5 * MS) and free == pytest.approx(4.5 * MS)
+    assert "first_done" not in rows(project({"a": traces.ring(), "b": traces.ring()}))
+
+
 def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
     s = Script()
     s.op(0, Op.BARRIER, 0, 4 * MS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,8 +28,13 @@ def figures(columns: Columns) -> Json:
     frame = columns.frame
     ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
     workers = [r for r in ranks if r["role"] == WORKER] or ranks
+    seconds = (frame["end"] or 0.0) - (frame["start"] or 0.0)
+    ends = _done(columns)
+    done = [ends[r["rank"]] for r in workers if r["rank"] in ends]
     return {
-        "seconds": (frame["end"] or 0.0) - (frame["start"] or 0.0),
+        "seconds": seconds,
+        "first_done": min(done) if done else None,
+        "apart": (max(done) - min(done)) / seconds if done and seconds else 0.0,
         **{
             key: frame[key]
             for key in ("messages", "message_bytes", "collectives", "collective_bytes")
@@ -46,6 +52,22 @@ _OF_A_RANK = ("rank", "name", "role", "busy", "waiting", "messages", "bytes")
 
 def _mean(parts: list[float]) -> float:
     return round(sum(parts) / len(parts), 4) if parts else 0.0
+
+
+def _done(columns: Columns) -> dict[int, float]:
+    """When each rank had finished [s since the start], before the barrier at the end."""
+    ops, over = columns.ops, columns.causes.over
+    parted: dict[int, float] = {}
+    for rank, start in zip(ops.rank[over].tolist(), ops.start[over].tolist(), strict=True):
+        parted[rank] = min(start, parted.get(rank, start))
+    bounds = [*np.flatnonzero(np.diff(ops.rank, prepend=-1)).tolist(), len(ops)]
+    found = {}
+    for a, b in pairwise(bounds):
+        rank = int(ops.rank[a])
+        ends = ops.end[a:b][ops.start[a:b] < parted.get(rank, math.inf)]
+        if len(ends) and not np.isnan(ends).any():
+            found[rank] = round(float(ends.max()) - (columns.frame["start"] or 0.0), 9)
+    return found
 
 
 # -- rounds --------------------------------------------------------------------------

@@ -19,12 +19,20 @@ from distkit.views.timeline.columns import Columns
 #: The figures of a run that goes on are renewed each time it has grown by this part.
 GROWN = 0.1
 MAX_NOTICES = 6
+#: Ranks that finish so far apart, as a part of the time, are told.
+APART = 0.25
 #: What is not known of a run whose messages are all its backend's.
 OF_MESSAGES = ("messages", "message_bytes", "most_sent")
 
 #: Key, name and unit of each figure, and what it means. Units: s, B, n (a number), % (a part).
 ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
+    (
+        "first_done",
+        "first rank done",
+        "s",
+        "when the first of the ranks had finished; the barrier at the end does not count",
+    ),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
     ("message_bytes", "bytes in messages", "B", "of all messages together"),
     (
@@ -160,9 +168,14 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
     for key, label, unit, hint in ROWS:
         if workers and unit == "%":
             label, hint = f"workers {label}", hint.replace("ranks", OF_WORKERS)
+        if key == "first_done":
+            label = "first worker done" if workers else label
+            if not any(run["figures"]["apart"] > APART for run in runs):
+                continue  # all ranks finish together
         sent = key in OF_MESSAGES
         values = [None if sent and _hidden(run) else run["figures"].get(key) for run in runs]
-        if any(v not in (0, None) for v in values) or key in ("seconds", "messages"):
+        some = sum(v not in (0, None) for v in values)
+        if some > (key == "collective_bytes") or key in ("seconds", "messages"):
             yield {"key": key, "label": label, "unit": unit, "hint": hint, "values": values}
 
 

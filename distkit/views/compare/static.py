@@ -252,7 +252,7 @@ def ratio(value: float | str | None, base: float | str | None) -> str:
     if value is None or base is None or isinstance(value, str) or isinstance(base, str):
         return ""
     if value == base:
-        return "="
+        return "=" if value else ""
     if not base:
         return ""
     times = value / base

@@ -1,6 +1,6 @@
 // Messages: arrows from the sender's bar to the receiver's.
 
-import { humanBytes } from "./numbers.js";
+import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
 // Pixels for each arrow: where there are less, one of some stands for them, without a head.
@@ -11,6 +11,7 @@ export class Arrows {
   constructor(painter, bare = false) {
     const { c, at, look, store } = painter;
     Object.assign(this, { painter, c, at, look, store, bare, labels: [] });
+    this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
     this.list = this.#visible(); // [number, path]
   }
 
@@ -30,7 +31,7 @@ export class Arrows {
 
   // Of many arrows one is drawn per pair of lanes and some pixels.
   #visible() {
-    const { at, store } = this;
+    const { at, look, store } = this;
     if (this.bare) {
       this.strong = true;
       return [...store.related(this.painter.focus)?.arrows ?? []].map((a) => [a, at.path(a)]);
@@ -46,7 +47,8 @@ export class Arrows {
     const room = (at.right - at.left) / EACH;
     this.many = found.length > room;
     this.strong = this.painter.bright?.arrows.size <= room; // else these have no heads, either
-    const shown = this.many ? this.#thinned(found) : found;
+    const lit = (a) => this.painter.bright?.arrows.has(a);
+    const shown = !this.many ? found : look.calm ? found.filter(lit) : this.#thinned(found);
     return shown.map((a) => [a, at.path(a)]);
   }
 
@@ -85,7 +87,7 @@ export class Arrows {
     const color = this.#ink(a, whole);
     this.c.globalAlpha = this.#dim(a);
     const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
-    if (whole) this.#head(x2, y2, ux, uy, Math.min(9, length), color);
+    if (whole) this.#head(x2, y2, ux, uy, Math.min(this.size, length), color);
     else this.#nowhere(this.store.send[a] >= 0 ? [x2, y2] : [x1, y1], color);
     this.c.globalAlpha = 1;
   }

@@ -27,6 +27,11 @@ const SMALL = { row: 15, mark: 11, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_
 // Up to so many traces have the figures beside them, where it is so wide [pixels].
 const [MOST_BESIDE, BESIDE, WIDE, NARROW] = [3, 740, 980, 560];
 
+// What a trace's lanes need [pixels].
+const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
+const need = ({ frame: { lanes } }) => sum(lanes.map(({ rows, marks }) => 2 * SMALL.pad +
+  SMALL.min_gap + rows * (SMALL.row + SMALL.gap) + marks * (SMALL.mark + SMALL.gap))) || APART / 2;
+
 export class Compare extends Sheet {
   constructor(model, el) {
     super(model, el, "compare", "Several traces on a common time axis, and their differences");
@@ -46,6 +51,7 @@ export class Compare extends Sheet {
     this.tools.append(h("div", { class: "dk-lenses" }, Object.values(this.pills)));
     this.tools.append(this.viewport.tools());
     this.kinds = h("ul", { class: "dk-legend" });
+    this.hint = h("li");
     this.frames = h("div", { class: "dkc-frames" });
     this.figures = h("div", { class: "dkc-numbers" });
     this.tip = h("div", { class: "dk-tip dkc-tip", popover: "manual", role: "tooltip" });
@@ -136,6 +142,8 @@ export class Compare extends Sheet {
       panel.draw(scene);
       panel.gestures.follow(panel.at, this.viewport.shown, this.clock.all);
     }
+    const many = this.panels.some((panel) => panel.many);
+    this.hint.textContent = many ? "zoom in (+) for names" : "";
     if (stores.some((store) => store.frame.live)) this.root.dataset.live = "";
     else delete this.root.dataset.live;
   }
@@ -152,12 +160,14 @@ export class Compare extends Sheet {
     };
     const ranks = wide([...this.names.values()], `600 13px ${look.font}`) + 38;
     const traces = overlaid ? wide(names.traces, `11px ${look.font}`) + 12 : 0;
-    const room = this.beside
-      ? (ROOM - theme.sizes.axis) / (overlaid ? 1 : stores.length) - TITLE : APART;
+    const room = ROOM - theme.sizes.axis - (overlaid ? 1 : stores.length) * TITLE;
+    const needs = stores.map(need);
+    const rooms = needs.map((one) =>
+      (!this.beside ? APART : overlaid ? room : (room * one) / sum(needs)));
     return {
       stores, clock, view, zoomed, pointer, look, names, left: clamp(ranks + traces, 84, 250),
       rows: overlaid ? shared(stores) : null,
-      sizes: { ...theme.sizes, ...SMALL, height: room, tallest: room },
+      sizes: { ...theme.sizes, ...SMALL }, rooms,
       ranks: new Map([...this.names.keys()].map((rank, i) => [rank, i])),
       lights: stores.map((_, n) => this.#light(n)), focus: this.#focus(),
       color: (lane) => this.color(lane), trace: (n) => this.trace(n),
@@ -192,7 +202,7 @@ export class Compare extends Sheet {
     const { picture, stores } = this;
     const trace = (n) => this.trace(n);
     const kinds = new Set(stores.flatMap((store) => [...store.kinds()]));
-    this.kinds.replaceChildren(...legend({ kinds: () => kinds }));
+    this.kinds.replaceChildren(...legend({ kinds: () => kinds }), this.hint);
     picture.runs.forEach((run, n) => {
       const { start, end, live } = stores[n].frame;
       const facts = [...run.facts, end > start ? humanSeconds(end - start) : ""].filter(Boolean);

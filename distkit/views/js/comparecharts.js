@@ -19,7 +19,7 @@ function told(value, unit) {
 // A value as a multiple of the baseline's.
 function ratio(value, base) {
   if (typeof value !== "number" || typeof base !== "number") return "";
-  if (value === base) return "=";
+  if (value === base) return value ? "=" : "";
   if (!base) return "";
   const times = value / base;
   if (times && Math.abs(times) < 0.001) return "<0.001×";
@@ -44,7 +44,11 @@ export function table({ runs, rows }, base, color, onbase) {
         onclick: () => onbase(n) },
       swatch(color(n)), run.name, h("small", {}, n === base ? "baseline" : "")));
   });
-  const body = rows.map(({ key, label, unit, hint, values }) => {
+  const known = ({ key, values }) => key !== "seconds" && values[0] !== null
+    && values.every((value) => value === values[0]);
+  const same = rows.filter(known).map(({ label, unit, values }) =>
+    `${label} ${told(values[0], unit)}`);
+  const body = rows.filter((row) => !known(row)).map(({ key, label, unit, hint, values }) => {
     const number = (value) => (typeof value === "number" ? Math.abs(value) : 0);
     const most = Math.max(...values.map(number), 0) || 1;
     const cell = (value, n) => {
@@ -60,7 +64,9 @@ export function table({ runs, rows }, base, color, onbase) {
       values.map(cell));
   });
   return h("table", { class: "dkc-table" },
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }), head)), h("tbody", {}, body));
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }), head)), h("tbody", {}, body),
+    same.length ? h("tfoot", {}, h("tr", {}, h("td", { colspan: runs.length + 1 },
+      `the same in all: ${same.join(" · ")}`))) : "");
 }
 
 // Per rank and trace: the part of the time in communication, and of that in waiting.

@@ -110,10 +110,11 @@ export class Panel {
     return this.layouts.get(this.numbers[0]);
   }
 
-  #layout({ stores, clock, view, sizes: { axis, ...sizes }, left, rows }, n, width) {
+  #layout({ stores, clock, view, sizes: { axis, ...sizes }, rooms, left, rows }, n, width) {
     const several = this.numbers.length > 1;
     const last = n === stores.length - 1 || clock.kind === "duration" || several;
     sizes.axis = last ? axis : 0; // one for all that have the same time
+    sizes.height = sizes.tallest = rooms[n];
     const own = view.map((u) => clock.to(n, u));
     const { live, end } = stores[n].frame;
     const now = Math.max(own[1], end ?? 0);
@@ -124,14 +125,14 @@ export class Panel {
   }
 
   #painter({ look, focus, lights, ranks }, n) {
-    const own = { ...look, lanes: ranks };
+    const own = { ...look, lanes: ranks, calm: true };
     return new Painter(this.context, this.layouts.get(n), own, focus[n], { light: lights[n] });
   }
 
   #alone(scene, n) {
     const painter = this.#painter(scene, n);
     painter.draw();
-    this.arrows = painter.arrows;
+    Object.assign(this, { arrows: painter.arrows, many: painter.many });
   }
 
   #together(scene) {

@@ -5,6 +5,7 @@ import { clamp } from "./numbers.js";
 export const LEAST = 2.5; // no bar is narrower
 const HIGH = 350; // pixels of all lanes, if they are not many: a projector shows them
 const INSIDE = 10; // pixels: an arrow's head
+const NAMED = 17; // from lane to lane, where there is room for names
 export const TALLEST = 860; // pixels in sight; timeline.css says the same
 
 export class Layout {
@@ -17,18 +18,21 @@ export class Layout {
     const all = heights.reduce((sum, height) => sum + height, 0);
     const room = Math.min(sizes.height, lanes.length * sizes.pitch) - all;
     const gap = clamp(room / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
+    const pitches = heights.map((height) => height + gap);
     const tall = all + lanes.length * gap;
     const most = sizes.tallest ?? clamp(34 * lanes.length, HIGH, 1600);
-    this.scale = clamp(most / tall, Math.min(1, (14 * lanes.length) / tall), 1);
+    const whole = Math.min(tall, Math.max(most, 14 * lanes.length));
+    const least = Math.min(NAMED, whole / Math.max(1, lanes.length));
+    this.scale = squeezed(pitches, whole, least);
     this.gap = gap * this.scale;
     this.tops = [];
     this.lines = [];
     this.bottom = 6;
-    for (const height of heights) {
+    this.heights = heights.map((height) => Math.max(height * this.scale, least - this.gap));
+    for (const height of this.heights) {
       this.tops.push(this.bottom);
-      this.bottom += height * this.scale + this.gap;
+      this.bottom += height + this.gap;
     }
-    this.heights = heights.map((height) => height * this.scale);
     this.bottom += lanes.length ? 10 - this.gap : 90;
     this.height = this.bottom + sizes.axis;
   }
@@ -83,8 +87,9 @@ export class Layout {
 
   // [top, height] of the communication of a lane, and of its marked computation.
   #talk(lane) {
-    const top = this.tops[this.store.laneOf.get(lane.rank)] + this.sizes.pad * this.scale;
-    return [top, this.#rows(lane) * this.scale];
+    const i = this.store.laneOf.get(lane.rank);
+    const [rows, marks] = [this.#rows(lane) * this.scale, this.#marks(lane) * this.scale];
+    return [this.tops[i] + (this.heights[i] - rows - marks) / 2, rows];
   }
 
   #work(lane) {
@@ -179,6 +184,16 @@ export class Layout {
     }
     return best;
   }
+}
+
+// The scale with which lanes take up so much in all, when none is made lower than the least.
+function squeezed(pitches, whole, least) {
+  let [rest, room] = [pitches.reduce((sum, pitch) => sum + pitch, 0), whole];
+  for (const pitch of [...pitches].sort((a, b) => a - b)) {
+    if (pitch * room >= least * rest) break;
+    [rest, room] = [rest - pitch, room - least];
+  }
+  return rest > 1e-6 ? clamp(room / rest, 0, 1) : least / Math.max(1, ...pitches);
 }
 
 function segmentDistance(px, py, x1, y1, x2, y2) {

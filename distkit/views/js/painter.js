@@ -11,6 +11,7 @@ export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
   // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
   // look.lanes: from rank to the number of its colour, where that is not its place
+  // look.calm: of many arrows only those of the chosen operation are drawn
   constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
     this.bright = light ?? this.store.related(focus);
@@ -42,7 +43,7 @@ export class Painter {
     for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
     if (!bare) this.#ribbons(bars);
     const arrows = new Arrows(this, bare);
-    this.arrows = arrows.list;
+    Object.assign(this, { arrows: arrows.list, many: arrows.many });
     arrows.behind();
     strips.draw(false);
     for (const i of thin) this.#thin(i);

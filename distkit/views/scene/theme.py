@@ -30,13 +30,13 @@ RANKS_DARK = (
     "#AAB5C2",
 )
 
-#: One colour per trace where several are compared, far from those of the ranks; in curves with a
-#: dash of its own as well.
+#: One colour per trace where several are compared, the first three far from those of the ranks; in
+#: curves with a dash of its own as well.
 TRACES_LIGHT = (
     "#3B4754",
-    "#8250C4",
+    "#6B21C8",
+    "#7A3B0E",
     "#00838F",
-    "#B3541E",
     "#5C7F00",
     "#AD1F73",
     "#1F5FBF",
@@ -44,9 +44,9 @@ TRACES_LIGHT = (
 )
 TRACES_DARK = (
     "#C9D3DD",
-    "#B793F0",
+    "#A45CFF",
+    "#B98A66",
     "#4CC5CF",
-    "#F0965F",
     "#A8CC4A",
     "#EF7FB8",
     "#7FB0FF",
