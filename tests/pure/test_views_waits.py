@@ -67,6 +67,12 @@ def test_beside_the_picture_stand_the_calls():
     assert "ranks 0…8" in alike and "rank 9" in alike
 
 
+def test_the_legend_tells_of_what_is_there():
+    cycle, chain = (waits_svg(states(2, ways)) for ways in ({0: (1,), 1: (0,)}, {0: (1,)}))
+    assert "red: they wait for each other" in cycle and "filled" not in cycle
+    assert "red:" not in chain and "dashed: blocked · filled: not blocked" in chain
+
+
 def test_a_large_circle_stays_readable():
     ring = {n: {r: ((r + 1) % n,) for r in range(n)} for n in (16, 17)}
     assert drawn(16, ring[16])[1] == {"wrong": 16, "answer": 0}

@@ -187,7 +187,10 @@ export class Painter {
       c.fill();
     }
     const ink = solid ? readable(color) : paused ? look.muted : look.fg;
-    if (height >= 10) this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height));
+    if (height >= 10) {
+      const halo = this.waits?.has(bar.i) && (solid ? color : look.bg); // over the hatch
+      this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo);
+    }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
@@ -240,13 +243,18 @@ export class Painter {
   }
 
   // The longest of some texts that fits into the visible part of a box, or none.
-  #label(texts, x, y, width, height, color, size) {
+  #label(texts, x, y, width, height, color, size, halo) {
     const { c, at } = this;
     const from = Math.max(x, at.left) + 5;
     const room = Math.min(x + width, at.right) - from - 3;
     if (room < 8) return;
     c.font = `500 ${size}px ${this.look.font}`;
     const text = texts.find((t) => t && c.measureText(t).width <= room);
+    if (text && halo) {
+      Object.assign(c, { strokeStyle: halo, lineWidth: 4, lineJoin: "round",
+        textAlign: "left", textBaseline: "middle" });
+      c.strokeText(text, from, y + height / 2 + 0.5);
+    }
     if (text) this.text(text, from, y + height / 2, color, c.font);
   }
 

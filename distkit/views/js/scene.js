@@ -178,7 +178,7 @@ export class Scene extends Sheet {
     const words = [more, where].filter(Boolean).join(" · ");
     this.fact.replaceChildren(h("strong", {}, who), h("span", {}, words));
     this.list.mark(beat);
-    this.panels.mark(this.panel);
+    this.panels.mark(this.panel + (amid && time > 0 ? 1 : 0)); // the round that the clock names
     this.root.dataset.beat = beat;
   }
 

@@ -25,7 +25,12 @@ ZOOM, ROW = 1.35, 22.0
 #: The width of a letter in each column of the rows.
 LETTERS = 7.4, 7.3, 7.3, 7.5
 CODE = f'font-family="{svg.CODE}"'
-LEGEND = "arrow: waits for · dashed: blocked · red: they wait for each other"
+#: What is said below: of the picture's styles only those that are in it.
+LEGEND = {
+    "held": "dashed: blocked",
+    "own": "filled: not blocked",
+    "wrong": "red: they wait for each other",
+}
 
 Point = tuple[float, float]
 
@@ -85,8 +90,9 @@ def waits_svg(states: Iterable[RankState]) -> str:
         for k, (words, style) in enumerate(zip(row, styles, strict=True)):
             y = bottom / 2 + (n - (len(rows) - 1) / 2) * ROW + 2
             drawn.append(svg.text(left + sum(widths[:k]), y, words, *style))
-    drawn.append(svg.text(16, bottom, LEGEND, GRAY, 'font-size="11"'))
-    width = max(left + sum(widths) + 14, 32 + 5.8 * len(LEGEND))
+    legend = " · ".join(["arrow: waits for", *(LEGEND[s] for s in LEGEND if s in graph["styles"])])
+    drawn.append(svg.text(16, bottom, legend, GRAY, 'font-size="11"'))
+    width = max(left + sum(widths) + 14, 32 + 5.8 * len(legend))
     return svg.document(width, bottom + 14, "who waits for whom", "".join(drawn))
 
 
