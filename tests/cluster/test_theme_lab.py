@@ -64,11 +64,14 @@ SAME = f"""(color) => {{
     const chosen = ({CHOSEN})();
     return chosen.length >= {VIEWS_WITH_COLOURS} && chosen.every((c) => c === color);
 }}"""
-#: Static pictures are turned over: of a hang, of an experiment's sweep.
+#: Static pictures are turned over, as an experiment's sweep, or have a dark version, as a hang.
 TURNED = """([least, wanted]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
     return images.length >= least &&
-        images.every((image) => (getComputedStyle(image).filter !== 'none') === wanted);
+        images.every((image) => {
+            const {filter, content} = getComputedStyle(image);
+            return (filter !== 'none') !== content.startsWith('url') === wanted;
+        });
 }"""
 
 

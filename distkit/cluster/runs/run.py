@@ -100,14 +100,14 @@ class Run:
 
     def _draw_waits(self) -> dict[str, str]:
         """Who waits for whom, for every kind of front end; empty if nobody does."""
+        from distkit.views.scene.svg import dark
         from distkit.views.scene.waits import waits_svg
         from distkit.views.widget.snapshot import as_picture
 
         states = standings(self.trace)
         drawn = waits_svg(states)
-        return (
-            as_picture(drawn, "; ".join(["who waits for whom", *map(str, states)])) if drawn else {}
-        )
+        words = "; ".join(["who waits for whom", *map(str, states)])
+        return as_picture(drawn, words, dark=dark(drawn)) if drawn else {}
 
     @property
     def replaced(self) -> list[dict[str, Any]]:

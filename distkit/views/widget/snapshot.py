@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import re
 import threading
+import zlib
 from collections.abc import Callable
 from html import escape
 from importlib.util import find_spec
@@ -40,6 +41,11 @@ _ENDED = '<div class="distkit-ended">the kernel has ended</div>'
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
     "{ filter: invert(0.93) hue-rotate(180deg); }"
+)
+#: One that has a dark version shows that: ranks keep the colours that views give them there.
+_ON_DARK = (
+    ' body[data-jp-theme-light="false"] .distkit-picture.{} '
+    "{{ filter: none; content: url(data:image/svg+xml;base64,{}); }}"
 )
 
 
@@ -116,7 +122,9 @@ class HtmlSnapshot(NotebookSnapshot):
         return kinds | ({"image/svg+xml": self._picture()} if self._picture else {})
 
 
-def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dict[str, str]:
+def as_picture(
+    drawn: str, text: str, around: Callable[[str], str] = str, dark: str = ""
+) -> dict[str, str]:
     """A picture for every kind of front end.
 
     As an image in HTML it follows JupyterLab's theme, and is shown in notebooks that are not
@@ -126,17 +134,25 @@ def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dic
         drawn: the picture, SVG.
         text: the same for terminals; its first line describes the image.
         around: puts the image into what surrounds it.
+        dark: a small picture on dark paper; else the lightness of ``drawn`` is turned over.
     """
-    letters = base64.b64encode(drawn.encode()).decode("ascii")
+    letters, style = _letters(drawn), _DARK
+    name = f"distkit-{zlib.crc32(drawn.encode()):x}"
+    if dark:
+        style += _ON_DARK.format(name, _letters(dark))
     image = (
-        f'<img class="distkit-picture" alt="{escape(text.partition(chr(10))[0])}" '
+        f'<img class="distkit-picture {name}" alt="{escape(text.partition(chr(10))[0])}" '
         f'style="max-width:100%" src="data:image/svg+xml;base64,{letters}">'
     )
     return {
-        "text/html": around(f"<style>{_DARK}</style>{image}"),
+        "text/html": around(f"<style>{style}</style>{image}"),
         "image/svg+xml": drawn,
         "text/plain": text,
     }
+
+
+def _letters(drawn: str) -> str:
+    return base64.b64encode(drawn.encode()).decode("ascii")
 
 
 #: Pixels of a PNG to a pixel of the picture.
