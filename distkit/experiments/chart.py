@@ -27,7 +27,7 @@ from distkit.experiments.results import (
     to_html,
     to_text,
 )
-from distkit.views.scene import svg
+from distkit.views.scene import figures, svg
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
 from distkit.views.widget.snapshot import as_picture
@@ -101,8 +101,6 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     Raises:
         ValueError: there is no such result or parameter, or nothing was varied.
     """
-    from matplotlib.figure import Figure
-
     well = [r for r in records if not r.outcome]
     names, known = varied(well), plottable(well)
     if not names:
@@ -113,7 +111,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
             raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
     along = against if against in names else names[0]
     series = _series(well, [n for n in names if n != along])
-    figure = Figure(figsize=(WIDTH * len(results), HEIGHT), dpi=DPI, layout="constrained")
+    figure = figures.new(WIDTH * len(results), HEIGHT, dpi=DPI)
     for axes, result in zip(
         figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
     ):

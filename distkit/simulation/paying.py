@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from distkit.algorithms.sgd import sync_sgd_step
 from distkit.simulation import cost
+from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, INK, rank_color
 
 if TYPE_CHECKING:
@@ -238,10 +239,8 @@ def plot_speedups(measured: Any) -> Figure:
     Args:
         measured: as of :func:`speedups`.
     """
-    from matplotlib.figure import Figure
-
     rows = speedups(measured)
-    figure = Figure(figsize=(5, 3), layout="constrained")
+    figure = figures.new(5, 3)
     axes = figure.subplots()
     for i, batch in enumerate(sorted({row["batch"] for row in rows})):
         mine = sorted((r for r in rows if r["batch"] == batch), key=lambda r: int(r["ranks"]))
@@ -281,12 +280,10 @@ def plot_prediction(
         ...     return plot_prediction(frame, runs, nbytes=40_000, **setting)
         >>> dk.Experiment(parts, picture=picture, ranks=(1, 4), batch=(16, 1024))  # doctest: +SKIP
     """
-    from matplotlib.figure import Figure
-
     every = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
     slow = {"nbytes": nbytes, "latency": latency, "bandwidth": bandwidth}
     line = [predict(measured, ranks=n, batch=batch, **slow) for n in every]
-    figure = Figure(figsize=(7, 3.6), dpi=72, layout="constrained")
+    figure = figures.new(7, 3.6, dpi=72)
     axes, color = figure.subplots(), rank_color(0)
     axes.plot(every, [found["predicted"] for found in line], color=color, label="predicted")
     here = [row for row in line if row["ranks"] == ranks]

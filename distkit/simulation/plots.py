@@ -11,6 +11,7 @@ from distkit.simulation import cost
 from distkit.simulation.calibration import Measured
 from distkit.simulation.network import Link, Network
 from distkit.simulation.simulator import finish_times
+from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, rank_color
 from distkit.views.scene.units import human_bytes, human_seconds
 
@@ -53,12 +54,10 @@ def compare(
     Returns:
         A figure of matplotlib; crossovers of the quickest algorithm are marked on top.
     """
-    from matplotlib.figure import Figure
-
     names = list(algorithms or measured or cost.ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)
     times = {name: [predict(name, n, int(k), network) for k in sizes] for name in names}
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = figures.new(8, 4.5)
     axes = figure.subplots()
     for i, name in enumerate(names):
         color = rank_color(i)

@@ -1,0 +1,24 @@
+"""Figures of matplotlib in a notebook that has not set pyplot up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+from IPython.core.interactiveshell import InteractiveShell
+from distkit.views.scene import figures
+
+formatter = InteractiveShell.instance().display_formatter
+formatter.active_types = formatter.format_types  # as in a notebook; a terminal has plain text
+figure = figures.new(1, 1)
+figure.subplots()
+print(sorted(formatter.format(figure)[0]))
+"""
+
+
+def test_a_cell_shows_a_figure_as_a_picture() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ran.stdout == "['image/png', 'text/plain']\n"
