@@ -17,6 +17,7 @@ from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import at, body
 from distkit.views.scene.theme import theme
+from distkit.views.scene.values_svg import written
 from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
 from distkit.views.servers.story import read
@@ -144,13 +145,17 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
 
 
 def test_values_are_told_where_they_are_few(tab: Any, real: Any, tmp_path: Path) -> None:
+    """The recorder leaves some out when looking at them has cost enough; the others are right."""
+    made = {(u.server, u.key): u.value for u in read(real["in_step"]).updates}  # the last of each
+    known = [(key, written(value)) for (_, key), value in made.items() if value is not None]
+    assert {told for _, told in known} <= {"[2, 2, 2, 2]", "[2, 2]"}  # 1 of each worker
     view = sheet(tab, tmp_path, real["in_step"])
     view.root.focus()
     view.press("End")
-    assert drawn(view, ".mark-worth") == ["[2, 2, 2, 2]"] * 2 + ["[2, 2]"]  # the ones of 2 workers
+    assert sorted(drawn(view, ".mark-worth")) == sorted(told for _, told in known)
     titles = drawn(view, ".dkm-main title")
-    assert "b v3 = [2, 2]" in titles and titles.count("w v3 = [2, 2, 2, 2]") == 2
-    assert "[2, 2" in view.text(".dk-fact")
+    for key, told in known:
+        assert titles.count(f"{key} v3 = {told}") == known.count((key, told))
     view.fine()
 
 
