@@ -14,6 +14,7 @@ from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
 from distkit.experiments.controls import BYTES, RANKS, STRAGGLER, said
 from distkit.trace.trace import Trace
+from distkit.views.compare.figures import figures
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 from distkit.views.timeline.columns import Columns
 
@@ -21,7 +22,7 @@ from distkit.views.timeline.columns import Columns
 SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"
 #: Of those whose function goes through ``dk.progress``: how many steps, and how long each took.
 STEPS, PER_STEP = "steps made", "seconds a step"
-#: For so long a rank waited for others, on average.
+#: For so long a rank, or a worker of servers, waited for others, on average: as in Compare.
 WAITING = "waiting"
 MEASURED = SECONDS, STEPS, PER_STEP, WAITING, MESSAGES, COLLECTIVES, SIZE
 OUTCOME = "outcome"
@@ -112,13 +113,12 @@ class State:
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
     """The record of a run that is over, and has made so many steps if that is known."""
     columns = Columns(run.trace)
-    picture, causes = columns.frame, columns.causes
+    picture, waited = columns.frame, figures(columns)
     each = {STEPS: steps, PER_STEP: run.seconds / steps} if steps else {}
     measured = {
         SECONDS: run.seconds,
         **each,
-        WAITING: float(causes.waited[~causes.over].sum())
-        / max(1, len({*columns.ops.rank.tolist()})),
+        WAITING: waited["waiting"] * waited["seconds"],
         MESSAGES: picture["messages"],
         COLLECTIVES: picture["collectives"],
         SIZE: picture["message_bytes"] + picture["collective_bytes"],

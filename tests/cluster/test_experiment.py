@@ -300,7 +300,7 @@ def test_the_table_tells_how_long_ranks_waited_for_a_straggler() -> None:
     with dk.Experiment(reduce, ranks=(2, 3), straggler=(0, 0.1)) as experiment:
         experiment.sweep(ranks=2, straggler=[0, 0.1])
         none, some = experiment.to_dataframe()["waiting"]
-    assert some - none > 0.4 / 2  # one of two ranks waits for the other, four times
+    assert none < 0.9 * 0.4 / 2 < some  # one of two ranks waits for the other, four times
 
 
 def test_a_function_that_fails_on_new_ranks_is_told_once() -> None:
