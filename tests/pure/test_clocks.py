@@ -1,0 +1,198 @@
+"""Clocks of several hosts: estimates are as good as they say, and no effect precedes its cause."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distkit.trace.clocks import (
+    DRIFT,
+    ClocksDisagree,
+    Crossing,
+    PeerClock,
+    RoundTrip,
+    align,
+)
+
+
+@dataclass
+class Host:
+    """A clock that is ahead of the true time by ``ahead``, gains ``drift`` and wobbles."""
+
+    ahead: float
+    drift: float = 0.0
+    wobble: float = 0.0
+
+    def shows(self, true: float) -> float:
+        swing = 10.0  # [s]
+        return true + self.ahead + self.drift * true + self.wobble * swing * math.sin(true / swing)
+
+
+aheads = st.floats(-1e6, 1e6)
+drifts = st.floats(-1e-4, 1e-4)
+delays = st.floats(1e-6, 0.05)
+
+
+@st.composite
+def networks(draw, wobble=0.0, most=4):
+    """Clocks of some hosts, and messages between them at true times."""
+    hosts = [Host(0.0)]
+    hosts += [
+        Host(draw(aheads), draw(drifts), draw(st.floats(-wobble, wobble)))
+        for _ in range(draw(st.integers(1, most - 1)))
+    ]
+    places = st.integers(0, len(hosts) - 1)
+    sent = draw(st.lists(st.tuples(places, places, st.floats(0, 500), delays), max_size=40))
+    return hosts, [(src, dst, at, at + took) for src, dst, at, took in sent if src != dst]
+
+
+def crossings(hosts, messages):
+    return [
+        Crossing(str(src), hosts[src].shows(sent), str(dst), hosts[dst].shows(got))
+        for src, dst, sent, got in messages
+    ]
+
+
+def corrected(hosts, messages):
+    found = crossings(hosts, messages)
+    clocks = align({str(i): 0.0 for i in range(len(hosts))}, found)
+    for c in found:
+        yield (
+            c,
+            float(clocks[c.src](c.sent)),
+            float(clocks[c.dst](c.received)),
+        )
+
+
+@settings(deadline=None)
+@given(networks(wobble=5e-5))
+def test_no_message_is_received_before_it_was_sent(network) -> None:
+    for crossing, sent, received in corrected(*network):
+        assert received > sent, crossing
+
+
+@settings(deadline=None)
+@given(networks())
+def test_an_estimate_is_as_good_as_it_says(network) -> None:
+    hosts, messages = network
+    clocks = align({str(i): 0.0 for i in range(len(hosts))}, crossings(hosts, messages))
+    for src, dst, sent, received in messages:
+        for host, true in ((src, sent), (dst, received)):
+            clock = clocks[str(host)]
+            there = hosts[host].shows(true)
+            assert abs(float(clock(there)) - true) <= clock.error + 1e-6
+
+
+@pytest.mark.parametrize("wobble", [0.0, 5e-5])
+def test_a_long_run_of_many_messages(wobble: float) -> None:
+    some = np.random.default_rng(3)
+    hosts = [Host(0.0), *(Host(*some.normal(0, (100, 5e-5)), wobble) for _ in range(4))]
+    messages = []
+    for at in np.sort(some.uniform(0, 600, 3000)):
+        src, dst = some.choice(5, 2, replace=False)
+        messages.append((src, dst, at, at + 1e-4 + some.exponential(2e-3)))
+    for crossing, sent, received in corrected(hosts, messages):
+        assert received > sent, crossing
+    clocks = align({str(i): 0.0 for i in range(5)}, crossings(hosts, messages))
+    for host, clock in zip(hosts, clocks.values(), strict=True):
+        wrong = max(abs(float(clock(host.shows(at))) - at) for at in np.linspace(0, 600, 100))
+        assert wrong <= clock.error + 1e-9
+        assert wrong < (5e-3 if wobble else 2e-4)
+
+
+def test_the_reference_stays_as_it_is() -> None:
+    clocks = align(
+        {"a": 0.0, "b": 3.0}, [Crossing("a", 1.0, "b", 4.5), Crossing("b", 5.0, "a", 2.5)]
+    )
+    times = np.array([0.3, 1e6 + 1 / 3])
+    assert clocks["a"](times) == pytest.approx(times, abs=1e-9)
+    assert clocks["a"].error == 0
+
+
+def test_delays_of_one_direction_alone_do_not_spoil_an_estimate() -> None:
+    """A mean over round trips would be off by 10 ms; the fastest of each direction are not."""
+    trips = [RoundTrip(t, t + 5 + out, t + 5 + out, t + out + back) for t, out, back in DELAYS]
+    clock = PeerClock()
+    for trip in trips:
+        clock.add(trip)
+    assert abs(clock.offset.seconds - 5) <= clock.offset.error < 2e-4
+    both = [c for t in trips for c in (("a", t[0], "b", t[1]), ("b", t[2], "a", t[3]))]
+    found = align({"a": 0.0, "b": 0.0}, [Crossing(*c) for c in both])["b"]
+    assert abs(found.seconds - 5) <= found.error < 2e-4
+
+
+DELAYS = [(float(t), 0.02 * (t % 5 > 0) + 1e-4, 0.02 * (t % 7 > 0) + 1e-4) for t in range(100)]
+
+
+def test_without_an_answer_the_wall_clocks_count_as_far_as_messages_allow() -> None:
+    one_way = [Crossing("a", 10.0, "b", 15.2), Crossing("a", 11.0, "b", 16.1)]
+    for assumed, expected in ((5.0, 5.0), (4.0, 4.0), (7.0, 5.05)):
+        found = align({"a": 0.0, "b": assumed, "c": 2.5}, one_way)
+        assert found["b"].seconds == pytest.approx(expected, abs=0.05)
+        assert found["c"].seconds == 2.5
+        assert found["b"].error == found["c"].error == math.inf
+        assert float(found["b"](16.1)) > 11
+
+
+def test_a_third_host_connects_two_that_do_not_talk() -> None:
+    hosts = [Host(0.0), Host(7.0), Host(-3.0)]
+    messages = [(0, 1, 1.0, 1.001), (1, 0, 2.0, 2.001), (1, 2, 3.0, 3.001), (2, 1, 4.0, 4.001)]
+    found = align({"0": 0.0, "1": 0.0, "2": 0.0}, crossings(hosts, messages))
+    assert found["2"].seconds == pytest.approx(-3, abs=found["2"].error)
+    assert found["2"].error < 0.005
+
+
+def test_messages_that_no_clocks_explain() -> None:
+    there_and_back = [Crossing("a", 1.0, "b", 0.5), Crossing("b", 0.6, "a", 0.9)]
+    with pytest.raises(ClocksDisagree, match="received before"):
+        align({"a": 0.0, "b": 0.0}, there_and_back)
+
+
+# -- while they talk ---------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(aheads, drifts, st.lists(st.tuples(delays, delays), min_size=1, max_size=100))
+def test_each_round_trip_leaves_an_estimate_that_holds(ahead, drift, trips) -> None:
+    there, clock = Host(ahead, drift), PeerClock()
+    for n, (out, back) in enumerate(trips):
+        sent, got, end = n, n + out, n + out + 1e-4 + back
+        clock.add(RoundTrip(sent, there.shows(got), there.shows(got + 1e-4), end))
+        offset = clock.offset
+        assert abs(offset.seconds - (offset.at - (end - back))) <= offset.error + 1e-6
+        assert abs(offset.drift - drift / (1 + drift)) <= offset.drift_error + 1e-8
+        later = end + 10
+        assert (
+            abs(offset.to_here(there.shows(later)) - later)
+            <= offset.error_at(there.shows(later)) + 1e-6
+        )
+        assert offset.to_there(offset.to_here(123.0)) == pytest.approx(123.0)
+
+
+def test_the_drift_is_learnt() -> None:
+    there, clock = Host(5.0, 3e-5), PeerClock()
+    for n in range(200):
+        clock.add(RoundTrip(n, there.shows(n + 1e-4), there.shows(n + 2e-4), n + 3e-4))
+    assert clock.offset.drift == pytest.approx(3e-5, abs=5e-6)
+    assert clock.offset.error_at(clock.offset.at + 10) < 2e-4  # with the bound alone: 5 ms
+    assert clock.offset.drift_error < DRIFT / 50
+
+
+def test_a_clock_that_is_set_is_believed_again() -> None:
+    clock = PeerClock()
+    for n in range(50):
+        ahead = 5.0 if n < 40 else 9.0
+        clock.add(RoundTrip(n, n + ahead + 1e-4, n + ahead + 1e-4, n + 2e-4))
+    assert clock.offset.seconds == pytest.approx(9.0, abs=1e-3)
+
+
+def test_before_the_first_round_trip_nothing_is_known() -> None:
+    clock = PeerClock()
+    assert clock.offset is None
+    with pytest.raises(ValueError, match="cannot end before it begins"):
+        clock.add(RoundTrip(2.0, 7.0, 7.0, 1.0))
