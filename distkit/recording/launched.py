@@ -1,0 +1,157 @@
+"""The place of this process among those that torchrun, Slurm or MPI has started. Pure.
+
+The innermost launcher counts: of a torchrun that Slurm has started on each node, torchrun's ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distkit.errors import StartError
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The place of a process among those of its launcher.
+
+    Args:
+        launcher: "torchrun", "Open MPI", "MPICH" or "Slurm"; "environment" where only RANK and
+            WORLD_SIZE are set, and "none" where nothing is.
+        rank, world_size: among all processes.
+        local_rank, local_size: among those of this host, None if nobody has said it.
+        node: the number of this host among those of the job, None if nobody has said it.
+        host: its name.
+        restart: how often the launcher has started its ranks anew.
+        job: the launcher's name for the whole, "" for none.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_size: int | None
+    node: int | None
+    host: str
+    restart: int
+    job: str
+
+
+#: What launchers say, the innermost first: the names of their environment variables.
+_SAID = {
+    "torchrun": {
+        "rank": "RANK",
+        "world_size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+        "node": "GROUP_RANK",
+        "restart": "TORCHELASTIC_RESTART_COUNT",
+        "job": "TORCHELASTIC_RUN_ID",
+    },
+    "Open MPI": {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "world_size": "OMPI_COMM_WORLD_SIZE",
+        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "job": "PMIX_NAMESPACE",
+    },
+    "MPICH": {
+        "rank": "PMI_RANK",
+        "world_size": "PMI_SIZE",
+        "local_rank": "MPI_LOCALRANKID",
+        "local_size": "MPI_LOCALNRANKS",
+    },
+    "Slurm": {
+        "rank": "SLURM_PROCID",
+        "world_size": "SLURM_NTASKS",
+        "local_rank": "SLURM_LOCALID",
+        "node": "SLURM_NODEID",
+        "restart": "SLURM_RESTART_COUNT",
+        "job": "SLURM_JOB_ID",
+    },
+}
+
+
+def recognise(environ: Mapping[str, str], host: str) -> Launched:
+    """The place of a process, by its environment variables.
+
+    Args:
+        environ: its environment.
+        host: the name of its host.
+
+    Raises:
+        StartError: a variable is missing or no number, or two contradict each other.
+
+    >>> slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+    >>> found = recognise(slurm, "node2")
+    >>> found.launcher, found.rank, found.world_size, found.local_rank, found.host
+    ('Slurm', 5, 8, 1, 'node2')
+    """
+    said = [name for name, variables in _SAID.items() if variables["rank"] in environ]
+    if not said:
+        return Launched("none", 0, 1, 0, 1, None, host, 0, "")
+    first = _read(said[0], environ, host)
+    if first.launcher == "environment":  # set by hand, or left over from another program
+        for other in (_read(name, environ, host) for name in said[1:]):
+            if (first.rank, first.world_size) != (other.rank, other.world_size):
+                raise StartError(
+                    f"RANK and WORLD_SIZE say rank {first.rank} of {first.world_size}, but "
+                    f"{other.launcher} has started this process as rank {other.rank} of "
+                    f"{other.world_size}. Unset RANK and WORLD_SIZE, or set them to "
+                    f"{_SAID[other.launcher]['rank']} and {_SAID[other.launcher]['world_size']}."
+                )
+    return first
+
+
+def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
+    variables = _SAID[launcher]
+    number = {
+        field: _number(variables[field], environ)
+        for field in ("rank", "world_size", "local_rank", "local_size", "node", "restart")
+        if variables.get(field) in environ
+    }
+    if "world_size" not in number:
+        raise StartError(
+            f"{variables['rank']} is set, and {variables['world_size']} is not. A launcher sets "
+            "both: set the other one, too, or unset it."
+        )
+    _check(launcher, number)
+    if launcher == "torchrun" and variables["job"] not in environ:
+        launcher = "environment"
+    return Launched(
+        launcher,
+        number["rank"],
+        number["world_size"],
+        number.get("local_rank"),
+        number.get("local_size"),
+        number.get("node"),
+        host,
+        number.get("restart", 0),
+        environ.get(variables.get("job", ""), ""),
+    )
+
+
+def _number(variable: str, environ: Mapping[str, str]) -> int:
+    value = environ[variable]
+    if not (value.isascii() and value.isdecimal()):
+        raise StartError(f"{variable} is {value!r}: a whole number from 0 is expected.")
+    return int(value)
+
+
+#: Of each pair the first is smaller than the second, or not larger.
+_SMALLER = [("rank", "world_size"), ("local_rank", "local_size")]
+_NOT_LARGER = [("local_rank", "rank"), ("local_size", "world_size")]
+
+
+def _check(launcher: str, number: Mapping[str, int]) -> None:
+    for one, other in (*_SMALLER, *_NOT_LARGER):
+        if one not in number or other not in number:
+            continue
+        less = number[other] - number[one]
+        if less < ((one, other) in _SMALLER):
+            names = _SAID[launcher]
+            raise StartError(
+                f"{names[one]} is {number[one]}, and {names[other]} is {number[other]}: these "
+                "contradict each other. Start the program in an environment without the "
+                "variables of another launcher."
+            )

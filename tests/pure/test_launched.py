@@ -1,0 +1,80 @@
+"""Whom launchers say a process is."""
+
+from __future__ import annotations
+
+import pytest
+
+from distkit.errors import StartError
+from distkit.recording.launched import Launched, recognise
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "ROLE_RANK": "5",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "42",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (TORCHRUN, Launched("torchrun", 5, 8, 1, 4, 1, "h", 2, "none")),
+        (SLURM, Launched("Slurm", 3, 4, 1, None, 1, "h", 0, "42")),
+        (OPEN_MPI, Launched("Open MPI", 2, 3, 0, 1, None, "h", 0, "")),
+        (MPICH, Launched("MPICH", 1, 2, None, None, None, "h", 0, "")),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2, *[None] * 3, "h", 0, "")),
+        ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1, 0, 1, None, "h", 0, "")),  # in salloc
+        ({}, Launched("none", 0, 1, 0, 1, None, "h", 0, "")),
+        # the innermost launcher: Slurm starts torchrun, or mpiexec within a batch script
+        ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8, 1, 4, 1, "h", 2, "none")),
+        ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3, 0, 1, None, "h", 0, "")),
+        # as many scripts do it by hand
+        (
+            {**SLURM, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
+            Launched("environment", 3, 4, 1, None, None, "h", 0, ""),
+        ),
+    ],
+)
+def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -> None:
+    assert recognise(environ, "h") == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "1"}, "RANK is set, and WORLD_SIZE is not"),
+        ({**TORCHRUN, "RANK": "one"}, "RANK is 'one': a whole number"),
+        ({**SLURM, "SLURM_NTASKS": ""}, "SLURM_NTASKS is '': a whole number"),
+        ({**MPICH, "PMI_RANK": "-1"}, "PMI_RANK is '-1'"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is 8, and WORLD_SIZE is 8: these contradict"),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, "LOCAL_RANK is 4, and LOCAL_WORLD_SIZE is 4"),
+        ({**SLURM, "SLURM_LOCALID": "9"}, "SLURM_LOCALID is 9, and SLURM_PROCID is 3"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "7"}, "LOCAL_SIZE is 7, and OMPI"),
+        (
+            {**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "1"},
+            "rank 0 of 1, but Open MPI has started this process as rank 2 of 3. Unset RANK",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(StartError, match=words):
+        recognise(environ, "h")
