@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -77,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_demo, add_trace, add_replay, add_hang, add_export, add_lab, add_bench):
+    adding = (add_demo, add_trace, add_replay, add_hang, add_export, add_lab, add_lab_hosts)
+    for add in (*adding, add_bench):
         add(commands)
     return parser
 
@@ -477,6 +479,34 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
     say = partial(print, file=sys.stderr, flush=True)
     report = benchmarks.measure(names, args.reps, say)
     print(report.to_json() if args.json else report)
+
+
+# -- distkit lab-hosts --------------------------------------------------------------------------
+
+
+def add_lab_hosts(commands: Any) -> None:
+    """Tell the parser about ``lab-hosts``."""
+    lab_hosts = commands.add_parser(
+        "lab-hosts",
+        help="several hosts on this machine, each with its own network and processes",
+        usage="distkit lab-hosts [NAME ...] [-- COMMAND ...]",
+    )
+    what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
+    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
+    lab_hosts.set_defaults(run=_lab_hosts)
+
+
+def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
+    from distkit.laboratory import Laboratory, guide
+
+    names = args.names or ["alpha", "beta", "gamma"]
+    with Laboratory(names, outside=not rest and os.geteuid() == 0) as lab:
+        ssh = lab.ssh()
+        if rest:
+            return int(lab.run("head", rest).returncode)
+        print(guide.explain(lab, ssh), flush=True)
+        while True:
+            signal.pause()
 
 
 # -- what commands share -------------------------------------------------------------------------

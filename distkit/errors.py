@@ -17,6 +17,7 @@
     ├── LayoutError             ranks that cannot share a model in this way
     ├── StrategyError           a strategy's replicas cannot do this together
     ├── TrainingError           training cannot go on: a gradient is NaN, for example
+    ├── LaboratoryError         hosts that this machine cannot give a laboratory
     └── TraceFileError          a trace file that cannot be read
 
 Beside them are ``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning``.
@@ -191,6 +192,10 @@ class TrainingError(DistkitError):
 
 class LayoutError(DistkitError, ValueError):
     """Ranks that cannot share a model in this way."""
+
+
+class LaboratoryError(DistkitError):
+    """A laboratory of several hosts that cannot be made, or cannot do what was asked."""
 
 
 class TraceFileError(DistkitError, ValueError):

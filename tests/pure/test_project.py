@@ -35,7 +35,7 @@ PUBLIC = """
     data shard ShardMap sync_initial_weights sync_gradients sync_sgd_step kvstore strategies
     demos check hint solution trouble hangs simulation simulate calibrate cost Link Network
     ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError LayoutError
-    NotPicklableError parallel Layout shards
+    LaboratoryError NotPicklableError parallel Layout shards
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
     StrategyError TraceFileError TrainingError
 """.split()
@@ -58,6 +58,7 @@ LAYERS = {
     "kvstore": WAIST + "recording",
     "parallel": WAIST + "algorithms",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
+    "laboratory": WAIST + "cluster",  # for its folders
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
     "exercises": WAIST + "algorithms kvstore cluster views",
     "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top

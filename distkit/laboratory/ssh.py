@@ -1,0 +1,109 @@
+"""SSH in the laboratory: OpenSSH's own server on each host, with keys made for the laboratory.
+
+Root's servers run as root; an ordinary user's run as that user, as OpenSSH allows.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distkit.errors import LaboratoryError
+from distkit.laboratory.tools import find
+
+if TYPE_CHECKING:
+    from distkit.laboratory.laboratory import Laboratory
+
+_CLIENTS = Path("/etc/ssh/ssh_config")
+
+#: A server listens within some milliseconds; a loaded machine takes longer [s].
+_PATIENCE = 20.0
+
+_SERVER = """\
+HostKey {0}/host_key
+AuthorizedKeysFile {0}/key.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PidFile none
+MaxStartups 500
+UseDNS no
+Subsystem sftp internal-sftp
+"""
+
+_CLIENT = """\
+Host {hosts}
+    User {user}
+    IdentityFile {folder}/key
+    IdentitiesOnly yes
+    UserKnownHostsFile {folder}/known_hosts
+    GlobalKnownHostsFile none
+    StrictHostKeyChecking yes
+    HostKeyAlias laboratory
+    BatchMode yes
+    LogLevel ERROR
+"""
+
+
+class Ssh:
+    """The SSH servers of a laboratory, and what their clients need."""
+
+    def __init__(self, lab: Laboratory) -> None:
+        self._lab = lab
+        self._started = False
+        self._inside.touch()
+
+    @property
+    def _inside(self) -> Path:
+        """The clients' settings on the hosts, where names are resolved, or not, as anywhere."""
+        return self._lab.folder / "ssh_config_of_hosts"
+
+    def binds(self) -> list[list[str]]:
+        """What stands in the place of which file on the hosts."""
+        return [[str(self._inside), str(_CLIENTS)]] if _CLIENTS.exists() else []
+
+    def start(self) -> list[str]:
+        """Start the servers, if they are not yet running, and return how to begin a command."""
+        words = [find("ssh"), "-F", str(self._lab.folder / "ssh_config")]
+        if not self._started:
+            self._configure()
+            self._serve()
+            self._started = True
+        return words
+
+    def _configure(self) -> None:
+        folder, lab = self._lab.folder, self._lab
+        for name in ("key", "host_key"):
+            make = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            subprocess.run(make, check=True)
+        host_key = folder.joinpath("host_key.pub").read_text()
+        folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
+        folder.joinpath("sshd_config").write_text(_SERVER.format(folder))
+        user = pwd.getpwuid(os.getuid()).pw_name
+        text = _CLIENT.format(hosts=" ".join(lab.hosts), user=user, folder=folder)
+        self._inside.write_text(text)
+        addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
+        folder.joinpath("ssh_config").write_text(addresses + text)
+
+    def _serve(self) -> None:
+        server, folder = find("sshd"), self._lab.folder
+        for host in self._lab.hosts:  # root's needs the folder
+            start = (
+                f"mkdir -p /run/sshd; exec {server} -f {folder}/sshd_config -E {self._log(host)}"
+            )
+            self._lab.run(host, ["sh", "-c", start], check=True)
+        deadline = time.monotonic() + _PATIENCE
+        for host in self._lab.hosts:
+            while "listening on" not in (said := self._log(host).read_text()):
+                if time.monotonic() > deadline:
+                    raise LaboratoryError(f"the SSH server of {host} does not listen: {said}")
+                time.sleep(0.005)
+
+    def _log(self, host: str) -> Path:
+        return self._lab.folder / host / "sshd.log"

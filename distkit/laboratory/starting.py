@@ -1,0 +1,151 @@
+"""How a laboratory starts: what its hosts share, the keeper, and the words for what fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import distkit
+from distkit.errors import LaboratoryError
+from distkit.laboratory.tools import PATH, find
+
+#: Folders that every host has to itself, and their modes.
+COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+_FORBIDDEN = (
+    "This machine does not allow it. Use root; or allow user namespaces: `sysctl -w "
+    "user.max_user_namespaces=10000`, and on Ubuntu 24.04 or later `sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0`; or start the container with --privileged."
+)
+
+
+def check_names(hosts: Sequence[str]) -> list[str]:
+    """The names of hosts, if they can be.
+
+    >>> check_names(["head", "alpha"])
+    ['head', 'alpha']
+
+    Raises:
+        LaboratoryError: a name is no hostname, is there twice, or has another meaning.
+    """
+    for host in hosts:
+        if not _NAME.fullmatch(host) or host in ("localhost", "outside"):
+            raise LaboratoryError(
+                f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
+                "'localhost' and 'outside' have a meaning already."
+            )
+        if list(hosts).count(host) > 1:
+            raise LaboratoryError(f"there are two hosts {host!r}: each needs a name of its own.")
+    if not 1 <= len(hosts) <= 200:
+        raise LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
+    return list(hosts)
+
+
+def check_platform(rootless: bool, outside: bool) -> None:
+    """Find out before the start that there can be no laboratory here.
+
+    Raises:
+        LaboratoryError: this is not Linux, a program is missing, or only root may do this.
+    """
+    if sys.platform != "linux":
+        raise LaboratoryError(
+            f"a laboratory is made of Linux's namespaces, and this is {sys.platform}. "
+            "Use a Linux machine, or a Linux container with --privileged."
+        )
+    if outside and rootless:
+        raise LaboratoryError(
+            "only root can connect the hosts with the network outside. Run what shall reach them "
+            "on the head: lab.run('head', …) or `distkit lab-hosts -- COMMAND`."
+        )
+    for program in ("ip", "nsenter", "setpriv", "unshare"):
+        find(program)
+
+
+def shared(more: Iterable[str | Path]) -> list[str]:
+    """The folders that all hosts see, wherever they are: what a rank needs, and more."""
+    checkout = Path(distkit.__file__).parents[1]
+    paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *more]
+    return [str(Path(path).expanduser().resolve()) for path in paths]
+
+
+def routes() -> list[str]:
+    """The networks that this machine has routes to, as ``ip`` names them."""
+    return [line.split()[0] for line in ip("route show table all").splitlines()]
+
+
+def ip(commands: str) -> str:
+    """Run ``ip`` commands, one a line, on this machine itself; return what they print."""
+    words = [find("ip"), "-4", "-batch", "-"]
+    ran = subprocess.run(words, input=commands, capture_output=True, text=True)
+    if ran.returncode:
+        raise LaboratoryError(f"`ip` failed: {' '.join(ran.stderr.split())}")
+    return ran.stdout
+
+
+def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], dict[str, int]]:
+    """Start the keeper; return it and the pid of each host's first process.
+
+    Args:
+        plan: what the keeper makes.
+        held: holds the laboratory's folder, as long as somebody has it open.
+
+    Raises:
+        LaboratoryError: a host cannot be made.
+    """
+    maker = os.pidfd_open(os.getpid())
+    plan = {**plan, "maker": maker}
+    passed = [fd for fd in (maker, held) if fd is not None]
+    log = Path(plan["folder"], "keeper.log")
+    with log.open("w") as errors:
+        keeper = subprocess.Popen(
+            [sys.executable, "-IS", _KEEPER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            pass_fds=passed,
+            start_new_session=True,  # Ctrl-C is for the maker, which ends it
+            env={**os.environ, "PATH": PATH},
+        )
+    for fd in passed:
+        os.close(fd)
+    try:
+        answer = _ask(keeper, plan)
+    except BaseException:
+        keeper.terminate()
+        keeper.wait()
+        raise
+    if "hosts" in answer:
+        return keeper, answer["hosts"]
+    keeper.wait()
+    raise LaboratoryError(explain(answer["error"]))
+
+
+def _ask(keeper: subprocess.Popen[str], plan: dict[str, Any]) -> dict[str, Any]:
+    """Give the keeper its plan, and wait for its answer."""
+    assert keeper.stdin and keeper.stdout
+    with keeper.stdin, keeper.stdout:
+        keeper.stdin.write(json.dumps(plan) + "\n")
+        keeper.stdin.flush()
+        line = keeper.stdout.readline()
+    if not line:
+        said = Path(plan["folder"], "keeper.log").read_text().strip()
+        return {"error": f"its keeper ended with status {keeper.wait()}\n{said}"}
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def explain(error: str) -> str:
+    """An error's message, with the remedy if it is one of permission."""
+    forbidden = any(os.strerror(n) in error for n in (errno.EPERM, errno.EACCES, errno.ENOSPC))
+    return f"the laboratory cannot be made: {error}. {_FORBIDDEN * forbidden}".strip()

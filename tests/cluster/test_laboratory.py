@@ -1,0 +1,315 @@
+"""Several hosts on this machine: apart in all that matters, and gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from laboratories import inhabitants, laboratory, namespace, say
+from waiting import until
+
+from distkit.errors import LaboratoryError
+from distkit.laboratory import Laboratory
+from distkit.laboratory.tools import PATH
+
+ROOT = Path(__file__).parents[2]
+AS_ROOT = os.geteuid() == 0
+
+needs_sshd = pytest.mark.skipif(
+    not shutil.which("sshd", path=PATH), reason="there is no sshd here (openssh-server)"
+)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Laboratory]:
+    with laboratory(["alpha", "beta", "gamma"]) as lab:
+        yield lab
+
+
+@pytest.fixture
+def mended(hosts: Laboratory) -> Iterator[Laboratory]:
+    """The hosts; the faults of a test end with it."""
+    yield hosts
+    hosts.mend()
+
+
+def test_hosts_are_apart(hosts: Laboratory) -> None:
+    here = socket.gethostname()
+    for host in hosts.hosts:
+        assert say(hosts, host, "hostname") == host != here
+        say(hosts, host, f"echo {host} | tee /dev/shm/who /tmp/who /run/who")
+        assert len(say(hosts, host, "ls -d /proc/[0-9]*").split()) < 6
+        addresses = say(hosts, host, "cat /proc/net/fib_trie")
+        assert hosts.address(host) in addresses
+    for host in hosts.hosts:
+        assert set(say(hosts, host, "cat /dev/shm/who /tmp/who /run/who").split()) == {host}
+    assert not Path("/dev/shm/who").exists()
+
+
+def test_hosts_share_files_and_python(hosts: Laboratory, tmp_path: Path) -> None:
+    code = "import distkit, sys; print(distkit.__file__, sys.prefix)"
+    python = subprocess.list2cmdline([sys.executable, "-c", code])
+    assert say(hosts, "alpha", python, cwd=ROOT).split()[1] == sys.prefix
+
+
+def test_names_and_options(hosts: Laboratory) -> None:
+    assert say(hosts, "alpha", "getent hosts beta").split() == [hosts.address("beta"), "beta"]
+    assert say(hosts, "beta", "echo $COLOUR; pwd", cwd="/usr", env={"COLOUR": "red"}) == "red\n/usr"
+    with pytest.raises(LaboratoryError, match="no host 'delta'"):
+        hosts.run("delta", ["true"])
+
+
+def test_a_command_ends_with_its_stand_in(hosts: Laboratory) -> None:
+    with hosts.popen("alpha", ["sleep", "1000"]) as sleeper:
+        until(lambda: "sleep" in say(hosts, "alpha", "cat /proc/[0-9]*/comm"))
+        sleeper.terminate()
+    until(lambda: "sleep" not in say(hosts, "alpha", "cat /proc/[0-9]*/comm"))
+
+
+def reach(lab: Laboratory, source: str, to: str, port: int = 7000) -> bool:
+    """True if a server on one host gets what another sends, within a second."""
+    serve = f"""if True:
+        import socket
+        server = socket.create_server(("{lab.address(to)}", {port}))
+        print("ready", flush=True)
+        print(server.accept()[0].recv(9))
+    """
+    send = f"""if True:
+        import socket
+        socket.create_connection(("{to}", {port}), timeout=1).sendall(b"hello")
+    """
+    python = [sys.executable, "-IS", "-c"]
+    with lab.popen(to, [*python, serve], stdout=subprocess.PIPE) as server:
+        assert server.stdout and server.stdout.readline()
+        sent = lab.run(source, [*python, send], stderr=subprocess.DEVNULL)
+        server.kill()
+    return bool(sent.returncode == 0)
+
+
+def test_cut_and_mend(mended: Laboratory) -> None:
+    mended.cut("beta")
+    assert not reach(mended, "alpha", "beta")
+    assert not reach(mended, "beta", "alpha")
+    assert reach(mended, "alpha", "gamma")
+    mended.mend("beta")
+    assert reach(mended, "alpha", "beta")
+
+
+def pings(lab: Laboratory, source: str, to: str) -> bool:
+    """True if a datagram arrives, whatever becomes of an answer."""
+    serve = f"""if True:
+        import socket
+        server = socket.socket(type=socket.SOCK_DGRAM)
+        server.bind(("{lab.address(to)}", 7001))
+        server.settimeout(0.5)
+        print("ready", flush=True)
+        server.recv(9)
+    """
+    send = f"""if True:
+        import socket
+        socket.socket(type=socket.SOCK_DGRAM).sendto(b"hello", ("{to}", 7001))
+    """
+    python = [sys.executable, "-IS", "-c"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with lab.popen(to, [*python, serve], **options) as server:
+        assert server.stdout and server.stdout.readline()
+        lab.run(source, [*python, send], check=True)
+    return server.returncode == 0
+
+
+def test_one_direction_is_dropped(mended: Laboratory) -> None:
+    mended.drop("beta", "head")
+    assert pings(mended, "head", "beta")
+    assert not pings(mended, "beta", "head")
+    assert pings(mended, "beta", "alpha")
+
+
+def test_a_port_is_filtered(mended: Laboratory) -> None:
+    mended.drop(None, "beta", port=7000)
+    assert not reach(mended, "alpha", "beta", 7000)
+    assert reach(mended, "alpha", "beta", 7002)
+    mended.mend()
+    assert reach(mended, "alpha", "beta", 7000)
+
+
+def test_a_slow_line(mended: Laboratory) -> None:
+    """A megabyte takes 0.8 s at 10 Mbit/s, and next to nothing before."""
+    mended.slow("beta", "10mbit")
+    serve = f"""if True:
+        import socket, time
+        server = socket.create_server(("{mended.address("beta")}", 7003))
+        print("ready", flush=True)
+        line = server.accept()[0]
+        began = time.perf_counter()
+        while line.recv(1 << 20): pass
+        print(time.perf_counter() - began)
+    """
+    send = """if True:
+        import socket
+        socket.create_connection(("beta", 7003)).sendall(bytes(1_000_000))
+    """
+    python = [sys.executable, "-IS", "-c"]
+    with mended.popen("beta", [*python, serve], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout and server.stdout.readline()
+        mended.run("alpha", [*python, send], check=True)
+        assert float(server.stdout.readline()) > 0.6
+
+
+def test_a_name_that_is_unknown_or_wrong(mended: Laboratory) -> None:
+    mended.unname("beta", on=["alpha"])
+    mended.unname("gamma", to="198.18.99.99", on=["alpha"])
+    assert mended.run("alpha", ["getent", "hosts", "beta"], stdout=subprocess.PIPE).returncode == 2
+    assert say(mended, "alpha", "getent hosts gamma").split()[0] == "198.18.99.99"
+    assert say(mended, "gamma", "getent hosts beta")
+    mended.mend()
+    assert say(mended, "alpha", "getent hosts beta")
+
+
+@needs_sshd
+def test_ssh_without_a_password(hosts: Laboratory) -> None:
+    hosts.ssh()
+    assert say(hosts, "head", "ssh alpha 'hostname; ssh beta hostname'").split() == [
+        "alpha",
+        "beta",
+    ]
+    say(hosts, "head", "echo copied > /tmp/file; scp -q /tmp/file gamma:/tmp/file")
+    assert say(hosts, "gamma", "cat /tmp/file") == "copied"
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert say(hosts, "head", "ssh alpha id -un") == me
+
+
+def test_a_clock_is_ahead() -> None:
+    clock = [sys.executable, "-IS", "-c", "import time; print(time.monotonic())"]
+    with laboratory(["alpha", "beta"], head=None, skew={"beta": 3600}) as lab:
+        alpha, beta = (
+            float(lab.run(host, clock, stdout=subprocess.PIPE).stdout) for host in lab.hosts
+        )
+    assert 3590 < beta - alpha < 3660
+
+
+def test_a_home_of_its_own() -> None:
+    home = Path.home()
+    with laboratory(["alpha", "beta"], head=None, private={"beta": [home]}) as lab:
+        say(lab, "beta", f"echo theirs > {home}/distkit-test-file")
+        assert not home.joinpath("distkit-test-file").exists()
+        assert say(lab, "beta", f"{sys.executable} -c 'print(1)'") == "1"
+
+
+# -- from outside, and the end ---------------------------------------------------------------------
+
+
+def devices() -> set[str]:
+    """The network devices of the machine itself."""
+    return {name for _, name in socket.if_nameindex()}
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root can connect the hosts with the outside")
+def test_outside_and_hosts_reach_each_other() -> None:
+    with laboratory(["alpha"], outside=True) as lab:
+        with socket.create_server((lab.outside, 0)) as server:
+            port = server.getsockname()[1]
+            say(lab, "alpha", f"bash -c 'echo hello > /dev/tcp/outside/{port}'")
+            with server.accept()[0] as line:
+                assert line.recv(9) == b"hello\n"
+        if shutil.which("sshd", path=PATH):
+            ran = subprocess.run([*lab.ssh(), "alpha", "hostname"], capture_output=True)
+            assert ran.stdout == b"alpha\n"
+        device = f"lab{lab._keeper.pid}"
+        assert device in devices()
+    assert device not in devices()
+
+
+MAKER = """if True:
+    import json, os, shutil, signal, sys
+    from distkit.laboratory import Laboratory
+    from distkit.laboratory.tools import PATH
+    lab = Laboratory(["alpha", "beta"], outside=os.geteuid() == 0)
+    if shutil.which("sshd", path=PATH):
+        lab.ssh()
+    for host in lab.hosts:
+        lab.run(host, ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"])
+    print(json.dumps([lab._keeper.pid, *lab._pids.values()]), lab.folder, flush=True)
+    signal.pause()
+"""
+
+
+def started(command: list[str]) -> tuple[subprocess.Popen[str], set[int], Path, int]:
+    """A process that makes a laboratory: its network namespaces, its folder and its keeper."""
+    maker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert maker.stdout
+    pids, _, folder = maker.stdout.readline().rpartition(" ")
+    if not pids:
+        maker.wait()
+        pytest.skip("there can be no laboratory here")
+    keeper = json.loads(pids)[0]
+    return maker, {namespace(pid) for pid in json.loads(pids)}, Path(folder.strip()), keeper
+
+
+def test_nothing_is_left_when_the_maker_is_killed() -> None:
+    maker, namespaces, folder, keeper = started([sys.executable, "-c", MAKER])
+    assert len(inhabitants(namespaces)) >= 7
+    maker.kill()
+    maker.communicate()
+    until(lambda: not inhabitants(namespaces))
+    until(lambda: not folder.exists())
+    until(lambda: f"lab{keeper}" not in devices())
+
+
+def test_the_hosts_end_with_their_keeper() -> None:
+    maker, namespaces, folder, keeper = started([sys.executable, "-c", MAKER])
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: not inhabitants(namespaces))
+    maker.kill()
+    maker.communicate()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="the other tests are those of an ordinary user")
+def test_an_ordinary_user_has_hosts_too(tmp_path: Path) -> None:
+    """With the system's Python, since root's may be where nobody else can read it."""
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    nobody = pwd.getpwnam("nobody")
+    become = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
+    maker = [*become, "env", "HOME=/nowhere", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}"]
+    probe = subprocess.run([*maker, str(python), "-c", "import distkit"], cwd="/")
+    if not python or probe.returncode:
+        pytest.skip("no Python here that an ordinary user can run")
+    process, namespaces, folder, _ = started([*maker, python, "-c", MAKER])
+    assert len(inhabitants(namespaces)) >= 7
+    process.kill()
+    process.communicate()
+    until(lambda: not inhabitants(namespaces) and not folder.exists())
+
+
+def test_the_command_runs_a_command_on_the_head(leftovers: Callable[[], list[str]]) -> None:
+    words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "--", "hostname"]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if ran.returncode:
+        pytest.skip(ran.stderr)
+    assert ran.stdout == "head\n"
+    assert not leftovers()
+
+
+@needs_sshd
+def test_the_command_shows_how_to_use_the_hosts(leftovers: Callable[[], list[str]]) -> None:
+    words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "beta"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        said = process.stdout.readline()
+        if not said:
+            pytest.skip("there can be no laboratory here")
+        while "Ctrl-C" not in said:
+            said += process.stdout.readline()
+        assert "alpha  198." in said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert not leftovers()

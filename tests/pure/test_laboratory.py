@@ -1,0 +1,91 @@
+"""The laboratory's addresses, commands and errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from distkit.errors import LaboratoryError
+from distkit.laboratory import Laboratory, network, starting, tools
+
+
+def test_a_network_is_free() -> None:
+    first = network.free_network(["default", "10.0.0.0/8", "192.0.2.1"])
+    assert str(first) == "198.18.0.0/24"
+    assert not network.free_network(["198.18.0.5"]).overlaps(first)
+    assert network.free_network([], 1) != network.free_network([], 2)
+    with pytest.raises(LaboratoryError, match="end other laboratories"):
+        network.free_network(["198.18.0.0/15"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (("port1", None, None, False), "iif port1 blackhole"),
+        ((None, "198.18.0.2", None, False), "to 198.18.0.2 blackhole"),
+        (
+            ("port0", "198.18.0.3", 22, True),
+            "iif port0 to 198.18.0.3 ipproto tcp dport 22 prohibit",
+        ),
+    ],
+)
+def test_rules(fault: tuple[str | None, str | None, int | None, bool], words: str) -> None:
+    assert network.rule(*fault) == words
+
+
+def test_a_bucket_holds_a_large_packet() -> None:
+    assert network.bucket("1mbit") == "tbf rate 1mbit burst 16384 latency 50ms"
+    assert network.bucket("1gbit") == "tbf rate 1gbit burst 250000 latency 50ms"
+
+
+@pytest.mark.parametrize("rate", ["fast", "100", "100 mbit", "-1mbit"])
+def test_a_rate_that_is_none(rate: str) -> None:
+    with pytest.raises(LaboratoryError, match="'100mbit'"):
+        network.bits_per_second(rate)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (["al pha"], "'al pha' cannot be a host's name"),
+        (["outside"], "have a meaning already"),
+        (["alpha", "alpha"], "two hosts 'alpha'"),
+        ([], "1 to 200 hosts; got 0"),
+    ],
+)
+def test_names_that_cannot_be(hosts: list[str], words: str) -> None:
+    with pytest.raises(LaboratoryError, match=words):
+        Laboratory(hosts, head=None)
+
+
+def test_a_fault_of_a_host_that_is_not_there() -> None:
+    with pytest.raises(LaboratoryError, match=r"no host 'delta'. Hosts: head, alpha"):
+        Laboratory(["alpha"], skew={"delta": 5})
+
+
+def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "PATH", "/nowhere")
+    with pytest.raises(LaboratoryError, match=r"`ip`.*apt-get install iproute2"):
+        Laboratory()
+
+
+def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(LaboratoryError, match="this is darwin"):
+        Laboratory()
+
+
+def test_only_root_connects_the_outside() -> None:
+    with pytest.raises(LaboratoryError, match="only root"):
+        starting.check_platform(rootless=True, outside=True)
+
+
+def test_what_is_forbidden_has_a_remedy() -> None:
+    assert "--privileged" in starting.explain("unshare(net): Operation not permitted")
+    assert starting.explain("beta: no") == "the laboratory cannot be made: beta: no."
+
+
+def test_all_hosts_see_the_current_folder_and_what_was_asked_for() -> None:
+    assert {str(Path.cwd().resolve()), "/elsewhere"} <= set(starting.shared(["/elsewhere"]))

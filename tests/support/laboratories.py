@@ -1,0 +1,46 @@
+"""Laboratories for tests, and what of them is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distkit.errors import LaboratoryError
+from distkit.laboratory import Laboratory
+
+
+@contextmanager
+def laboratory(*args: Any, **kwargs: Any) -> Iterator[Laboratory]:
+    """A laboratory; the test is skipped where there can be none."""
+    try:
+        lab = Laboratory(*args, **kwargs)
+    except LaboratoryError as error:
+        pytest.skip(str(error))
+    with lab:
+        yield lab
+
+
+def namespace(pid: int | str) -> int:
+    """The number of a process's network namespace, which no other has while it is in use."""
+    return Path(f"/proc/{pid}/ns/net").stat().st_ino
+
+
+def inhabitants(namespaces: set[int]) -> list[str]:
+    """The processes that are in one of these network namespaces."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if namespace(folder.name) in namespaces:
+                found.append(f"{folder.name}: {folder.joinpath('cmdline').read_text()}")
+    return found
+
+
+def say(lab: Laboratory, host: str, command: str, **options: Any) -> str:
+    """What a shell command prints on a host."""
+    ran = lab.run(host, ["sh", "-c", command], capture_output=True, text=True, **options)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
