@@ -7,6 +7,7 @@ each rank, which is 0 where all is well. Nobody has to ask, so nobody is left wa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from distkit.errors import TrainingError
 
-#: The steps that each model has made, by its first parameter.
+#: The number of each model's next step, by its first parameter.
 _steps = WeakIdKeyDictionary()
 
 
@@ -49,7 +50,7 @@ def raise_alarm(
     Raises:
         TrainingError: a gradient is NaN or infinite on some rank; on all of them.
     """
-    step = _steps[weights[0]] = _steps.get(weights[0], 0) + 1
+    step = next(_steps.setdefault(weights[0], count(1)))
     if not any(alarms):
         return
     names = _names(model, weights)

@@ -122,18 +122,20 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
                 c10d._warn_not_in_group(name)
                 return
             theirs = {key: given[key] for key in names if given[key] is not None}
-            _check_root(name, root, set(names) - theirs.keys(), group)
+            written = [key for key in theirs if key != reads]
+            if root is not None:
+                _check_root(name, root, set(names) - theirs.keys(), group)
             _check(name, theirs, op, group, uneven)
-            _check_outputs(
-                name, [t for key in theirs.keys() - {reads} for t in listed(theirs[key])]
-            )
+            for key in written:
+                _check_outputs(name, listed(theirs[key]))
             given.update({key: _plain(value, group) for key, value in theirs.items()})
-            given.update({} if op is None else {"op": SUM if op == AVG else op})
+            averages = op == AVG
+            given.update({} if op is None else {"op": SUM if averages else op})
             with torch.no_grad():
                 page(**given)
-                if given.get("dst", dist.get_rank()) == dist.get_rank():  # it gets a result
-                    for key in theirs.keys() - {reads}:
-                        _write_back(listed(theirs[key]), listed(given[key]), op, group)
+                if "dst" not in given or root == dist.get_rank():  # it gets a result
+                    for key in written:
+                        _write_back(listed(theirs[key]), listed(given[key]), averages, group)
 
         return call  # type: ignore[return-value]
 
@@ -142,7 +144,7 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
 
 def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     """Several tensors, or one, as several."""
-    return value if isinstance(value, list | tuple) else [value]  # type: ignore[list-item]
+    return value if isinstance(value, (list, tuple)) else [value]  # type: ignore[list-item]
 
 
 # -- before ----------------------------------------------------------------------------
@@ -150,15 +152,25 @@ def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
     """Say what is wrong with a call before anything is sent."""
-    n = dist.get_world_size(group)
+    tensors: list[Tensor] = []
     for key, value in given.items():
-        if isinstance(value, list | tuple) and len(value) != n:
+        tensors += (several := listed(value))
+        if several is value and len(value) != (n := dist.get_world_size(group)):
             raise ValueError(f"{name}: {key} has {len(value)} tensors; {n} ranks need {n}.")
-    tensors = [t for value in given.values() for t in listed(value)]
     for t in tensors:
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             what = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
             raise TypeError(f"{name} needs dense tensors, not {what}.")
+    if len(tensors) > 1:
+        _check_alike(name, tensors, uneven)
+    if tensors:
+        device = tensors[0].device
+        _check_device(name, device, group)
+        if op is not None:
+            _check_reduction(name, op, tensors[0].dtype, device.type)
+
+
+def _check_alike(name: str, tensors: Sequence[Tensor], uneven: bool) -> None:
     for what in ("dtype", "device"):
         if len({getattr(t, what) for t in tensors}) > 1:
             raise TypeError(
@@ -166,15 +178,11 @@ def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool
             )
     if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
         raise ValueError(f"{name}: tensors differ in their number of elements: {_several(sizes)}.")
-    if tensors:
-        _check_device(name, tensors[0].device.type, group)
-        if op is not None:
-            _check_reduction(name, op, tensors[0].dtype, tensors[0].device.type)
 
 
-def _check_root(name: str, root: int | None, missing: set[str], group: Group) -> None:
+def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
     members = dist.get_process_group_ranks(group)
-    if root is not None and root not in members:
+    if root not in members:
         there = ", ".join(map(str, members))
         raise ValueError(f"{name}: rank {root} is not in the group; it has ranks {there}.")
     if missing and dist.get_rank() == root:
@@ -183,6 +191,8 @@ def _check_root(name: str, root: int | None, missing: set[str], group: Group) ->
 
 def _check_outputs(name: str, tensors: Sequence[Tensor]) -> None:
     for t in tensors:
+        if t.is_contiguous():
+            continue
         if any(k > 1 and step == 0 for k, step in zip(t.shape, t.stride(), strict=True)):
             raise ValueError(
                 f"{name}: elements of a tensor of shape {tuple(t.shape)} share their memory, as "
@@ -194,14 +204,14 @@ def _several(values: Any) -> str:
     return ", ".join(sorted({str(value).removeprefix("torch.") for value in values}))
 
 
-def _check_device(name: str, device: str, group: Group) -> None:
+def _check_device(name: str, device: torch.device, group: Group) -> None:
     try:
-        (group or c10d._get_default_group())._get_backend(torch.device(device))
+        (group or c10d._get_default_group())._get_backend(device)
     except RuntimeError:
         here = _several(dist.get_backend_config(group).split(","))
         raise ValueError(
-            f"{name}: this group cannot send tensors on {device!r}: its backends are {here}. "
-            f"Move the tensor with .to(…), or start ranks with a backend for {device!r}."
+            f"{name}: this group cannot send tensors on {device.type!r}: its backends are {here}. "
+            f"Move the tensor with .to(…), or start ranks with a backend for {device.type!r}."
         ) from None
 
 
@@ -226,7 +236,7 @@ def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -
 
 
 def _plain(value: Any, group: Group) -> Any:
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_plain(t, group) for t in value]
     if value.is_cuda and dist.get_backend(group) == "gloo":
         value = value.cpu()  # gloo sends from the host's memory only
@@ -237,11 +247,11 @@ def _plain(value: Any, group: Group) -> Any:
 
 
 def _write_back(
-    given: Sequence[Tensor], plain: Sequence[Tensor], op: ReduceOp | None, group: Group
+    given: Sequence[Tensor], plain: Sequence[Tensor], averages: bool, group: Group
 ) -> None:
     """Copy what the page computed into what the caller holds."""
     for t, result in zip(given, plain, strict=True):
-        if op == AVG:
+        if averages:
             result.div_(dist.get_world_size(group))
         if result.data_ptr() != t.data_ptr():
             t.detach().copy_(result.view(t.shape))

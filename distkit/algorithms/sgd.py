@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.optim import Optimizer
 
 from distkit.algorithms.alarm import first_bad, raise_alarm, trained
@@ -66,34 +68,40 @@ def sync_gradients(
     """
     weights = trained(model)
     with torch.no_grad():
-        message, sizes = _packed(weights, 1 if count is None else count)
+        message, table = _packed(weights, 1 if count is None else count)
         all_reduce(message)
-        *sums, table = message.split(sizes)
+        *sums, table = _unflatten_dense_tensors(message, [*weights, table])
         total, *alarms = (told := table.tolist())[len(weights) :]
         raise_alarm(alarms, weights, model)
 
         message.div_(total or 1)
         for w, g, replicas in zip(weights, sums, told, strict=False):
-            w.grad = g.view_as(w).to(w.dtype) if replicas else None
+            w.grad = g.to(w.dtype) if replicas else None
 
 
-def _packed(weights: list[Tensor], n: float) -> tuple[Tensor, list[int]]:
-    """A replica's message ``n g | has g | n | alarms``, and the sizes of its parts."""
-    parts, ranks = [_flat(w) for w in weights], dist.get_world_size()
-    table = [*(float(w.grad is not None) for w in weights), n, *[0] * ranks]
-    message = torch.cat([*parts, torch.tensor(table, device=parts[0].device)])
+def _packed(weights: list[Tensor], n: float) -> tuple[Tensor, Tensor]:
+    """A replica's message ``n g | has g | n | alarms``, and the table at its end."""
+    found, ranks = [w.grad for w in weights], dist.get_world_size()
+    parts = [_dense(g, w) for g, w in zip(found, weights, strict=True)]
+    table = _table(*(g is not None for g in found), float(n), *[0] * ranks, device=parts[0].device)
+    message = _flatten_dense_tensors([*parts, table])
     gradients = message[: -len(table)]
     if n and not isfinite(gradients.sum()):
         message[dist.get_rank() - ranks] = first_bad(parts)
     gradients.mul_(n) if n else gradients.zero_()  # a mean over no examples is NaN
-    return message, [*map(len, parts), len(table)]
+    return message, table
 
 
-def _flat(w: Tensor) -> Tensor:
-    """The gradient of a parameter in a row."""
-    if w.grad is None:
-        return torch.zeros_like(w).reshape(-1)
-    return (w.grad.to_dense() if w.grad.is_sparse else w.grad).reshape(-1)
+@lru_cache(maxsize=64)  # the same in most steps
+def _table(*numbers: float, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float, device=device)
+
+
+def _dense(g: Tensor | None, w: Tensor) -> Tensor:
+    """The gradient of a parameter, zeros if it has none."""
+    if g is None:
+        return torch.zeros_like(w)
+    return g.to_dense() if g.is_sparse else g
 
 
 def sync_sgd_step(

@@ -30,6 +30,8 @@ SLOTS = 1 << 25
 SMALL = 1 << 18
 #: Numbers that a rank shows the others, on a cache line of its own.
 _LINE = 8
+#: So many cuts of its slots a rank remembers.
+_VIEWS = 64
 #: After so many looks a waiting rank sleeps in between [s], longer and longer.
 _LOOKS, _NAP, _LONGEST = 200, 2e-5, 1e-3
 
@@ -120,6 +122,7 @@ class Segment:
         self._lines = memoryview(memory)[:lines].cast("q")
         self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=lines)
         self._slots = self._slots.view(2, self.n + 1, self.slot)
+        self._views: dict[tuple[int, torch.dtype, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._meetings = self._turn = self._said = 0
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -131,10 +134,20 @@ class Segment:
             Everybody's slots (n, k), complete after the next meeting, and room for sums (k,).
         """
         self._turn, self._said = 1 - self._turn, said
-        slots = self._slots[self._turn].view(block.dtype)[:, : len(block)]
-        slots[self.rank] = block
+        slots, mine, sums = self._cut(block.dtype, len(block))
+        mine.copy_(block)
         self._lines[self.rank * _LINE + 1 + self._turn] = said
-        return slots[: self.n], slots[self.n]
+        return slots, sums
+
+    def _cut(self, dtype: torch.dtype, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The turn's slots (n, k), this rank's (k,), and room for sums (k,); cut once."""
+        key = self._turn, dtype, k
+        if key not in self._views:
+            if len(self._views) == _VIEWS:
+                self._views.clear()
+            slots = self._slots[self._turn].view(dtype)[:, :k]
+            self._views[key] = slots[: self.n], slots[self.rank], slots[self.n]
+        return self._views[key]
 
     def part(self, k: int) -> slice:
         """This rank's share of ``k`` elements."""
