@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import ddp_hook, use_algorithm
+    from distkit.checkup.doctor import doctor
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import Run
     from distkit.cluster.runs.run_ranks import run_ranks
@@ -85,6 +86,8 @@ _HOMES = {
     "distkit.cluster.runs.run_ranks": ["run_ranks"],
     "distkit.cluster.runs.run": ["Run"],
     "distkit.cluster.runs.stepper": ["Stepper"],
+    # what will run, here and on other machines
+    "distkit.checkup.doctor": ["doctor"],
     # what they said to each other
     "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary"],
     "distkit.trace.trace": ["Trace"],
@@ -152,6 +155,7 @@ __all__ = [  # noqa: RUF022
     "run_ranks",
     "Run",
     "Stepper",
+    "doctor",
     "Event",
     "Message",
     "Op",

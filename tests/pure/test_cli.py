@@ -51,7 +51,7 @@ def test_help_is_light() -> None:
     code += "finally: print('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     said, _, modules = ran.stdout.rpartition("\n ")
-    commands = ("demo", "trace", "replay", "hang", "lab", "bench")
+    commands = ("demo", "trace", "replay", "hang", "doctor", "lab", "bench")
     assert all(f"\n    {name} " in said for name in commands)
     assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
 

@@ -27,7 +27,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
 PUBLIC = """
-    Cluster run_ranks Run Stepper
+    Cluster run_ranks Run Stepper doctor
     Event Message Op Span State Summary Trace Finding equal mark
     Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment sweep progress
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
@@ -41,11 +41,12 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency trace shadowing lazy "
+WAIST = "errors events consistency trace shadowing lazy probe "
 LAYERS = {
     "errors": "",
     "shadowing": "",
     "lazy": "",
+    "probe": "",  # it is sent to machines where distkit is not
     "events": "",
     "consistency": "",
     "trace": "errors events consistency",
@@ -60,6 +61,7 @@ LAYERS = {
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "laboratory": WAIST + "cluster",  # for its folders
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
+    "checkup": WAIST + "cluster simulation views",
     "exercises": WAIST + "algorithms kvstore cluster views",
     "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top
 }

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from distkit.errors import StartError
 
-_LONGEST = 90  # a Unix socket's path ends at 107 bytes on Linux, 103 on macOS
+#: A folder's path is at most so long: a socket's ends at 107 bytes on Linux, 103 on macOS.
+LONGEST = 90
 _NAME = re.compile(r"distkit-[a-z0-9_]{8}")
 
 #: The file by which a folder is known to be ours; it holds the pid of the process that made it.
@@ -41,7 +42,7 @@ def make() -> tuple[str, int | None]:
     """
     try:
         folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
-        if len(os.fsencode(folder)) <= _LONGEST:
+        if len(os.fsencode(folder)) <= LONGEST:
             held = hold(folder)  # before it is known as ours, and may be swept
             Path(folder, OWNER).write_text(f"{os.getpid()}\n")
             return folder, held
@@ -55,6 +56,11 @@ def make() -> tuple[str, int | None]:
         ) from error
 
 
+def room(processes: int) -> int:
+    """Bytes that a cluster of so many processes writes there."""
+    return _BASE + processes * _EACH
+
+
 def check_room(folder: str, processes: int) -> None:
     """See whether a cluster of so many processes has room for its files.
 
@@ -62,7 +68,7 @@ def check_room(folder: str, processes: int) -> None:
         StartError: the file system is too small, or full.
     """
     status = os.statvfs(folder)
-    needed, free = _BASE + processes * _EACH, status.f_bavail * status.f_frsize
+    needed, free = room(processes), status.f_bavail * status.f_frsize
     if free < needed:
         raise StartError(
             f"{Path(folder).parent} has {free / 1e6:.1f} MB left, and {processes} processes need "

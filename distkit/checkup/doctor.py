@@ -1,0 +1,44 @@
+"""The doctor: what will and will not run here, or on several machines, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from distkit.checkup import examine
+from distkit.checkup.report import Report
+
+
+def doctor(
+    hosts: Sequence[str] = (),
+    *,
+    ssh_cmd: Sequence[str] = ("ssh",),
+    ssh_args: Sequence[str] = (),
+    python: str | None = None,
+    ports: Sequence[int] = (),
+    say: Callable[[str], None] = lambda stage: None,
+) -> Report:
+    """Examine this machine, or several and the ways between them, before ranks run there.
+
+    Takes seconds: a dead host costs ten, and measuring some more.
+
+    Args:
+        hosts: other machines, each as ssh takes it: ``"alpha"``, ``"me@10.0.0.2"``.
+        ssh_cmd: what reaches them, as in ipyparallel's launchers: ssh, or a program that takes a
+            host and a command line.
+        ssh_args: its options, such as ``["-F", "lab.config"]``.
+        python: the Python on the hosts; if not given, this one where it is there, or python3.
+        ports: tried between machines, beside any free one.
+        say: told what is going on, a stage at a time.
+
+    Raises:
+        DistkitError: a host is named twice, or there is no ssh here.
+
+    Example:
+        >>> report = dk.doctor()                             # doctest: +SKIP
+        >>> dk.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
+        []
+    """
+    if not hosts:
+        return Report(examine.alone())
+    reach = examine.Reach(tuple(ssh_cmd), tuple(ssh_args), python)
+    return Report(examine.several(hosts, reach, ports, say))

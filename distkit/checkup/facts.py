@@ -1,0 +1,117 @@
+"""What an examination has found: plain data, and a few questions to it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+
+from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
+from distkit.simulation.fitting import line, quiet
+
+Json = dict[str, Any]
+
+#: The machine that the doctor runs on.
+HERE = "here"
+
+
+@dataclass
+class Facts:
+    """Everything about machines, by their labels; ``HERE`` is the doctor's own.
+
+    Args:
+        machines: what each machine says of itself, see :func:`distkit.probe.machine`; only those
+            that could be asked.
+        targets: where each host is to be found: its name, and the port of its ssh server.
+        lost: the words of ssh, or of ours, about those that could not be asked, or not to the end.
+        names: of each machine: what it knows of the names of the others.
+        addresses: of each host, as the others see it.
+        ways: from each machine to each other: see :meth:`way`.
+        clocks: of each host: offset from here, and its error [s].
+        monotonic: the same of the clocks that count from the start of a machine.
+        shared: "home" and "folder": their paths here, and who sees the same files there.
+        knocked: lost hosts whose ssh server answers: to whom.
+        ports: which ports were tried beside any.
+    """
+
+    machines: dict[str, Json] = field(default_factory=dict)
+    targets: dict[str, Json] = field(default_factory=dict)
+    lost: dict[str, Json] = field(default_factory=dict)
+    names: dict[str, dict[str, Json]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    ways: dict[str, dict[str, Json]] = field(default_factory=dict)
+    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    shared: dict[str, Json] = field(default_factory=dict)
+    knocked: dict[str, list[str]] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The machines that could be asked, without the doctor's own."""
+        return [label for label in self.machines if label != HERE]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Every two machines, once."""
+        return combinations(self.machines, 2)
+
+    def ordered(self) -> Iterator[tuple[str, str]]:
+        """Every two machines, in both directions."""
+        return permutations(self.machines, 2)
+
+    def way(self, a: str, b: str) -> Json:
+        """The facts about the way from a to b; empty if it was not tried.
+
+        ``tcp``: by port, why no connection was made, "" if one was; ``sent`` and ``arrived``:
+        sizes of datagrams; ``source``, ``interface``, ``mtu``: where packets leave; ``samples``:
+        seconds of a message and its acknowledgement, by bytes; ``error``: what ended that.
+        """
+        return self.ways.get(a, {}).get(b, {})
+
+    def to_dict(self) -> Json:
+        """Plain data, with the fitted links in place of their samples."""
+        plain = asdict(self)
+        for a, b in self.ordered():
+            if way := plain["ways"].get(a, {}).get(b):
+                found = fitted(way.pop("samples", {}))
+                way["alpha"], way["beta"] = found or (None, None)
+        return plain
+
+
+def fitted(samples: dict[str, list[float]]) -> tuple[float, float] | None:
+    """Latency of one way [s] and seconds per byte; None with fewer than two sizes.
+
+    >>> alpha, beta = fitted({"1": [2e-4], "1000": [3e-4], "1000000": [1.002e-1]})
+    >>> round(alpha * 1e6), round(beta * 1e9)
+    (100, 100)
+    """
+    if len(samples) < 2:
+        return None
+    sizes = np.array([int(size) for size in samples], float)
+    both, beta = line(sizes, np.array([quiet(times) for times in samples.values()]))
+    return both / 2, beta
+
+
+def cores(machine: Json) -> int:
+    """Processors that may be used: affinity, cut to the cgroup's quota, at least 1."""
+    quota = machine["cores"]["quota"]
+    return max(1, math.ceil(min(float(machine["cores"]["usable"]), quota or math.inf)))
+
+
+def fitting(machine: Json) -> int:
+    """So many ranks have room in memory."""
+    return int(machine["memory"]["free"] // RANK_BYTES)
+
+
+def comfortable(machine: Json) -> int:
+    """So many ranks start quickly and take turns without long waits."""
+    return int(min(fitting(machine), COMFORTABLE * cores(machine)))
+
+
+def usable_gpus(machine: Json) -> int:
+    """GPUs that torch would see."""
+    visible, found = machine["visible"], len(machine["gpus"]["found"])
+    return found if visible is None else min(found, len([x for x in visible.split(",") if x]))

@@ -1,0 +1,179 @@
+"""What the doctor says: as text for a terminal, a table for a notebook, JSON for a program."""
+
+from __future__ import annotations
+
+import html
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from distkit.checkup import alone, together
+from distkit.checkup.check import Check, Level
+from distkit.checkup.facts import HERE, Facts, cores, fitted, usable_gpus
+from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT
+from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
+
+#: Lines are at most so long [columns].
+WIDTH = 100
+
+_COLOURS = {Level.FAILURE: WARNING_LIGHT, Level.WARNING: RANKS_LIGHT[1], Level.OK: RANKS_LIGHT[2]}
+
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The doctor's findings; a notebook shows it as a table, ``print`` as text.
+
+    Args:
+        facts: what they are about.
+    """
+
+    facts: Facts
+
+    @cached_property
+    def checks(self) -> list[Check]:
+        """Everything that was looked at, the worst first."""
+        machines = [c for host, m in self.facts.machines.items() for c in alone.judge(host, m)]
+        single = not self.facts.targets  # several machines are a table
+        kept = [c for c in machines if single or c.level is not Level.OK]
+        order = [Level.FAILURE, Level.WARNING, Level.OK]
+        checks = [*kept, *together.judge(self.facts)]
+        return sorted(checks, key=lambda check: order.index(check.level))
+
+    @property
+    def failures(self) -> list[Check]:
+        """What has to be repaired before ranks work together."""
+        return [check for check in self.checks if check.level is Level.FAILURE]
+
+    @property
+    def warnings(self) -> list[Check]:
+        """What will surprise."""
+        return [check for check in self.checks if check.level is Level.WARNING]
+
+    @property
+    def good(self) -> bool:
+        """True if nothing has to be repaired."""
+        return not self.failures
+
+    @property
+    def title(self) -> str:
+        """All in one line."""
+        hosts = len(self.facts.targets) - (HERE in self.facts.targets)
+        who = f"this machine ({self.facts.machines[HERE]['hostname']})"
+        who += f" and {count(hosts, 'host')}" if hosts else ""
+        bad = [count(len(self.failures), "failure")] if self.failures else []
+        bad += [count(len(self.warnings), "warning")] if self.warnings else []
+        return f"{who}: {', '.join(bad) or 'all is well'}"
+
+    def to_json(self) -> str:
+        """One JSON object: ``good``, the ``checks``, and the ``facts`` that they are about."""
+        checks = [asdict(check) for check in self.checks]
+        plain = {"good": self.good, "checks": checks, "facts": self.facts.to_dict()}
+        return json.dumps(plain, indent=2)
+
+    def __str__(self) -> str:
+        blocks = [self.title, "\n".join(line for check in self.checks for line in _lines(check))]
+        blocks += [
+            "\n".join([caption, *(f"  {line}" for line in aligned(rows))])
+            for caption, rows in self._tables()
+        ]
+        return "\n\n".join(blocks)
+
+    __repr__ = __str__
+
+    def _tables(self) -> Iterator[tuple[str, Rows]]:
+        facts = self.facts
+        if facts.hosts:
+            yield "Machines", machines(facts)
+            yield "Latency, from row to column", matrix(facts, 0)
+            yield "Bandwidth, from row to column", matrix(facts, 1)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="{_CELL};color:{_COLOURS[c.level]}"><b>{c.level}</b></td>'
+            f'<td style="{_CELL}">{html.escape(str(c))}</td></tr>'
+            for c in self.checks
+        )
+        tables = "".join(
+            f'<div style="margin-top:8px"><b>{html.escape(caption)}</b></div>{_table(rows)}'
+            for caption, rows in self._tables()
+        )
+        return (
+            '<div class="distkit-doctor" style="font-family:var(--jp-ui-font-family,sans-serif);'
+            f'font-size:var(--jp-ui-font-size1,13px)"><b>{html.escape(self.title)}</b>'
+            f"<table>{rows}</table>{tables}</div>"
+        )
+
+
+_CELL = "text-align:left;padding:1px 14px 1px 0;vertical-align:top"
+
+
+def _table(rows: Rows) -> str:
+    head, *body = rows
+
+    def cells(tag: str, row: tuple[str, ...]) -> str:
+        return "".join(f'<{tag} style="{_CELL}">{html.escape(c)}</{tag}>' for c in row)
+
+    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
+    return f"<table><tr>{cells('th', head)}</tr>{lines}</table>"
+
+
+def _lines(check: Check) -> list[str]:
+    """A check as a paragraph."""
+    return textwrap.wrap(
+        f"{check.level:<8} {check}",
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent=" " * 11,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def machines(facts: Facts) -> Rows:
+    """What each machine has."""
+    head = (
+        "machine",
+        "address",
+        "cores",
+        "memory",
+        "GPUs",
+        "/dev/shm",
+        "TMPDIR",
+        "Python",
+        "torch",
+    )
+    rows = [
+        (
+            label,
+            facts.addresses.get(label, "?"),
+            str(cores(m)),
+            human_bytes(m["memory"]["free"]),
+            str(usable_gpus(m)),
+            human_bytes(m["shm"].get("free", 0)),
+            human_bytes(m["temporary"].get("free", 0)),
+            m["python"]["version"],
+            m["packages"]["torch"] or "none",
+        )
+        for label, m in facts.machines.items()
+    ]
+    return [head, *rows]
+
+
+def matrix(facts: Facts, which: int) -> Rows:
+    """Latency (0) or bandwidth (1) from every machine to every other."""
+    labels = list(facts.machines)
+
+    def cell(a: str, b: str) -> str:
+        if a == b:
+            return "·"
+        found = fitted(facts.way(a, b).get("samples", {}))
+        if found is None:
+            return "none"
+        alpha, beta = found
+        return f"{human_bytes(1 / max(beta, 1e-15))}/s" if which else human_seconds(alpha)
+
+    return [("", *labels), *((a, *(cell(a, b) for b in labels)) for a in labels)]

@@ -1,0 +1,98 @@
+"""The doctor on real machines: this one, and stand-ins for hosts that a shell starts here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import distkit as dk
+from distkit import cli
+from distkit.checkup.check import Level
+from distkit.errors import DistkitError
+
+#: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
+#: that says something at login; those that it does not know fail as ssh would.
+STAND_IN = """
+case "${0#*@}" in
+  alpha|beta) echo "Welcome to $0"; exec sh -c "$1";;
+  mute) exec sleep 60;;
+  *) echo "$0: Permission denied (publickey,password)." >&2; exit 255;;
+esac
+"""
+
+
+def kinds(report: object, level: Level = Level.FAILURE) -> dict[str, tuple[str, ...]]:
+    return {check.kind: check.hosts for check in report.checks if check.level is level}
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.main(["doctor", "--json"])
+    plain = json.loads(capsys.readouterr().out)
+    assert status == (0 if plain["good"] else 1)
+    machine = plain["facts"]["machines"]["here"]
+    assert machine["python"]["version"] == sys.version.split()[0]
+    assert machine["torch"].get("gloo", True)
+    assert {"ranks", "backend", "launchers", "laboratory"} <= {c["kind"] for c in plain["checks"]}
+
+
+def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
+    """Everything but the network is real: these hosts are one machine, under names it lacks."""
+    stages: list[str] = []
+    hosts = ["alpha", "me@beta", "gamma"]
+    report = dk.doctor(hosts, ssh_cmd=["bash", "-c", STAND_IN], say=stages.append)
+    facts = report.facts
+    assert list(facts.machines) == ["here", "alpha", "beta"]
+    failures = kinds(report)
+    assert failures["ssh.password"] == ("gamma",)
+    assert failures["names.unknown"][-1] == "beta"  # nobody knows it
+    assert not [kind for kind in failures if kind.startswith(("ways", "ports", "torch"))]
+    assert set(kinds(report, Level.WARNING)) >= {"hosts.same"}
+    assert {"ways", "versions", "home.shared", "clock"} <= set(kinds(report, Level.OK))
+    assert all(facts.way(a, b)["tcp"]["0"] == "" for a, b in facts.ordered())
+    assert all(facts.way(a, b)["samples"] for a, b in facts.ordered())
+    assert all(abs(offset) <= error + 1e-3 for offset, error in facts.clocks.values())
+    assert stages[-1] == "torch was imported"
+    assert not leftovers()
+
+
+def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkit.checkup.examine.FIRST", 3.0)
+    report = dk.doctor(["mute"], ssh_cmd=["bash", "-c", STAND_IN])
+    assert kinds(report) == {"ssh.silent": ("mute",)}
+    assert "mute does not answer (no answer within 3 s)" in str(report)
+
+
+def test_another_python_and_a_port_that_is_taken() -> None:
+    import socket
+
+    reach = ["bash", "-c", STAND_IN]
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        report = dk.doctor(["alpha"], ssh_cmd=reach, ports=[port])
+    assert set(kinds(report)) >= {"ports.taken", "names.unknown"}
+    assert set(kinds(dk.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python"))) == {
+        "python.missing"
+    }
+
+
+def test_what_cannot_be_examined_is_said() -> None:
+    with pytest.raises(DistkitError, match="name each once"):
+        dk.doctor(["alpha", "me@alpha"])
+    with pytest.raises(DistkitError, match="there is no no-such-ssh here"):
+        dk.doctor(["alpha"], ssh_cmd=["no-such-ssh"])
+
+
+def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
+    from distkit.checkup.hosts import SOURCE, own_command
+
+    ask = SOURCE + '{"do": "clock"}\n{"do": "dance"}\nnot json\n'
+    ran = subprocess.run(own_command(), input=ask, capture_output=True, text=True, timeout=60)
+    first, second = (json.loads(line.split(" ", 1)[1]) for line in ran.stdout.splitlines())
+    assert len(first["answer"]) == 2
+    assert "do_dance" in second["error"]
+    assert ran.returncode == 1

@@ -1,0 +1,425 @@
+"""The doctor's judgement: facts in, findings out. Nothing is examined here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from distkit import probe
+from distkit.checkup.check import Level
+from distkit.checkup.examine import choose, tournament
+from distkit.checkup.facts import HERE, Facts, Json
+from distkit.checkup.hosts import SOURCE, command
+from distkit.checkup.report import Report
+
+GIB = 1 << 30
+
+
+def healthy(name: str, address: str) -> Json:
+    """A machine on which all is well."""
+    room = {"size": 8 * GIB, "free": 6 * GIB, "files": 10**6, "writable": True}
+    return {
+        "hostname": name,
+        "python": {"version": "3.11.7", "executable": "/env/bin/python"},
+        "packages": dict.fromkeys(probe.PACKAGES, "2.13.0"),
+        "distkit": "0123456789ab",
+        "cores": {"usable": 4, "quota": None},
+        "memory": {"total": 16 * GIB, "free": 8 * GIB},
+        "shm": {"path": "/dev/shm", **room},
+        "temporary": {"path": "/tmp", **room},
+        "home": {"path": "/home/me/lab", **room},
+        "files": [1024, 4096],
+        "processes": {"left": None},
+        "gpus": {"found": []},
+        "visible": None,
+        "interfaces": {
+            "lo": {"address": "127.0.0.1", "mtu": 65536},
+            "eth0": {"address": address, "mtu": 1500},
+        },
+        "loopback": "",
+        "commands": dict.fromkeys(probe.COMMANDS, "/usr/bin/it"),
+        "namespaces": "",
+        "torch": {"version": "2.13.0", "cuda": None, "gloo": True, "nccl": None},
+    }
+
+
+ADDRESSES = {HERE: "10.0.0.1", "alpha": "10.0.0.2", "beta": "10.0.0.3", "gamma": "10.0.0.4"}
+
+
+def way() -> Json:
+    """A way on which all is well: 0.1 ms, 100 MB/s."""
+    samples = {str(n): [2e-4 + n * 1e-8] * 3 for n in (1, 1 << 12, 1 << 16, 1 << 20)}
+    link = {"source": "", "interface": "eth0", "mtu": 1500, "samples": samples}
+    return {"tcp": {"0": ""}, "sent": {}, "arrived": [256, 1472], **link}
+
+
+def healthy_facts() -> Facts:
+    """Three hosts and this machine, on which all is well."""
+    names = {HERE: "login", **{host: host for host in ADDRESSES if host != HERE}}
+    known = {h: {"addresses": [a], "back": names[h]} for h, a in ADDRESSES.items()}
+    seen = dict.fromkeys(ADDRESSES, True)
+    return Facts(
+        machines={h: healthy(names[h], a) for h, a in ADDRESSES.items()},
+        targets={h: {"name": n, "port": 22, "target": h} for h, n in names.items()},
+        names={h: deepcopy(known) for h in ADDRESSES},
+        addresses=dict(ADDRESSES),
+        ways={a: {b: way() for b in ADDRESSES if b != a} for a in ADDRESSES},
+        clocks={host: (1e-5, 1e-4) for host in names if host != HERE},
+        shared={kind: {"path": "/home/me/lab", "seen": dict(seen)} for kind in ("home", "folder")},
+    )
+
+
+def judged(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Kind, level and hosts of what is not well."""
+    checks = Report(facts).checks
+    return [(c.kind, str(c.level), c.hosts) for c in checks if c.level is not Level.OK]
+
+
+def test_a_healthy_machine_and_healthy_hosts() -> None:
+    one = Report(Facts({HERE: healthy("login", "10.0.0.1")}))
+    assert (one.good, one.warnings) == (True, [])
+    assert "8 a core" in str(one)
+    several = Report(healthy_facts())
+    assert judged(several.facts) == []
+    assert several.title == "this machine (login) and 3 hosts: all is well"
+
+
+# -- deliberate faults of one machine --------------------------------------------------------------
+
+
+def put(**changes: Any) -> Callable[[Json], None]:
+    """A fault: other facts."""
+
+    def apply(machine: Json) -> None:
+        for key, value in changes.items():
+            if isinstance(machine[key], dict) and isinstance(value, dict):
+                machine[key].update(value)
+            else:
+                machine[key] = value
+
+    return apply
+
+
+ALONE = [
+    ("memory", "failure", "a rank needs", put(memory={"free": 50_000_000})),
+    ("memory", "warning", "room for 2 ranks on 4 cores", put(memory={"free": 200_000_000})),
+    ("shm", "failure", "there is no /dev/shm", put(shm={"error": "No such file or directory"})),
+    ("shm", "failure", "/dev/shm on beta is full", put(shm={"free": 0})),
+    ("shm", "warning", "--shm-size=2g", put(shm={"size": 64 << 20, "free": 60 << 20})),
+    (
+        "disk.full",
+        "failure",
+        "the disk of /tmp on beta is full: 0 B left",
+        put(temporary={"free": 0}),
+    ),
+    ("disk.full", "failure", "no more files", put(temporary={"files": 0})),
+    ("disk.locked", "failure", "cannot be written to", put(temporary={"writable": False})),
+    ("disk.path", "failure", "Set TMPDIR", put(temporary={"path": "/x" * 50})),
+    ("files", "failure", "ulimit -n", put(files=[64, 64])),
+    ("processes", "failure", "--pids-limit", put(processes={"left": 30})),
+    ("loopback", "failure", "ip link set lo up", put(loopback="Network is unreachable")),
+    ("python.old", "failure", "is Python 3.9.2", put(python={"version": "3.9.2"})),
+    ("torch.missing", "failure", "-m pip install torch", put(packages={"torch": None})),
+    ("ipyparallel.missing", "failure", "is missing on beta", put(packages={"ipyparallel": None})),
+    ("torch.broken", "failure", "libcudart", put(torch={"error": "OSError: libcudart.so.12"})),
+    ("torch.slow", "warning", "took more than 20 s", put(torch={"slow": 20})),
+    ("torch.gloo", "failure", "built without gloo", put(torch={"gloo": False})),
+    ("gpus.driver", "warning", "Reboot", put(gpus={"error": "Driver/library version mismatch"})),
+]
+
+
+@pytest.mark.parametrize(("kind", "level", "said", "fault"), ALONE, ids=lambda x: str(x)[:24])
+def test_faults_of_one_machine(
+    kind: str, level: str, said: str, fault: Callable[[Json], None]
+) -> None:
+    facts = healthy_facts()
+    fault(facts.machines["beta"])
+    found = [check for check in Report(facts).checks if check.kind == kind and check.remedy]
+    assert [(str(c.level), c.hosts) for c in found] == [(level, ("beta",))]
+    assert said in str(found[0])
+    assert "on beta" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("torch", "visible", "said"),
+    [
+        (
+            {"cuda": "12.8", "nccl": [2, 29, 7]},
+            None,
+            "NCCL 2.29.7 refuses several ranks on one GPU",
+        ),
+        ({"cuda": "12.8", "nccl": [2, 30, 1]}, None, "NCCL_MULTI_RANK_GPU_ENABLE=1"),
+        ({"cuda": "12.8", "nccl": [2, 30, 1]}, "", "hidden by CUDA_VISIBLE_DEVICES"),
+        ({"cuda": None}, None, "torch there is built without CUDA"),
+    ],
+)
+def test_gpus(torch: Json, visible: str | None, said: str) -> None:
+    machine = healthy("login", "10.0.0.1")
+    machine["gpus"]["found"] = [{"name": "H200", "total": 139 * GIB, "free": 139 * GIB}]
+    machine["visible"] = visible
+    machine["torch"].update(torch)
+    assert said in " ".join(str(Report(Facts({HERE: machine}))).split())
+
+
+def test_a_quota_counts_and_a_notebook_needs_its_packages() -> None:
+    machine = healthy("login", "10.0.0.1")
+    machine["cores"]["quota"], machine["packages"]["anywidget"] = 1.5, None
+    machine["commands"]["unshare"] = None
+    text = str(Report(Facts({HERE: machine})))
+    assert "2 cores (the cgroup allows 1.5 of 4)" in text
+    assert "16 ranks here in comfort" in text
+    assert "anywidget is missing here: no notebooks." in text
+    assert "no laboratory of several hosts here: no unshare here" in text
+
+
+# -- deliberate faults between machines ------------------------------------------------------------
+
+
+def cut(facts: Facts, a: str, b: str) -> None:
+    facts.way(a, b).update(tcp={"0": "timed out"}, arrived=[], samples={})
+
+
+def link_cut(facts: Facts) -> None:
+    cut(facts, "alpha", "beta")
+    cut(facts, "beta", "alpha")
+
+
+def one_direction(facts: Facts) -> None:
+    link_cut(facts)
+    facts.way("beta", "alpha")["arrived"] = [256, 1472]
+
+
+def firewall(facts: Facts) -> None:
+    for host in (HERE, "alpha", "gamma"):
+        cut(facts, host, "beta")
+
+
+def firewall_here(facts: Facts) -> None:
+    for host in ("alpha", "beta", "gamma"):
+        cut(facts, host, HERE)
+
+
+def no_route(facts: Facts) -> None:
+    link_cut(facts)
+    facts.way("alpha", "beta")["tcp"]["0"] = "network is unreachable"
+
+
+def one_port(facts: Facts) -> None:
+    facts.ports = (29500,)
+    for of in facts.ways.values():
+        for way in of.values():
+            way["tcp"]["29500"] = ""
+    facts.way("alpha", "beta")["tcp"]["29500"] = "timed out"
+
+
+def unknown(facts: Facts) -> None:
+    facts.names["beta"]["alpha"] = {"error": "Name or service not known"}
+
+
+def silent_resolver(facts: Facts) -> None:
+    facts.names["beta"]["alpha"] = {"error": "no answer within 4 s", "silent": True}
+
+
+def loopback(facts: Facts) -> None:
+    facts.names["beta"]["alpha"]["addresses"] = ["127.0.1.1"]
+
+
+def own_loopback(facts: Facts) -> None:
+    facts.names["beta"]["beta"]["addresses"] = ["127.0.1.1"]
+
+
+def wrong_address(facts: Facts) -> None:
+    facts.names["beta"]["alpha"]["addresses"] = ["10.0.0.99"]
+
+
+def no_reverse(facts: Facts) -> None:
+    facts.names["beta"]["alpha"]["back"] = ""
+
+
+def lost(words: str) -> Callable[[Facts], None]:
+    def fault(facts: Facts) -> None:
+        del facts.machines["beta"], facts.names["beta"], facts.ways["beta"], facts.clocks["beta"]
+        for way in facts.ways.values():
+            way.pop("beta", None)
+        facts.lost["beta"] = {"words": words, "stage": ""}
+
+    return fault
+
+
+def seen_by_others(facts: Facts) -> None:
+    lost("ssh: connect to host beta port 22: Connection timed out")(facts)
+    facts.knocked["beta"] = ["alpha", "gamma"]
+
+
+def lost_midway(facts: Facts) -> None:
+    facts.lost["beta"] = {"words": "no answer within 6 s", "stage": "links were measured"}
+
+
+def of_beta(**changes: Any) -> Callable[[Facts], None]:
+    return lambda facts: put(**changes)(facts.machines["beta"])
+
+
+def not_shared(kind: str) -> Callable[[Facts], None]:
+    return lambda facts: facts.shared[kind]["seen"].update(beta=False)
+
+
+def clock(facts: Facts) -> None:
+    facts.clocks["beta"] = (-5.0, 1e-3)
+
+
+def small_mtu(facts: Facts) -> None:
+    for other in (HERE, "alpha", "gamma"):
+        facts.way("beta", other)["mtu"] = 1280
+
+
+def black_hole(facts: Facts) -> None:
+    facts.way("alpha", "beta").update(arrived=[256], error="timed out", samples={})
+
+
+def slow_link(facts: Facts) -> None:
+    slow = {str(n): [2e-4 + n * 8e-8] * 3 for n in (1, 1 << 12, 1 << 16, 1 << 20)}
+    for other in (HERE, "alpha", "gamma"):
+        facts.way("beta", other)["samples"] = facts.way(other, "beta")["samples"] = slow
+
+
+def far_away(facts: Facts) -> None:
+    far = {str(n): [4e-2 + n * 1e-8] * 3 for n in (1, 1 << 12, 1 << 16, 1 << 20)}
+    facts.way("alpha", "beta")["samples"] = far
+
+
+def two_networks(facts: Facts) -> None:
+    facts.way("beta", "gamma")["interface"] = "ib0"
+
+
+def twice(facts: Facts) -> None:
+    facts.addresses["beta"] = facts.addresses["alpha"]
+    facts.machines["beta"]["interfaces"] = facts.machines["alpha"]["interfaces"]
+    for known in facts.names.values():
+        known["beta"]["addresses"] = known["alpha"]["addresses"]
+
+
+TOGETHER = [
+    ("ways.cut", "no packets pass between alpha and beta", link_cut),
+    ("ways.one_way", "packets from alpha to beta are lost", one_direction),
+    ("ways.filtered", "beta lets no connections in: this machine, alpha and gamma", firewall),
+    ("ways.filtered", "this machine lets no connections in: alpha, beta and gamma", firewall_here),
+    ("ways.no_route", "alpha has no route to beta (10.0.0.3)", no_route),
+    ("ports.filtered", "alpha cannot connect to port 29500 of beta", one_port),
+    ("names.unknown", "'alpha' does not resolve on beta", unknown),
+    ("names.silent", "the name server on beta does not answer for 'alpha'", silent_resolver),
+    ("names.loopback", "beta resolves 'alpha' to 127.0.1.1: ranks there would listen", loopback),
+    ("names.loopback", "beta resolves its own name to 127.0.1.1", own_loopback),
+    ("names.wrong", "to 10.0.0.99, which is no address of alpha: that is 10.0.0.2", wrong_address),
+    ("names.back", "10.0.0.2 (alpha) has no name on beta", no_reverse),
+    ("ssh.password", "ssh-copy-id", lost("me@beta: Permission denied (publickey,password)")),
+    ("ssh.key", "does not know the key of beta", lost("Host key verification failed")),
+    ("names.unknown", "the name beta is not known here", lost("ssh: Could not resolve hostname")),
+    ("ssh.refused", "nothing listens on port 22 of beta", lost("port 22: Connection refused")),
+    ("ssh.silent", "though alpha and gamma reach it", seen_by_others),
+    ("ssh.silent", "beta does not answer", lost("port 22: No route to host")),
+    ("python.missing", "there is no Python on beta", lost("no Python: python3 python")),
+    ("ssh.other", "Try it by hand: ssh beta", lost("exec format error")),
+    ("ssh.cut", "beta fell silent while links were measured", lost_midway),
+    ("python.differs", "beta has Python 3.12.1", of_beta(python={"version": "3.12.1"})),
+    ("torch.differs", "pip install torch==2.13.0", of_beta(packages={"torch": "2.10.0"})),
+    ("ipyparallel.differs", "ipyparallel 9.0.0", of_beta(packages={"ipyparallel": "9.0.0"})),
+    ("distkit.differs", "distkit on beta is not the same", of_beta(distkit="ba9876543210")),
+    ("home.own", "beta does not share /home/me/lab (home)", not_shared("home")),
+    ("folder.own", "beta does not share /home/me/lab (this folder)", not_shared("folder")),
+    ("clock", "the clock of beta is 5 s (± 1 ms) behind", clock),
+    ("mtu.differs", "eth0 of beta takes frames of 1280 bytes", small_mtu),
+    ("mtu.blocked", "frames of 1500 bytes from alpha to beta are lost", black_hole),
+    (
+        "links.slow",
+        "the link between beta and this machine, alpha and gamma carries 11.9 MiB/s",
+        slow_link,
+    ),
+    ("links.far", "a message from alpha to beta takes 20 ms at least", far_away),
+    ("interfaces.several", "beta reaches the others by several interfaces", two_networks),
+    ("hosts.same", "alpha and beta are the same machine", twice),
+]
+
+
+@pytest.mark.parametrize(("kind", "said", "fault"), TOGETHER, ids=lambda x: str(x)[:32])
+def test_faults_between_machines(kind: str, said: str, fault: Callable[[Facts], None]) -> None:
+    facts = healthy_facts()
+    fault(facts)
+    report = Report(facts)
+    assert said in " ".join(str(report).split())
+    found = [check for check in report.checks if check.level is not Level.OK]
+    assert {check.kind for check in found} == {kind}, found
+    assert all(check.remedy and check.hosts for check in found)
+    assert json.loads(report.to_json())["good"] is report.good
+
+
+def test_a_fault_seen_by_many_is_told_once() -> None:
+    facts = healthy_facts()
+    for asked in ("alpha", "beta", "gamma"):
+        facts.names[asked]["here"] = {"error": "Name or service not known"}
+    (check,) = Report(facts).warnings
+    assert str(check).startswith("'login' does not resolve on alpha")
+    assert "The same is true of beta and gamma." in check.message
+
+
+def test_other_builds_and_patches_only_surprise() -> None:
+    facts = healthy_facts()
+    facts.machines["beta"]["packages"]["torch"] = "2.13.0+cpu"
+    facts.machines["beta"]["python"]["version"] = "3.11.9"
+    found = [("python.differs", "warning", ("beta",)), ("torch.differs", "warning", ("beta",))]
+    assert judged(facts) == found
+
+
+# -- how it is shown -------------------------------------------------------------------------------
+
+
+def test_the_report_is_text_html_and_json() -> None:
+    facts = healthy_facts()
+    loopback(facts)
+    slow_link(facts)
+    report = Report(facts)
+    assert repr(report) == str(report)
+    assert "Bandwidth, from row to column" in str(report)
+    assert "11.9 MiB/s" in str(report)
+    shown = report._repr_html_()
+    assert "&#x27;alpha&#x27; to 127.0.1.1" in shown
+    plain = json.loads(report.to_json())
+    assert plain["good"] is False
+    assert [c["kind"] for c in plain["checks"]][:2] == ["names.loopback", "links.slow"]
+    assert round(plain["facts"]["ways"]["alpha"]["gamma"]["alpha"] * 1e6) == 100
+
+
+def test_a_link_that_was_not_measured_has_no_number() -> None:
+    facts = healthy_facts()
+    link_cut(facts)
+    (row,) = [line for line in str(Report(facts)).splitlines() if line.startswith("  alpha  100")]
+    assert row.split() == ["alpha", "100", "µs", "·", "none", "100", "µs"]
+
+
+# -- the pure parts of examining -------------------------------------------------------------------
+
+
+def test_every_machine_has_one_way_at_a_time() -> None:
+    ways = [(a, b) for a in "abcd" for b in "abcd" if a != b]
+    rounds = list(tournament(ways))
+    assert sorted(way for r in rounds for way in r) == sorted(ways)
+    assert all(len({h for way in r for h in way}) == 2 * len(r) for r in rounds)
+
+
+def test_the_address_that_counts() -> None:
+    own = {"127.0.0.1", "10.0.0.2", "172.17.0.1"}
+    assert choose(["127.0.1.1", "10.0.0.2"], own) == "10.0.0.2"
+    assert choose(["10.0.0.99"], own) == "10.0.0.2"
+    assert choose([], {"127.0.0.1"}) == "127.0.0.1"
+
+
+def test_what_is_sent_to_hosts() -> None:
+    """It is plain ASCII, needs nothing, and survives any shell."""
+    assert SOURCE.isascii()
+    assert "distkit." not in "".join(line for line in SOURCE.splitlines() if "import" in line)
+    words = command("me@alpha", ["ssh", "-p", "2222"], ["/env/bin/python", "python3"])
+    assert words[:4] == ["ssh", "-p", "2222", "me@alpha"]
+    assert len(words) == 5
