@@ -164,20 +164,21 @@ def _furnish(host: dict[str, Any]) -> None:
     socket.sethostname(host["name"])
     _ip(host["network"])
     _mount("proc", "/proc", "proc")
+    _cover("/sys", "sysfs", None, ["/sys/fs/cgroup"])  # whose devices are those of this host
     for path, mode in host["covers"]:
-        _cover(path, mode, host["keep"])
+        _cover(path, "tmpfs", f"mode={mode}", host["keep"])
     for source, target in host["binds"]:
         _mount(source, target, None, _BIND)
     for setting, value in host["settings"].items():
         Path("/proc/sys", setting).write_text(value)
 
 
-def _cover(path: str, mode: str, keep: list[str]) -> None:
-    """Put an empty file system over a folder; the folders to keep in it stay."""
-    below = {Path(k) for k in keep if Path(path) in Path(k).parents}
+def _cover(path: str, kind: str, data: str | None, keep: list[str]) -> None:
+    """Put a new file system over a folder; the folders to keep in it stay."""
+    below = {Path(k) for k in keep if Path(path) in Path(k).parents and Path(k).exists()}
     inside = [folder for folder in sorted(below) if below.isdisjoint(folder.parents)]
     held = [os.open(k, os.O_PATH) for k in inside]
-    _mount("tmpfs", path, "tmpfs", 0, f"mode={mode}")
+    _mount(kind, path, kind, 0, data)
     for folder, fd in zip(inside, held, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
         _mount(f"/proc/self/fd/{fd}", str(folder), None, _BIND | _RECURSIVE)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit.laboratory import network, starting
+from distkit.laboratory import network, slurm, starting
+from distkit.laboratory.faults import Faults
+from distkit.laboratory.plan import OUTSIDE, Plan, check_names, shared_folders
 from distkit.laboratory.ssh import Ssh
 from distkit.laboratory.tools import find
 
@@ -34,7 +39,8 @@ class Laboratory:
         hosts: their names.
         head: the name of one more host, where programs that start others run; None for none.
         outside: connect this process's own network too: its processes reach the hosts by address
-            and by :meth:`ssh`, and the hosts reach them at :attr:`outside`.
+            and by :meth:`ssh`, and the hosts reach them at :attr:`outside`, whose name there is
+            ``outside``.
         skew: by how much the monotonic clock of a host is ahead of the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
         shared: folders in ``/tmp`` that the hosts share all the same. The current folder, the home
@@ -62,32 +68,41 @@ class Laboratory:
         private: Mapping[str, Sequence[str | Path]] | None = None,
     ) -> None:
         #: The names of all hosts, the head first.
-        self.hosts = starting.check_names([head, *hosts] if head else hosts)
-        self._skew, self._private = skew or {}, private or {}
-        for host in {*self._skew, *self._private}:
+        self.hosts = check_names([head, *hosts] if head else hosts)
+        self._addresses: dict[str, str] = dict.fromkeys(self.hosts, "")
+        for host in {*(skew or {}), *(private or {})}:
             self._check(host)
-        self._rootless = os.geteuid() != 0
-        starting.check_platform(self._rootless, outside)
-        self._rules: list[tuple[set[str], str]] = []
-        self._slowed: set[str] = set()
-        self._names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
+        starting.check_platform(os.geteuid() != 0, outside)
         self._address_all(outside)
         folders.sweep(tempfile.gettempdir())
         made, held = folders.make()
         #: What belongs to the laboratory, on all hosts and outside.
         self.folder = Path(made)
-        self._ssh = Ssh(self)
+        self._faults = Faults()
+        self._wrong_names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
         for host in self.hosts:
             self.folder.joinpath(host).mkdir()
             self._write_names(host)
-        plan = self._plan(starting.shared([made, *shared]))
-        self._keeper, self._pids = starting.start(plan, held)
+        self._ssh = Ssh(self)
+        slurm.prepare(self)
+        self._plan = Plan(
+            self.folder,
+            self.network,
+            {host: self._addresses[host] for host in self.hosts},
+            rootless=os.geteuid() != 0,
+            shared=shared_folders([made, *shared]),
+            skew=skew or {},
+            private=private or {},
+        )
+        self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
         if outside:
             self._connect_outside()
 
     # -- what runs on the hosts ----------------------------------------------------------------
 
-    def run(self, host: str, argv: Sequence[str | Path], **options: Any) -> Any:
+    def run(
+        self, host: str, argv: Sequence[str | Path], **options: Any
+    ) -> subprocess.CompletedProcess[Any]:
         """Run a command on a host and wait for it: :func:`subprocess.run` with its options.
 
         Raises:
@@ -113,7 +128,7 @@ class Laboratory:
             LaboratoryError: there is no such host.
         """
         user = f"--map-user={os.getuid()}", f"--map-group={os.getgid()}"
-        as_user = [find("unshare"), "--user", *user] if self._rootless else []
+        as_user = [find("unshare"), "--user", *user] if self._plan.rootless else []
         return [*self._administer(host), *as_user, find("setpriv"), "--pdeathsig", "KILL"]
 
     def address(self, host: str) -> str:
@@ -122,8 +137,6 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host.
         """
-        if host == "outside" and self.outside:
-            return self.outside
         self._check(host)
         return self._addresses[host]
 
@@ -137,6 +150,17 @@ class Laboratory:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
         return self._ssh.start()
+
+    def slurm(self, cpus: int = 2) -> None:
+        """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head, all others are nodes.
+
+        Args:
+            cpus: how many tasks each node takes.
+
+        Raises:
+            LaboratoryError: Slurm is missing, or does not start.
+        """
+        slurm.start(self, cpus)
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -169,13 +193,14 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host.
         """
-        ends = {host for host in (source, to) if host}
         device = self._port(source) if source else None
-        address = self.address(to) if to else None
-        rule = network.rule(device, address, port, reject)
-        if (ends, rule) not in self._rules:
-            self._admin(None, "ip", f"rule add pref 100 {rule}")
-            self._rules.append((ends, rule))
+        rule = network.rule(device, self.address(to) if to else None, port, reject)
+        self._faults.add(
+            rule,
+            {host for host in (source, to) if host},
+            lambda: self._admin(None, "ip", "rule", "add", "pref", "100", *rule.split()),
+            lambda: self._admin(None, "ip", "rule", "del", "pref", "100", *rule.split()),
+        )
 
     def slow(self, host: str, rate: str) -> None:
         """Limit what a host sends, and what it receives, each to a rate such as ``"100mbit"``.
@@ -183,10 +208,13 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host, or it is no rate.
         """
-        bucket = network.bucket(rate)
-        for where, device in self._ends(host):
-            self._admin(where, "tc", f"qdisc replace dev {device} root {bucket}")
-        self._slowed.add(host)
+        bucket = network.bucket(rate).split()
+        self._faults.add(
+            f"{host} is slow",
+            {host},
+            lambda: self._queue(host, "add", *bucket),
+            lambda: self._queue(host, "del"),
+        )
 
     def unname(self, host: str, to: str | None = None, on: Sequence[str] | None = None) -> None:
         """Make a host's name impossible to resolve, or resolve to another address.
@@ -201,9 +229,61 @@ class Laboratory:
         """
         self._check(host)
         for where in self.hosts if on is None else on:
-            self._check(where)
-            self._names[where][host] = to
-            self._write_names(where)
+            self._faults.add(
+                f"{where} does not know {host}",
+                {host, where},
+                partial(self._rename, where, {host: to}),
+                partial(self._rename, where, {}, host),
+            )
+
+    def fill(self, host: str, folder: str = "/tmp") -> None:
+        """Fill the file system of ``/tmp``, ``/dev/shm`` or another folder that is a host's own.
+
+        Raises:
+            LaboratoryError: there is no such host, or the folder is not its own.
+        """
+        where = shlex.quote(folder)
+        used = f"$(df --output=used --block-size=4k {where} | tail -n 1)"
+        remount = f"used={used}; mount -o remount,{{}} {where}"
+        full = remount.format("nr_blocks=$((used > 0 ? used : 1))")
+        self._faults.add(
+            f"{folder} of {host} is full",
+            {host},
+            lambda: self._admin(host, "sh", "-c", full),
+            lambda: self._admin(host, "sh", "-c", remount.format("size=50%")),
+        )
+
+    def replace(self, host: str, path: str | Path, by: str | Path) -> None:
+        """Let a host see another file, or folder, in the place of one: another Python, a library.
+
+        ::
+
+            lab.replace("beta", sys.executable, "/usr/bin/python3")
+
+        Args:
+            host: the only one that sees it so.
+            path: what is replaced.
+            by: what the host sees instead; both are files, or both are folders.
+
+        Raises:
+            LaboratoryError: there is no such host, or one of the files is not there.
+        """
+        self._faults.add(
+            f"{path} of {host}",
+            {host},
+            lambda: self._admin(host, "mount", "--bind", str(by), str(path)),
+            lambda: self._admin(host, "umount", "--lazy", str(path)),
+        )
+
+    def crash(self, host: str) -> None:
+        """End a host for good, as a power failure does: nobody is told.
+
+        Raises:
+            LaboratoryError: there is no such host.
+        """
+        self.cut(host)  # or its connections would be closed
+        self._faults.forget(host)
+        os.kill(self._pids.pop(host), signal.SIGKILL)
 
     def mend(self, *hosts: str) -> None:
         """Undo the faults in which these hosts take part; all faults without arguments.
@@ -213,19 +293,7 @@ class Laboratory:
         """
         for host in hosts:
             self._check(host)
-        for ends, rule in list(self._rules):
-            if not hosts or ends & {*hosts}:
-                self._admin(None, "ip", f"rule del pref 100 {rule}")
-                self._rules.remove((ends, rule))
-        for host in self._slowed & {*(hosts or self.hosts)}:
-            for where, device in self._ends(host):
-                self._admin(where, "tc", f"qdisc del dev {device} root")
-            self._slowed.remove(host)
-        for host in self.hosts:
-            wrong = self._names[host]
-            kept = {name: to for name, to in wrong.items() if hosts and not {host, name} & {*hosts}}
-            self._names[host] = kept
-            self._write_names(host)
+        self._faults.mend({*hosts} if hosts else None)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -252,40 +320,14 @@ class Laboratory:
         self._addresses = dict(zip(self.hosts, addresses, strict=False))
         #: The address of this process's own machine in that network; "" without ``outside=True``.
         self.outside = addresses[-1] if outside else ""
-
-    def _plan(self, kept: list[str]) -> dict[str, Any]:
-        """What the keeper makes."""
-        ports = [
-            network.connect(
-                self._port(host), "eth0", self._addresses[host], f"{{{host}}}", self.network
-            )
-            for host in self.hosts
-        ]
-        return {
-            "folder": str(self.folder),
-            "rootless": self._rootless,
-            "router": network.router(self.network) + "".join(ports),
-            "hosts": [self._host_plan(host, kept) for host in self.hosts],
-        }
-
-    def _host_plan(self, host: str, kept: list[str]) -> dict[str, Any]:
-        empty = {str(Path(folder).resolve()): "700" for folder in self._private.get(host, ())}
-        return {
-            "name": host,
-            "skew": self._skew.get(host, 0),
-            "network": network.join("eth0", self._addresses[host], self.network),
-            "covers": sorted({**starting.COVERED, **empty}.items()),
-            "keep": kept,
-            "binds": [[str(self.folder / host / "hosts"), "/etc/hosts"], *self._ssh.binds()],
-            # so that an ordinary user's SSH server can have its usual port
-            "settings": {"net/ipv4/ip_unprivileged_port_start": "0"},
-        }
+        if outside:
+            self._addresses[OUTSIDE] = self.outside
 
     def _connect_outside(self) -> None:
         keeper = self._keeper.pid
-        starting.ip(f"link add lab{keeper} type veth peer name outside netns {keeper}")
-        for line in network.serve("outside", self.outside, self.network).splitlines():
-            self._admin(None, "ip", line)
+        starting.ip(f"link add lab{keeper} type veth peer name {OUTSIDE} netns {keeper}")
+        for line in network.serve(OUTSIDE, self.outside, self.network).splitlines():
+            self._admin(None, "ip", *line.split())
         starting.ip(network.join(f"lab{keeper}", self.outside, self.network))
 
     def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
@@ -298,43 +340,54 @@ class Laboratory:
 
     def _administer(self, host: str | None) -> list[str]:
         """The words that run a command as a host's administrator; as the router's for None."""
-        pid = self._pid(host) if host else self._keeper.pid
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
-        spaces += ["--user", "--preserve-credentials"] if self._rootless else []
-        spaces += ["--time"] if host in self._skew else []
-        return [find("nsenter"), f"--target={pid}", *spaces]
+        spaces += ["--user", "--preserve-credentials"] if self._plan.rootless else []
+        spaces += ["--time"] if host in self._plan.skew else []
+        return [find("nsenter"), f"--target={self._pid(host)}", *spaces]
 
-    def _admin(self, host: str | None, program: str, command: str) -> None:
-        words = [*self._administer(host), find(program), *command.split()]
-        ran = subprocess.run(words, capture_output=True, text=True)
+    def _admin(self, host: str | None, program: str, *words: str) -> None:
+        argv = [*self._administer(host), find(program), *words]
+        ran = subprocess.run(argv, capture_output=True, text=True)
         if ran.returncode:
-            raise LaboratoryError(f"`{program} {command}` failed: {ran.stderr.strip()}")
+            command = shlex.join([program, *words])
+            raise LaboratoryError(f"`{command}` failed: {ran.stderr.strip()}")
 
     def _check(self, host: str) -> None:
-        if host not in self.hosts:
+        if host not in self._addresses:
             raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
 
-    def _pid(self, host: str) -> int:
-        self._check(host)
+    def _pid(self, host: str | None) -> int:
+        """The first process of a host; the keeper, which is in the router, for None."""
         if self._keeper.poll() is not None:
             raise LaboratoryError("the laboratory has ended. Make another one.")
+        if host is None:
+            return self._keeper.pid
+        self._check(host)
+        if host not in self._pids:
+            raise LaboratoryError(f"{host} has crashed, or is not a host of the laboratory's own.")
         return self._pids[host]
 
     def _port(self, host: str) -> str:
         """The router's device that leads to a host."""
-        if host == "outside" and self.outside:
-            return host
         self._check(host)
-        return f"port{self.hosts.index(host)}"
+        return OUTSIDE if host == OUTSIDE else f"port{self.hosts.index(host)}"
 
-    def _ends(self, host: str) -> list[tuple[str | None, str]]:
-        """Both ends of a host's line: where they are and what they are called there."""
-        return [(None, self._port(host)), (host, "eth0")]
+    def _queue(self, host: str, verb: str, *words: str) -> None:
+        """Change the queues at both ends of a host's line."""
+        for where, device in ((None, self._port(host)), (host, "eth0")):
+            self._admin(where, "tc", "qdisc", verb, "dev", device, "root", *words)
+
+    def _rename(self, where: str, names: Mapping[str, str | None], right: str = "") -> None:
+        """Let a host resolve names wrongly, and one right again."""
+        self._pid(where)
+        self._wrong_names[where].pop(right, None)
+        self._wrong_names[where] |= names
+        self._write_names(where)
 
     def _write_names(self, host: str) -> None:
         """Write a host's ``/etc/hosts``."""
         names: dict[str, str | None] = {**self._addresses}
         if self.outside:
-            names |= {"outside": self.outside, socket.gethostname(): self.outside}
-        text = network.hosts_file({**names, **self._names[host]})
+            names[socket.gethostname()] = self.outside
+        text = network.hosts_file({**names, **self._wrong_names[host]})
         self.folder.joinpath(host, "hosts").write_text(text)

@@ -44,10 +44,10 @@ def free_network(routes: Iterable[str], start: int = 0) -> IPv4Network:
     raise LaboratoryError(f"all networks in {_RANGE} are routed here: end other laboratories.")
 
 
-def connect(port: str, end: str, address: str, namespace: int | str, network: IPv4Network) -> str:
-    """``ip`` commands of the router: make a port whose other end is in another namespace."""
+def connect(port: str, address: str, namespace: int | str, network: IPv4Network) -> str:
+    """``ip`` commands of the router: make a port whose other end is a host's ``eth0``."""
     return (
-        f"link add {port} type veth peer name {end} netns {namespace}\n"
+        f"link add {port} type veth peer name eth0 netns {namespace}\n"
         f"{serve(port, address, network)}"
     )
 

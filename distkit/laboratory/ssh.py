@@ -18,8 +18,6 @@ from distkit.laboratory.tools import find
 if TYPE_CHECKING:
     from distkit.laboratory.laboratory import Laboratory
 
-_CLIENTS = Path("/etc/ssh/ssh_config")
-
 #: A server listens within some milliseconds; a loaded machine takes longer [s].
 _PATIENCE = 20.0
 
@@ -57,20 +55,14 @@ class Ssh:
     def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
         self._started = False
+        #: The clients' settings on the hosts, where names are resolved, or not, as anywhere.
+        self._inside = lab.folder / "ssh_config"
+        self._outside = lab.folder / "ssh_config_outside"
         self._inside.touch()
-
-    @property
-    def _inside(self) -> Path:
-        """The clients' settings on the hosts, where names are resolved, or not, as anywhere."""
-        return self._lab.folder / "ssh_config_of_hosts"
-
-    def binds(self) -> list[list[str]]:
-        """What stands in the place of which file on the hosts."""
-        return [[str(self._inside), str(_CLIENTS)]] if _CLIENTS.exists() else []
 
     def start(self) -> list[str]:
         """Start the servers, if they are not yet running, and return how to begin a command."""
-        words = [find("ssh"), "-F", str(self._lab.folder / "ssh_config")]
+        words = [find("ssh"), "-F", str(self._outside)]
         if not self._started:
             self._configure()
             self._serve()
@@ -89,7 +81,7 @@ class Ssh:
         text = _CLIENT.format(hosts=" ".join(lab.hosts), user=user, folder=folder)
         self._inside.write_text(text)
         addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
-        folder.joinpath("ssh_config").write_text(addresses + text)
+        self._outside.write_text(addresses + text)
 
     def _serve(self) -> None:
         server, folder = find("sshd"), self._lab.folder

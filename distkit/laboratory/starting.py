@@ -1,54 +1,25 @@
-"""How a laboratory starts: what its hosts share, the keeper, and the words for what fails."""
+"""How a laboratory starts: what must be there, the keeper, and the words for what fails."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import distkit
 from distkit.errors import LaboratoryError
 from distkit.laboratory.tools import PATH, find
 
-#: Folders that every host has to itself, and their modes.
-COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
-
 _KEEPER = Path(__file__).with_name("keeper.py")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 _FORBIDDEN = (
     "This machine does not allow it. Use root; or allow user namespaces: `sysctl -w "
     "user.max_user_namespaces=10000`, and on Ubuntu 24.04 or later `sysctl -w "
     "kernel.apparmor_restrict_unprivileged_userns=0`; or start the container with --privileged."
 )
-
-
-def check_names(hosts: Sequence[str]) -> list[str]:
-    """The names of hosts, if they can be.
-
-    >>> check_names(["head", "alpha"])
-    ['head', 'alpha']
-
-    Raises:
-        LaboratoryError: a name is no hostname, is there twice, or has another meaning.
-    """
-    for host in hosts:
-        if not _NAME.fullmatch(host) or host in ("localhost", "outside"):
-            raise LaboratoryError(
-                f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
-                "'localhost' and 'outside' have a meaning already."
-            )
-        if list(hosts).count(host) > 1:
-            raise LaboratoryError(f"there are two hosts {host!r}: each needs a name of its own.")
-    if not 1 <= len(hosts) <= 200:
-        raise LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
-    return list(hosts)
 
 
 def check_platform(rootless: bool, outside: bool) -> None:
@@ -69,13 +40,6 @@ def check_platform(rootless: bool, outside: bool) -> None:
         )
     for program in ("ip", "nsenter", "setpriv", "unshare"):
         find(program)
-
-
-def shared(more: Iterable[str | Path]) -> list[str]:
-    """The folders that all hosts see, wherever they are: what a rank needs, and more."""
-    checkout = Path(distkit.__file__).parents[1]
-    paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *more]
-    return [str(Path(path).expanduser().resolve()) for path in paths]
 
 
 def routes() -> list[str]:

@@ -14,10 +14,16 @@ _PACKAGES = {
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "unshare": "util-linux",
+    "mount": "mount",
+    "umount": "mount",
+    "sh": "dash",
     "ssh": "openssh-client",
     "scp": "openssh-client",
     "ssh-keygen": "openssh-client",
     "sshd": "openssh-server",
+    "munged": "munge",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
 }
 
 #: An ordinary user's PATH does not have the folders where administrators' programs are.

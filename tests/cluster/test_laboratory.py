@@ -24,9 +24,13 @@ from distkit.laboratory.tools import PATH
 ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
 
-needs_sshd = pytest.mark.skipif(
-    not shutil.which("sshd", path=PATH), reason="there is no sshd here (openssh-server)"
-)
+
+def needs(program: str, package: str) -> pytest.MarkDecorator:
+    missing = not shutil.which(program, path=PATH)
+    return pytest.mark.skipif(missing, reason=f"there is no {program} here ({package})")
+
+
+needs_sshd = needs("sshd", "openssh-server")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,7 @@ def test_hosts_are_apart(hosts: Laboratory) -> None:
         assert len(say(hosts, host, "ls -d /proc/[0-9]*").split()) < 6
         addresses = say(hosts, host, "cat /proc/net/fib_trie")
         assert hosts.address(host) in addresses
+        assert say(hosts, host, "ls /sys/class/net").split() == ["eth0", "lo"]
     for host in hosts.hosts:
         assert set(say(hosts, host, "cat /dev/shm/who /tmp/who /run/who").split()) == {host}
     assert not Path("/dev/shm/who").exists()
@@ -185,6 +190,90 @@ def test_ssh_without_a_password(hosts: Laboratory) -> None:
     assert say(hosts, "gamma", "cat /tmp/file") == "copied"
     me = pwd.getpwuid(os.getuid()).pw_name
     assert say(hosts, "head", "ssh alpha id -un") == me
+
+
+def test_a_full_disk(mended: Laboratory) -> None:
+    write = ["sh", "-c", "head -c 1000000 /dev/zero > /tmp/large"]
+    mended.fill("beta")
+    ran = mended.run("beta", write, capture_output=True)
+    assert b"No space left on device" in ran.stderr
+    assert mended.run("alpha", write).returncode == 0
+    mended.mend("beta")
+    assert mended.run("beta", write).returncode == 0
+
+
+def test_a_file_is_another_on_one_host(mended: Laboratory) -> None:
+    other = mended.folder / "version.py"
+    other.write_text("__version__ = '0.0'\n")
+    file = Path(pytest.__file__)
+    mended.replace("beta", file, other)
+    assert say(mended, "beta", f"cat {file}") == other.read_text().strip()
+    assert say(mended, "alpha", f"cat {file}") == file.read_text().strip()
+    mended.mend()
+    assert say(mended, "beta", f"cat {file}") == file.read_text().strip()
+
+
+def test_a_host_crashes_in_silence() -> None:
+    """Nobody sees its connections end, as it would if its processes alone did."""
+    serve = """if True:
+        import socket
+        server = socket.create_server(("alpha", 7000))
+        print("ready", flush=True)
+        line = server.accept()[0]
+        line.recv(1)
+        print("connected", flush=True)
+        line.settimeout(1)
+        line.recv(1)
+    """
+    stay = """if True:
+        import socket
+        line = socket.create_connection(("alpha", 7000))
+        line.sendall(b".")
+        line.recv(1)
+    """
+    python = [sys.executable, "-IS", "-c"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with laboratory(["alpha", "beta"], head=None) as lab:
+        with lab.popen("alpha", [*python, serve], **pipes) as server:
+            assert server.stdout and server.stdout.readline()
+            with lab.popen("beta", [*python, stay], **pipes) as client:
+                assert server.stdout.readline() == "connected\n"
+                lab.crash("beta")
+                assert client.wait(20)
+            assert "TimeoutError" in server.communicate()[1]
+        with pytest.raises(LaboratoryError, match="beta has crashed"):
+            lab.run("beta", ["true"])
+        lab.mend()
+
+
+# -- what starts programs on many hosts ------------------------------------------------------------
+
+
+@needs("slurmctld", "slurm-wlm")
+def test_slurm(tmp_path: Path) -> None:
+    with laboratory(["alpha", "beta"], shared=[tmp_path]) as lab:
+        lab.slurm()
+        tasks = say(lab, "head", "srun --ntasks=4 sh -c 'echo $(hostname) $SLURM_PROCID'")
+        assert sorted(tasks.splitlines()) == ["alpha 0", "alpha 1", "beta 2", "beta 3"]
+        tmp_path.joinpath("job").write_text("#!/bin/sh\nsrun hostname\n")
+        say(lab, "head", "sbatch --nodes=2 --output=out job", cwd=tmp_path)
+        out = tmp_path / "out"
+        until(lambda: out.exists() and sorted(out.read_text().split()) == ["alpha", "beta"], 60)
+        refused = lab.run("head", ["srun", "--partition=none", "true"], capture_output=True)
+        assert b"invalid partition specified: none" in refused.stderr
+
+
+@needs_sshd
+@needs("mpiexec.openmpi", "openmpi-bin")
+def test_open_mpi(hosts: Laboratory) -> None:
+    hosts.ssh()
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    start = "mpiexec.openmpi -H alpha:2,beta:2 sh -c 'echo $(hostname) $OMPI_COMM_WORLD_RANK'"
+    said = say(hosts, "head", start, env={**os.environ, **root})
+    assert sorted(said.splitlines()) == ["alpha 0", "alpha 1", "beta 2", "beta 3"]
+
+
+# -- made otherwise --------------------------------------------------------------------------------
 
 
 def test_a_clock_is_ahead() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distkit.errors import LaboratoryError
-from distkit.laboratory import Laboratory, network, starting, tools
+from distkit.laboratory import Laboratory, network, plan, starting, tools
 
 
 def test_a_network_is_free() -> None:
@@ -88,4 +88,4 @@ def test_what_is_forbidden_has_a_remedy() -> None:
 
 
 def test_all_hosts_see_the_current_folder_and_what_was_asked_for() -> None:
-    assert {str(Path.cwd().resolve()), "/elsewhere"} <= set(starting.shared(["/elsewhere"]))
+    assert {str(Path.cwd().resolve()), "/elsewhere"} <= set(plan.shared_folders(["/elsewhere"]))

@@ -1,0 +1,99 @@
+"""What the keeper shall make: names, addresses, what hosts share and what they do not."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import distkit
+from distkit.errors import LaboratoryError
+from distkit.laboratory import network
+
+#: The name of the machine itself, on the hosts that it is connected with.
+OUTSIDE = "outside"
+
+#: Folders that every host has to itself, and their modes.
+_COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+#: Where programs look for their settings: on the hosts they find those in the laboratory's folder.
+_SETTINGS = ("/etc/ssh/ssh_config", "/etc/slurm")
+
+
+def check_names(hosts: Sequence[str]) -> list[str]:
+    """The names of hosts, if they can be.
+
+    >>> check_names(["head", "alpha"])
+    ['head', 'alpha']
+
+    Raises:
+        LaboratoryError: a name is no hostname, is there twice, or has another meaning.
+    """
+    for host in hosts:
+        if not _NAME.fullmatch(host) or host in ("localhost", OUTSIDE):
+            raise LaboratoryError(
+                f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
+                f"'localhost' and {OUTSIDE!r} have a meaning already."
+            )
+        if list(hosts).count(host) > 1:
+            raise LaboratoryError(f"there are two hosts {host!r}: each needs a name of its own.")
+    if not 1 <= len(hosts) <= 200:
+        raise LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
+    return list(hosts)
+
+
+def shared_folders(more: Iterable[str | Path]) -> list[str]:
+    """The folders that all hosts see, wherever they are: what a rank needs, and more."""
+    checkout = Path(distkit.__file__).parents[1]
+    paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *more]
+    return [str(Path(path).expanduser().resolve()) for path in paths]
+
+
+@dataclass
+class Plan:
+    """A laboratory as it shall be.
+
+    ``hosts`` maps each name to its address, ``skew`` to seconds, ``private`` to folders.
+    """
+
+    folder: Path
+    addresses: IPv4Network
+    hosts: dict[str, str]
+    rootless: bool
+    shared: list[str]
+    skew: Mapping[str, int] = field(default_factory=dict)
+    private: Mapping[str, Sequence[str | Path]] = field(default_factory=dict)
+
+    def for_keeper(self) -> dict[str, Any]:
+        """The plan as the keeper reads it."""
+        ports = (
+            network.connect(f"port{i}", address, f"{{{host}}}", self.addresses)
+            for i, (host, address) in enumerate(self.hosts.items())
+        )
+        return {
+            "folder": str(self.folder),
+            "rootless": self.rootless,
+            "router": network.router(self.addresses) + "".join(ports),
+            "hosts": [self._host(*item) for item in self.hosts.items()],
+        }
+
+    def _host(self, host: str, address: str) -> dict[str, Any]:
+        private = (Path(folder).expanduser().resolve() for folder in self.private.get(host, ()))
+        ours = {str(self.folder / host / "hosts"): "/etc/hosts"}
+        ours |= {str(self.folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
+        return {
+            "name": host,
+            "skew": self.skew.get(host, 0),
+            "network": network.join("eth0", address, self.addresses),
+            "covers": sorted({**_COVERED, **{str(folder): "700" for folder in private}}.items()),
+            "keep": self.shared,
+            "binds": list(ours.items()),
+            # so that an ordinary user's SSH server can have its usual port
+            "settings": {"net/ipv4/ip_unprivileged_port_start": "0"},
+        }
