@@ -26,6 +26,7 @@ ALL = {
     "simulate": 5,
     "train": 5,
     "published": 1,
+    "hosts": 1,
     "house": 1,
     "abuse": 1,
     "bugs": 1,

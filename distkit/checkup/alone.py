@@ -192,7 +192,8 @@ def _packages(host: str, machine: Json) -> Iterator[Check]:
     have, python = machine["packages"], machine["python"]["executable"]
     missing = [name for name in NEEDED if not have[name]]
     for name in missing:
-        remedy = f"Run there: {python} -m pip install {name}"
+        other = "" if host == HERE else "; or name another Python with --python"
+        remedy = f"Run {on(host)}: {python} -m pip install {name}{other}."
         yield failure(
             f"{name}.missing", f"{name} is missing {on(host)}, in {python}.", remedy, host
         )

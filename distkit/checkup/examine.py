@@ -66,14 +66,15 @@ class Reach:
         return command(destination, [*self.ssh_cmd, *options, *self.ssh_args], pythons)
 
     def target(self, destination: str) -> Json:
-        """Where a host is: the name and the port that ssh's configuration gives it."""
-        name, port = destination.rpartition("@")[2], 22
+        """A host's name, and the name and port that ssh's configuration has for it here."""
+        name = destination.rpartition("@")[2]
+        door, port = name, 22
         if self.is_ssh:
             asked = [*self.ssh_cmd, *self.ssh_args, "-G", destination]
             said = subprocess.run(asked, capture_output=True, text=True, timeout=CONNECT).stdout
             known = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-            name, port = known.get("hostname", name), int(known.get("port", port))
-        return {"name": name, "port": port, "target": destination}
+            door, port = known.get("hostname", name), int(known.get("port", port))
+        return {"name": name, "door": door, "port": port, "target": destination}
 
 
 def alone() -> Facts:
@@ -159,11 +160,17 @@ class _Examination:
     def names(self) -> None:
         """Who knows whom by which address; and the address that counts."""
         facts = self.facts
-        facts.targets[HERE] = {"name": facts.machines[HERE]["hostname"], "port": 0, "target": HERE}
-        names = {label: about["name"] for label, about in facts.targets.items()}
-        found = self.hosts.ask("resolve", lambda label: {"names": list(names.values())})
+        name = facts.machines[HERE]["hostname"]
+        facts.targets[HERE] = {"name": name, "door": name, "port": 0, "target": HERE}
+
+        def names(asked: str) -> dict[str, str]:
+            """Here ssh may have other names for hosts."""
+            kind = "door" if asked == HERE else "name"
+            return {label: about[kind] for label, about in facts.targets.items()}
+
+        found = self.hosts.ask("resolve", lambda asked: {"names": list(names(asked).values())})
         facts.names = {
-            asked: {label: known[name] for label, name in names.items()}
+            asked: {label: known[name] for label, name in names(asked).items()}
             for asked, known in found.items()
         }
         for label in facts.hosts:

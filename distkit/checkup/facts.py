@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
-from distkit.simulation.fitting import line, quiet
+from distkit.simulation.fitting import NO_TIME, line, quiet
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Facts:
     Args:
         machines: what each machine says of itself, see :func:`distkit.probe.machine`; only those
             that could be asked.
-        targets: where each host is to be found: its name, and the port of its ssh server.
+        targets: of each host: its name, and how ssh finds it from here (door, port, target).
         lost: the words of ssh, or of ours, about those that could not be asked, or not to the end.
         names: of each machine: what it knows of the names of the others.
         addresses: of each host, as the others see it.
@@ -71,13 +71,18 @@ class Facts:
         """
         return self.ways.get(a, {}).get(b, {})
 
+    def links(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Latency [s] and seconds per byte of every way that was measured."""
+        every = {(a, b): fitted(self.way(a, b).get("samples", {})) for a, b in self.ordered()}
+        return {way: link for way, link in every.items() if link}
+
     def to_dict(self) -> Json:
         """Plain data, with the fitted links in place of their samples."""
-        plain = asdict(self)
-        for a, b in self.ordered():
-            if way := plain["ways"].get(a, {}).get(b):
-                found = fitted(way.pop("samples", {}))
-                way["alpha"], way["beta"] = found or (None, None)
+        plain, links = asdict(self), self.links()
+        for a, of in plain["ways"].items():
+            for b, way in of.items():
+                way.pop("samples", None)
+                way["alpha"], way["beta"] = links.get((a, b), (None, None))
         return plain
 
 
@@ -92,7 +97,7 @@ def fitted(samples: dict[str, list[float]]) -> tuple[float, float] | None:
         return None
     sizes = np.array([int(size) for size in samples], float)
     both, beta = line(sizes, np.array([quiet(times) for times in samples.values()]))
-    return both / 2, beta
+    return both / 2, max(beta, NO_TIME)
 
 
 def cores(machine: Json) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -11,12 +12,15 @@ from functools import cached_property
 
 from distkit.checkup import alone, together
 from distkit.checkup.check import Check, Level
-from distkit.checkup.facts import HERE, Facts, cores, fitted, usable_gpus
-from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT
+from distkit.checkup.facts import HERE, Facts, cores, usable_gpus
+from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT, channels
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 
 #: Lines are at most so long [columns].
 WIDTH = 100
+
+#: A table in a terminal has at most so many columns, beside the first.
+COLUMNS = 8
 
 _COLOURS = {Level.FAILURE: WARNING_LIGHT, Level.WARNING: RANKS_LIGHT[1], Level.OK: RANKS_LIGHT[2]}
 
@@ -77,34 +81,34 @@ class Report:
     def __str__(self) -> str:
         blocks = [self.title, "\n".join(line for check in self.checks for line in _lines(check))]
         blocks += [
-            "\n".join([caption, *(f"  {line}" for line in aligned(rows))])
+            "\n".join([caption, *(f"  {line}" for line in aligned(part))])
             for caption, rows in self._tables()
+            for part in _parts(rows)
         ]
         return "\n\n".join(blocks)
 
     __repr__ = __str__
 
     def _tables(self) -> Iterator[tuple[str, Rows]]:
-        facts = self.facts
-        if facts.hosts:
-            yield "Machines", machines(facts)
-            yield "Latency, from row to column", matrix(facts, 0)
-            yield "Bandwidth, from row to column", matrix(facts, 1)
+        if self.facts.hosts:
+            yield "Machines", machines(self.facts)
+            yield "Latency, from row to column", matrix(self.facts, LATENCY)
+            yield "Bandwidth, from row to column", matrix(self.facts, BANDWIDTH)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><td style="{_CELL};color:{_COLOURS[c.level]}"><b>{c.level}</b></td>'
-            f'<td style="{_CELL}">{html.escape(str(c))}</td></tr>'
+        checks = [
+            f'<tr><td style="{_CELL};border-left:5px solid {_COLOURS[c.level]};padding-left:7px">'
+            f'<b>{c.level}</b></td><td style="{_CELL}">{html.escape(str(c))}</td></tr>'
             for c in self.checks
-        )
-        tables = "".join(
+        ]
+        tables = [
             f'<div style="margin-top:8px"><b>{html.escape(caption)}</b></div>{_table(rows)}'
             for caption, rows in self._tables()
-        )
+        ]
         return (
             '<div class="distkit-doctor" style="font-family:var(--jp-ui-font-family,sans-serif);'
             f'font-size:var(--jp-ui-font-size1,13px)"><b>{html.escape(self.title)}</b>'
-            f"<table>{rows}</table>{tables}</div>"
+            f"<table>{''.join(checks)}</table>{''.join(tables)}</div>"
         )
 
 
@@ -112,13 +116,24 @@ _CELL = "text-align:left;padding:1px 14px 1px 0;vertical-align:top"
 
 
 def _table(rows: Rows) -> str:
-    head, *body = rows
+    lines = [
+        "".join(f'<{tag} style="{_CELL}{_shade(cell)}">{html.escape(cell)}</{tag}>' for cell in row)
+        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
+    ]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
-    def cells(tag: str, row: tuple[str, ...]) -> str:
-        return "".join(f'<{tag} style="{_CELL}">{html.escape(c)}</{tag}>' for c in row)
 
-    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
-    return f"<table><tr>{cells('th', head)}</tr>{lines}</table>"
+def _shade(cell: str) -> str:
+    """The colour below a link's number: the more, the worse it is than the best."""
+    opacity = min(0.6, 0.3 * math.log10(cell.worse)) if isinstance(cell, Number) else 0.0
+    red, green, blue = channels(WARNING_LIGHT)
+    return f";background:rgba({red},{green},{blue},{opacity:.2f})" if opacity > 0.05 else ""
+
+
+def _parts(rows: Rows) -> Iterator[Rows]:
+    """A table in pieces that a terminal can show side by side; each has the first column."""
+    for first in range(1, len(rows[0]), COLUMNS):
+        yield [(row[0], *row[first : first + COLUMNS]) for row in rows]
 
 
 def _lines(check: Check) -> list[str]:
@@ -163,17 +178,28 @@ def machines(facts: Facts) -> Rows:
     return [head, *rows]
 
 
+#: What a matrix shows: an index into (alpha, beta).
+LATENCY, BANDWIDTH = 0, 1
+
+
+class Number(str):
+    """A link's number in words, and how many times worse it is than the best."""
+
+    worse: float
+
+
 def matrix(facts: Facts, which: int) -> Rows:
-    """Latency (0) or bandwidth (1) from every machine to every other."""
-    labels = list(facts.machines)
+    """Latency or bandwidth from every machine to every other."""
+    links, labels = facts.links(), list(facts.machines)
+    best = min((link[which] for link in links.values()), default=0.0)
 
     def cell(a: str, b: str) -> str:
-        if a == b:
-            return "·"
-        found = fitted(facts.way(a, b).get("samples", {}))
-        if found is None:
-            return "none"
-        alpha, beta = found
-        return f"{human_bytes(1 / max(beta, 1e-15))}/s" if which else human_seconds(alpha)
+        if (link := links.get((a, b))) is None:
+            return "·" if a == b else "none"
+        value = link[which]
+        words = f"{human_bytes(1 / value)}/s" if which == BANDWIDTH else human_seconds(value)
+        number = Number(words)
+        number.worse = max(1.0, value / max(best, 1e-9 * (which == LATENCY)))
+        return number
 
     return [("", *labels), *((a, *(cell(a, b) for b in labels)) for a in labels)]

@@ -6,16 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import median
 
+from distkit.checkup.alone import NEEDED
 from distkit.checkup.check import Check, failure, fine, named, on, warning
-from distkit.checkup.facts import HERE, Facts, Json, fitted
+from distkit.checkup.facts import HERE, Facts, Json
 from distkit.checkup.ways import ways
 from distkit.views.scene.units import human_bytes, human_seconds, joined
 
 #: Clocks further apart than this are told [s].
 APART = 0.1
 
-#: A link is slow if others carry so many times as much; or if it carries less than this [bytes/s].
-SLOWER, SLOW = 3.0, 20e6
+#: A link is slow if it carries less than this; or less than a gigabit, and others so many times as
+#: much [bytes/s]. Faster ones differ by how busy their machines are.
+SLOW, GIGABIT, SLOWER = 20e6, 125e6, 3.0
 
 #: Messages between machines of one room do not take longer [s].
 FAR = 5e-3
@@ -45,11 +47,11 @@ _SSH = {
         "ssh.key",
         "ssh does not know the key of {host}, or knows another one",
         "Look at it once by hand, and accept it: ssh {target}. After a new installation, "
-        "ssh-keygen -R {name} first.",
+        "ssh-keygen -R {door} first.",
     ),
     "could not resolve hostname": (
         "names.unknown",
-        "the name {name} is not known here",
+        "the name {door} is not known here",
         "Write it to /etc/hosts or ~/.ssh/config here, or use an address.",
     ),
     "connection refused": (
@@ -60,7 +62,7 @@ _SSH = {
     "no route to host": (
         "ssh.silent",
         "{host} does not answer",
-        "Look whether it is on and its cable in; then at the route: ip -4 route get {name}.",
+        "Look whether it is on and its cable in; then at the route: ip -4 route get {door}.",
     ),
     "timed out": (
         "ssh.silent",
@@ -98,7 +100,7 @@ def _lost(facts: Facts) -> Iterator[Check]:
         known = {"host": host, **target}
         if about["stage"]:  # it had answered before
             kind, what = "ssh.cut", f"{host} fell silent while {about['stage']}"
-        elif seen := facts.knocked.get(host):
+        elif kind == "ssh.silent" and (seen := facts.knocked.get(host)):
             reach = "reach" if len(seen) > 1 else "reaches"
             what += f", though {joined(seen)} {reach} it"
             remedy = "The link between it and here is cut, or a firewall is between them."
@@ -116,7 +118,7 @@ def _names(facts: Facts) -> Iterator[Check]:
         check
         for asked, known in facts.names.items()
         for host, answer in known.items()
-        if host in facts.machines and not _is_address(facts.targets[host]["name"])
+        if host in facts.machines and not _is_address(_called(facts, asked, host))
         for check in _name(facts, asked, host, answer)
     ]
     yield from _merged(found)
@@ -126,7 +128,7 @@ def _names(facts: Facts) -> Iterator[Check]:
 
 def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     """What is wrong with a host's name, as a machine knows it."""
-    name, right = facts.targets[host]["name"], facts.addresses.get(host, "")
+    name, right = _called(facts, asked, host), facts.addresses.get(host, "")
     where = f"{asked}'s /etc/hosts" if asked != HERE else "/etc/hosts here"
     line = f"{right or 'ADDRESS'} {name}"
     level = warning if host == HERE else failure  # nobody has to know a notebook's machine
@@ -142,7 +144,7 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
 
 
 def _addresses(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
-    name, right = facts.targets[host]["name"], facts.addresses.get(host, "")
+    name, right = _called(facts, asked, host), facts.addresses.get(host, "")
     first, where = answer["addresses"][0], "/etc/hosts " + on(asked)
     if asked == host and not first.startswith("127."):
         return
@@ -168,6 +170,11 @@ def _addresses(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Ch
     elif not answer["back"]:
         what = f"{first} ({name}) has no name {on(asked)}: logs show the address."
         yield warning("names.back", what, f"Add it to {where}.", asked, host)
+
+
+def _called(facts: Facts, asked: str, host: str) -> str:
+    """A host's name, as a machine calls it: here ssh may have another one."""
+    return str(facts.targets[host]["door" if asked == HERE else "name"])
 
 
 def _is_address(name: str) -> bool:
@@ -229,28 +236,27 @@ def _interfaces(facts: Facts) -> Iterator[Check]:
 
 
 def _versions(facts: Facts) -> Iterator[Check]:
-    ours, found = facts.machines[HERE], []
+    ours = facts.machines[HERE]
     for host in facts.hosts:
-        found += list(_differences(host, ours, facts.machines[host]))
-    yield from found
-    if not found:
-        names = ("torch", "ipyparallel", "distkit")
-        same = ", ".join(f"{name} {ours['packages'][name]}" for name in names)
-        yield fine("versions", f"the same Python {ours['python']['version']}, {same} everywhere")
+        yield from _differences(host, ours, facts.machines[host])
+    versions = [{name: m["packages"][name] for name in NEEDED} for m in facts.machines.values()]
+    pythons = {m["python"]["version"] for m in facts.machines.values()}
+    if len(pythons) == 1 and all(v == versions[0] and all(v.values()) for v in versions):
+        same = ", ".join(f"{name} {version}" for name, version in versions[0].items())
+        yield fine("versions", f"the same everywhere: Python {min(pythons)}, {same}")
 
 
 def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
     here, there = ours["python"]["version"], theirs["python"]["version"]
     path = theirs["python"]["executable"]
-    level = warning if here.rsplit(".", 1)[0] == there.rsplit(".", 1)[0] else failure
     if here != there:
-        yield level(
-            "python.differs",
-            f"{host} has Python {there} ({path}), this machine {here}: functions do not travel "
-            "between Pythons of different minor versions.",
-            f"Install Python {here} there, or name it with --python.",
-            host,
-        )
+        what = f"{host} has Python {there} ({path}), this machine {here}"
+        remedy = f"Install Python {here} there, or name it with --python."
+        if here.split(".")[:2] == there.split(".")[:2]:
+            yield warning("python.differs", f"{what}.", remedy, host)
+        else:
+            what += ": functions do not travel between Pythons of different minor versions."
+            yield failure("python.differs", what, remedy, host)
     for name in ("torch", "ipyparallel"):
         a, b = ours["packages"][name], theirs["packages"][name]
         if a and b and a != b:
@@ -259,7 +265,7 @@ def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
     if a and b and a != b:
         version = theirs["packages"]["distkit"]
         what = f"distkit on {host} is not the same as here (version {version}, other files)."
-        remedy = f"Install the same there: {path} -m pip install …, or share the folder."
+        remedy = "Install the same there, or share its folder."
         yield failure("distkit.differs", what, remedy, host)
 
 
@@ -310,15 +316,12 @@ def _clocks(facts: Facts) -> Iterator[Check]:
 
 
 def _links(facts: Facts) -> Iterator[Check]:
-    links = {
-        (a, b): found
-        for a, b in facts.ordered()
-        if (found := fitted(facts.way(a, b).get("samples", {})))
-    }
+    links = facts.links()
     if not links:
         return
     usual = median(beta for _, beta in links.values())
-    slow = [way for way, (_, beta) in links.items() if beta > min(SLOWER * usual, 1 / SLOW)]
+    limit = min(1 / SLOW, max(1 / GIGABIT, SLOWER * usual))
+    slow = [way for way, (_, beta) in links.items() if beta > limit]
     yield from _slow(links, slow, usual)
     far = [(way, alpha) for way, (alpha, _) in links.items() if alpha > FAR]
     for (a, b), alpha in far:
@@ -327,7 +330,7 @@ def _links(facts: Facts) -> Iterator[Check]:
         yield warning("links.far", what, remedy, a, b)
     if not slow and not far:
         (worst, _), (_, least) = max(links.values()), max(links.values(), key=lambda x: x[1])
-        carry = f"at least {human_bytes(1 / max(least, 1e-15))}/s"
+        carry = f"at least {human_bytes(1 / least)}/s"
         yield fine("links", f"messages take at most {human_seconds(worst)}, links carry {carry}")
 
 

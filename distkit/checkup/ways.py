@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from distkit.checkup.check import Check, failure, fine, named, on, warning
-from distkit.checkup.facts import Facts
+from distkit.checkup.facts import HERE, Facts
 from distkit.views.scene.units import joined
 
 #: The size of the datagram that shows whether anything passes [bytes].
@@ -45,7 +45,7 @@ def _connections(facts: Facts) -> Iterator[Check]:
                 if why:
                     filtered[to, why].append(source)
     for (to, why), sources in filtered.items():
-        yield _filtered(facts, to, sources, why)
+        yield _filtered(to, sources, why)
 
 
 def _lost(facts: Facts, a: str, b: str, there: str, back: str) -> Check | None:
@@ -87,15 +87,17 @@ def passes(facts: Facts, a: str, b: str) -> bool:
     return SMALL in facts.way(a, b).get("arrived", ())
 
 
-def _filtered(facts: Facts, to: str, sources: list[str], why: str) -> Check:
+def _filtered(to: str, sources: list[str], why: str) -> Check:
     """A machine that lets no connections in."""
-    address = facts.addresses.get(to, "")
+    ports = "/proc/sys/net/ipv4/ip_local_port_range"
+    remedy = f"Open the ports of {ports} to these machines: iptables -L INPUT, ufw status."
+    if to == HERE:
+        remedy += " Or start the notebook on one of the hosts."
     return failure(
         "ways.filtered",
         f"{named(to)} lets no connections in: {named(*sources)} cannot connect to a port that a "
         f"program there listens on ({why}).",
-        f"Open its ports to these machines, those of /proc/sys/net/ipv4/ip_local_port_range: "
-        f"iptables -L INPUT, ufw status{f', nc -vz {address} PORT' if address else ''}.",
+        remedy,
         to,
         *sources,
     )

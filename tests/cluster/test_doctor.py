@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from laboratories import laboratory
 
 import distkit as dk
+from benchmarks.hosts import doctor as faults
 from distkit import cli
 from distkit.checkup.check import Level
 from distkit.errors import DistkitError
+from distkit.laboratory.tools import PATH
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
 #: that says something at login; those that it does not know fail as ssh would.
@@ -24,6 +29,11 @@ case "${0#*@}" in
   *) echo "$0: Permission denied (publickey,password)." >&2; exit 255;;
 esac
 """
+
+
+needs_sshd = pytest.mark.skipif(
+    not shutil.which("sshd", path=PATH), reason="there is no sshd here (openssh-server)"
+)
 
 
 def kinds(report: object, level: Level = Level.FAILURE) -> dict[str, tuple[str, ...]]:
@@ -68,8 +78,6 @@ def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_python_and_a_port_that_is_taken() -> None:
-    import socket
-
     reach = ["bash", "-c", STAND_IN]
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
@@ -96,3 +104,40 @@ def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
     assert len(first["answer"]) == 2
     assert "do_dance" in second["error"]
     assert ran.returncode == 1
+
+
+# -- in a laboratory -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a host is off the network",
+        "one direction is lost",
+        "a name resolves to 127.0.1.1",
+        "torch is missing",
+        "the disk is full",
+        "small frames only, on a host",
+        "a clock is 5 s ahead",
+    ],
+)
+@needs_sshd
+def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str]]) -> None:
+    """`distkit bench hosts` has all of them."""
+    with laboratory(["alpha"]):
+        pass  # skip where there can be none
+    (fault,) = (fault for fault in faults.FAULTS if fault.name == name)
+    checks, _ = faults.diagnose(fault, lambda line: None)
+    timed = "links.far", "torch.slow"  # on a busy machine
+    assert faults.verdict(fault, [c for c in checks if c["kind"] not in timed]), checks
+    assert not leftovers()
+
+
+def test_the_verdict_on_the_doctor() -> None:
+    fault = faults.Fault("", "ways.cut", ("alpha", "beta"))
+    right = {"kind": "ways.cut", "hosts": ["beta", "alpha"], "message": "no.", "remedy": "Look."}
+    assert faults.verdict(fault, [right]) == "no. Look."
+    assert not faults.verdict(fault, [])
+    assert not faults.verdict(fault, [{**right, "hosts": ["alpha"]}])
+    assert not faults.verdict(fault, [{**right, "remedy": ""}])
+    assert not faults.verdict(fault, [right, {**right, "kind": "clock"}])

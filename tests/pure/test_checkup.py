@@ -64,7 +64,7 @@ def healthy_facts() -> Facts:
     seen = dict.fromkeys(ADDRESSES, True)
     return Facts(
         machines={h: healthy(names[h], a) for h, a in ADDRESSES.items()},
-        targets={h: {"name": n, "port": 22, "target": h} for h, n in names.items()},
+        targets={h: {"name": n, "door": n, "port": 22, "target": h} for h, n in names.items()},
         names={h: deepcopy(known) for h in ADDRESSES},
         addresses=dict(ADDRESSES),
         ways={a: {b: way() for b in ADDRESSES if b != a} for a in ADDRESSES},

@@ -1,0 +1,322 @@
+"""The doctor: deliberate faults of hosts in a laboratory, and whether it finds and names them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, figure
+from distkit.laboratory import Laboratory
+
+#: The hosts; the doctor runs on the head, which it calls "here".
+HOSTS = ("alpha", "beta")
+
+#: The sources that are measured: hosts may have another distkit installed.
+ROOT = Path(__file__).resolve().parents[2]
+
+#: A port that a firewall loses messages to.
+PORT = 29500
+
+#: Makes a fault, and returns what the doctor is to be told.
+Cause = Callable[[Laboratory], "Sequence[str | Path]"]
+
+Check = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A deliberate fault.
+
+    Args:
+        name: what is wrong.
+        kind: what the doctor calls it.
+        hosts: the machines that it must name.
+        cause: makes it.
+        private: folders that beta has to itself: a fault that is there from the start.
+        also: other kinds of failures and warnings that follow from it.
+    """
+
+    name: str
+    kind: str
+    hosts: tuple[str, ...]
+    cause: Cause = lambda lab: ()
+    private: tuple[Path, ...] = ()
+    also: frozenset[str] = field(default=frozenset())
+
+
+def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
+    """Healthy hosts, then each fault once, in a laboratory of its own."""
+    said, seconds = {}, {}
+    alarms = [str(c["message"]) for c in diagnose(Fault("nothing", "", ()), say)[0]]
+    for fault in FAULTS:
+        checks, seconds[fault.name] = diagnose(fault, say)
+        said[fault.name] = verdict(fault, checks)
+    missed = [name for name, words in said.items() if not words]
+    say(f"hosts: the doctor has found and named {len(FAULTS) - len(missed)} of {len(FAULTS)}")
+    return [
+        _none(f"deliberate faults that the doctor has not named, of {len(FAULTS)}", missed),
+        _none("what the doctor says against healthy hosts", alarms),
+        figure(
+            "the doctor, with a host off the network",
+            "s",
+            [seconds["a host is off the network"]],
+            absolute=True,
+            must=30.0,
+            aim=20.0,
+        ),
+    ], {"said": said, "missed": missed, "alarms": alarms, "seconds": seconds}
+
+
+def _none(name: str, found: list[str]) -> Figure:
+    return figure(name, "faults", [float(len(found))], must=0, aim=0, absolute=True)
+
+
+def diagnose(fault: Fault, say: Callable[[str], None]) -> tuple[list[Check], float]:
+    """What the doctor complains of in a laboratory with a fault, and how long it takes [s]."""
+    say(f"hosts: {fault.name}")
+    with Laboratory(HOSTS, private={"beta": fault.private}) as lab:
+        lab.ssh()
+        options = [*fault.cause(lab), "--python", _python(lab)]
+        command = [sys.executable, "-m", "distkit", "doctor", "--json", "--hosts", ",".join(HOSTS)]
+        began = time.perf_counter()
+        ran = lab.run("head", [*command, *options], capture_output=True, text=True, timeout=120)
+        seconds = time.perf_counter() - began
+    if ran.returncode > 1 or not ran.stdout:
+        raise RuntimeError(f"the doctor failed with {fault.name}: {ran.stderr}")
+    checks = json.loads(ran.stdout)["checks"]
+    return [check for check in checks if check["level"] != "ok"], seconds
+
+
+def verdict(fault: Fault, checks: Sequence[Check]) -> str:
+    """The doctor's words for a fault; "" if it has not named it, or blames something else."""
+    named = [c for c in checks if c["kind"] == fault.kind and {*fault.hosts} <= {*c["hosts"]}]
+    others = [c for c in checks if c["kind"] not in {fault.kind, *fault.also}]
+    if not named or others or not all(check["remedy"] for check in checks):
+        return ""
+    return f"{named[0]['message']} {named[0]['remedy']}"
+
+
+# -- causes ----------------------------------------------------------------------------------------
+
+
+def _drop(*ways: tuple[str, str]) -> Cause:
+    def cause(lab: Laboratory) -> Sequence[str]:
+        for way in ways:
+            lab.drop(*way)
+        return ()
+
+    return cause
+
+
+def _cut(lab: Laboratory) -> Sequence[str]:
+    lab.cut("beta")
+    return ()
+
+
+def _filter(source: str, to: str, port: int, *, reject: bool = False) -> Cause:
+    def cause(lab: Laboratory) -> Sequence[str]:
+        lab.drop(source, to, port, reject=reject)
+        return () if port == 22 else ("--port", str(port))
+
+    return cause
+
+
+def _name(name: str, to: str | None, on: str) -> Cause:
+    def cause(lab: Laboratory) -> Sequence[str]:
+        lab.unname(name, to, [on])
+        return ()
+
+    return cause
+
+
+def _slow(lab: Laboratory) -> Sequence[str]:
+    lab.slow("beta", "50mbit")
+    return ()
+
+
+def _ssh(lines: str) -> Cause:
+    """Other settings of the head's ssh for beta."""
+
+    def cause(lab: Laboratory) -> Sequence[str | Path]:
+        config = lab.folder / "doctor_config"
+        config.write_text(f"Match host beta\n{lines}Match all\nInclude /etc/ssh/ssh_config\n")
+        return "--ssh-config", config
+
+    return cause
+
+
+def _password(lab: Laboratory) -> Sequence[str | Path]:
+    """A second server on beta, which knows no key."""
+    server = f"$(command -v sshd || echo /usr/sbin/sshd) -f {lab.folder}/sshd_config"
+    start = f"exec {server} -p 2222 -o AuthorizedKeysFile=none"
+    lab.run("beta", ["sh", "-c", start], check=True)
+    return _ssh("Port 2222\n")(lab)
+
+
+def _fill(folder: str) -> Cause:
+    def cause(lab: Laboratory) -> Sequence[str]:
+        lab.fill("beta", folder)
+        return ()
+
+    return cause
+
+
+def _administer(host: str | None, command: str) -> Cause:
+    """A command of beta's administrator, or of the router's."""
+
+    def cause(lab: Laboratory) -> Sequence[str]:
+        lab._admin(host, *command.split())
+        return ()
+
+    return cause
+
+
+def _python(lab: Laboratory) -> Path:
+    """A Python that has this distkit; on beta it looks first for what a fault has written."""
+    python = lab.folder / "python"
+    python.write_text(
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
+        f'[ "$(hostname)" = beta ] && PYTHONPATH={lab.folder}/beta:{ROOT}\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+def _write(file: str, text: str) -> Cause:
+    """A file that beta's Python finds first."""
+
+    def cause(lab: Laboratory) -> Sequence[str]:
+        path = lab.folder / "beta" / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return ()
+
+    return cause
+
+
+def _at_start(code: str) -> Cause:
+    """Code that beta's Python runs when it starts."""
+    return _write("sitecustomize.py", code)
+
+
+def _folder(package: str) -> Path:
+    """Where a package is, without importing it."""
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+_LATE = "import time; now = time.time; time.time = lambda: now() + 5\n"
+_OLD = "import platform; platform.python_version = lambda: '3.10.4'\n"
+_OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
+_OLD_TORCH = """
+from importlib import metadata
+version = metadata.version
+metadata.version = lambda name: "2.9.1" if name == "torch" else version(name)
+"""
+
+#: Every fault, and what the doctor must say.
+FAULTS = (
+    Fault("a host is off the network", "ssh.silent", ("beta",), _cut),
+    Fault(
+        "the link between two hosts is cut",
+        "ways.cut",
+        ("alpha", "beta"),
+        _drop(("alpha", "beta"), ("beta", "alpha")),
+    ),
+    Fault("one direction is lost", "ways.one_way", ("alpha", "beta"), _drop(("alpha", "beta"))),
+    Fault(
+        "a port is filtered, silently",
+        "ports.filtered",
+        ("beta", "alpha"),
+        _filter("alpha", "beta", PORT),
+    ),
+    Fault(
+        "a port is filtered, with a refusal",
+        "ports.filtered",
+        ("beta", "alpha"),
+        _filter("alpha", "beta", PORT, reject=True),
+    ),
+    Fault(
+        "the way back to the notebook is filtered",
+        "ports.filtered",
+        ("here", "beta"),
+        _filter("beta", "head", PORT),
+    ),
+    Fault("ssh is filtered", "ssh.silent", ("beta",), _filter("head", "beta", 22)),
+    Fault("no name of a host here", "names.unknown", ("beta",), _name("beta", None, "head")),
+    Fault(
+        "no name of a host on another",
+        "names.unknown",
+        ("beta", "alpha"),
+        _name("alpha", None, "beta"),
+    ),
+    Fault(
+        "a name resolves to 127.0.1.1",
+        "names.loopback",
+        ("beta", "alpha"),
+        _name("alpha", "127.0.1.1", "beta"),
+    ),
+    Fault(
+        "a host's own name resolves to 127.0.1.1",
+        "names.loopback",
+        ("beta",),
+        _name("beta", "127.0.1.1", "beta"),
+    ),
+    Fault(
+        "a name resolves to another machine",
+        "names.wrong",
+        ("beta", "alpha"),
+        _name("alpha", "198.18.0.99", "beta"),
+    ),
+    Fault("a password is needed", "ssh.password", ("beta",), _password),
+    Fault("no ssh server", "ssh.refused", ("beta",), _ssh("Port 2223\n")),
+    Fault("the host's key is unknown", "ssh.key", ("beta",), _ssh("UserKnownHostsFile none\n")),
+    Fault("another Python", "python.differs", ("beta",), _at_start(_OLD)),
+    Fault("another torch", "torch.differs", ("beta",), _at_start(_OLD_TORCH)),
+    Fault(
+        "another distkit",
+        "distkit.differs",
+        ("beta",),
+        _write(*_OLD_DISTKIT),
+    ),
+    Fault("torch is missing", "torch.missing", ("beta",), private=(_folder("torch"),)),
+    Fault("torch is broken", "torch.broken", ("beta",), private=(_folder("torch") / "lib",)),
+    Fault(
+        "ipyparallel is missing",
+        "ipyparallel.missing",
+        ("beta",),
+        private=(_folder("ipyparallel"),),
+    ),
+    Fault("home is not shared", "home.own", ("beta",), private=(Path.home(),)),
+    Fault("the disk is full", "disk.full", ("beta",), _fill("/tmp")),
+    Fault("shared memory is full", "shm", ("beta",), _fill("/dev/shm")),
+    Fault(
+        "little shared memory",
+        "shm",
+        ("beta",),
+        _administer("beta", "mount -o remount,size=64m /dev/shm"),
+    ),
+    Fault("no loopback", "loopback", ("beta",), _administer("beta", "ip link set lo down")),
+    Fault("a slow link", "links.slow", ("beta",), _slow),
+    Fault(
+        "small frames only, on a host",
+        "mtu.differs",
+        ("beta",),
+        _administer("beta", "ip link set eth0 mtu 1280"),
+    ),
+    Fault(
+        "small frames only, on the way",
+        "mtu.blocked",
+        ("beta",),
+        _administer(None, "ip link set port2 mtu 1280"),
+    ),
+    Fault("a clock is 5 s ahead", "clock", ("beta",), _at_start(_LATE)),
+)
