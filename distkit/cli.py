@@ -541,10 +541,13 @@ def add_lab_hosts(commands: Any) -> None:
     lab_hosts = commands.add_parser(
         "lab-hosts",
         help="several hosts on this machine, each with its own network and processes",
-        usage="distkit lab-hosts [NAME ...] [-- COMMAND ...]",
+        usage="distkit lab-hosts [--slurm] [--forward PORT] [NAME ...] [-- COMMAND ...]",
     )
     what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
     lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
+    lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
+    port = "let a browser on this machine reach this port of the head"
+    lab_hosts.add_argument("--forward", type=int, metavar="PORT", help=port)
     lab_hosts.set_defaults(run=_lab_hosts)
 
 
@@ -554,8 +557,13 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
     names = args.names or ["alpha", "beta", "gamma"]
     with Laboratory(names, outside=not rest and os.geteuid() == 0) as lab:
         ssh = lab.ssh()
+        if args.slurm:
+            lab.slurm()
+        if args.forward is not None:
+            port = lab.forward(args.forward)
+            print(f"Port {args.forward} of the head: http://127.0.0.1:{port}", file=sys.stderr)
         if rest:
-            return int(lab.run("head", rest).returncode)
+            return lab.run("head", rest).returncode
         print(guide.explain(lab, ssh), flush=True)
         while True:
             signal.pause()

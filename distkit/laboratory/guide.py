@@ -12,18 +12,9 @@ def explain(lab: Laboratory, ssh: Sequence[str]) -> str:
     """The hosts, their addresses, and how to use them."""
     width = max(map(len, lab.hosts))
     rows = [f"  {host:<{width}}  {lab.address(host)}" for host in lab.hosts]
-    first = next(host for host in lab.hosts if host != "head")
     shell = shlex.join([*lab.enter("head"), "bash"])
-    return "\n".join(
-        [
-            "Hosts:",
-            *rows,
-            "",
-            "A shell on the head, from where `ssh` knows all hosts:",
-            f"  {shell}",
-            *(["", "A command, from this machine:", f"  {shlex.join([*ssh, first, 'hostname'])}"])
-            * bool(lab.outside),
-            "",
-            "They end with this command: press Ctrl-C.",
-        ]
-    )
+    lines = ["Hosts:", *rows, "", "A shell on the head, where `ssh` knows all hosts:", f"  {shell}"]
+    if lab.outside:
+        command = shlex.join([*ssh, lab.hosts[-1], "hostname"])
+        lines += ["", "A command on a host, from this machine:", f"  {command}"]
+    return "\n".join([*lines, "", "They end with this command: press Ctrl-C."])

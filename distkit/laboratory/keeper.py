@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER = 0x00020000, 0x04000000, 0x08000000, 0x10000000
 _NEWPID, _NEWNET, _NEWTIME = 0x20000000, 0x40000000, 0x00000080
-_BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
+_BIND, _RECURSIVE, _SLAVE = 4096, 16384, 1 << 19
 _PDEATHSIG, _SUBREAPER = 1, 36
 
 #: A host's word begins with it when the host cannot be made.
@@ -63,7 +63,7 @@ def _make(plan: dict[str, Any], made: list[tuple[int, socket.socket]]) -> dict[s
     if plan["rootless"]:
         _become_root(os.getuid(), os.getgid())
     _do("unshare(net, mnt)", _libc.unshare(_NEWNET | _NEWNS))
-    _mount(None, "/", None, _RECURSIVE | _PRIVATE)
+    _mount(None, "/", None, _RECURSIVE | _SLAVE)  # what the machine unmounts is not kept in use
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     for host in plan["hosts"]:
         made.append(_fork(host))

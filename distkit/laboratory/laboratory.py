@@ -7,8 +7,10 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,7 @@ class Laboratory:
         #: What belongs to the laboratory, on all hosts and outside.
         self.folder = Path(made)
         self._faults = Faults()
+        self._relays: list[subprocess.Popen[Any]] = []
         self._wrong_names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
         for host in self.hosts:
             self.folder.joinpath(host).mkdir()
@@ -96,7 +99,11 @@ class Laboratory:
         )
         self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
         if outside:
-            self._connect_outside()
+            try:
+                self._connect_outside()
+            except LaboratoryError:
+                self.close()
+                raise
 
     # -- what runs on the hosts ----------------------------------------------------------------
 
@@ -162,6 +169,27 @@ class Laboratory:
         """
         slurm.start(self, cpus)
 
+    def forward(self, port: int, host: str = "head") -> int:
+        """Make a TCP port of a host reachable from this machine alone, at 127.0.0.1.
+
+        A browser outside can show what a program on the head, such as JupyterLab, serves there.
+
+        Args:
+            port: where a program on the host listens, or will, at that host's 127.0.0.1.
+            host: the host.
+
+        Returns:
+            The port of this machine: the same number if it is free, else another.
+
+        Raises:
+            LaboratoryError: there is no such host.
+        """
+        self._check(host)
+        with starting.listen(port) as listener:
+            words = [sys.executable, "-IS", str(starting.RELAY), str(listener.fileno()), str(port)]
+            self._relays.append(self.popen(host, words, pass_fds=[listener.fileno()], cwd="/"))
+            return int(listener.getsockname()[1])
+
     # -- faults --------------------------------------------------------------------------------
 
     def cut(self, *hosts: str) -> None:
@@ -214,6 +242,19 @@ class Laboratory:
             {host},
             lambda: self._queue(host, "add", *bucket),
             lambda: self._queue(host, "del"),
+        )
+
+    def narrow(self, host: str, mtu: int) -> None:
+        """Limit the size of the packets on a host's line, 1500 bytes otherwise.
+
+        Raises:
+            LaboratoryError: there is no such host, or no network has packets of that size.
+        """
+        self._faults.add(
+            f"{host} has small packets",
+            {host},
+            lambda: self._link(host, "mtu", str(mtu)),
+            lambda: self._link(host, "mtu", "1500"),
         )
 
     def unname(self, host: str, to: str | None = None, on: Sequence[str] | None = None) -> None:
@@ -299,10 +340,12 @@ class Laboratory:
 
     def close(self) -> None:
         """End the hosts and all that runs on them; remove all traces of them."""
-        if self.outside and self._keeper.poll() is None:
-            starting.ip(f"link del lab{self._keeper.pid}")  # the kernel would, some time later
         self._keeper.terminate()
-        self._keeper.wait()
+        for process in (self._keeper, *self._relays):
+            process.wait()
+        if self.outside:
+            with suppress(LaboratoryError):  # the kernel may have been quicker
+                starting.ip(f"link del lab{self._keeper.pid}")
 
     def __enter__(self) -> Laboratory:
         return self
@@ -374,8 +417,17 @@ class Laboratory:
 
     def _queue(self, host: str, verb: str, *words: str) -> None:
         """Change the queues at both ends of a host's line."""
-        for where, device in ((None, self._port(host)), (host, "eth0")):
+        for where, device in self._ends(host):
             self._admin(where, "tc", "qdisc", verb, "dev", device, "root", *words)
+
+    def _link(self, host: str, *words: str) -> None:
+        """Change both ends of a host's line."""
+        for where, device in self._ends(host):
+            self._admin(where, "ip", "link", "set", "dev", device, *words)
+
+    def _ends(self, host: str) -> list[tuple[str | None, str]]:
+        """Both ends of a host's line: where they are, and what they are called there."""
+        return [(None, self._port(host)), (host, "eth0")]
 
     def _rename(self, where: str, names: Mapping[str, str | None], right: str = "") -> None:
         """Let a host resolve names wrongly, and one right again."""

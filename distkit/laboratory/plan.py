@@ -23,7 +23,7 @@ _COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 #: Where programs look for their settings: on the hosts they find those in the laboratory's folder.
-_SETTINGS = ("/etc/ssh/ssh_config", "/etc/slurm")
+_SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
 
 
 def check_names(hosts: Sequence[str]) -> list[str]:

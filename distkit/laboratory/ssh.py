@@ -49,6 +49,10 @@ Host {hosts}
 """
 
 
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
 class Ssh:
     """The SSH servers of a laboratory, and what their clients need."""
 
@@ -59,6 +63,8 @@ class Ssh:
         self._inside = lab.folder / "ssh_config"
         self._outside = lab.folder / "ssh_config_outside"
         self._inside.touch()
+        # an account without a password is not a locked one, as root's is on some machines
+        lab.folder.joinpath("shadow").write_text(f"{_user()}:*:20000:0:99999:7:::\n")
 
     def start(self) -> list[str]:
         """Start the servers, if they are not yet running, and return how to begin a command."""
@@ -77,8 +83,7 @@ class Ssh:
         host_key = folder.joinpath("host_key.pub").read_text()
         folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
         folder.joinpath("sshd_config").write_text(_SERVER.format(folder))
-        user = pwd.getpwuid(os.getuid()).pw_name
-        text = _CLIENT.format(hosts=" ".join(lab.hosts), user=user, folder=folder)
+        text = _CLIENT.format(hosts=" ".join(lab.hosts), user=_user(), folder=folder)
         self._inside.write_text(text)
         addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
         self._outside.write_text(addresses + text)

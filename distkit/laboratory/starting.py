@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 from distkit.errors import LaboratoryError
 from distkit.laboratory.tools import PATH, find
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+#: Scripts that run without distkit's other modules.
+RELAY = Path(__file__).with_name("relay.py")
+_KEEPER = RELAY.with_name("keeper.py")
 
 _FORBIDDEN = (
     "This machine does not allow it. Use root; or allow user namespaces: `sysctl -w "
@@ -44,7 +47,8 @@ def check_platform(rootless: bool, outside: bool) -> None:
 
 def routes() -> list[str]:
     """The networks that this machine has routes to, as ``ip`` names them."""
-    return [line.split()[0] for line in ip("route show table all").splitlines()]
+    words = (line.split() for line in ip("route show table all").splitlines())
+    return [next((word for word in line if word[0].isdigit()), "default") for line in words]
 
 
 def ip(commands: str) -> str:
@@ -54,6 +58,14 @@ def ip(commands: str) -> str:
     if ran.returncode:
         raise LaboratoryError(f"`ip` failed: {' '.join(ran.stderr.split())}")
     return ran.stdout
+
+
+def listen(port: int) -> socket.socket:
+    """A socket that listens at this machine's 127.0.0.1, at this port if it is free."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))
 
 
 def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], dict[str, int]]:

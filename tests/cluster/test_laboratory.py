@@ -192,6 +192,13 @@ def test_ssh_without_a_password(hosts: Laboratory) -> None:
     assert say(hosts, "head", "ssh alpha id -un") == me
 
 
+def test_small_packets(mended: Laboratory) -> None:
+    mended.narrow("beta", 1280)
+    assert say(mended, "beta", "cat /sys/class/net/eth0/mtu") == "1280"
+    mended.mend()
+    assert say(mended, "beta", "cat /sys/class/net/eth0/mtu") == "1500"
+
+
 def test_a_full_disk(mended: Laboratory) -> None:
     write = ["sh", "-c", "head -c 1000000 /dev/zero > /tmp/large"]
     mended.fill("beta")
@@ -244,6 +251,28 @@ def test_a_host_crashes_in_silence() -> None:
         with pytest.raises(LaboratoryError, match="beta has crashed"):
             lab.run("beta", ["true"])
         lab.mend()
+
+
+def test_a_port_is_forwarded(hosts: Laboratory) -> None:
+    """Also one where nothing listens as yet."""
+    port = hosts.forward(8000)
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        assert line.recv(1) == b""
+    echo = """if True:
+        import socket
+        server = socket.create_server(("127.0.0.1", 8000))
+        print("ready", flush=True)
+        line = server.accept()[0]
+        text = b"".join(iter(lambda: line.recv(100), b""))
+        line.sendall(text * 2)
+    """
+    python = [sys.executable, "-IS", "-c"]
+    with hosts.popen("head", [*python, echo], stdout=subprocess.PIPE) as server:
+        assert server.stdout and server.stdout.readline()
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"hello")
+            line.shutdown(socket.SHUT_WR)
+            assert line.makefile().read() == "hellohello"
 
 
 # -- what starts programs on many hosts ------------------------------------------------------------
