@@ -5,6 +5,10 @@ BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check \
         install $$(test -t 2 || echo --quiet) --constraint constraints.txt
 
+# What hosts run in tests/cluster/test_laboratory.py. Elsewhere than in CI, where it is not wanted that servers
+# come and start with the machine, these tests are skipped without them.
+SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin
+
 .PHONY: help demo lab test check bench clean
 
 help:   ## this list
@@ -20,6 +24,8 @@ lab: $(VENV)/.installed     ## JupyterLab on the welcome notebook
 test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with ARGS="-m pure"
 	@{ command -v chromium && $(BIN)/python -m playwright --version; } >/dev/null 2>&1 || \
 	    tools/debian-install chromium libatomic1 || echo "Until then the browser tests are skipped."
+	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
+	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.installed-test ## ruff and mypy

@@ -283,9 +283,14 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host, or the folder is not its own.
         """
+        self._pid(host)
+        own = self._plan.own(host)
+        if folder not in own:
+            raise LaboratoryError(f"{folder} is not {host}'s own. Its own are {', '.join(own)}.")
         where = shlex.quote(folder)
         used = f"$(df --output=used --block-size=4k {where} | tail -n 1)"
-        remount = f"used={used}; mount -o remount,{{}} {where}"
+        # an ordinary user may not repeat the options that are there, as mount would
+        remount = f"used={used}; mount --options-mode=ignore -o remount,{{}} tmpfs {where}"
         full = remount.format("nr_blocks=$((used > 0 ? used : 1))")
         self._faults.add(
             f"{folder} of {host} is full",

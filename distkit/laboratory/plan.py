@@ -83,15 +83,19 @@ class Plan:
             "hosts": [self._host(*item) for item in self.hosts.items()],
         }
 
-    def _host(self, host: str, address: str) -> dict[str, Any]:
+    def own(self, host: str) -> dict[str, str]:
+        """The folders that a host has to itself, and their modes."""
         private = (Path(folder).expanduser().resolve() for folder in self.private.get(host, ()))
+        return {**_COVERED, **{str(folder): "700" for folder in private}}
+
+    def _host(self, host: str, address: str) -> dict[str, Any]:
         ours = {str(self.folder / host / "hosts"): "/etc/hosts"}
         ours |= {str(self.folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
         return {
             "name": host,
             "skew": self.skew.get(host, 0),
             "network": network.join("eth0", address, self.addresses),
-            "covers": sorted({**_COVERED, **{str(folder): "700" for folder in private}}.items()),
+            "covers": sorted(self.own(host).items()),
             "keep": self.shared,
             "binds": list(ours.items()),
             # so that an ordinary user's SSH server can have its usual port

@@ -207,6 +207,8 @@ def test_a_full_disk(mended: Laboratory) -> None:
     assert mended.run("alpha", write).returncode == 0
     mended.mend("beta")
     assert mended.run("beta", write).returncode == 0
+    with pytest.raises(LaboratoryError, match="/usr is not beta's own"):
+        mended.fill("beta", "/usr")
 
 
 def test_a_file_is_another_on_one_host(mended: Laboratory) -> None:
