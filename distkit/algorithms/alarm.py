@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from distkit.errors import TrainingError
 
-#: The number of each model's next step, by its first parameter.
-_steps = WeakIdKeyDictionary()
+#: The number of each model's next step, by the id of its first parameter.
+_steps: dict[int, count[int]] = {}
 
 
 def trained(model: nn.Module | Iterable[Tensor]) -> list[Tensor]:
@@ -50,7 +50,10 @@ def raise_alarm(
     Raises:
         TrainingError: a gradient is NaN or infinite on some rank; on all of them.
     """
-    step = next(_steps.setdefault(weights[0], count(1)))
+    if (model_id := id(weights[0])) not in _steps:
+        _steps[model_id] = count(1)
+        finalize(weights[0], _steps.pop, model_id).atexit = False
+    step = next(_steps[model_id])
     if not any(alarms):
         return
     names = _names(model, weights)

@@ -110,10 +110,16 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
         defaults = {
             p.name: p.default for p in parameters.parameters.values() if p.default is not p.empty
         }
+        reduces = positional[1:] == ["op", "group"]
 
         @wraps(page)
         def call(*args: Any, **kwargs: Any) -> None:
-            given = {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
+            if reduces and len(args) == 3 and not kwargs and _is_plain(name, *args):
+                page(args[0], SUM, args[2])
+                return
+            given = defaults.copy()
+            given.update(zip(positional, args, strict=False))
+            given.update(kwargs)
             if kwargs or len(args) > len(positional) or len(given) < len(positional):
                 parameters.bind(*args, **kwargs)  # raises what Python would
             group, op, root = given["group"], given.get("op"), given.get("src", given.get("dst"))
@@ -148,6 +154,18 @@ def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 # -- before ----------------------------------------------------------------------------
+
+
+def _is_plain(name: str, x: Any, op: Any, group: Group) -> bool:
+    """True if a reduction is the plain case as it is: so are most, and few looks tell."""
+    if type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64) or op != SUM:
+        return False
+    if x.layout != torch.strided or x.dim() != 1 or not x.is_contiguous() or x.requires_grad:
+        return False
+    if x.device.type != "cpu" or dist.get_rank(group) < 0:
+        return False
+    _check_device(name, x.device, group)
+    return True
 
 
 def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
@@ -240,6 +258,8 @@ def _plain(value: Any, group: Group) -> Any:
         return [_plain(t, group) for t in value]
     if value.is_cuda and dist.get_backend(group) == "gloo":
         value = value.cpu()  # gloo sends from the host's memory only
+    if value.dim() == 1 and value.is_contiguous() and not value.requires_grad:
+        return value
     return value.detach().contiguous().view(-1)
 
 

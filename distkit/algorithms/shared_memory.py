@@ -120,7 +120,8 @@ class Segment:
         lines = self.n * _LINE * 8
         memory = _mapped(group, lines + 2 * (self.n + 1) * self.slot)
         self._lines = memoryview(memory)[:lines].cast("q")
-        self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=lines)
+        with torch.inference_mode(False):  # it outlives the mode in which it is first used
+            self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=lines)
         self._slots = self._slots.view(2, self.n + 1, self.slot)
         self._views: dict[tuple[int, torch.dtype, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._meetings = self._turn = self._said = 0
@@ -145,8 +146,9 @@ class Segment:
         if key not in self._views:
             if len(self._views) == _VIEWS:
                 self._views.clear()
-            slots = self._slots[self._turn].view(dtype)[:, :k]
-            self._views[key] = slots[: self.n], slots[self.rank], slots[self.n]
+            with torch.inference_mode(False):
+                slots = self._slots[self._turn].view(dtype)[:, :k]
+                self._views[key] = slots[: self.n], slots[self.rank], slots[self.n]
         return self._views[key]
 
     def part(self, k: int) -> slice:

@@ -50,6 +50,21 @@ def test_shared_memory_equals_gloo(n: int) -> None:
     assert min(dk.run_ranks(through_shared_memory, n).results) > 100
 
 
+def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
+    def totals() -> list[float]:
+        x, w = torch.ones(2), torch.zeros(2, requires_grad=True)
+        with torch.inference_mode():
+            dk.shared_memory_all_reduce(torch.ones(2))
+        for _ in range(3):
+            dk.shared_memory_all_reduce(x)
+        (w * x).sum().backward()
+        with dk.use_algorithm("shared_memory"):
+            dk.sync_gradients([w])
+        return w.grad.tolist()
+
+    assert dk.run_ranks(totals, 2).results == [[8.0, 8.0]] * 2
+
+
 def in_halves() -> list[float]:
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
