@@ -18,7 +18,7 @@ from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.engines import PATIENCE, Engines
-from distkit.cluster.processes.forkserver import Child, Stop
+from distkit.cluster.processes.forkserver import Child, Stop, end
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -280,7 +280,7 @@ class Supervisor(RankController):
         if not run.intact:
             self.generation += 1
         unfit = [] if self.closed else [self.ranks[r] for r, o in run.outcomes.items() if o.unfit]
-        self._fork.kill(unfit)
+        end(unfit)
         for child in unfit:
             child.wait(LET_GO)
         try:
@@ -309,7 +309,7 @@ class Supervisor(RankController):
             if child.pid == pid and not child.wait(ENDS) and not self.closed:
                 if self.run is not None:
                     self.run.silent_for[n] = self._heartbeat_timeout
-                self._fork.kill([child])
+                end([child])
 
     def _on_stop(self, rank: int, stop: Stop) -> None:
         """A signal has stopped a rank's process, or it continues: say so."""
@@ -351,7 +351,7 @@ class Supervisor(RankController):
         self._stage("failed")
         self._over = True
         self.ready.set()  # nobody is replaced: who waits for that hears why
-        self._fork.kill(list(self.ranks.values()))
+        end(list(self.ranks.values()))
         threading.Thread(target=self._tidy, name="distkit-tidy", daemon=True).start()
 
     def _check_folder(self) -> None:
@@ -422,7 +422,7 @@ class Supervisor(RankController):
         """End every rank and start new ones in their place."""
         self._check_folder()
         killed = dict(self.ranks)  # others take their places as soon as they have ended
-        self._fork.kill(list(killed.values()))
+        end(list(killed.values()))
         stay = [r for r, child in killed.items() if not child.wait(ENDED)]
         if stay:
             raise ClusterError(
@@ -453,7 +453,7 @@ class Supervisor(RankController):
             children.append(self._controller)
         if self._engines is not None:
             self._engines.close()
-        self._fork.kill(children)
+        end(children)
         for child in children:
             child.let_go()
         self._fork.remove(self.folder)

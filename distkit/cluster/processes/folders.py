@@ -34,12 +34,24 @@ _UNUSED = 60.0
 _BASE, _EACH = 1_000_000, 250_000
 
 
-def make() -> tuple[str, int | None]:
-    """A new folder that only this user can enter, and what holds it.
+def make(processes: int = 1) -> tuple[str, int | None]:
+    """A new folder that only this user can enter, for so many processes, and what holds it.
 
     Raises:
         StartError: the temporary folder is full, cannot be written to, or has too long a path.
     """
+    folder, held = _make()
+    try:
+        check_room(folder, processes)
+    except StartError:
+        shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+        raise
+    return folder, held
+
+
+def _make() -> tuple[str, int | None]:
     try:
         folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
         if len(os.fsencode(folder)) <= LONGEST:

@@ -1,7 +1,7 @@
-"""The kernel's handle on its zygote: start it, fork from it, hear who ended.
+"""The kernel's handle on a zygote: fork from it, hear who ended.
 
-One per kernel process, started at the first use and kept warm: a second cluster forks from
-the same process. See :mod:`distkit.cluster.processes.zygote` for the other side.
+That of this machine, :func:`server`, is started at the first use and kept warm: a second cluster
+forks from the same process. Those of other machines are :mod:`distkit.cluster.hosts.host`'s. See :mod:`distkit.cluster.processes.zygote` for the other side.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import platform
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,9 @@ from distkit.shadowing import libraries
 
 _WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
 
+#: A zygote answers within this time [s]; it may be importing torch.
+ANSWER = 60.0
+
 #: The signal that has stopped a process, 0 if it goes on; and when [s, monotonic].
 Stop = tuple[int, float]
 
@@ -40,8 +44,8 @@ Stop = tuple[int, float]
 class Child:
     """A forked process: its pid, its lifeline, and what to do when it ends."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, channel: Channel, server: ForkServer) -> None:
+        self.channel, self.server = channel, server
         self.pid = int(channel.recv()[1])
         self.status: int | None = None  # exit status, negative for a signal
         self.stopped: Stop = (0, 0.0)
@@ -86,7 +90,7 @@ class Child:
 
     def about(self, name: str, role: str, device: str = "cpu") -> dict[str, Any]:
         """The facts about it for a trace."""
-        host = platform.node()
+        host = self.server.host
         return {"name": name, "role": role, "host": host, "pid": self.pid, "device": device}
 
     def let_go(self) -> None:
@@ -98,33 +102,27 @@ class Child:
 
 
 class ForkServer:
-    """Starts the zygote and talks to it. Use :func:`server`."""
+    """Talks to a zygote: of this host, see :func:`server`, or of another one.
 
-    def __init__(self) -> None:
-        self._lock, self.closed = threading.Lock(), False
+    Args:
+        channel: the line to the zygote.
+        host: the name of the machine that it is on.
+    """
+
+    def __init__(self, channel: Channel, host: str) -> None:
+        self.channel, self.host = channel, host
+        self._lock, self._asking, self.closed = threading.Lock(), threading.Lock(), False
         self._children: dict[int, Child] = {}
         self._early: dict[int, int] = {}  # ended before we had noted them
-        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._folders: dict[str, int | None] = {}  # and what holds their locks
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._on_loss: list[Callable[[str], None]] = []
         self._lost = threading.Event()  # the zygote has ended
-        self.channel, theirs = Channel.pair()
-        path = "\n".join(libraries(sys.path))
-        command = [sys.executable, boot.__file__, str(theirs.fileno()), path, tempfile.gettempdir()]
-        with theirs:
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                env=_environ(),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is not meant for it
-            )
         threading.Thread(target=self._listen, name="distkit-forkserver", daemon=True).start()
 
     @property
     def alive(self) -> bool:
         """True if the zygote is there to fork from."""
-        return not self._lost.is_set() and self.process.poll() is None
+        return not self._lost.is_set()
 
     def make_folder(self, processes: int, controller: bool = False) -> str:
         """A new folder that only this user can enter, for so many processes' files.
@@ -132,15 +130,11 @@ class ForkServer:
         Raises:
             StartError: there is no room for them, or they may not open as many as they need.
         """
-        limits.check_files(processes, controller)
-        folder, held = folders.make()
-        self._folders[folder] = held
-        try:
-            folders.check_room(folder, processes)
-        except StartError:
-            self.remove(folder)
-            raise
-        return folder
+        raise NotImplementedError
+
+    def why(self) -> str:
+        """The reason why nothing can be forked."""
+        raise NotImplementedError
 
     def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call ``callback(why)``, from another thread, if the zygote ends with all that it forked.
@@ -160,6 +154,10 @@ class ForkServer:
 
     def fork_all(self, run: str, each: list[dict[str, Any]]) -> list[Child]:
         """Fork several at once: their starts overlap. If one cannot be had, none stays."""
+        return self.adopt_all(self.ask_for(run, each))
+
+    def ask_for(self, run: str, each: list[dict[str, Any]]) -> list[Channel]:
+        """Have several forked, without waiting: their lifelines, for :meth:`adopt_all`."""
         ends = []
         try:
             for arguments in each:
@@ -167,26 +165,135 @@ class ForkServer:
                 ends.append(ours)
                 with theirs:
                     self._send({"do": "fork", "run": run, **arguments}, theirs.fileno())
-            return [self._adopt(ours) for ours in ends]
         except StartError:
             for ours in ends:
+                ours.close()
+            raise
+        return ends
+
+    def adopt_all(self, lifelines: list[Channel]) -> list[Child]:
+        """Wait for the first words of what :meth:`ask_for` has begun."""
+        try:
+            return [self._adopt(ours) for ours in lifelines]
+        except StartError:
+            for ours in lifelines:
                 ours.close()
             raise
 
     def gpus(self, device: str) -> int:
         """The number of GPUs that torch sees; asks torch only where there are device files."""
-        if device == "cpu" or not (list(Path("/dev").glob("nvidia[0-9]*")) or _WSL.exists()):
+        if device == "cpu" or not self._has_gpu_files():
             return 0
-        self._send({"do": "gpus"})
-        count = self._answers.get(timeout=60)
-        if count < 0:
-            raise StartError(self.why())
-        return count
+        return int(self._ask({"do": "gpus"})["gpus"])
+
+    def _has_gpu_files(self) -> bool:
+        return bool(list(Path("/dev").glob("nvidia[0-9]*"))) or _WSL.exists()
 
     def kill(self, children: list[Child]) -> None:
         """End children, and whatever they started."""
         with suppress(OSError):
             self.channel.send({"do": "kill", "pids": [c.pid for c in children]})
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder that children worked in."""
+        with suppress(OSError):
+            self.channel.send({"do": "remove", "folder": folder})
+
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        try:
+            self.channel.send(message, fd)
+        except OSError as e:
+            raise StartError(self.why()) from e
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send something that is answered; the answer, one caller after the other."""
+        with self._asking:
+            self._send(message)
+            answer = self._answers.get(timeout=ANSWER)
+        if "lost" in answer:
+            raise StartError(self.why())
+        return answer
+
+    def _adopt(self, channel: Channel) -> Child:
+        try:
+            child = Child(channel, self)
+        except EOFError as e:
+            raise StartError(self.why()) from e
+        with self._lock:
+            self._children[child.pid] = child
+            status = self._early.pop(child.pid, None)
+        if status is not None:
+            child.ended(status)
+        return child
+
+    def _note_stop(self, pid: int, number: int) -> None:
+        with self._lock:
+            child = self._children.get(pid)
+        if child is not None:
+            child.stopped = number, time.monotonic()
+            child.on_stop(child.stopped)
+
+    def _note_exit(self, pid: int, status: int) -> None:
+        with self._lock:
+            child = self._children.pop(pid, None)
+            if child is None:
+                self._early[pid] = status
+        if child is not None:
+            child.ended(status)
+
+    def _listen(self) -> None:
+        """Hear of ended children; when the zygote itself ends, all of them have."""
+        try:
+            while True:
+                self._hear(self.channel.recv())
+        except EOFError:
+            self.channel.close()
+            self._lost.set()
+            self._answers.put({"lost": True})
+            for callback in [] if self.closed else list(self._on_loss):
+                callback(self.why())
+            with self._lock:
+                orphans, self._children = list(self._children.values()), {}
+            for child in orphans:
+                child.let_go()
+                child.ended(-signal.SIGKILL)
+
+    def _hear(self, news: dict[str, Any]) -> None:
+        if "stopped" in news:
+            self._note_stop(news["stopped"], news["signal"])
+        elif "exit" in news:
+            self._note_exit(news["exit"], news["status"])
+        else:
+            self._answers.put(news)
+
+    def forget(self) -> None:
+        """In a fork of the kernel: let go of the lines, or what was forked would outlive it."""
+        for child in self._children.values():
+            child.channel.close_here()
+        self.channel.close_here()
+
+
+class LocalForkServer(ForkServer):
+    """Starts the zygote of this machine. Use :func:`server`."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, int | None] = {}  # and what holds their locks
+        ours, theirs = Channel.pair()
+        with theirs:
+            self.process = start_zygote(theirs)
+        super().__init__(ours, platform.node())
+
+    @property
+    def alive(self) -> bool:
+        """True if the zygote is there to fork from."""
+        return super().alive and self.process.poll() is None
+
+    def make_folder(self, processes: int, controller: bool = False) -> str:
+        """A new folder on this machine, locked while this process lives."""
+        limits.check_files(processes, controller)
+        folder, held = folders.make(processes)
+        self._folders[folder] = held
+        return folder
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children worked in."""
@@ -216,24 +323,6 @@ class ForkServer:
             self.process.kill()
             self.process.wait()
 
-    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
-        try:
-            self.channel.send(message, fd)
-        except OSError as e:
-            raise StartError(self.why()) from e
-
-    def _adopt(self, channel: Channel) -> Child:
-        try:
-            child = Child(channel)
-        except EOFError as e:
-            raise StartError(self.why()) from e
-        with self._lock:
-            self._children[child.pid] = child
-            status = self._early.pop(child.pid, None)
-        if status is not None:
-            child.ended(status)
-        return child
-
     def why(self) -> str:
         """The reason why nothing can be forked."""
         if self.closed:
@@ -249,41 +338,33 @@ class ForkServer:
             "Stop other clusters, or ask for fewer ranks."
         )
 
-    def _note_stop(self, pid: int, number: int) -> None:
-        with self._lock:
-            child = self._children.get(pid)
-        if child is not None:
-            child.stopped = number, time.monotonic()
-            child.on_stop(child.stopped)
+    def forget(self) -> None:
+        """In a fork of the kernel: let go of the lines and the locks."""
+        super().forget()
+        for held in self._folders.values():
+            if held is not None:
+                os.close(held)
 
-    def _listen(self) -> None:
-        """Hear of ended children; when the zygote itself ends, all of them have."""
-        try:
-            while True:
-                news = self.channel.recv()
-                if "gpus" in news:
-                    self._answers.put(news["gpus"])
-                    continue
-                if "stopped" in news:
-                    self._note_stop(news["stopped"], news["signal"])
-                    continue
-                with self._lock:
-                    child = self._children.pop(news["exit"], None)
-                    if child is None:
-                        self._early[news["exit"]] = news["status"]
-                if child is not None:
-                    child.ended(news["status"])
-        except EOFError:
-            self.channel.close()
-            self._lost.set()
-            self._answers.put(-1)
-            for callback in [] if self.closed else list(self._on_loss):
-                callback(self.why())
-            with self._lock:
-                orphans, self._children = list(self._children.values()), {}
-            for child in orphans:
-                child.let_go()
-                child.ended(-signal.SIGKILL)
+
+def end(children: Iterable[Child]) -> None:
+    """End processes, on whichever machines they are, and whatever they started."""
+    of: dict[ForkServer, list[Child]] = {}
+    for child in children:
+        of.setdefault(child.server, []).append(child)
+    for one, mine in of.items():
+        one.kill(mine)
+
+
+def start_zygote(line: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a zygote of this machine that obeys what comes by ``line``."""
+    path = "\n".join(libraries(sys.path))
+    return subprocess.Popen(
+        [sys.executable, boot.__file__, str(line.fileno()), path, tempfile.gettempdir()],
+        pass_fds=[line.fileno()],
+        env=_environ(),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is not meant for it
+    )
 
 
 def _environ() -> dict[str, str]:
@@ -299,16 +380,16 @@ def _how(code: int) -> str:
     return f"signal {signal.Signals(number).name}" if number > 0 else f"exit status {code}"
 
 
-_server: ForkServer | None = None
+_server: LocalForkServer | None = None
 _guard = threading.Lock()
 
 
-def server() -> ForkServer:
+def server() -> LocalForkServer:
     """This process's fork server, started if need be; the closed one when this process ends."""
     global _server
     with _guard:
         if _server is None or not (_server.alive or _server.closed):
-            _server = ForkServer()
+            _server = LocalForkServer()
             # at exit finalizers run from the latest to the first: its clusters close before it
             weakref.finalize(_server, _server.close)
         return _server
@@ -319,12 +400,7 @@ def _forget() -> None:
     global _server, _guard
     _guard = threading.Lock()
     if _server is not None:
-        for child in _server._children.values():
-            child.channel.close_here()
-        _server.channel.close_here()
-        for held in _server._folders.values():
-            if held is not None:
-                os.close(held)
+        _server.forget()
         _server = None
 
 

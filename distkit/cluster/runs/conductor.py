@@ -19,7 +19,7 @@ from typing import Any
 
 from distkit.cluster.notebook import place
 from distkit.cluster.plan import Plan
-from distkit.cluster.processes.forkserver import Child, server
+from distkit.cluster.processes.forkserver import Child, end, server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -65,7 +65,7 @@ class RankController:
 
     def end(self, ranks: Iterable[int]) -> None:
         """End these ranks' processes; their deaths are reported to the run."""
-        self._fork.kill([self.ranks[r] for r in ranks])
+        end([self.ranks[r] for r in ranks])
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Put another in the place of a rank that has ended: asked for with a parameter server."""
