@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import card, limits
+from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
@@ -46,6 +47,13 @@ class Cluster:
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
         heartbeat_timeout: with servers: seconds after which a worker or server without a sign of
             life is ended, and treated as crashed. One that is only computing gives signs of life.
+        hosts: how many ranks on which machines, reached by SSH: ``{"alpha": 2, "beta": 2}``.
+        engines: have the ranks started by this launcher of ipyparallel's: "slurm", "mpi", "ssh", ….
+        interface: with other machines: an address of this one that they reach, or a machine to
+            which the right interface leads. Found out by default.
+        timeout: with other machines: seconds that they may take to come.
+        options: with other machines: the launcher's configuration, such as ``ssh_args=[…]`` or
+            ``account="physics"``.
 
     Raises:
         StartError: this machine cannot provide what was asked for; the message says what it can.
@@ -69,7 +77,31 @@ class Cluster:
         backend: str = "auto",
         threads: int | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        hosts: dict[str, int] | None = None,
+        engines: str = "",
+        interface: str = "",
+        timeout: float = 60.0,
+        **options: Any,
     ) -> None:
+        if hosts is not None or engines:
+            if (ranks or workers) and hosts is not None:
+                raise StartError("give ranks or hosts, not both: dk.Cluster(hosts={'alpha': 2})")
+            wanted: dict[str, int] | int = hosts if hosts is not None else ranks or workers or 4
+            wish = Wish(
+                wanted,
+                engines or "ssh",
+                None,
+                interface,
+                timeout,
+                options,
+                device,
+                backend,
+                threads,
+            )
+            self._open_far(wish, servers, heartbeat_timeout)
+            return
+        if options:
+            raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = next((n for n in (ranks, workers) if n is not None), 4)
@@ -91,11 +123,58 @@ class Cluster:
         self._card.show(self._room)
         _made.add(self)
 
-    def _open(self, plan: Plan, heartbeat_timeout: float = HEARTBEAT_TIMEOUT) -> None:
+    @classmethod
+    def attach(
+        cls,
+        cluster: Any,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int | None = None,
+        interface: str = "",
+        timeout: float = 60.0,
+    ) -> Cluster:
+        """Ranks in the engines of an ipyparallel cluster that somebody else has started.
+
+        Every engine stands for a rank. The engines stay when this cluster is stopped; the ranks
+        end with their engine.
+
+        Args:
+            cluster: an ``ipyparallel.Client``, or the name of a profile or cluster for one.
+            device: as of :class:`Cluster`, and so are ``backend`` and ``threads``.
+            backend: see ``device``.
+            threads: see ``device``.
+            interface: as of :class:`Cluster`, and so is ``timeout``.
+            timeout: see ``interface``.
+
+        Raises:
+            StartError: there is no such cluster, or it has no engines.
+        """
+        client = _client(cluster)
+        wish = Wish(len(client.ids), "", client, interface, timeout, {}, device, backend, threads)
+        self = cls.__new__(cls)
+        self._open_far(wish, 0, HEARTBEAT_TIMEOUT)
+        return self
+
+    def _open_far(self, wish: Wish, servers: int, heartbeat_timeout: float) -> None:
+        """Start the processes on other machines; what these have is known when they are there."""
+        _of_cells.add(cell(), self)
+        count = wish.count
+        plan = Plan(count, servers, "gloo", ("cpu",) * count, 1, "on other machines")
+        self._open(plan, heartbeat_timeout, wish)
+        self._card.show(self._room)
+        _made.add(self)
+
+    def _open(
+        self,
+        plan: Plan,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        wish: Wish | None = None,
+    ) -> None:
         """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
         with _uninterrupted():
-            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout)
+            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout, wish)
             self._end = weakref.finalize(self, Supervisor.close, self._room)
         self._runs = 0
         self._latest: Run | None = None
@@ -354,6 +433,15 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _client(cluster: Any) -> Any:
+    """ipyparallel's client of a cluster that is given as one, or by a name."""
+    if not isinstance(cluster, str):
+        return cluster
+    from distkit.cluster.hosts.launching import connect
+
+    return connect(cluster)
 
 
 def latest() -> Cluster | None:

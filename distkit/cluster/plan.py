@@ -5,6 +5,7 @@ Pure: the machine's numbers come in, a plan or a :class:`StartError` comes out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distkit.errors import StartError
@@ -94,6 +95,46 @@ def make_plan(
         threads,
         _note(use_gpu, nccl),
         _crowd(ranks + servers, cpus),
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that ranks are to be on: how many, and what it has, as for :func:`make_plan`."""
+
+    name: str
+    ranks: int
+    cpus: int
+    memory: int
+    gpus: int
+
+
+def plan_for_machines(
+    machines: Sequence[Machine], servers: int, device: str, backend: str, threads: int | None
+) -> Plan:
+    """Decide for ranks on several machines, as :func:`make_plan` does for those of one.
+
+    Raises:
+        StartError: a machine, which is named, cannot have what was asked of it.
+    """
+    plans = []
+    for m in machines:
+        known = {"cpus": m.cpus, "memory": m.memory, "gpus": m.gpus, "threads": threads}
+        try:
+            plans.append(make_plan(m.ranks, 0, device, backend, **known))  # type: ignore[arg-type]
+        except StartError as error:
+            raise StartError(f"on {m.name}: {error}") from error
+    nccl = all(plan.backend == "nccl" for plan in plans)
+    where = ", ".join(f"{m.ranks} on {m.name}" for m in machines)
+    crowds = [f"{m.name}: {p.crowd}" for m, p in zip(machines, plans, strict=True) if p.crowd]
+    return Plan(
+        sum(m.ranks for m in machines),
+        servers,
+        "nccl" if nccl else "gloo",
+        tuple(device for plan in plans for device in plan.devices),
+        min(plan.threads for plan in plans),
+        f"{where} · {'nccl' if nccl else 'gloo'}",
+        "\n".join(crowds),
     )
 
 

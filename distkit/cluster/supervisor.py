@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.hosts.fleet import Fleet, Place, Wish
+from distkit.cluster.hosts.store import NAME, StoreServer
 from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.engines import PATIENCE, Engines
 from distkit.cluster.processes.forkserver import Child, Stop, end
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
+from distkit.cluster.processes.roles import PORTS
 from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
@@ -38,6 +41,9 @@ FORGOTTEN = 10.0
 #: Whose connections broke has ended, or does so within this time [s]; or else it hangs.
 ENDS = 1.0
 
+#: What a rank's process runs.
+_ENGINE = "distkit.cluster.processes.roles:engine"
+
 _WIPED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
     "its ranks cannot meet without it."
@@ -51,8 +57,18 @@ class Supervisor(RankController):
     state changes.
     """
 
-    def __init__(self, plan: Plan, on_change: Callable[[], None], heartbeat_timeout: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        on_change: Callable[[], None],
+        heartbeat_timeout: float,
+        wish: Wish | None = None,
+    ) -> None:
         super().__init__(plan, hub=True)
+        #: The other machines, if ranks are to be there; and where the ranks of each are.
+        self._fleet = Fleet(wish, self.folder, self._stage) if wish is not None else None
+        self._places: list[Place] = []
+        self._store: StoreServer | None = None
         self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
         self.stage, self.failure, self._port = "starting", "", free_port()
         self.nodes = Nodes(plan, self._fork, self.folder, self._hear_node, heartbeat_timeout)
@@ -69,7 +85,7 @@ class Supervisor(RankController):
         self._engines: Engines | None = None
         self._controller: Child | None = None
         self._call: tuple[bytes, dict[str, Any]] = b"", {}  # of the latest run
-        self._hear_no_loss = self._fork.on_loss(self._fail)
+        self._deaf = [self._fork.on_loss(self._fail)]  # to hear no loss any more
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
     # -- starting ---------------------------------------------------------------
@@ -100,7 +116,8 @@ class Supervisor(RankController):
             period=PERIOD,
             misses=MISSES,
         )
-        fork.preload("distkit.cluster.processes.preload:hook")
+        if self._fleet is None or self.plan.servers:
+            fork.preload("distkit.cluster.processes.preload:hook")
         self._stage("importing torch")
         try:
             connection = self._controller.channel.recv()
@@ -110,9 +127,33 @@ class Supervisor(RankController):
             ) from None
         self._engines = Engines(connection, self.folder)
         self.nodes.start()
+        if self._fleet is not None:
+            self._settle_in(self._fleet)
+            self._stage("importing torch")
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
         self._await_registration(range(self.plan.ranks))
+
+    def _settle_in(self, fleet: Fleet) -> None:
+        """Have a folder on each machine, whose sockets lead to this one's, and a plan that fits."""
+        self._store = StoreServer(self.folder)
+        sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
+        self._places = fleet.gather()
+        for place in self._places:
+            place.folder = place.server.make_folder(
+                len(place.ranks), like=self.folder, sockets=sockets
+            )
+            self._deaf.append(place.server.on_loss(self._fail))
+        self.plan = fleet.wish.plan(self._places, self.plan.servers)
+
+    def _here(self, rank: int) -> Callable[[float], float]:
+        """What puts a rank's time into this machine's."""
+        place = self.place(rank)
+        return float if place is None else place.here
+
+    def place(self, rank: int) -> Place | None:
+        """The other machine on which a rank is; None on this one."""
+        return next((place for place in self._places if rank in place.ranks), None)
 
     @property
     def engines(self) -> Engines:
@@ -136,40 +177,42 @@ class Supervisor(RankController):
         self.nodes.settle()
 
     def _fork_ranks(self, ranks: Iterable[int], join: int | None) -> None:
-        ranks = list(ranks)
-        around = {**surroundings(), "port": self._port}
-        children = self._fork.fork_all(
-            "distkit.cluster.processes.roles:engine",
-            [
-                {
-                    "spec": self._spec(r, around),
-                    "connection": self.engines.connection,
-                    "ident": self.engines.name(r),
-                    "generation": join,
-                    "profile": self.folder,
-                    "folder": self.folder,
-                    "log": f"rank-{r}.log",
-                }
-                for r in ranks
-            ],
-        )
-        for r, child in zip(ranks, children, strict=True):
-            self.ranks[r] = child
+        """Fork ranks, on all machines at once."""
+        asked = []
+        for r in ranks:
+            place = self.place(r)
+            server = self._fork if place is None else place.server
+            asked.append((r, server, server.ask_for(_ENGINE, [self._engine(r, place, join)])))
+        for r, server, lifelines in asked:
+            child = self.ranks[r] = server.adopt_all(lifelines)[0]
             child.hear(partial(self._hear_rank, r))
             child.on_exit(partial(self._on_exit, r, child))
             child.on_stop = partial(self._on_stop, r)
 
-    def _spec(self, r: int, around: dict[str, Any]) -> Spec:
+    def _engine(self, r: int, place: Place | None, join: int | None) -> dict[str, Any]:
+        """What a rank's process is told when it is forked."""
+        folder = self.folder if place is None else place.folder
+        return {
+            "spec": self._spec(r, place),
+            "connection": self.engines.seen_from(folder),
+            "ident": self.engines.name(r),
+            "generation": join,
+            "profile": folder,
+            "folder": folder,
+            "log": f"rank-{r}.log",
+        }
+
+    def _spec(self, r: int, place: Place | None) -> Spec:
         plan = self.plan
+        around = surroundings() if place is None else place.surroundings(r, self._places)
         return Spec(
             rank=r,
             world_size=plan.ranks,
-            folder=self.folder,
             backend=plan.backend,
             device=plan.devices[r],
             threads=plan.threads,
             node=self.nodes.node("worker", r) if plan.servers else None,
-            **around,
+            **{"folder": self.folder, "port": self._port, **around},
         )
 
     def _await_registration(self, ranks: Iterable[int]) -> None:
@@ -232,6 +275,8 @@ class Supervisor(RankController):
         self.nodes.run = run.number
         self.nodes.start()
         self.run = run
+        if self._places:
+            run.live.here = self._here
         self.settled.clear()
         self.nodes.record(options.get("record", True))
         self._call = payload, options
@@ -266,6 +311,8 @@ class Supervisor(RankController):
     def _hear_rank(self, rank: int, message: tuple[int, str, Any]) -> None:
         number, kind, what = message
         run = self.run
+        if kind == "waits" and (place := self.place(rank)) is not None:
+            what = what[0], *place.certainly(*what[1:])
         if run is not None and run.number == number:
             run.hear(rank, kind, what)
 
@@ -438,7 +485,8 @@ class Supervisor(RankController):
         if self.closed:
             return
         self.closed = True
-        self._hear_no_loss()
+        for deafen in self._deaf:
+            deafen()
         run = self.run
         if run is not None:
             run.abandon("the cluster was stopped")
@@ -456,6 +504,13 @@ class Supervisor(RankController):
         end(children)
         for child in children:
             child.let_go()
+        for place in self._places:
+            place.server.closed = True
+            place.server.remove(place.folder)
+        if self._fleet is not None:
+            self._fleet.close()
+        if self._store is not None:
+            self._store.close()
         self._fork.remove(self.folder)
 
     def _stage(self, stage: str) -> None:

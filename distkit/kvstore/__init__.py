@@ -18,16 +18,21 @@ MXNet's.
 
 from __future__ import annotations
 
-from distkit.kvstore.client.base import KVStoreBase
-from distkit.kvstore.client.create import create, here, release, use
-from distkit.kvstore.client.tensors import split_and_load, split_data
-from distkit.kvstore.client.trainer import Trainer
-from distkit.kvstore.client.worker import KVStore
-from distkit.kvstore.protocol import lr_scheduler, optimizer
-from distkit.kvstore.protocol.optimizer import SGD, Adam
-from distkit.kvstore.protocol.placement import Part
-from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.service import Service
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
+
+if TYPE_CHECKING:
+    from distkit.kvstore.client.base import KVStoreBase
+    from distkit.kvstore.client.create import create, here, release, use
+    from distkit.kvstore.client.tensors import split_and_load, split_data
+    from distkit.kvstore.client.trainer import Trainer
+    from distkit.kvstore.client.worker import KVStore
+    from distkit.kvstore.protocol import lr_scheduler, optimizer
+    from distkit.kvstore.protocol.optimizer import SGD, Adam
+    from distkit.kvstore.protocol.placement import Part
+    from distkit.kvstore.transport.node import Node
+    from distkit.kvstore.transport.service import Service
 
 __all__ = [
     "SGD",
@@ -50,6 +55,28 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    name: f"distkit.kvstore.{module}"
+    for module, names in {
+        "client.base": ["KVStoreBase"],
+        "client.create": ["create", "here", "release", "use"],
+        "client.tensors": ["split_and_load", "split_data"],
+        "client.trainer": ["Trainer"],
+        "client.worker": ["KVStore"],
+        "protocol": ["lr_scheduler", "optimizer"],
+        "protocol.optimizer": ["SGD", "Adam"],
+        "protocol.placement": ["Part"],
+        "transport.node": ["Node"],
+        "transport.service": ["Service"],
+    }.items()
+    for name in names
+}
+
+__getattr__ = attributes(__name__, _HOMES)
+
+
 def serve(node: Node) -> Service:
     """A server or the scheduler: call ``run()`` on it, and ``stop()`` from any thread."""
+    from distkit.kvstore.transport.service import Service
+
     return Service(node)

@@ -5,6 +5,7 @@ The only place that talks to ipyparallel's client.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,12 +26,17 @@ class Engines:
     def __init__(self, connection: dict[str, Any], folder: str) -> None:
         import ipyparallel
 
-        self.connection = connection["engine"]
+        self._connection, self._folder = connection["engine"], folder
         self._idents: dict[int, str] = {}
         self._forgotten: set[str] = set()
         self._client: Any = ipyparallel.Client(
             connection["client"], profile_dir=folder, ipython_dir=folder, timeout=PATIENCE
         )
+
+    def seen_from(self, folder: str) -> dict[str, Any]:
+        """What the controller says to engines, which find its sockets in this folder."""
+        text = json.dumps(self._connection).replace(self._folder, folder)
+        return dict(json.loads(text))
 
     def name(self, rank: int) -> str:
         """A name for the process that is about to be this rank."""

@@ -19,7 +19,10 @@ class Spec:
 
     ``threads`` is torch's intra-op thread count; ``backend`` and ``device`` are decided, not
     "auto"; ``node`` describes its role in a parameter server, if the cluster has servers;
-    ``port`` is a free one, for programs that meet at ``MASTER_PORT`` by themselves.
+    ``port`` is a free one, for programs that meet at ``MASTER_PORT`` by themselves, at the
+    ``address`` of rank 0's machine. Of ``hosts`` machines it is number ``host``, and there
+    it is number ``local_rank`` of ``local_world_size``; ``interface`` leads to the others, "" when
+    there are none.
     """
 
     rank: int
@@ -33,22 +36,30 @@ class Spec:
     path: list[str] = field(default_factory=list)
     cwd: str = "."
     port: int = 0
+    address: str = "localhost"
+    interface: str = ""
+    host: int = 0
+    hosts: int = 1
+    local_rank: int | None = None
+    local_world_size: int | None = None
 
     @property
     def launched(self) -> dict[str, str]:
-        """The environment variables that torchrun sets, on one machine with one group of ranks."""
+        """The environment variables that torchrun sets; a machine is a group of ranks."""
         rank, world_size = str(self.rank), str(self.world_size)
+        local = self.rank if self.local_rank is None else self.local_rank
+        locals_ = self.local_world_size or self.world_size
         return {
             "RANK": rank,
-            "LOCAL_RANK": rank,
+            "LOCAL_RANK": str(local),
             "ROLE_RANK": rank,
-            "GROUP_RANK": "0",
+            "GROUP_RANK": str(self.host),
             "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": str(locals_),
             "ROLE_WORLD_SIZE": world_size,
-            "GROUP_WORLD_SIZE": "1",
+            "GROUP_WORLD_SIZE": str(self.hosts),
             "ROLE_NAME": "default",
-            "MASTER_ADDR": "localhost",
+            "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
             "OMP_NUM_THREADS": str(self.threads),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -46,7 +46,8 @@ class Zygote:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
-        self.children: dict[int, str] = {}  # pid -> the folder it works in
+        self.children: dict[int, str] = {}  # pid -> the folder it works in …
+        self.logs: dict[int, str] = {}  # … and where its low-level output is
         self.folders: dict[str, int | None] = {}  # and what holds their locks
         self.doomed: set[str] = set()  # to be removed when nobody works there any more
         adopt_orphans()
@@ -107,6 +108,7 @@ class Zygote:
             self._child(fd, run, arguments)
         os.close(fd)
         self.children[pid] = arguments["folder"]
+        self.logs[pid] = f"{arguments['folder']}/{arguments['log']}"
 
     def do_kill(self, fd: int | None, pids: list[int]) -> None:
         """End children and all that they started. Only our own, not yet reaped: pids get reused."""
@@ -182,7 +184,8 @@ class Zygote:
                     os.killpg(pid, signal.SIGKILL)
                 del self.children[pid]
                 self._remove_doomed()
-                self.channel.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+                how = {"status": os.waitstatus_to_exitcode(status), "log": self.logs.pop(pid)}
+                self.channel.send({"exit": pid, **how})
             end_children(but=self.children)  # orphans: of this one, or of an orphan
 
     def _clean_up(self) -> None:

@@ -2,7 +2,8 @@
 
 * Rendezvous by ``FileStore`` in a 0700 folder: TCPStore would listen on all interfaces and
   let anybody in. Each generation has a file of its own: joining twice on one store hangs.
-* gloo is pinned to the loopback interface.
+  Ranks on several machines meet in a store of the kernel's, to which their tunnels lead.
+* gloo is pinned to one interface: loopback, or that which leads to the other machines.
 * A blocked gloo call cannot be interrupted, but its connections can be shut down: then
   it raises at once, and a fresh generation takes some milliseconds.
 """
@@ -25,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from distkit.cluster.hosts.store import StoreClient
+from distkit.recording.witness import LATE
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.rank_spec import Spec
@@ -86,6 +90,15 @@ class Group:
             self._store.set(f"distkit/joined/{self.spec.rank}", "")
             self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
 
+    def enter(self, run: int) -> None:
+        """Wait for the other ranks of a run, but not for long: one may have ended."""
+        if self._store is not None:
+            name = f"distkit/entered/{run}"
+            self._store.set(f"{name}/{self.spec.rank}", "")
+            with suppress(dist.DistStoreError):
+                names = [f"{name}/{r}" for r in range(self.spec.world_size)]
+                self._store.wait(names, timedelta(seconds=LATE))
+
     def begin_keys(self, of: str) -> None:
         """Have the default store hold what was set under this name: nothing of another run's."""
         world, groups = dist.group.WORLD, c10d._world.pg_map
@@ -109,20 +122,28 @@ class Group:
                 "has not been initialized: a group needs all its ranks from the start. With "
                 'on_crash="replace", let workers communicate through the store only.'
             )
-        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-        path = f"{spec.folder}/store-{self.generation}-{self._joins}"
+        os.environ["GLOO_SOCKET_IFNAME"] = spec.interface or LOOPBACK
+        if spec.interface:
+            os.environ["NCCL_SOCKET_IFNAME"] = f"={spec.interface}"
+        place = self._meeting_place(f"store-{self.generation}-{self._joins}")
         self._joins += 1
         options: dict[str, Any] = {}
         if spec.device != "cpu":
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = PatientStore(path, spec.world_size)  # torch's C++ does not keep it alive
+        self._store = PatientStore(place)  # torch's C++ does not keep it alive
         hook = sys.excepthook  # torch puts its own around it, each time
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
         sys.excepthook = hook
+
+    def _meeting_place(self, name: str) -> FilePlace | StoreClient:
+        spec = self.spec
+        if spec.hosts > 1:
+            return StoreClient(spec.folder, name)
+        return FilePlace(f"{spec.folder}/{name}", spec.world_size)
 
     def _let_go(self, keep: Any) -> None:
         """Drop the groups of the past, after a rest.
@@ -273,11 +294,8 @@ def _connections() -> list[tuple[int, int]]:
 PERIOD = 0.001
 
 
-class PatientStore(dist.Store):
-    """A ``dist.FileStore`` that waits in Python, where an interrupt reaches it.
-
-    torch's stores wait in C++ for up to 30 minutes and hear no signal: a ``new_group`` that
-    not every member calls could only be ended together with its process.
+class FilePlace:
+    """A ``dist.FileStore``, unless its file is gone: it would wait for it where no interrupt comes.
 
     Args:
         path: of the file, in a folder that only this user can enter.
@@ -285,50 +303,62 @@ class PatientStore(dist.Store):
     """
 
     def __init__(self, path: str, world_size: int) -> None:
-        super().__init__()
-        self._path, self._file_store = path, dist.FileStore(path, world_size)
-        self._timeout = timedelta(minutes=30)
+        self._path, self._store = path, dist.FileStore(path, world_size)
 
-    @property
-    def _file(self) -> dist.FileStore:
-        """torch's, unless the file is gone: then it would wait for it, where no interrupt comes."""
+    def __getattr__(self, name: str) -> Any:
         if not os.path.exists(self._path):  # noqa: PTH110  # a third of the time
             raise dist.DistStoreError(
                 f"{self._path} was removed, perhaps by a program that cleans temporary folders: "
                 "the ranks cannot meet without it. Make the cluster again."
             )
-        return self._file_store
+        return getattr(self._store, name)
+
+
+class PatientStore(dist.Store):
+    """A store that waits in Python, where an interrupt reaches it.
+
+    torch's stores wait in C++ for up to 30 minutes and hear no signal: a ``new_group`` that
+    not every member calls could only be ended together with its process.
+
+    Args:
+        place: where the values are.
+    """
+
+    def __init__(self, place: FilePlace | StoreClient) -> None:
+        super().__init__()
+        self._place = place
+        self._timeout = timedelta(minutes=30)
 
     # the names and arguments of dist.Store, which torch's C++ calls
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
-        self._file.set(key, value)
+        self._place.set(key, value)
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
         self.wait([key])
-        return self._file.get(key)
+        return self._place.get(key)
 
     def add(self, key: str, num: int) -> int:
         """Count."""
-        return self._file.add(key, num)
+        return self._place.add(key, num)
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         """Replace a value if it is the expected one."""
-        return self._file.compare_set(key, expected_value, desired_value)
+        return self._place.compare_set(key, expected_value, desired_value)
 
     def check(self, keys: list[str]) -> bool:
         """True if all of these are there."""
-        return self._file.check(keys)
+        return self._place.check(keys)
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
-        return self._file.delete_key(key)
+        return self._place.delete_key(key)
 
     def num_keys(self) -> int:
         """The number of values."""
-        return self._file.num_keys()
+        return self._place.num_keys()
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
@@ -356,7 +386,7 @@ class PatientStore(dist.Store):
             DistStoreError: they have not come in time.
         """
         end = time.monotonic() + (timeout or self._timeout).total_seconds()
-        while not self._file.check(keys):
+        while not self._place.check(keys):
             if time.monotonic() > end:
                 raise dist.DistStoreError(f"{keys} did not come within {timeout or self._timeout}")
             time.sleep(PERIOD)

@@ -312,8 +312,7 @@ class Rank:
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
         if self.group.generation >= 0:  # who takes a dead one's place comes alone
-            folder, ranks = Path(self.spec.folder), self.spec.world_size
-            enter_together(folder, self._running or 0, self.spec.rank, ranks)
+            self._enter(self._running or 0)
         try:
             value = fn(*args, **kwargs)
         finally:
@@ -322,6 +321,14 @@ class Rank:
             if os.getpid() != self._pid:
                 _end_child()
         return value, [n for n, (one, size) in held.items() if value is None and len(one) > size]
+
+    def _enter(self, run: int) -> None:
+        """Wait for the others, so that the record does not begin with the ranks' skew."""
+        spec = self.spec
+        if spec.hosts == 1:
+            enter_together(Path(spec.folder), run, spec.rank, spec.world_size)
+        else:
+            self.group.enter(run)
 
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
@@ -406,7 +413,7 @@ class Rank:
     def _witness(self, run: int, emit: Emit) -> Witness:
         """Whoever looks at this run's collectives before they go to the backend."""
         spec, rollcall = self.spec, None
-        if spec.backend == "gloo":
+        if spec.backend == "gloo" and spec.hosts == 1:  # it is in memory that all ranks see
             rollcall = RollCall(Path(spec.folder), run, spec.rank)
         self._let_go.clear()
         witness = Witness(emit, rollcall, self._let_go.wait)

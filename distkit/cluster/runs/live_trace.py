@@ -33,11 +33,14 @@ class LiveTrace:
         self.meta = {**meta, "groups": {}, "raising": {}, "unreduced": {}}
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
+        #: What puts a rank's machine's time into this machine's.
+        self.here: Callable[[int], Callable[[float], float]] = lambda rank: float
         self.arrived = self.dropped = 0  # events
         self.rows: Counter[int] = Counter()  # that arrived from each rank's present process
         self._first: Counter[int] = Counter()  # where the operations of that process begin
         self._events: list[Event] = []
-        self._packed: list[tuple[int, int, bytes]] = []  # arrived, not yet looked at
+        #: Arrived, not yet looked at.
+        self._packed: list[tuple[int, int, bytes, Callable[[float], float]]] = []
         self._unpacking = threading.RLock()  # a subscriber may look at the trace
         self._subscribers: list[Callable[[list[Event]], None]] = []
 
@@ -48,7 +51,7 @@ class LiveTrace:
             return
         self.arrived += count
         self.rows[rank] += count
-        self._packed.append((rank, self._first[rank], packed))
+        self._packed.append((rank, self._first[rank], packed, self.here(rank)))
         if self._subscribers:
             self._unpack()
 
@@ -164,10 +167,21 @@ class LiveTrace:
     def _unpack_all(self) -> list[Event]:
         packed = list(self._packed)
         new = [
-            to_event(rank, row if not first else (row[0] + first, *row[1:]), place, self.clock)
-            for rank, first, rows in packed
+            to_event(
+                rank,
+                row if not first else (row[0] + first, *row[1:]),
+                place,
+                self.clock if here is float else _then(here, self.clock),
+            )
+            for rank, first, rows, here in packed
             for row in loads(rows)
         ]
         del self._packed[: len(packed)]  # only now: an interrupt may have come before
         self._events.extend(new)
         return new
+
+
+def _then(
+    first: Callable[[float], float], second: Callable[[float], float]
+) -> Callable[[float], float]:
+    return lambda time: second(first(time))

@@ -1,1 +1,5 @@
 """The protocol of the parameter server, independent of its transport. Pure."""
+
+from distkit.lazy import attributes
+
+__getattr__ = attributes(__name__, {}, ["lr_scheduler", "optimizer"])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 #: So long a last word may take to leave [ms]: to a live peer it takes much less.
 LAST_WORD = 200
@@ -106,6 +106,10 @@ REFUSED = "it does not talk to this process: they have not the keys of one clust
 _EVENTS, _READABLE, _NOBLOCK, _MORE = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK, zmq.SNDMORE))
 
 
+#: What a monitor's first frame holds: an event and its value. zmq.utils.monitor imports asyncio.
+_MONITORED = struct.Struct("=Hi")
+
+
 class Ends:
     """Hears when connections of a socket begin and end: at once when the other process ends.
 
@@ -145,8 +149,8 @@ class Ends:
 
     def _events(self) -> Iterator[tuple[int, int]]:
         while self.socket.poll(0):
-            said = recv_monitor_message(self.socket)
-            yield int(said["event"]), int(said["value"])
+            said, _ = self.socket.recv_multipart()  # the second frame is the address
+            yield _MONITORED.unpack(said)
 
 
 def receive(sock: Any) -> list[Any] | None:

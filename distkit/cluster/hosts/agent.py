@@ -1,0 +1,247 @@
+"""On another machine: a zygote, and a tunnel to the kernel that wants ranks forked from it.
+
+Run by ipyparallel's launchers in the place of an engine, or from an engine that somebody else
+has started: ``python -m distkit.cluster.hosts.agent``. The environment variable ``DISTKIT_HOST``
+says, as JSON, where the kernel listens, the cluster's keys, and this machine's name there. One
+agent a machine forks; what ``srun`` or ``mpiexec`` has started beside it ends at once.
+
+Whatever the kernel says goes on to the zygote, and what the zygote tells goes back. When the
+tunnel breaks, and be it because the network is silent, everything here ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster import limits
+from distkit.cluster.hosts.tunnel import Relay, Tunnel
+from distkit.cluster.processes import folders
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.processes.forkserver import start_zygote
+from distkit.cluster.processes.rank_spec import surroundings
+from distkit.errors import StartError
+
+#: The environment variable that says where the kernel is.
+HOST = "DISTKIT_HOST"
+
+#: Whoever has not heard from the kernel after so long [s] gives up.
+WELCOME = 30.0
+
+#: A zygote that imports hears nothing; so long it may go on [s] when all else has ended.
+IMPORTING = 2.0
+
+#: How often to look whether the engine that started the agent is there [s].
+WATCH = 1.0
+
+
+class Agent:
+    """What the kernel has on this machine.
+
+    Args:
+        where: ``endpoint`` and ``keys`` of the kernel's relay; ``name`` of this machine, "" if the
+            kernel does not know it; ``network``, an address that is reached by the interface that
+            ranks are to use, "" for that of the kernel.
+    """
+
+    def __init__(self, where: dict[str, Any]) -> None:
+        self._where = where
+        self._answered, self._over = threading.Event(), threading.Event()
+        self._folders: dict[str, int | None] = {}
+        self._zygote: Channel | None = None  # to the process that forks
+        relay = self._relay = Relay(where["endpoint"], tuple(where["keys"]), listen=False)
+        self._tunnel: Tunnel = relay.connect()
+        self._tunnel.on_word, self._tunnel.on_line = self._hear, self._fork
+        self._tunnel.on_lost = self._end
+
+    def serve(self) -> None:
+        """Serve until the kernel is gone, then leave nothing behind."""
+        if any(os.environ.get(name) == "0" for name in _LOCAL) or self._where.get("name"):
+            self._start_zygote()  # sure to be used: it imports torch while the kernel is told
+        self._relay.start()
+        self._tunnel.say({"here": self._facts()})
+        if not self._answered.wait(WELCOME):
+            self._end(
+                f"no answer from {self._where['endpoint']} within {WELCOME:.0f} s. The notebook's "
+                "machine must be reachable from here: see distkit doctor --hosts"
+            )
+        parent = self._where.get("parent")  # the engine that has started this agent, if one has
+        while not self._over.wait(WATCH):
+            if parent is not None and os.getppid() != parent:
+                self._end("the engine that started it has ended")
+        self._clean_up()
+
+    def _facts(self) -> dict[str, Any]:
+        kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
+        address = own_address(self._where.get("network") or kernel)
+        return {
+            "name": self._where.get("name") or platform.node(),
+            "node": platform.node(),
+            "address": address,
+            "interface": interface_of(address),
+            "cpus": limits.cpus(),
+            "memory": limits.memory(),
+            "has_gpus": bool(list(Path("/dev").glob("nvidia[0-9]*"))),
+            "python": sys.version.split()[0],
+            "pid": os.getpid(),
+            "order": int(
+                next((os.environ[k] for k in _ORDER if os.environ.get(k, "").isdigit()), 0)
+            ),
+            "port": _free_port(address),
+            **surroundings(),
+        }
+
+    def _start_zygote(self) -> None:
+        self._zygote, theirs = Channel.pair()
+        with theirs:
+            self._process = start_zygote(theirs)
+        self._zygote.send({"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]})
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _pass_on(self) -> None:
+        """Tell the kernel what the zygote tells; of a process that has ended, its files, too."""
+        assert self._zygote is not None
+        try:
+            while True:
+                news = self._zygote.recv()
+                if log := news.get("log"):
+                    news["files"] = _last_words(Path(log))
+                self._tunnel.say(news)
+        except (EOFError, OSError):
+            self._end("the process that ranks are forked from ended")
+
+    def _hear(self, word: dict[str, Any]) -> None:
+        """A word of the kernel's: for this agent, or else for the zygote."""
+        match word["do"]:
+            case "welcome":
+                self._answered.set()
+                if self._zygote is None:
+                    self._start_zygote()
+            case "leave":
+                self._end("")
+            case "folder":
+                self._make_folder(word["processes"], word["sockets"])
+            case _:
+                self._tell_zygote(word)
+
+    def _fork(self, word: dict[str, Any]) -> socket.socket:
+        """Have a process forked; the line that the kernel begins is its lifeline."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._tell_zygote(word, theirs.fileno())
+        return ours
+
+    def _tell_zygote(self, word: dict[str, Any], fd: int | None = None) -> None:
+        if word["do"] == "remove" and (held := self._folders.pop(word["folder"], None)) is not None:
+            os.close(held)
+        with suppress(OSError):  # it has ended, which the kernel is told
+            if self._zygote is not None:
+                self._zygote.send(word, fd)
+
+    def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
+        """Make a folder as the kernel has one, with sockets that lead to those of the kernel's."""
+        try:
+            limits.check_files(processes, False)
+            folder, held = folders.make(processes)
+        except StartError as error:
+            self._tunnel.say({"refused": str(error)})
+            return
+        self._folders[folder] = held
+        doors = {_listen(f"{folder}/{here}"): there for here, there in sockets.items()}
+        threading.Thread(target=self._lead, args=(doors,), daemon=True).start()
+        self._tunnel.say({"folder": folder})
+
+    def _lead(self, doors: dict[socket.socket, str]) -> None:
+        """Begin a line to the kernel's socket of that name for each connection to ours."""
+        with suppress(OSError):  # the tunnel is lost
+            while True:
+                for door in select.select(list(doors), [], [])[0]:
+                    self._tunnel.open({"to": doors[door]}, door.accept()[0])
+
+    def _end(self, why: str) -> None:
+        if why and not self._over.is_set():
+            print(f"distkit: this machine's ranks end: {why}", file=sys.stderr)
+        self._over.set()
+        self._answered.set()
+
+    def _clean_up(self) -> None:
+        """End the zygote, which ends all that it forked, and remove what launchers left."""
+        if self._zygote is not None:
+            self._zygote.hang_up()
+            try:
+                self._process.wait(IMPORTING)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._relay.close()
+        if mine := self._where.get("profile"):
+            shutil.rmtree(Path(mine).expanduser(), ignore_errors=True)
+
+
+#: How schedulers number the processes that they start: those of a machine, and all.
+_LOCAL = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_ORDER = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def own_address(towards: str) -> str:
+    """The address of this machine's interface that leads to another: nothing is sent."""
+    family, _, _, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _free_port(address: str) -> int:
+    """A port of that interface that nobody uses now."""
+    with socket.create_server((address, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface that has this address."""
+    import psutil
+
+    return next(
+        (n for n, known in psutil.net_if_addrs().items() if address in [a.address for a in known]),
+        "",
+    )
+
+
+def _listen(path: str) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(path)
+    door.listen(64)
+    return door
+
+
+def _last_words(log: Path) -> dict[str, bytes]:
+    """The log and the black box of a process that has ended."""
+    found = {}
+    for file in (log, log.with_suffix(".box")):
+        with suppress(OSError):
+            found[file.name] = file.read_bytes()
+    return found
+
+
+def main() -> None:
+    """Be this machine's agent."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and closed terminals are the kernel's
+        signal.signal(number, signal.SIG_IGN)
+    Agent(json.loads(os.environ.pop(HOST))).serve()
+
+
+if __name__ == "__main__":
+    main()

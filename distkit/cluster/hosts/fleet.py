@@ -1,0 +1,247 @@
+"""The machines of one cluster: started or found, told apart, and how many ranks each gets."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster.hosts.agent import own_address
+from distkit.cluster.hosts.host import HostForkServer
+from distkit.cluster.hosts.launching import ByLauncher, BySSH, InEngines, Launch
+from distkit.cluster.hosts.tunnel import Relay, Tunnel
+from distkit.cluster.plan import Machine, Plan, plan_for_machines
+from distkit.cluster.processes.rank_spec import surroundings
+from distkit.errors import StartError
+from distkit.kvstore.transport.sockets import new_keys
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which machines a cluster wants.
+
+    Args:
+        ranks: on each machine by name, or how many in all.
+        engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
+        client: of somebody else's cluster.
+        interface: an address of this machine that the others reach, "" to find it.
+        timeout: how long the machines may take to come [s].
+        options: of the launcher.
+        device, backend, threads: as of a cluster.
+    """
+
+    ranks: dict[str, int] | int
+    engines: str = "ssh"
+    client: Any = None
+    interface: str = ""
+    timeout: float = 60.0
+    options: dict[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    backend: str = "auto"
+    threads: int | None = None
+
+    def plan(self, places: list[Place], servers: int) -> Plan:
+        """The plan for the machines that are there."""
+        machines = [place.facts(self.device) for place in places]
+        return plan_for_machines(machines, servers, self.device, self.backend, self.threads)
+
+    @property
+    def count(self) -> int:
+        """How many ranks."""
+        return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
+
+    def address(self) -> str:
+        """The address of this machine that the others reach."""
+        if self.interface:
+            return own_address(self.interface)
+        if isinstance(self.ranks, dict):
+            towards = next(iter(self.ranks)).rpartition("@")[2].partition(":")[0]
+            return _resolve(towards)
+        if self.engines == "local":
+            return "127.0.0.1"
+        return _resolve("")
+
+
+def _resolve(name: str) -> str:
+    import socket
+
+    try:
+        return own_address(name or "192.0.2.1")  # of no machine: it takes the default route
+    except OSError as error:
+        if name and not isinstance(error, socket.gaierror):
+            raise StartError(f"there is no way to {name}: {error.strerror}.") from error
+    try:
+        return own_address(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+@dataclass
+class Place:
+    """A machine with ranks.
+
+    Args:
+        server: forks there.
+        ranks: the numbers of its ranks.
+        folder: of the cluster, there.
+    """
+
+    server: HostForkServer
+    ranks: range
+    folder: str = ""
+
+    def facts(self, device: str) -> Machine:
+        """What a plan needs to know of the machine."""
+        known, gpus = self.server.facts, self.server.gpus(device)
+        return Machine(self.server.host, len(self.ranks), known["cpus"], known["memory"], gpus)
+
+    def surroundings(self, rank: int, places: list[Place]) -> dict[str, Any]:
+        """What a rank of this machine is told of its surroundings, as fields of Spec."""
+        known, first = self.server.facts, places[0].server.facts
+        return {
+            "folder": self.folder,
+            "environ": known["environ"],
+            "path": [*surroundings()["path"], *known["path"]],
+            "cwd": str(Path.cwd()),
+            "port": first["port"],
+            "address": first["address"],
+            "interface": known["interface"],
+            "host": places.index(self),
+            "hosts": len(places),
+            "local_rank": rank - self.ranks.start,
+            "local_world_size": len(self.ranks),
+        }
+
+    def here(self, there: float) -> float:
+        """An instant of that machine's clock by this one's."""
+        clock = self.server.clock
+        return there if clock is None else clock.to_here(there)
+
+    def certainly(self, since: float, until: float) -> tuple[float, float]:
+        """An interval of that machine's clock by this one's, without what the error may take."""
+        clock = self.server.clock
+        error = 0.0 if clock is None else max(clock.error_at(since), clock.error_at(until))
+        return self.here(since) + error, self.here(until) - error
+
+
+class Fleet:
+    """Starts agents, and waits until they are there.
+
+    Args:
+        wish: which machines.
+        folder: of the cluster, on this one.
+        progress: called with what is waited for.
+    """
+
+    def __init__(self, wish: Wish, folder: str, progress: Callable[[str], None]) -> None:
+        self.wish, self._progress = wish, progress
+        self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
+        keys = new_keys()
+        address = wish.address()
+        self._relay = Relay(f"tcp://{address}:*", keys, listen=True, accept=self._accept)
+        self.address = address
+        self._where = {"endpoint": self._relay.endpoint, "keys": keys}
+        self._launch = self._begin(folder)
+
+    def _begin(self, folder: str) -> Launch:
+        wish, options = self.wish, self.wish.options
+        if wish.client is not None:
+            return InEngines(wish.client, self._where, self._news.put)
+        if isinstance(wish.ranks, dict) and wish.engines == "ssh":
+            return BySSH(list(wish.ranks), folder, options, self._where, self._news.put)
+        return ByLauncher(wish.engines, wish.count, folder, options, self._where, self._news.put)
+
+    def _accept(self, tunnel: Tunnel) -> None:
+        tunnel.on_word = lambda word: self._news.put((tunnel, word["here"]))
+
+    def gather(self) -> list[Place]:
+        """Wait for all machines, and share the ranks out among them.
+
+        Raises:
+            StartError: one cannot be had; the message quotes what was said there.
+        """
+        self._relay.start()
+        self._launch.start()
+        found: dict[str, tuple[HostForkServer, list[int]]] = {}
+        end, came = time.monotonic() + self.wish.timeout, 0
+        wanted = self._processes()
+        while came < wanted:
+            self._progress(self._missing(found, came, wanted))
+            try:
+                news = self._news.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() > end:
+                    raise StartError(self._late(found, came, wanted)) from None
+                continue
+            if isinstance(news, str):
+                raise StartError(news)
+            came += 1
+            self._meet(found, *news)
+        return self._share(found)
+
+    def _processes(self) -> int:
+        if self.wish.client is not None:
+            return len(self.wish.client.ids)
+        ranks = self.wish.ranks
+        return len(ranks) if isinstance(ranks, dict) else ranks
+
+    def _meet(
+        self,
+        found: dict[str, tuple[HostForkServer, list[int]]],
+        tunnel: Tunnel,
+        facts: dict[str, Any],
+    ) -> None:
+        """A process has come: the first of its machine is the agent there, others may go."""
+        name = facts["name"]
+        if name in found:
+            found[name][1].append(facts["order"])
+            tunnel.say({"do": "leave"})
+        else:
+            found[name] = HostForkServer(tunnel, facts), [facts["order"]]
+
+    def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[Place]:
+        """Ranks are numbered machine by machine."""
+        ranks = self.wish.ranks
+        if isinstance(ranks, dict):
+            each = [(found[name][0], n) for name, n in ranks.items()]
+        else:
+            in_order = sorted(found.values(), key=lambda there: min(there[1]))
+            each = [(server, len(orders)) for server, orders in in_order]
+        places, begin = [], 0
+        for server, n in each:
+            places.append(Place(server, range(begin, begin + n)))
+            begin += n
+        return places
+
+    def _missing(self, found: dict[str, Any], came: int, wanted: int) -> str:
+        ranks = self.wish.ranks
+        if isinstance(ranks, dict):
+            return "waiting for " + ", ".join(name for name in ranks if name not in found)
+        state = f" ({self._launch.state})" if self._launch.state else ""
+        return f"waiting for {self.wish.engines or 'engines'}{state}: {came} of {wanted} are there"
+
+    def _late(self, found: dict[str, Any], came: int, wanted: int) -> str:
+        return (
+            f"{self._missing(found, came, wanted)}, and not more after {self.wish.timeout:.0f} s. "
+            f"They must reach {self._relay.endpoint} on this machine: open that port, name another "
+            "address with interface=…, or give them longer with timeout=…."
+        )
+
+    def close(self) -> None:
+        """End all agents, and what has started them."""
+        self._launch.stop()
+        for tunnel in list(self._relay.tunnels.values()):
+            with_suppress(partial(tunnel.say, {"do": "leave"}))
+        self._relay.close()
+
+
+def with_suppress(do: Callable[[], None]) -> None:
+    """Do it, if the tunnel is still there."""
+    try:
+        do()
+    except OSError:
+        return
