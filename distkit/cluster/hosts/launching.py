@@ -176,8 +176,8 @@ class BySSH(Launch):
         if tried.returncode:
             self.fail(
                 f"{host} cannot be entered with {shlex.join(command[:-1])}."
-                f"{_quoted(tried.stderr)}\nMake that command work without a password; distkit doctor "
-                f"--hosts {place} tells what is missing."
+                f"{_quoted(tried.stderr)}\nMake that command work without a password; "
+                f"distkit doctor --hosts {place} tells what is missing."
             )
         else:
             self._each[host].start()
