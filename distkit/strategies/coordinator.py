@@ -19,7 +19,6 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from distkit import kvstore
 from distkit.errors import StrategyError
-from distkit.kvstore.transport.sockets import open_socket
+from distkit.kvstore.transport.sockets import context, open_socket
 from distkit.recording.recorder import mark
 from distkit.recording.trouble import Dropped
 from distkit.strategies.function_queue import FunctionQueue, Worker
@@ -166,7 +165,7 @@ class ClusterCoordinator:
         self._datasets: list[PerWorkerDataset] = []
         self._names: dict[Worker, bytes] = {}  # of the connection of each worker's process
         self._error: BaseException | None = None
-        self._socket = open_socket(_context(), zmq.ROUTER, node.keys)
+        self._socket = open_socket(context(), zmq.ROUTER, node.keys)
         self._socket.bind(f"ipc://{_path(node)}")
         store.at_end.append(self._close)
 
@@ -343,7 +342,7 @@ class _Serving:
 
     def __init__(self, strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         self._strategy, self._me = strategy, Worker(node.index, node.life)
-        self._socket = open_socket(_context(), zmq.DEALER, node.keys)
+        self._socket = open_socket(context(), zmq.DEALER, node.keys)
         self._socket.connect(f"ipc://{_path(node)}")
         self._over = _path(node).with_suffix(".over")
         self._datasets: dict[int, Any] = {}
@@ -414,12 +413,6 @@ def _serve(strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         _Serving(strategy, node).serve()
     finally:
         strategy.coordinated = False  # this run is over
-
-
-@cache
-def _context() -> zmq.Context[Any]:
-    """This process's, which is never collected: it would wait for sockets collected with it."""
-    return zmq.Context()
 
 
 def _path(node: kvstore.Node) -> Path:

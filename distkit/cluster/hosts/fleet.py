@@ -145,7 +145,11 @@ class Fleet:
         self._relay = Relay(f"tcp://{address}:*", keys, listen=True, accept=self._accept)
         self.address = address
         self._where = {"endpoint": self._relay.endpoint, "keys": keys}
-        self._launch = self._begin(folder)
+        try:
+            self._launch = self._begin(folder)
+        except StartError:
+            self._relay.close()
+            raise
 
     def _begin(self, folder: str) -> Launch:
         wish, options = self.wish, self.wish.options

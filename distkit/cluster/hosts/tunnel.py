@@ -25,7 +25,15 @@ from typing import Any
 
 import zmq
 
-from distkit.kvstore.transport.sockets import BROKEN, Ends, connection, open_socket, receive
+from distkit.kvstore.transport.sockets import (
+    BROKEN,
+    LAST_WORD,
+    Ends,
+    connection,
+    context,
+    open_socket,
+    receive,
+)
 
 #: A connection that was silent for so long [s] is broken: the other machine, or the way to it.
 SILENCE = 2.0
@@ -264,10 +272,8 @@ class Relay:
         accept: Callable[[Tunnel], None] = lambda tunnel: None,
     ) -> None:
         self._listens, self._accept = listen, accept
-        self._context = zmq.Context()
-        self._socket = open_socket(
-            self._context, zmq.ROUTER if listen else zmq.DEALER, keys, heartbeat_timeout=SILENCE
-        )
+        kind = zmq.ROUTER if listen else zmq.DEALER
+        self._socket = open_socket(context(), kind, keys, heartbeat_timeout=SILENCE)
         self.tunnels: dict[bytes, Tunnel] = {}
         self._by: dict[int, bytes] = {}  # connection -> whose
         self._todo: deque[Callable[[], None]] = deque()
@@ -312,8 +318,17 @@ class Relay:
             self._closed = True
 
         self.do(leave)
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
+        if self._thread.ident is None:  # not started
+            self._close()
+        elif threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _close(self) -> None:
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._ends.socket.close()
+            self._socket.close(linger=LAST_WORD)
+            os.close(self._woken)
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -326,11 +341,7 @@ class Relay:
         finally:
             for tunnel in list(self.tunnels.values()):
                 tunnel.lose("it was closed")
-            self._socket.disable_monitor()
-            self._ends.socket.close()
-            self._socket.close(linger=200)  # ms
-            self._context.term()
-            os.close(self._woken)
+            self._close()
 
     def _turn(self) -> None:
         """Wait for something to happen, and deal with it."""

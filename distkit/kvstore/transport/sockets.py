@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ LAST_WORD = 200
 
 #: Whose connections have broken since it ends is gone within this time [ms].
 LAST_BREATH = 200
+
+
+def context() -> zmq.Context[Any]:
+    """This process's, which is never collected: it would wait for sockets collected with it."""
+    return _context_of(os.getpid())
+
+
+@cache
+def _context_of(pid: int) -> zmq.Context[Any]:
+    return zmq.Context()
 
 
 def open_socket(

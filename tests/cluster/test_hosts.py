@@ -1,0 +1,250 @@
+"""Ranks on other machines: here this machine plays them, by ipyparallel's launcher "local"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+from distkit.cluster.hosts.tunnel import Line, Relay, Tunnel
+from distkit.errors import DeadlockError, RankDied, RunError, StartError
+from distkit.kvstore.transport.sockets import new_keys
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    with dk.Cluster(3, engines="local") as cluster:
+        yield cluster
+
+
+def total() -> float:
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return x[0].item()
+
+
+def hang() -> None:
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(1), src=1)
+    else:
+        dist.barrier()
+
+
+def die() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def agent_of(cluster: dk.Cluster) -> psutil.Process:
+    return psutil.Process(cluster._room._places[0].server.facts["pid"])
+
+
+def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> None:
+    assert cluster.run(total).results == [3.0, 3.0, 3.0]
+    with pytest.raises(DeadlockError, match="rank 0 waits in recv"):
+        cluster.run(hang)
+    with pytest.raises(RankDied, match="rank 1"):
+        cluster.run(die)
+    assert cluster.run(total).results == [3.0, 3.0, 3.0]
+
+
+def test_stepping_and_cells(cluster: dk.Cluster) -> None:
+    stepper = cluster.step(total)
+    assert stepper.next(rank=0).finish().results == [3.0, 3.0, 3.0]
+    run = cluster.execute("rank + world_size")
+    assert isinstance(run, dk.Run)
+    assert run.results == [3, 4, 5]
+
+
+def test_large_results_travel_while_ranks_print(cluster: dk.Cluster) -> None:
+    def much() -> torch.Tensor:
+        print("x" * 1_000_000)
+        return torch.full((3_000_000,), dist.get_rank())
+
+    run = cluster.run(much)
+    assert [int(x.sum()) for x in run.results] == [0, 3_000_000, 6_000_000]
+    assert [len(run.output[rank]) for rank in range(3)] == [1_000_001] * 3
+
+
+def test_times_are_in_this_machines_time(cluster: dk.Cluster) -> None:
+    before = time.monotonic()
+    run = cluster.run(total)
+    clock = cluster._room._places[0].server.clock
+    assert clock is not None
+    assert abs(clock.seconds) <= clock.error
+    assert all(before - 0.01 < event.time < time.monotonic() + 0.01 for event in run.trace.events)
+
+
+def test_all_processes_end_with_the_cluster() -> None:
+    with dk.Cluster(2, engines="local") as cluster:
+        cluster.run(total)
+        agent = agent_of(cluster)
+        everybody = [agent, *agent.children(recursive=True)]
+        folder = cluster._room._places[0].folder
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    assert not alive
+    until(lambda: not Path(folder).exists())
+
+
+def test_a_lost_machine_is_named_and_leaves_nothing() -> None:
+    with dk.Cluster(2, engines="local") as cluster:
+        cluster.run(total)
+        agent = agent_of(cluster)
+        below = agent.children(recursive=True)
+        agent.kill()
+        with pytest.raises((RunError, StartError), match=f"{socket.gethostname()} is lost"):
+            cluster.run(total)
+        _, alive = psutil.wait_procs(below, timeout=10)
+        assert not alive
+
+
+KERNEL = """
+import sys, distkit as dk
+cluster = dk.Cluster(2, engines="local")
+cluster.wait()
+print(cluster._room._places[0].server.facts["pid"], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_when_their_kernel_is_killed() -> None:
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert kernel.stdout is not None
+    agent = psutil.Process(int(kernel.stdout.readline()))
+    everybody = [agent, *agent.children(recursive=True)]
+    kernel.kill()
+    kernel.communicate()
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    assert not alive
+
+
+def test_ranks_in_somebody_elses_engines() -> None:
+    import ipyparallel
+
+    theirs = ipyparallel.Cluster(n=2, engines="local")
+    with theirs as client, dk.Cluster.attach(client) as cluster:
+        assert cluster.run(total).results == [2.0, 2.0]
+        cluster.stop()
+        assert client[:].apply_sync(lambda: 1) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engines": "slurmm"}, "none of ipyparallel's launchers"),
+        ({"engines": "local", "acount": "x"}, "'acount' is no option"),
+        ({"engines": "mpi", "mpi_cmd": ["no-mpiexec"]}, "there is no no-mpiexec here"),
+        ({"hosts": {"localhost": 1}, "ssh_cmd": ["false"]}, "localhost cannot be entered"),
+        (
+            {"engines": "slurm", "submit_command": ["sh", "-c", "echo Invalid account; exit 1"]},
+            "Invalid account",
+        ),
+        ({"engines": "local", "engine_cmd": ["sh", "-c", "echo lost; exit 3"]}, "lost"),
+    ],
+)
+def test_a_start_that_fails_quotes_who_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(StartError, match=said), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
+        cluster.wait(20)
+
+
+# -- the tunnel ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Tunnel, Tunnel, Relay]]:
+    """Both ends of a tunnel, and the relay of the one that listens."""
+    keys, accepted = new_keys(), list[Tunnel]()
+    here = Relay("tcp://127.0.0.1:*", keys, listen=True, accept=accepted.append)
+    there = Relay(here.endpoint, keys, listen=False)
+    far = there.connect()
+    here.start()
+    there.start()
+    far.say("hello")
+    until(lambda: accepted)
+    yield accepted[0], far, here
+    there.close()
+    here.close()
+
+
+def test_a_slow_reader_stops_the_writer(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
+    near, far, _ = ends
+    ours, theirs = socket.socketpair()
+    reader, line = socket.socketpair()
+    near.on_line = lambda word: line
+    far.open("data", theirs)
+    with ours, reader:
+        _fill(ours, reader)
+
+
+def _fill(ours: socket.socket, reader: socket.socket) -> None:
+    ours.setblocking(False)
+    sent, stuck = 0, 0
+    while stuck < 100:  # until nobody takes any more
+        try:
+            sent += ours.send(bytes(1 << 20))
+            stuck = 0
+        except BlockingIOError:
+            stuck += 1
+            time.sleep(0.002)
+    assert sent < 16 << 20
+    ours.shutdown(socket.SHUT_WR)
+    assert sum(len(piece) for piece in iter(lambda: reader.recv(1 << 20), b"")) == sent
+
+
+def test_words_come_in_order_and_a_closed_line_is_closed_there(
+    ends: tuple[Tunnel, Tunnel, Relay],
+) -> None:
+    near, far, _ = ends
+    heard = list[int]()
+    near.on_word = heard.append
+    for n in range(1000):
+        far.say(n)
+    until(lambda: len(heard) == 1000)
+    assert heard == list(range(1000))
+    reader, line = socket.socketpair()
+    near.on_line = lambda word: line
+    ours, theirs = socket.socketpair()
+    far.open("x", theirs)
+    with reader:
+        ours.sendall(b"last words")
+        ours.close()
+        assert reader.recv(100) == b"last words"
+        assert reader.recv(100) == b""
+
+
+def test_who_has_other_keys_is_not_heard(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
+    _, _, here = ends
+    stranger = Relay(here.endpoint, new_keys(), listen=False)
+    tunnel, lost = stranger.connect(), list[str]()
+    tunnel.on_lost = lost.append
+    stranger.start()
+    tunnel.say({"do": "harm"})
+    until(lambda: lost)
+    stranger.close()
+    assert len(here.tunnels) == 1
+
+
+def test_a_line_counts_what_may_come() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        line = Line(ours)
+        theirs.sendall(b"abc")
+        assert line.read() == b"abc"
+        assert line.read() is None
+        theirs.close()
+        assert line.read() == b""
