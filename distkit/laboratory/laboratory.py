@@ -445,6 +445,6 @@ class Laboratory:
         """Write a host's ``/etc/hosts``."""
         names: dict[str, str | None] = {**self._addresses}
         if self.outside:
-            names[socket.gethostname()] = self.outside
+            names.setdefault(socket.gethostname(), self.outside)
         text = network.hosts_file({**names, **self._wrong_names[host]})
         self.folder.joinpath(host, "hosts").write_text(text)

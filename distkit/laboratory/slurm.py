@@ -51,15 +51,15 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def prepare(lab: Laboratory) -> None:
     """Make the folder where the hosts' programs look for Slurm's settings."""
-    _home(lab).mkdir()
+    _settings(lab).parent.mkdir()
 
 
-def _home(lab: Laboratory) -> Path:
-    return lab.folder / "slurm"
+def _settings(lab: Laboratory) -> Path:
+    return lab.folder / "slurm" / "slurm.conf"
 
 
 def start(lab: Laboratory, cpus: int) -> None:
-    """Start munge, the controller and the daemons; wait until all nodes are ready.
+    """Start munge, the controller and the daemons, once; wait until all nodes are ready.
 
     Args:
         lab: its first host has the controller; the others are the nodes.
@@ -68,8 +68,12 @@ def start(lab: Laboratory, cpus: int) -> None:
     Raises:
         LaboratoryError: Slurm is missing, or does not start.
     """
+    if _settings(lab).exists():
+        return
     munged, controller, daemon = map(find, ("munged", "slurmctld", "slurmd"))
     head, *nodes = lab.hosts
+    if not nodes:
+        raise LaboratoryError("Slurm needs a host for its controller, and at least one more.")
     _configure(lab, cpus)
     key = lab.folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
@@ -92,7 +96,7 @@ def _configure(lab: Laboratory, cpus: int) -> None:
         folder=lab.folder,
         cpus=cpus,
     )
-    _home(lab).joinpath("slurm.conf").write_text(text)
+    _settings(lab).write_text(text)
 
 
 def _daemon(lab: Laboratory, host: str, command: str) -> None:

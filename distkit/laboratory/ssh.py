@@ -83,7 +83,8 @@ class Ssh:
         host_key = folder.joinpath("host_key.pub").read_text()
         folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
         folder.joinpath("sshd_config").write_text(_SERVER.format(folder))
-        text = _CLIENT.format(hosts=" ".join(lab.hosts), user=_user(), folder=folder)
+        hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
+        text = _CLIENT.format(hosts=" ".join(hosts), user=_user(), folder=folder)
         self._inside.write_text(text)
         addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
         self._outside.write_text(addresses + text)

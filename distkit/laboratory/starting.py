@@ -123,5 +123,6 @@ def _ask(keeper: subprocess.Popen[str], plan: dict[str, Any]) -> dict[str, Any]:
 
 def explain(error: str) -> str:
     """An error's message, with the remedy if it is one of permission."""
-    forbidden = any(os.strerror(n) in error for n in (errno.EPERM, errno.EACCES, errno.ENOSPC))
+    refusals = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSPC)
+    forbidden = any(os.strerror(number) in error for number in refusals)
     return f"the laboratory cannot be made: {error}. {_FORBIDDEN * forbidden}".strip()
