@@ -94,6 +94,11 @@ class Place:
     ranks: range
     folder: str = ""
 
+    @property
+    def name(self) -> str:
+        """What the machine is called."""
+        return self.server.host
+
     def facts(self, device: str) -> Machine:
         """What a plan needs to know of the machine."""
         known, gpus = self.server.facts, self.server.gpus(device)

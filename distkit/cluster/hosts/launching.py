@@ -144,8 +144,10 @@ class BySSH(Launch):
     ) -> None:
         super().__init__(where, fail)
         options = {"ssh_args": SSH_OPTIONS, "remote_python": sys.executable, **options}
-        self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options["ssh_args"]]
-        there = f"{folder}-agent"
+        ssh, there = options.get("ssh_cmd", ["ssh"]), f"{folder}-agent"
+        self._ssh = [*ssh, *options["ssh_args"]]
+        log = shlex.quote(f"{folder}/log/ssh.log")  # or it goes to the terminal that runs Jupyter
+        options["ssh_cmd"] = ["sh", "-c", f'exec "$@" 2>>{log}', "sh", *ssh]
         self._each = {
             host: ByLauncher(
                 "ssh",
