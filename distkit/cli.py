@@ -389,10 +389,14 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
         ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
         python=args.python,
         ports=args.port,
-        say=partial(print, file=sys.stderr, flush=True) if sys.stderr.isatty() else _silence,
+        say=_examining if sys.stderr.isatty() else _silence,
     )
     print(report.to_json() if args.json else report)
     return 0 if report.good else 1
+
+
+def _examining(stage: str) -> None:
+    print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
 
 
 def _silence(stage: str) -> None:

@@ -142,14 +142,14 @@ class _Examination:
                 step()
 
     def _steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        yield "names were looked up", self.names
-        yield "ports were opened", self.listen
-        yield "machines connected to each other", self.connect
-        yield "frames were sent", self.shout
-        yield "clocks were read", self.clocks
-        yield "files were looked for", self.files
-        yield "links were measured", self.measure
-        yield "torch was imported", self.torch
+        yield "names", self.names
+        yield "ports", self.listen
+        yield "connections", self.connect
+        yield "frames", self.shout
+        yield "clocks", self.clocks
+        yield "files", self.files
+        yield "links", self.measure
+        yield "torch", self.torch
 
     def lost(self, label: str, words: str) -> None:
         """Note a machine that does not answer."""

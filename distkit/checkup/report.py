@@ -191,15 +191,15 @@ class Number(str):
 def matrix(facts: Facts, which: int) -> Rows:
     """Latency or bandwidth from every machine to every other."""
     links, labels = facts.links(), list(facts.machines)
-    best = min((link[which] for link in links.values()), default=0.0)
+    best = min((link[which] for link in links.values()), default=1.0)
 
     def cell(a: str, b: str) -> str:
-        if (link := links.get((a, b))) is None:
-            return "·" if a == b else "none"
-        value = link[which]
+        if a == b:
+            return "·"
+        value = links.get((a, b), (math.inf, math.inf))[which]
         words = f"{human_bytes(1 / value)}/s" if which == BANDWIDTH else human_seconds(value)
-        number = Number(words)
-        number.worse = max(1.0, value / max(best, 1e-9 * (which == LATENCY)))
+        number = Number(words if value < math.inf else "none")
+        number.worse = max(1.0, value / best) if best else 1.0
         return number
 
     return [("", *labels), *((a, *(cell(a, b) for b in labels)) for a in labels)]

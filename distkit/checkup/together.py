@@ -99,7 +99,7 @@ def _lost(facts: Facts) -> Iterator[Check]:
         target = facts.targets.get(host, {})
         known = {"host": host, **target}
         if about["stage"]:  # it had answered before
-            kind, what = "ssh.cut", f"{host} fell silent while {about['stage']}"
+            kind, what = "ssh.cut", f"{host} fell silent when asked about {about['stage']}"
         elif kind == "ssh.silent" and (seen := facts.knocked.get(host)):
             reach = "reach" if len(seen) > 1 else "reaches"
             what += f", though {joined(seen)} {reach} it"
@@ -341,13 +341,13 @@ def _slow(
     for host, theirs in _culprits(slow).items():
         beta = max(links[way][1] for way in theirs)
         others = list(dict.fromkeys(a if b == host else b for a, b in theirs))
-        compare = f", others {human_bytes(1 / usual)}/s" if beta > SLOWER * usual > 0 else ""
+        compare = f", others at {human_bytes(1 / usual)}/s" if beta > SLOWER * usual > 0 else ""
         yield warning(
             "links.slow",
-            f"the link between {host} and {named(*others)} carries {human_bytes(1 / beta)}/s"
+            f"messages between {host} and {named(*others)} pass at {human_bytes(1 / beta)}/s"
             f"{compare}: 100 MB of gradients take {human_seconds(GRADIENTS * beta)}.",
-            "Look at its cable, its switch port and its speed (ethtool); until then keep traffic "
-            "over it small.",
+            f"Look at the cable, the switch port and the speed of {host} (ethtool); until then "
+            "send little there.",
             host,
             *others,
         )

@@ -66,7 +66,7 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
     assert all(facts.way(a, b)["tcp"]["0"] == "" for a, b in facts.ordered())
     assert all(facts.way(a, b)["samples"] for a, b in facts.ordered())
     assert all(abs(offset) <= error + 1e-3 for offset, error in facts.clocks.values())
-    assert stages[-1] == "torch was imported"
+    assert stages[-1] == "torch"
     assert not leftovers()
 
 
@@ -130,6 +130,20 @@ def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str
     checks, _ = faults.diagnose(fault, lambda line: None)
     timed = "links.far", "torch.slow"  # on a busy machine
     assert faults.verdict(fault, [c for c in checks if c["kind"] not in timed]), checks
+    assert not leftovers()
+
+
+@needs_sshd
+def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
+    """As a notebook does that is not on one of them: by ssh's own configuration."""
+    with laboratory(["alpha", "beta"], outside=True) as lab:
+        report = dk.doctor(["alpha", "beta"], ssh_cmd=lab.ssh())
+        facts, addresses = report.facts, {h: lab.address(h) for h in ("alpha", "beta")}
+    assert set(kinds(report)) <= {"distkit.differs"}  # hosts have the one that is installed
+    assert facts.addresses == {**addresses, "here": lab.outside}
+    assert {facts.way(a, b)["interface"] for a in addresses for b in facts.machines if a != b} == {
+        "eth0"
+    }
     assert not leftovers()
 
 

@@ -256,7 +256,7 @@ def seen_by_others(facts: Facts) -> None:
 
 
 def lost_midway(facts: Facts) -> None:
-    facts.lost["beta"] = {"words": "no answer within 6 s", "stage": "links were measured"}
+    facts.lost["beta"] = {"words": "no answer within 6 s", "stage": "links"}
 
 
 def of_beta(**changes: Any) -> Callable[[Facts], None]:
@@ -323,7 +323,7 @@ TOGETHER = [
     ("ssh.silent", "beta does not answer", lost("port 22: No route to host")),
     ("python.missing", "there is no Python on beta", lost("no Python: python3 python")),
     ("ssh.other", "Try it by hand: ssh beta", lost("exec format error")),
-    ("ssh.cut", "beta fell silent while links were measured", lost_midway),
+    ("ssh.cut", "beta fell silent when asked about links", lost_midway),
     ("python.differs", "beta has Python 3.12.1", of_beta(python={"version": "3.12.1"})),
     ("torch.differs", "pip install torch==2.13.0", of_beta(packages={"torch": "2.10.0"})),
     ("ipyparallel.differs", "ipyparallel 9.0.0", of_beta(packages={"ipyparallel": "9.0.0"})),
@@ -335,7 +335,7 @@ TOGETHER = [
     ("mtu.blocked", "frames of 1500 bytes from alpha to beta are lost", black_hole),
     (
         "links.slow",
-        "the link between beta and this machine, alpha and gamma carries 11.9 MiB/s",
+        "messages between beta and this machine, alpha and gamma pass at 11.9 MiB/s",
         slow_link,
     ),
     ("links.far", "a message from alpha to beta takes 20 ms at least", far_away),
