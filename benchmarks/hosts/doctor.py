@@ -6,13 +6,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure, figure
 from distkit.laboratory import Laboratory
+from distkit.laboratory.tools import find
 
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")
@@ -36,24 +37,22 @@ class Fault:
     Args:
         name: what is wrong.
         kind: what the doctor calls it.
-        hosts: the machines that it must name.
+        hosts: the machines that it must name, separated by spaces.
         cause: makes it.
         private: folders that beta has to itself: a fault that is there from the start.
-        also: other kinds of failures and warnings that follow from it.
     """
 
     name: str
     kind: str
-    hosts: tuple[str, ...]
+    hosts: str
     cause: Cause = lambda lab: ()
     private: tuple[Path, ...] = ()
-    also: frozenset[str] = field(default=frozenset())
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
     """Healthy hosts, then each fault once, in a laboratory of its own."""
     said, seconds = {}, {}
-    alarms = [str(c["message"]) for c in diagnose(Fault("nothing", "", ()), say)[0]]
+    alarms = [str(c["message"]) for c in diagnose(Fault("nothing", "", ""), say)[0]]
     for fault in FAULTS:
         checks, seconds[fault.name] = diagnose(fault, say)
         said[fault.name] = verdict(fault, checks)
@@ -95,8 +94,10 @@ def diagnose(fault: Fault, say: Callable[[str], None]) -> tuple[list[Check], flo
 
 def verdict(fault: Fault, checks: Sequence[Check]) -> str:
     """The doctor's words for a fault; "" if it has not named it, or blames something else."""
-    named = [c for c in checks if c["kind"] == fault.kind and {*fault.hosts} <= {*c["hosts"]}]
-    others = [c for c in checks if c["kind"] not in {fault.kind, *fault.also}]
+    named = [
+        c for c in checks if c["kind"] == fault.kind and {*fault.hosts.split()} <= {*c["hosts"]}
+    ]
+    others = [check for check in checks if check["kind"] != fault.kind]
     if not named or others or not all(check["remedy"] for check in checks):
         return ""
     return f"{named[0]['message']} {named[0]['remedy']}"
@@ -105,39 +106,19 @@ def verdict(fault: Fault, checks: Sequence[Check]) -> str:
 # -- causes ----------------------------------------------------------------------------------------
 
 
-def _drop(*ways: tuple[str, str]) -> Cause:
+def _do(fault: Callable[[Laboratory], None], *options: str) -> Cause:
+    """A fault that the laboratory makes, and what the doctor is told."""
+
     def cause(lab: Laboratory) -> Sequence[str]:
-        for way in ways:
-            lab.drop(*way)
-        return ()
+        fault(lab)
+        return options
 
     return cause
 
 
-def _cut(lab: Laboratory) -> Sequence[str]:
-    lab.cut("beta")
-    return ()
-
-
-def _filter(source: str, to: str, port: int, *, reject: bool = False) -> Cause:
-    def cause(lab: Laboratory) -> Sequence[str]:
-        lab.drop(source, to, port, reject=reject)
-        return () if port == 22 else ("--port", str(port))
-
-    return cause
-
-
-def _name(name: str, to: str | None, on: str) -> Cause:
-    def cause(lab: Laboratory) -> Sequence[str]:
-        lab.unname(name, to, [on])
-        return ()
-
-    return cause
-
-
-def _slow(lab: Laboratory) -> Sequence[str]:
-    lab.slow("beta", "50mbit")
-    return ()
+def _two_way_cut(lab: Laboratory) -> None:
+    lab.drop("alpha", "beta")
+    lab.drop("beta", "alpha")
 
 
 def _ssh(lines: str) -> Cause:
@@ -151,30 +132,21 @@ def _ssh(lines: str) -> Cause:
     return cause
 
 
+def _route(lab: Laboratory) -> list[str]:
+    """The router's way to beta."""
+    return f"ip route replace {lab.address('beta')} dev port2".split()
+
+
 def _password(lab: Laboratory) -> Sequence[str | Path]:
     """A second server on beta, which knows no key."""
-    server = f"$(command -v sshd || echo /usr/sbin/sshd) -f {lab.folder}/sshd_config"
-    start = f"exec {server} -p 2222 -o AuthorizedKeysFile=none"
-    lab.run("beta", ["sh", "-c", start], check=True)
+    server = f"{find('sshd')} -f {lab.folder}/sshd_config -p 2222 -o AuthorizedKeysFile=none"
+    lab.run("beta", server.split(), check=True)
     return _ssh("Port 2222\n")(lab)
-
-
-def _fill(folder: str) -> Cause:
-    def cause(lab: Laboratory) -> Sequence[str]:
-        lab.fill("beta", folder)
-        return ()
-
-    return cause
 
 
 def _administer(host: str | None, command: str) -> Cause:
     """A command of beta's administrator, or of the router's."""
-
-    def cause(lab: Laboratory) -> Sequence[str]:
-        lab._admin(host, *command.split())
-        return ()
-
-    return cause
+    return _do(lambda lab: lab._admin(host, *command.split()))
 
 
 def _python(lab: Laboratory) -> Path:
@@ -215,108 +187,117 @@ def _folder(package: str) -> Path:
 
 _LATE = "import time; now = time.time; time.time = lambda: now() + 5\n"
 _OLD = "import platform; platform.python_version = lambda: '3.10.4'\n"
-_OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
 _OLD_TORCH = """
 from importlib import metadata
 version = metadata.version
 metadata.version = lambda name: "2.9.1" if name == "torch" else version(name)
 """
+_OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
 
-#: Every fault, and what the doctor must say.
+_PORT = "--port", str(PORT)
+
+#: Every fault, what the doctor must call it, and whom it must name.
 FAULTS = (
-    Fault("a host is off the network", "ssh.silent", ("beta",), _cut),
+    Fault("a host is off the network", "ssh.silent", "beta", _do(lambda lab: lab.cut("beta"))),
+    Fault("a host has crashed", "ssh.silent", "beta", _do(lambda lab: lab.crash("beta"))),
+    Fault("the link between two hosts is cut", "ways.cut", "alpha beta", _do(_two_way_cut)),
     Fault(
-        "the link between two hosts is cut",
-        "ways.cut",
-        ("alpha", "beta"),
-        _drop(("alpha", "beta"), ("beta", "alpha")),
+        "one direction is lost",
+        "ways.one_way",
+        "alpha beta",
+        _do(lambda lab: lab.drop("alpha", "beta")),
     ),
-    Fault("one direction is lost", "ways.one_way", ("alpha", "beta"), _drop(("alpha", "beta"))),
     Fault(
         "a port is filtered, silently",
         "ports.filtered",
-        ("beta", "alpha"),
-        _filter("alpha", "beta", PORT),
+        "beta alpha",
+        _do(lambda lab: lab.drop("alpha", "beta", PORT), *_PORT),
     ),
     Fault(
         "a port is filtered, with a refusal",
         "ports.filtered",
-        ("beta", "alpha"),
-        _filter("alpha", "beta", PORT, reject=True),
+        "beta alpha",
+        _do(lambda lab: lab.drop("alpha", "beta", PORT, reject=True), *_PORT),
     ),
     Fault(
         "the way back to the notebook is filtered",
         "ports.filtered",
-        ("here", "beta"),
-        _filter("beta", "head", PORT),
+        "here beta",
+        _do(lambda lab: lab.drop("beta", "head", PORT), *_PORT),
     ),
-    Fault("ssh is filtered", "ssh.silent", ("beta",), _filter("head", "beta", 22)),
-    Fault("no name of a host here", "names.unknown", ("beta",), _name("beta", None, "head")),
+    Fault("ssh is filtered", "ssh.silent", "beta", _do(lambda lab: lab.drop("head", "beta", 22))),
     Fault(
-        "no name of a host on another",
+        "a host's name is unknown here",
         "names.unknown",
-        ("beta", "alpha"),
-        _name("alpha", None, "beta"),
+        "beta",
+        _do(lambda lab: lab.unname("beta", on=["head"])),
+    ),
+    Fault(
+        "a host's name is unknown on another",
+        "names.unknown",
+        "beta alpha",
+        _do(lambda lab: lab.unname("alpha", on=["beta"])),
     ),
     Fault(
         "a name resolves to 127.0.1.1",
         "names.loopback",
-        ("beta", "alpha"),
-        _name("alpha", "127.0.1.1", "beta"),
+        "beta alpha",
+        _do(lambda lab: lab.unname("alpha", "127.0.1.1", ["beta"])),
     ),
     Fault(
         "a host's own name resolves to 127.0.1.1",
         "names.loopback",
-        ("beta",),
-        _name("beta", "127.0.1.1", "beta"),
+        "beta",
+        _do(lambda lab: lab.unname("beta", "127.0.1.1", ["beta"])),
     ),
     Fault(
         "a name resolves to another machine",
         "names.wrong",
-        ("beta", "alpha"),
-        _name("alpha", "198.18.0.99", "beta"),
+        "beta alpha",
+        _do(lambda lab: lab.unname("alpha", "198.18.0.99", ["beta"])),
     ),
-    Fault("a password is needed", "ssh.password", ("beta",), _password),
-    Fault("no ssh server", "ssh.refused", ("beta",), _ssh("Port 2223\n")),
-    Fault("the host's key is unknown", "ssh.key", ("beta",), _ssh("UserKnownHostsFile none\n")),
-    Fault("another Python", "python.differs", ("beta",), _at_start(_OLD)),
-    Fault("another torch", "torch.differs", ("beta",), _at_start(_OLD_TORCH)),
-    Fault(
-        "another distkit",
-        "distkit.differs",
-        ("beta",),
-        _write(*_OLD_DISTKIT),
-    ),
-    Fault("torch is missing", "torch.missing", ("beta",), private=(_folder("torch"),)),
-    Fault("torch is broken", "torch.broken", ("beta",), private=(_folder("torch") / "lib",)),
+    Fault("a password is needed", "ssh.password", "beta", _password),
+    Fault("no ssh server", "ssh.refused", "beta", _ssh("Port 2223\n")),
+    Fault("the host's key is unknown", "ssh.key", "beta", _ssh("UserKnownHostsFile none\n")),
+    Fault("another Python", "python.differs", "beta", _at_start(_OLD)),
+    Fault("another torch", "torch.differs", "beta", _at_start(_OLD_TORCH)),
+    Fault("another distkit", "distkit.differs", "beta", _write(*_OLD_DISTKIT)),
+    Fault("torch is missing", "torch.missing", "beta", private=(_folder("torch"),)),
+    Fault("torch is broken", "torch.broken", "beta", private=(_folder("torch") / "lib",)),
     Fault(
         "ipyparallel is missing",
         "ipyparallel.missing",
-        ("beta",),
+        "beta",
         private=(_folder("ipyparallel"),),
     ),
-    Fault("home is not shared", "home.own", ("beta",), private=(Path.home(),)),
-    Fault("the disk is full", "disk.full", ("beta",), _fill("/tmp")),
-    Fault("shared memory is full", "shm", ("beta",), _fill("/dev/shm")),
+    Fault("home is not shared", "home.own", "beta", private=(Path.home(),)),
+    Fault("the disk is full", "disk.full", "beta", _do(lambda lab: lab.fill("beta"))),
+    Fault("shared memory is full", "shm", "beta", _do(lambda lab: lab.fill("beta", "/dev/shm"))),
     Fault(
         "little shared memory",
         "shm",
-        ("beta",),
+        "beta",
         _administer("beta", "mount -o remount,size=64m /dev/shm"),
     ),
-    Fault("no loopback", "loopback", ("beta",), _administer("beta", "ip link set lo down")),
-    Fault("a slow link", "links.slow", ("beta",), _slow),
+    Fault("no loopback", "loopback", "beta", _administer("beta", "ip link set lo down")),
+    Fault("a slow link", "links.slow", "beta", _do(lambda lab: lab.slow("beta", "100mbit"))),
     Fault(
         "small frames only, on a host",
         "mtu.differs",
-        ("beta",),
-        _administer("beta", "ip link set eth0 mtu 1280"),
+        "beta",
+        _do(lambda lab: lab.narrow("beta", 1280)),
     ),
     Fault(
-        "small frames only, on the way",
+        "large frames are refused on the way",
         "mtu.blocked",
-        ("beta",),
+        "beta",
+        _do(lambda lab: lab._admin(None, *_route(lab), "mtu", "lock", "1280")),
+    ),
+    Fault(
+        "large frames are lost on the way, ssh's too",
+        "ssh.hangs",
+        "beta",
         _administer(None, "ip link set port2 mtu 1280"),
     ),
-    Fault("a clock is 5 s ahead", "clock", ("beta",), _at_start(_LATE)),
+    Fault("a clock is 5 s ahead", "clock", "beta", _at_start(_LATE)),
 )

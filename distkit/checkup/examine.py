@@ -25,7 +25,8 @@ from distkit.checkup.ways import ANY, SMALL
 from distkit.errors import DistkitError
 
 #: Messages that are measured [bytes], and for how long on each way at most and at least [s].
-SIZES, LONGEST, SHORTEST = (1, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22), 0.6, 0.15
+SIZES = (1, 1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+LONGEST, SHORTEST = 0.6, 0.15
 
 #: All ways together are measured for about so long [s].
 MEASURING = 6.0
@@ -239,14 +240,14 @@ class _Examination:
         self._knock()
 
     def _knock(self) -> None:
-        """Ask the others whether a lost host's ssh server answers."""
+        """Ask everybody whether a lost host's ssh server answers."""
         facts = self.facts
         doors = {}
         for label in facts.lost:
             known = facts.names.get(HERE, {}).get(label, {}).get("addresses")
             if known:
                 doors[label] = [known[0], facts.targets[label]["port"]]
-        found = self.hosts.ask("knock", lambda a: {"peers": doors} if doors and a != HERE else None)
+        found = self.hosts.ask("knock", lambda a: {"peers": doors} if doors else None)
         for label in doors:
             if seen := [a for a, answers in found.items() if answers[label]]:
                 facts.knocked[label] = seen

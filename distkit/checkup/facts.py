@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
-from distkit.simulation.fitting import NO_TIME, line, quiet
+from distkit.simulation.fitting import NO_TIME, lines, quiet, regimes
 
 Json = dict[str, Any]
 
@@ -89,6 +89,9 @@ class Facts:
 def fitted(samples: dict[str, list[float]]) -> tuple[float, float] | None:
     """Latency of one way [s] and seconds per byte; None with fewer than two sizes.
 
+    Small messages tell the one, and large ones the other: a slow link's buffers hide it from small
+    ones.
+
     >>> alpha, beta = fitted({"1": [2e-4], "1000": [3e-4], "1000000": [1.002e-1]})
     >>> round(alpha * 1e6), round(beta * 1e9)
     (100, 100)
@@ -96,8 +99,9 @@ def fitted(samples: dict[str, list[float]]) -> tuple[float, float] | None:
     if len(samples) < 2:
         return None
     sizes = np.array([int(size) for size in samples], float)
-    both, beta = line(sizes, np.array([quiet(times) for times in samples.values()]))
-    return both / 2, max(beta, NO_TIME)
+    times = np.array([quiet(taken) for taken in samples.values()])
+    protocols = lines(sizes, times, regimes(sizes, times))
+    return protocols[0][0] / 2, max(protocols[-1][1], NO_TIME)
 
 
 def cores(machine: Json) -> int:

@@ -94,20 +94,36 @@ _SSH = {
 
 def _lost(facts: Facts) -> Iterator[Check]:
     for host, about in facts.lost.items():
-        said = about["words"]
-        kind, what, remedy = next(v for k, v in _SSH.items() if k in said.lower())
-        target = facts.targets.get(host, {})
-        known = {"host": host, **target}
-        if about["stage"]:  # it had answered before
-            kind, what = "ssh.cut", f"{host} fell silent when asked about {about['stage']}"
-        elif kind == "ssh.silent" and (seen := facts.knocked.get(host)):
-            reach = "reach" if len(seen) > 1 else "reaches"
-            what += f", though {joined(seen)} {reach} it"
-            remedy = "The link between it and here is cut, or a firewall is between them."
-        yield failure(kind, f"{what.format(**known)} ({said}).", remedy.format(**known), host)
+        kind, what, remedy = _why(facts, host, about)
+        known = {"host": host, **facts.targets.get(host, {})}
+        what = f"{what.format(**known)} ({about['words']})."
+        yield failure(kind, what, remedy.format(**known), host)
     fit = [host for host in facts.hosts if host not in facts.lost]
     if fit:
         yield fine("ssh", f"ssh without a password: {joined(fit)}", *fit)
+
+
+def _why(facts: Facts, host: str, about: Json) -> tuple[str, str, str]:
+    """Why a host is lost: the kind, what happened, and the remedy."""
+    said = about["words"].lower()
+    kind, what, remedy = next(reason for words, reason in _SSH.items() if words in said)
+    seen = [other for other in facts.knocked.get(host, ()) if other != HERE]
+    if about["stage"]:
+        return "ssh.cut", f"{{host}} fell silent when asked about {about['stage']}", remedy
+    if kind != "ssh.silent":
+        return kind, what, remedy
+    if HERE in facts.knocked.get(host, ()):
+        return (
+            "ssh.hangs",
+            "{host} takes connections, and then does not answer",
+            "Look how busy it is; and whether large frames are lost on the way, which ssh needs "
+            "for its keys: ping -M do -s 1400 {door}. If so: ip link set IFACE mtu 1280 there.",
+        )
+    if seen:
+        reach = "reach" if len(seen) > 1 else "reaches"
+        remedy = "The link between it and here is cut, or a firewall is between them."
+        return kind, f"{what}, though {joined(seen)} {reach} it", remedy
+    return kind, what, remedy
 
 
 # -- names -----------------------------------------------------------------------------------------

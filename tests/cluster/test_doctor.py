@@ -148,7 +148,7 @@ def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
 
 
 def test_the_verdict_on_the_doctor() -> None:
-    fault = faults.Fault("", "ways.cut", ("alpha", "beta"))
+    fault = faults.Fault("", "ways.cut", "alpha beta")
     right = {"kind": "ways.cut", "hosts": ["beta", "alpha"], "message": "no.", "remedy": "Look."}
     assert faults.verdict(fault, [right]) == "no. Look."
     assert not faults.verdict(fault, [])

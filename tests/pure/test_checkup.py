@@ -255,6 +255,11 @@ def seen_by_others(facts: Facts) -> None:
     facts.knocked["beta"] = ["alpha", "gamma"]
 
 
+def hangs(facts: Facts) -> None:
+    lost("no answer within 10 s")(facts)
+    facts.knocked["beta"] = [HERE, "alpha", "gamma"]
+
+
 def lost_midway(facts: Facts) -> None:
     facts.lost["beta"] = {"words": "no answer within 6 s", "stage": "links"}
 
@@ -320,6 +325,7 @@ TOGETHER = [
     ("names.unknown", "the name beta is not known here", lost("ssh: Could not resolve hostname")),
     ("ssh.refused", "nothing listens on port 22 of beta", lost("port 22: Connection refused")),
     ("ssh.silent", "though alpha and gamma reach it", seen_by_others),
+    ("ssh.hangs", "beta takes connections, and then does not answer", hangs),
     ("ssh.silent", "beta does not answer", lost("port 22: No route to host")),
     ("python.missing", "there is no Python on beta", lost("no Python: python3 python")),
     ("ssh.other", "Try it by hand: ssh beta", lost("exec format error")),
