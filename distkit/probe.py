@@ -66,6 +66,9 @@ HEADERS = 28
 #: Where programs are, those for administrators too.
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
 
+#: The ports that connections and listeners get which ask for any.
+_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 Json = dict[str, Any]
@@ -91,6 +94,7 @@ def machine() -> Json:
         "home": room(home),
         "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
         "processes": processes(),
+        "ports": [int(n) for n in _words(_PORTS)],
         "gpus": gpus(),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "interfaces": interfaces(),

@@ -29,6 +29,9 @@ FULL = 1 << 20
 #: A rank has about so many threads: torch's, gloo's, ZeroMQ's.
 THREADS = 20
 
+#: Ranks connect to each other and to the controller: fewer ports are soon used up.
+FEW_PORTS = 1000
+
 #: From this version on NCCL can be told to serve several ranks on one GPU.
 MULTI_RANK_NCCL = (2, 30)
 
@@ -41,10 +44,10 @@ NEEDED, NOTEBOOK = ("torch", "ipyparallel", "distkit"), ("jupyterlab", "ipykerne
 
 def judge(host: str, machine: Json) -> Iterator[Check]:
     """Every check of one machine."""
-    for check in (_memory, _shm, _temporary, _files, _processes, _loopback, _python, _packages):
+    for check in (_memory, _shm, _temporary, _files, _processes, _ports, _loopback):
         yield from check(host, machine)
-    yield from _torch(host, machine)
-    yield from _gpus(host, machine)
+    for check in (_python, _packages, _torch, _gpus):
+        yield from check(host, machine)
     if host == HERE:
         yield from _launchers(machine)
         yield from _laboratory(machine)
@@ -161,6 +164,16 @@ def _processes(host: str, machine: Json) -> Iterator[Check]:
     what = f"{left} more threads may be started {on(host)}: enough for {count(fit, 'rank')}."
     remedy = "Raise the limit: ulimit -u, or the container's --pids-limit."
     yield (failure if not fit else warning)("processes", what, remedy, host)
+
+
+def _ports(host: str, machine: Json) -> Iterator[Check]:
+    first, last = machine["ports"] or (1024, 65535)
+    what = f"ports {first} to {last} are free to use {on(host)}"
+    if last - first < FEW_PORTS:
+        remedy = "Allow more: sysctl -w net.ipv4.ip_local_port_range='32768 60999'."
+        yield warning("ports", f"only {what}.", remedy, host)
+    else:
+        yield fine("ports", what, host)
 
 
 def _loopback(host: str, machine: Json) -> Iterator[Check]:

@@ -129,6 +129,9 @@ class _Examination:
     facts: Facts
     say: Callable[[str], None]
     stage: str = ""
+    #: The address of this machine as each host sees it.
+    sources: dict[str, str] = field(default_factory=dict)
+    #: The ports on which each machine listens, by address and by what was asked for.
     listening: dict[str, dict[str, Json]] = field(default_factory=dict)
 
     def run(self, commands: dict[str, list[str]]) -> None:
@@ -182,17 +185,15 @@ class _Examination:
     def listen(self) -> None:
         """Let every machine listen where the others look for it, and on nothing else."""
         facts, secret = self.facts, secrets.token_hex(16)
-        routes = self._routes()
-        facts.addresses[HERE] = next(iter(routes.values()), "127.0.0.1")
-        self.sources = routes
-        where = {
-            label: sorted(set(routes.values())) if label == HERE else [facts.addresses[label]]
-            for label in self.hosts.alive
-        }
-        ports = [0, *facts.ports]
-        self.listening = self.hosts.ask(
-            "listen", lambda label: {"addresses": where[label], "ports": ports, "secret": secret}
-        )
+        self.sources = self._routes()
+        ours = sorted(set(self.sources.values()))
+        facts.addresses[HERE] = next(iter(ours), "127.0.0.1")
+
+        def where(label: str) -> Json:
+            addresses = ours if label == HERE else [facts.addresses[label]]
+            return {"addresses": addresses, "ports": [0, *facts.ports], "secret": secret}
+
+        self.listening = self.hosts.ask("listen", where)
         ways = self.hosts.ask(
             "route", lambda a: {"addresses": [self.address(a, b) for b in self.others(a)]}
         )
@@ -200,7 +201,7 @@ class _Examination:
             facts.ways[a] = {b: {"tcp": {}, **found[self.address(a, b)]} for b in self.others(a)}
 
     def _routes(self) -> dict[str, str]:
-        """The address of this machine as each host may see it."""
+        """The address that packets from here to each host come from."""
         facts = self.facts
         asked = [facts.addresses[label] for label in facts.hosts]
         found = self.hosts.ask(
@@ -223,21 +224,20 @@ class _Examination:
 
     def connect(self) -> None:
         """Connect from every machine to every other."""
-        for port in map(str, (0, *self.facts.ports)):
-            peers = {
-                a: {
-                    b: [self.address(a, b), number]
-                    for b in self.others(a)
-                    if isinstance(number := self.port(a, b, port), int)
-                }
-                for a in self.hosts.alive
-            }
-            found = self.hosts.ask("reach", lambda a, p=peers: {"peers": p[a]})  # type: ignore[misc]
-            for a in found:
-                for b in self.others(a):
-                    why = found[a].get(b, f"cannot listen: {self.port(a, b, port)}")
-                    self.facts.ways[a][b]["tcp"][port] = why
+        for port in (0, *self.facts.ports):
+            self._connect(str(port))
         self._knock()
+
+    def _connect(self, port: str) -> None:
+        def peers(a: str) -> Json:
+            numbers = {b: self.port(a, b, port) for b in self.others(a)}
+            return {b: [self.address(a, b), n] for b, n in numbers.items() if isinstance(n, int)}
+
+        found = self.hosts.ask("reach", lambda a: {"peers": peers(a)})
+        for a, answers in found.items():
+            for b in self.others(a):
+                why = answers.get(b, f"cannot listen: {self.port(a, b, port)}")
+                self.facts.ways[a][b]["tcp"][port] = why
 
     def _knock(self) -> None:
         """Ask everybody whether a lost host's ssh server answers."""
@@ -305,22 +305,22 @@ class _Examination:
     def measure(self) -> None:
         """Measure latency and bandwidth of every way; at one time each machine has one way."""
         facts = self.facts
-        able = [way for way in facts.ordered() if not facts.way(*way).get("tcp", {ANY: "-"})[ANY]]
-        rounds = list(tournament(able))
+        open_ways = [w for w in facts.ordered() if facts.way(*w).get("tcp", {}).get(ANY) == ""]
+        rounds = list(tournament(open_ways))
         seconds = min(LONGEST, max(SHORTEST, MEASURING / max(1, len(rounds))))
         for ways in rounds:
-            to = {a: b for a, b in ways if {a, b} <= set(self.hosts.alive)}
-            found = self.hosts.ask(
-                "measure",
-                lambda a, to=to: self._way(a, to[a], seconds) if a in to else None,  # type: ignore[misc]
-                PATIENCE + 2 * LONGEST,
-            )
-            for a, samples in found.items():
-                facts.ways[a][to[a]].update(samples)
+            self._measure({a: b for a, b in ways if {a, b} <= set(self.hosts.alive)}, seconds)
 
-    def _way(self, a: str, b: str, seconds: float) -> Json:
-        address = {"address": self.address(a, b), "port": self.port(a, b)}
-        return {**address, "sizes": SIZES, "seconds": seconds}
+    def _measure(self, to: dict[str, str], seconds: float) -> None:
+        def way(a: str) -> Json | None:
+            if a not in to:
+                return None
+            end = {"address": self.address(a, to[a]), "port": self.port(a, to[a])}
+            return {**end, "sizes": SIZES, "seconds": seconds}
+
+        found = self.hosts.ask("measure", way, PATIENCE + 2 * LONGEST)
+        for a, samples in found.items():
+            self.facts.ways[a][to[a]].update(samples)
 
     def torch(self) -> None:
         """Import torch everywhere."""

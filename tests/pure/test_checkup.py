@@ -34,6 +34,7 @@ def healthy(name: str, address: str) -> Json:
         "home": {"path": "/home/me/lab", **room},
         "files": [1024, 4096],
         "processes": {"left": None},
+        "ports": [32768, 60999],
         "gpus": {"found": []},
         "visible": None,
         "interfaces": {
@@ -121,6 +122,7 @@ ALONE = [
     ("disk.path", "failure", "Set TMPDIR", put(temporary={"path": "/x" * 50})),
     ("files", "failure", "ulimit -n", put(files=[64, 64])),
     ("processes", "failure", "--pids-limit", put(processes={"left": 30})),
+    ("ports", "warning", "ports 50000 to 50100", put(ports=[50000, 50100])),
     ("loopback", "failure", "ip link set lo up", put(loopback="Network is unreachable")),
     ("python.old", "failure", "is Python 3.9.2", put(python={"version": "3.9.2"})),
     ("torch.missing", "failure", "-m pip install torch", put(packages={"torch": None})),

@@ -1,0 +1,154 @@
+"""What a machine says of itself: cgroups, GPUs, packages; and the messages between machines."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distkit import probe
+from distkit.cluster import limits
+
+
+@pytest.mark.parametrize(
+    ("files", "quota", "left"),
+    [
+        ({}, math.inf, math.inf),
+        ({"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, math.inf, math.inf),
+        ({"cpu.max": "150000 100000", "memory.max": "900", "memory.current": "200"}, 1.5, 700),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "50000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "memory/memory.limit_in_bytes": "100",
+                "memory/memory.usage_in_bytes": "300",
+            },
+            0.5,
+            0,
+        ),
+    ],
+)
+def test_what_a_cgroup_allows(
+    files: dict[str, str],
+    quota: float,
+    left: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "_CGROUP", tmp_path)
+    for name, text in files.items():
+        tmp_path.joinpath(name).parent.mkdir(exist_ok=True)
+        tmp_path.joinpath(name).write_text(text + "\n")
+    assert (probe.cpu_quota(), probe.cgroup_memory()) == (quota, left)
+    assert limits.cpus() == max(1, math.ceil(min(quota, probe.usable_cores())))
+    assert limits.memory() == left if left < math.inf else limits.memory() > 0
+
+
+class Nvml:
+    """The driver's library: two GPUs, or a driver that does not fit."""
+
+    def __init__(self, code: int) -> None:
+        def init() -> int:
+            return code
+
+        def count(number: Any) -> int:
+            number._obj.value = 2
+            return 0
+
+        def name(handle: ctypes.c_void_p, text: Any, size: int) -> int:
+            text.value = b"NVIDIA H200"
+            return 0
+
+        def memory(handle: ctypes.c_void_p, numbers: Any) -> int:
+            numbers._obj[:] = (100, 60, 40)
+            return 0
+
+        def words(code: int) -> bytes:
+            return b"Driver/library version mismatch"
+
+        self.nvmlInit_v2, self.nvmlDeviceGetCount_v2 = init, count
+        self.nvmlDeviceGetHandleByIndex_v2 = lambda index, handle: 0
+        self.nvmlDeviceGetName, self.nvmlDeviceGetMemoryInfo = name, memory
+        self.nvmlErrorString = words
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml(0))
+    gpu = {"name": "NVIDIA H200", "total": 100, "free": 60}
+    assert probe.gpus() == {"found": [gpu, gpu]}
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml(18))
+    assert probe.gpus() == {"found": [], "error": "Driver/library version mismatch"}
+
+
+def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what is installed counts, but what an import would find."""
+    monkeypatch.syspath_prepend(tmp_path)
+    assert probe.package("a_package_of_a_test") is None
+    folder = tmp_path / "a_package_of_a_test"
+    folder.mkdir()
+    assert probe.package(folder.name) is None  # nothing is in it
+    folder.joinpath("__init__.py").write_text('"""Doc."""\n__version__ = "1.2.3"\n')
+    assert probe.package(folder.name) == "1.2.3"
+    before = probe.digest(folder.name)
+    folder.joinpath("more.py").write_text("x = 1\n")
+    assert len({before, probe.digest(folder.name), probe.digest("no_such_package")}) == 3
+
+
+def test_a_folder_that_is_not_there() -> None:
+    assert probe.room("/no/such/folder")["error"] == "No such file or directory"
+    assert probe.room("/")["size"] > 0
+
+
+def test_names() -> None:
+    assert probe.resolve("localhost")["addresses"] == ["127.0.0.1"]
+    assert "error" in probe.resolve("no-such-host.invalid")
+    assert probe.route("127.0.0.1")["interface"] == "lo"
+
+
+def test_who_is_too_slow_is_left_out() -> None:
+    never = threading.Event()
+    assert probe.at_once(lambda n: n or never.wait(), [0, 1, 2], 0.5) == {1: 1, 2: 2}
+    never.set()
+
+
+def test_only_those_with_the_secret_are_served() -> None:
+    alice, bob = probe.Probe(), probe.Probe()
+    ports = alice.do_listen(["127.0.0.1"], [0], "secret")
+    to = ["127.0.0.1", ports["127.0.0.1"]["0"]]
+    bob.do_listen([], [], "secret")
+    assert bob.do_reach({"alice": to}) == {"alice": ""}
+    assert bob.do_shout("bob", {"alice": [*to, [256]]}) == {"alice": {"256": ""}}
+    assert alice.do_heard({"bob": [256]}, 10.0) == {"bob": [256]}
+    measured = bob.do_measure(*to, sizes=[1, 4096], seconds=0.05)
+    assert set(measured["samples"]) == {"1", "4096"}
+    mallory = probe.Probe()
+    mallory.do_listen([], [], "sesame")
+    assert mallory.do_reach({"alice": to})["alice"] in (
+        "another program answers",
+        "connection reset by peer",
+    )
+    mallory.do_shout("mallory", {"alice": [*to, [256]]})
+    assert "mallory" not in alice.do_heard({"mallory": [256]}, 0.1)
+
+
+def test_a_slow_message_is_not_sent_again_and_again() -> None:
+    known = {"1": [1e-3], "65536": [0.1]}
+    assert probe._is_short(known, 65536, 0.6)
+    assert probe._is_short(known, 1 << 17, 0.6)
+    assert not probe._is_short(known, 1 << 20, 0.6)
+
+
+def test_what_fails_is_said() -> None:
+    answer = probe.Probe().answer({"do": "measure", "address": "x"})
+    assert answer["error"].startswith("TypeError: ")
+    closed = socket.create_server(("127.0.0.1", 0))
+    port = closed.getsockname()[1]
+    closed.close()
+    reached = probe.Probe().do_reach({"nobody": ["127.0.0.1", port]})
+    assert reached == {"nobody": os.strerror(111).lower()}
