@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from distkit.experiments import Experiment
     from distkit.experiments.sweep import sweep
     from distkit.parallel import Layout, shards
+    from distkit.recording.attached import attach
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -94,6 +95,7 @@ _HOMES = {
     "distkit.diagnosis.findings": ["Finding"],
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
+    "distkit.recording.attached": ["attach"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
@@ -166,6 +168,7 @@ __all__ = [  # noqa: RUF022
     "Finding",
     "equal",
     "mark",
+    "attach",
     "Compare",
     "Gradients",
     "Servers",

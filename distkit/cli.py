@@ -204,7 +204,9 @@ def add_trace(commands: Any) -> None:
         "trace",
         help="run a torchrun-style script and record its communication",
         usage="distkit trace [--ranks N] [--seed S] [--out FILE] [--html FILE]"
-        " -- script.py [ARGUMENT ...]",
+        " -- script.py [ARGUMENT ...]\n"
+        "       distkit trace [--out FILE] [--html FILE]"
+        " -- torchrun [OPTION ...] script.py [ARGUMENT ...]",
     )
     trace.add_argument("--ranks", type=int, default=4, metavar="N", help="how many ranks (4)")
     trace.add_argument(
@@ -218,17 +220,22 @@ def add_trace(commands: Any) -> None:
         type=Path,
         default=Path("trace.gz"),
         metavar="FILE",
-        help="where the trace goes (trace.gz)",
+        help="where the trace goes (trace.gz); with torchrun the ranks' files go into a folder "
+        "beside it, without the .gz",
     )
     trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
     trace.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     trace.set_defaults(run=_trace, wrong=trace.error)
 
 
-def _trace(args: argparse.Namespace, rest: list[str]) -> None:
+def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
     command = [*args.command, *rest]
     if not command:
         args.wrong("name the script: distkit trace -- train.py")
+    from distkit import launching
+
+    if launching.is_launcher(command):
+        return _trace_launcher(args, command)
     if not Path(command[0]).is_file():
         args.wrong(f"{command[0]}: no such script")
     for file in (args.out, args.html):
@@ -244,6 +251,46 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> None:
             _keep(unfinished.trace, args)
         raise
     _keep(run.trace, args)
+    return None
+
+
+def _trace_launcher(args: argparse.Namespace, command: list[str]) -> int:
+    """Record ranks that torchrun or another launcher starts; returns its exit status."""
+    from distkit import launching
+
+    folder = args.out.with_suffix("") if args.out.suffix == ".gz" else args.out
+    args.out = folder.with_name(f"{folder.name}.gz")
+    for file in (args.out, args.html):
+        check_folder(file, args.wrong)
+    told = set[str]()
+    explain = partial(_explain, folder, told)
+    status = launching.run(launching.recorded(command, folder.absolute()), on_signal=explain)
+    trace = explain()
+    if trace is not None:
+        _keep(trace, args)
+    return status
+
+
+def _explain(folder: Path, told: set[str]) -> Trace | None:
+    """Say what is known of the ranks whose files are in a folder, but for what was ``told``."""
+    from distkit.recording.rankfile import found
+    from distkit.trace.calls import named
+
+    if not folder.is_dir() or not found([folder]):
+        print("No rank was recorded: the launcher ended before the script began.", file=sys.stderr)
+        return None
+    trace = _load([folder])
+    size, here = trace.meta["world_size"], {int(r) for r in trace.meta["ranks"]}
+    absent = [rank for rank in range(size) if rank not in here]
+    if absent:
+        print(
+            f"The files of {named(absent)} are not in {folder}: bring those of the other hosts "
+            f"there, then run distkit replay {folder}"
+        )
+    findings = [f for f in trace.diagnose() if f.message not in told]
+    told.update(f.message for f in findings)
+    print_findings(findings)
+    return trace
 
 
 def _keep(trace: Trace, args: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
 from distkit.diagnosis.lint import remarks
 from distkit.events import Span
 from distkit.trace.calls import named
+from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 
 __all__ = ["Finding", "Kind", "diagnose"]
@@ -40,7 +41,22 @@ def diagnose(trace: EventLog) -> list[Finding]:
     rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:5: each waits for
     the other. Let one of them send first.
     """
-    return _Diagnosis(Evidence(trace)).findings()
+    *earlier, last = split(trace)
+    found = _Diagnosis(Evidence(last)).findings()
+    for number, part in reversed([*enumerate(earlier)]):
+        found += [_over(f, number) for f in _Diagnosis(Evidence(part)).findings() if _ended_it(f)]
+    return found
+
+
+def _ended_it(finding: Finding) -> bool:
+    """True if a finding is a reason for which ranks had to be started anew."""
+    return finding.hang or finding.kind in (Kind.DIED, Kind.RAISED)
+
+
+def _over(finding: Finding, number: int) -> Finding:
+    """What ended an earlier generation."""
+    message = f"generation {number} ended, and all ranks were started anew: {finding.message}"
+    return replace(finding, message=message, hang=False)
 
 
 class _Diagnosis:

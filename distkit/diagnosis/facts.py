@@ -13,6 +13,7 @@ from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call, named
+from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 
 #: How trouble that was made on purpose begins in what is said of a rank's end.
@@ -42,10 +43,12 @@ class End:
 class Evidence:
     """The operations of a trace by what they belong to, and the ranks that are stuck.
 
-    What a release did to the ranks is undone: they stand where they stood before.
+    What a release did to the ranks is undone: they stand where they stood before. Of a run whose
+    ranks were started anew it is the last generation.
     """
 
     def __init__(self, trace: EventLog) -> None:
+        trace = split(trace)[-1]
         self.trace = trace
         self.ranks = trace.ranks
         begun = [s for s in trace.spans if s.state is not State.SCHEDULED]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import marshal
 import mmap
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,15 @@ _NUMBER_OF = {word: i for words in (_OPS, _STATES) for i, word in enumerate(word
 
 
 class BlackBox:
-    """Writes the latest events of a rank into a file."""
+    """Writes the latest events of a rank into a file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        pack: turns plain values into bytes.
+    """
+
+    def __init__(self, path: Path, pack: Callable[[Any], bytes] = marshal.dumps) -> None:
+        self._pack = pack
         path.write_bytes(bytes(SLOTS * SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SLOTS * SIZE)
@@ -37,7 +44,7 @@ class BlackBox:
         seq, op, state, when, fields, _ = row
         packed = self._fields
         if packed[0] is not fields:
-            packed = self._fields = fields, marshal.dumps(fields)
+            packed = self._fields = fields, self._pack(fields)
         body = packed[1]
         told = run, number, len(body), seq, _NUMBER_OF[op], _NUMBER_OF[state], when
         entry = _HEAD.pack(*told) + body
@@ -46,14 +53,19 @@ class BlackBox:
             self._memory[at : at + len(entry)] = entry
 
 
-def read(path: Path, run: int, after: int) -> list[tuple[Any, ...]]:
-    """The rows of a run beyond the first ``after``, as far as the box still has them."""
+def read(
+    path: Path, run: int, after: int, unpack: Callable[[bytes], Any] = marshal.loads
+) -> list[tuple[Any, ...]]:
+    """The rows of a run beyond the first ``after``, as far as the box still has them.
+
+    ``unpack`` undoes the ``pack`` of its :class:`BlackBox`; marshal is for one's own ranks only.
+    """
     memory = path.read_bytes()
     found = []
     for at in range(0, len(memory), SIZE):
         which, number, size, seq, op, state, when = _HEAD.unpack_from(memory, at)
         if which == run and number > after:
             begin = at + _HEAD.size
-            fields = marshal.loads(memory[begin : begin + size])
+            fields = unpack(memory[begin : begin + size])
             found.append((number, (seq, _OPS[op], _STATES[state], when, fields, None)))
     return [row for _, row in sorted(found)]

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -407,6 +408,7 @@ MACHINERY = tuple(
         "recording/",
         "cluster/",
         "kvstore/",
+        "attach.py",
         "algorithms/contract.py",
         "algorithms/use.py",
     )
@@ -497,19 +499,28 @@ def waits_for_a_thread(frame: FrameType) -> bool:
     return limit is None or limit < 0
 
 
+_pickled = partial(pickle.dumps, protocol=5)
+
+
 class Flusher:
     """A thread that hands on what the recorder collected, every ``period`` seconds.
 
     Args:
-        emit: called with ``"rows"`` and (their number, the rows pickled), then with ``"waits"``
+        emit: called with ``"rows"`` and (their number, the rows packed), then with ``"waits"``
             and what :meth:`Recorder.blocked` said, unless that was None; it must not raise.
         period: seconds between two looks at first; it doubles up to :data:`SLOWEST`.
+        pack: packs the rows, which come again if it raises.
     """
 
     def __init__(
-        self, recorder: Recorder, emit: Callable[[str, Any], None], *, period: float = 0.05
+        self,
+        recorder: Recorder,
+        emit: Callable[[str, Any], None],
+        *,
+        period: float = 0.05,
+        pack: Callable[[list[Row]], Any] = _pickled,
     ) -> None:
-        self._recorder, self._emit, self._period = recorder, emit, period
+        self._recorder, self._emit, self._period, self._pack = recorder, emit, period, pack
         self._over, self._flushing = False, threading.Lock()
         self._bell = threading.Semaphore(0)
         recorder.hurry = self._bell.release
@@ -532,7 +543,7 @@ class Flusher:
             blocked = self._recorder.blocked()  # what happened before is among the rows
             rows = self._recorder.drain()
             try:
-                packed = pickle.dumps(rows, protocol=5)
+                packed = self._pack(rows)
             except Exception:
                 self._recorder.put_back(rows)
                 raise

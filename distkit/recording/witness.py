@@ -247,7 +247,7 @@ class Witness:
             return
         error = sys.exc_info()[1]
         if error is not None and isinstance(error, Exception):
-            self._note("raising", (pending.seq, *_told(error)))
+            self._note("raising", (pending.seq, *told(error)))
         if self._rollcall is None or self._rollcall.fits(pending.op, pending.fields) or limited:
             return
         pending.recorder.wait_begins(pending)
@@ -290,7 +290,7 @@ def _without_gradient(model: DistributedDataParallel) -> list[str]:
     return []
 
 
-def _told(error: Exception) -> tuple[str, str]:
+def told(error: BaseException) -> tuple[str, str]:
     """An exception's text, and the user's innermost line in its traceback."""
     try:
         text = f"{type(error).__name__}: {error}"

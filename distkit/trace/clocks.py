@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -271,7 +271,7 @@ class Correction:
         """The host's clock minus the reference's, in the middle of the run [s]."""
         return self.begin - self.origin + float(np.median(self.offsets))
 
-    def __call__(self, there: Floats) -> Floats:
+    def __call__(self, there: Floats | Sequence[float]) -> Floats:
         """Instants of the host's clock by that of the reference [s]."""
         since = np.asarray(there, np.float64) - self.begin
         outside = since - np.clip(since, self.times[0], self.times[-1])
@@ -296,7 +296,7 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
 
     >>> there_and_back = [Crossing("a", 1.0, "b", 6.2), Crossing("b", 7.0, "a", 2.2)]
     >>> b = align({"a": 0.0, "b": 0.0}, there_and_back)["b"]
-    >>> round(b.seconds, 2), round(b.error, 2), b(np.array([6.2])).round(2).tolist()
+    >>> round(b.seconds, 2), round(b.error, 2), b([6.2]).round(2).tolist()
     (5.0, 0.2, [1.2])
     """
     names = list(hosts)

@@ -148,6 +148,19 @@ _REPLACED = record(
     {"node": rank, "name": text, "how": text, "time": number},
     needed=("node", "name", "how", "time"),
 )
+#: The facts of one of several generations.
+_GENERATION = record(
+    {
+        "world_size": partial(whole, below=MOST_RANKS + 1),
+        "groups": by_name(items(rank)),
+        "ends": _by_rank(_END),
+        "began": _by_rank(number),
+        "until": number,
+        "unwaited": _by_rank(items(whole)),
+    }
+)
+#: How far a host's clock is ahead of the trace's, and how wrong that may be, if anybody knows.
+_CLOCK = record({"ahead": number, "error": number}, needed=("ahead",))
 
 #: What a trace's ``meta`` may hold; entries of other names are only kept.
 meta = record(
@@ -170,6 +183,8 @@ meta = record(
         "sources": by_name(text),
         "stopped": _by_rank(text),
         "silent_since": _by_rank(number),
+        "generations": items(_GENERATION),
+        "clocks": by_name(_CLOCK),
     }
 )
 

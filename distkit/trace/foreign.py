@@ -77,7 +77,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
     read = {file: _parsed(file) for file in files}
     reader = _reader(read)
-    trace: Log = _checked(files, lambda: _sound(kind(*reader.read(_by_rank(read)))))
+    trace: Log = checked(files, lambda: sound(kind(*reader.read(_by_rank(read)))))
     return trace
 
 
@@ -116,7 +116,7 @@ def _parsed(path: Path) -> Json:
             return _listed(PlainUnpickler(io.BytesIO(content)).load(), iter(range(MOST_VALUES)))
         return json.loads(content)
 
-    found = _checked([path], parse)
+    found = checked([path], parse)
     if isinstance(found, list):  # Chrome's other form
         found = {"traceEvents": found}
     if not isinstance(found, dict):
@@ -150,7 +150,7 @@ def _listed(value: Any, left: Iterator[int]) -> Any:
     return value
 
 
-def _sound(trace: Log) -> Log:
+def sound(trace: Log) -> Log:
     """The trace, if a saved one may hold the same."""
     for event in trace:
         fields.rank(event.rank, "rank")
@@ -162,7 +162,7 @@ def _sound(trace: Log) -> Log:
     return type(trace).of(trace.table, trace.meta)
 
 
-def _checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
+def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
     """What is parsed; an error in it is that of the files."""
     try:
         return parse()
@@ -191,7 +191,7 @@ def _reader(read: Mapping[Path, Json]) -> ModuleType:
         if kind is None:
             raise TraceFileError(f"{path}: not a trace. {_KNOWN}")
         kinds[kind] = path
-        _checked([path], partial(kind.check, content))
+        checked([path], partial(kind.check, content))
     if len(kinds) > 1:
         one, other = (path.name for path in kinds.values())
         raise TraceFileError(
@@ -221,7 +221,7 @@ def _by_rank(read: Mapping[Path, Json]) -> dict[int, Json]:
 def _rank(path: Path, content: Json, otherwise: int | None) -> int:
     about = content.get("distributedInfo")
     if isinstance(about, dict) and "rank" in about:
-        _checked([path], lambda: fields.rank(about["rank"], "distributedInfo.rank"))
+        checked([path], lambda: fields.rank(about["rank"], "distributedInfo.rank"))
         return int(about["rank"])
     numbers = re.findall(r"\d+", _SUFFIXES.sub("", path.name))
     rank = int(numbers[-1]) if numbers else otherwise

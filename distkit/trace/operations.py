@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from distkit.events import COLLECTIVES, P2P, REQUESTS, Event, Message, Op, Span, State
 
+#: The operations of each process in a rank's place are numbered from a multiple of this.
+APART = 1 << 32
+
 
 def spans(events: Iterable[Event]) -> list[Span]:
     """One span per operation, in the order of their starts."""

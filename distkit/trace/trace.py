@@ -29,7 +29,10 @@ class Trace(EventLog):
             ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
             "raised", "died", or "released" by others' failure or an interrupt; or "elsewhere", not
             in a call, when the trace ends; who died may have a ``"time"``),
-            ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it).
+            ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it),
+            ``generations`` (the facts of each, where all ranks were started anew), ``clocks``
+            (``{host: {"ahead", "error"}}``: how far each host's was ahead of the trace's [s], where
+            there were several; without an error it is what their wall clocks say).
 
     >>> from distkit.events import Event, Op, State
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -60,6 +63,9 @@ class Trace(EventLog):
         and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
         their folder. The rank is what a file says, or the last number of its name.
 
+        A folder in which :func:`distkit.attach` has recorded a run's ranks becomes one trace, also
+        while they run; of several runs it is the latest.
+
         Args:
             path: a file, several of one run, or a folder of them.
 
@@ -75,6 +81,11 @@ class Trace(EventLog):
 
         one = isinstance(path, (str, Path))
         paths = [Path(path)] if isinstance(path, (str, Path)) else [*map(Path, path)]
+        if any(p.suffix == ".rank" or p.is_dir() for p in paths):
+            from distkit.recording import merge, rankfile
+
+            if files := rankfile.found(paths):
+                return merge.load(files, cls)
         if one and not foreign.is_foreign(paths[0]):
             return file.load(paths[0], cls)
         return foreign.load(paths, cls)

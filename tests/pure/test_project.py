@@ -28,7 +28,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
 PUBLIC = """
     Cluster run_ranks Run Stepper doctor
-    Event Message Op Span State Summary Trace Finding equal mark
+    Event Message Op Span State Summary Trace Finding equal mark attach
     Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment sweep progress
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
     shared_memory_all_reduce use_algorithm ddp_hook
@@ -65,7 +65,16 @@ LAYERS = {
     "exercises": WAIST + "algorithms kvstore cluster views",
     "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top
 }
-TOP = {"__init__", "__main__", "cli", "demos", "hangs", "ipython"}  # may import all
+TOP = {
+    "__init__",
+    "__main__",
+    "attach",
+    "cli",
+    "demos",
+    "hangs",
+    "ipython",
+    "launching",
+}  # may import all
 
 
 # -- imports ---------------------------------------------------------------------

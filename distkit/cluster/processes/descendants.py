@@ -21,9 +21,9 @@ PATIENCE = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def die_with_parent() -> None:
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Ask Linux to end this process when its parent ends; elsewhere the lifeline does it alone."""
-    _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _control(_PR_SET_PDEATHSIG, by)
 
 
 def adopt_orphans() -> None:

@@ -12,14 +12,11 @@ from typing import Any
 from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
 from distkit.recording.recorder import to_event
-from distkit.trace.operations import spans
+from distkit.trace.operations import APART, spans
 from distkit.trace.trace import Trace
 
 #: A trace keeps at most this many events; it says how many more there were.
 LIMIT = 2_000_000
-
-#: The operations of each process in a rank's place are numbered from a multiple of this.
-APART = 1 << 32
 
 
 class LiveTrace:

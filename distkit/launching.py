@@ -1,0 +1,137 @@
+"""Ranks that another launcher starts, recorded: ``distkit trace -- torchrun …``, srun, mpiexec.
+
+The launcher runs as its user has written it, but that each rank begins with ``distkit.attach``.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from distkit.cluster.processes.descendants import die_with_parent
+from distkit.errors import StartError
+
+#: Launchers other than torchrun; behind their own options comes the Python that they start.
+_OTHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
+_PYTHON = re.compile(r"python[\d.]*t?")
+_TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
+
+#: Options of torchrun that have no value, and those of Python that have one.
+FLAGS = {
+    *("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--standalone"),
+    *("--virtual-local-rank", "--use-env"),
+}
+_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
+
+#: Signals that end a launcher: whoever sends them to distkit means it.
+_PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """True if a command starts ranks by itself.
+
+    >>> is_launcher(["torchrun", "train.py"]), is_launcher(["train.py"])
+    (True, False)
+    """
+    name = Path(command[0]).name
+    return name == "torchrun" or name in _OTHERS or _PYTHON.fullmatch(name) is not None
+
+
+def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
+    """The command that records what a command starts.
+
+    Args:
+        command: of torchrun, or of another launcher that starts Python.
+        folder: where the files of the ranks go.
+
+    Raises:
+        StartError: it starts no Python script.
+
+    >>> recorded(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
+    ['-m', 'distkit.attach', '--out', 'f', 'train.py', '--lr', '1']
+    >>> recorded(["srun", "-n", "2", "python", "-u", "train.py"], "f")[3:]
+    ['python', '-u', '-m', 'distkit.attach', '--out', 'f', 'train.py']
+    """
+    attach = ["-m", "distkit.attach", "--out", str(folder)]
+    for at, word in enumerate(command, 1):
+        before, after, name = [*command[:at]], [*command[at:]], Path(word).name
+        if name == "torchrun":
+            return before + _of_torchrun(after, attach)
+        if _PYTHON.fullmatch(name):
+            return before + _of_python(after, attach)
+    raise _refused("there is no Python in it")
+
+
+def _of_torchrun(words: list[str], attach: list[str]) -> list[str]:
+    at, is_module = 0, False
+    while at < len(words) and words[at].startswith("-"):
+        name, has_value, _ = words[at].partition("=")
+        name = name.replace("_", "-")
+        if name in ("--no-python", "--run-path"):
+            raise _refused(f"with {name} torchrun starts no script or module")
+        is_module = is_module or name in ("-m", "--module")
+        is_whole = name in FLAGS or has_value or (name[1] != "-" and len(name) > 2)  # -t3
+        at += 1 if is_whole else 2
+    if not words[at:]:
+        raise _refused("torchrun is given no script")
+    as_module = [*words[:at], *([] if is_module else ["-m"])]
+    return [*as_module, *attach[1:], *(["-m"] if is_module else []), *words[at:]]
+
+
+def _of_python(words: list[str], attach: list[str]) -> list[str]:
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
+        at += 1 + (words[at] in _WITH_VALUE)
+    options, rest = words[:at], words[at:]
+    if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _TORCHRUN:
+        return [*options, *rest[:2], *_of_torchrun(rest[2:], attach)]
+    if rest[:1] == ["-m"] or (rest and not rest[0].startswith("-")):
+        return [*options, *attach, *rest]
+    raise _refused("Python is given no script")
+
+
+def _refused(why: str) -> StartError:
+    return StartError(
+        f"this command cannot be recorded: {why}. Give the script as for the launcher: "
+        "distkit trace -- torchrun --nproc-per-node 2 train.py"
+    )
+
+
+def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
+    """Run a launcher to its end, and return its exit status as a shell has it.
+
+    It is in a session of its own, so that each signal reaches it once: from here.
+
+    Args:
+        command: the launcher, its options, and what it starts.
+        on_signal: called once when a signal that ends the launcher has been passed on to it.
+
+    Raises:
+        StartError: there is no such launcher.
+    """
+    try:
+        process = subprocess.Popen(
+            command, start_new_session=True, preexec_fn=partial(die_with_parent, signal.SIGTERM)
+        )
+    except OSError as error:
+        raise StartError(f"{command[0]} cannot be started ({error.strerror}).") from error
+    told = list[int]()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+        told.append(number)
+        if len(told) == 1:
+            on_signal()
+
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status

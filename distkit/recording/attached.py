@@ -1,0 +1,293 @@
+"""Recording a rank that somebody else has started: torchrun, Slurm, MPI, or a shell.
+
+Its process group, its store and its devices are the script's own; the tap notes what passes. What
+is noted goes into a file of the rank, which ``distkit replay FOLDER`` merges with the others'.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import faulthandler
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from distkit.errors import StartError
+from distkit.events import WORLD
+from distkit.recording import recorder as _recorder
+from distkit.recording.blackbox import BlackBox
+from distkit.recording.launched import Launched, recognise
+from distkit.recording.rankfile import SUFFIX, RankFile, clock, encode
+from distkit.recording.recorder import Flusher, Recorder, Row, is_users
+from distkit.recording.tap import tap
+from distkit.recording.witness import Witness, look_after_backward, told
+
+#: Where the files of the ranks go, if nobody says it.
+FOLDER = "trace"
+#: Set in a rank that is recorded, to its pid: processes that it starts are none.
+_ATTACHED = "DISTKIT_ATTACHED"
+#: The text of one source file goes into a record up to this length [characters].
+_LONGEST = 200_000
+#: By these signals launchers and users end a rank.
+_ENDING = signal.SIGTERM, signal.SIGINT
+
+_here: Attached | None = None
+
+
+def attach(folder: str | Path = FOLDER) -> None:
+    """Record this rank's communication from now on, whoever has started it.
+
+    Call it before ``init_process_group``. Afterwards ``distkit replay FOLDER`` shows all ranks.
+    In a rank that is recorded already, and in processes that such a rank starts, it does nothing.
+
+    Args:
+        folder: where the files of the ranks go, one for each; it is made if there is none. Ranks
+            of several hosts may share it, or their files are brought together afterwards.
+
+    Raises:
+        StartError: the launcher's environment variables contradict each other, or there can be no
+            files in the folder.
+
+    Example:
+        >>> import distkit as dk                        # doctest: +SKIP
+        >>> dk.attach()                                 # doctest: +SKIP
+    """
+    global _here
+    of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
+    if _here is None and not of_parent and _recorder.current() is None:
+        _here = Attached(recognise(os.environ, socket.gethostname()), Path(folder).absolute())
+        os.environ[_ATTACHED] = str(os.getpid())
+
+
+class Attached:
+    """The recording of this process.
+
+    Args:
+        place: its place among the ranks.
+        folder: where its file goes.
+    """
+
+    def __init__(self, place: Launched, folder: Path) -> None:
+        began = time.monotonic(), time.time()
+        name = f"{place.rank:05}-{place.host}-{os.getpid()}-{began[1]:.0f}"
+        about = {
+            "rank": place.rank,
+            "world_size": place.world_size,
+            "local_rank": place.local_rank,
+            "host": place.host,
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "launcher": place.launcher,
+            "restart": place.restart,
+            "clock": clock(),
+            "began": began,
+            "folder": str(Path.cwd()),
+            "program": Path(sys.argv[0]).name,
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = RankFile(folder / f"{name}{SUFFIX}", about)
+            self._beside = [folder / f"{name}.box", folder / f"{name}.fault"]
+            self._box = BlackBox(self._beside[0], encode)
+            self._fault = self._beside[1].open("wb")
+        except OSError as error:
+            raise StartError(
+                f"{folder}: the files of the ranks cannot be written there ({error.strerror}). "
+                "Name another folder."
+            ) from error
+        self._pid, self._end = os.getpid(), ("returned", "", "")
+        self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
+        self._sources = set[str]()
+        self._install()
+        self._hear_signals()
+        self._flusher = _Flusher(self._recorder, self._emit, self._beat)
+
+    def _install(self) -> None:
+        """Put the hooks in place."""
+        tap.install()
+        look_after_backward()
+        # nothing is compared before the backend sees it: the ranks may be on any hosts
+        tap.witness = Witness(self._file.note, None, lambda: None)
+        tap.groups.on_group = self._on_group
+        tap.on_threads = partial(self._file.note, "threads")
+        _recorder.set_current(self._recorder)
+        atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=self._forget)
+        sys.excepthook = partial(self._excepthook, sys.excepthook)
+
+    # -- what is noted --------------------------------------------------------------------------
+
+    def _on_group(self, name: str, members: list[int]) -> None:
+        import torch.distributed as dist
+
+        self._file.note("group", (name, members))
+        if name == WORLD:
+            self._recorder.rank = dist.get_rank()  # a script may number the ranks as it likes
+            self._file.note("world", (dist.get_rank(), len(members)))
+
+    def _emit(self, kind: str, what: Any) -> None:
+        """Write what the flusher brings."""
+        if kind == "rows":
+            _, rows = what
+            self._add_sources(rows)
+            self._file.rows(rows)
+
+    def _add_sources(self, rows: list[Row]) -> None:
+        """Add the text of each file whose lines are seen for the first time."""
+        for file in {row[4][6].rpartition(":")[0] for row in rows} - self._sources:
+            self._sources.add(file)
+            try:
+                text = Path(file).read_text(errors="replace")[:_LONGEST]
+            except OSError:  # it was not in a file
+                continue
+            self._file.note("source", (file, text))
+
+    def _beat(self) -> None:
+        """Note that the rank lives, and what it has lost."""
+        lost = self._recorder.dropped + self._file.lost
+        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        told = lost, self._recorder.without_values, dict(self._recorder.unseen), cuda
+        self._file.note("beat", (time.monotonic(), time.time(), *told))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def ended(self, error: BaseException) -> None:
+        """Note the exception that ends the rank."""
+        if isinstance(error, KeyboardInterrupt):
+            self._end = "released", "", ""
+        elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self._end = "raised", *told(error)
+
+    def _excepthook(
+        self,
+        stock: Callable[..., Any],
+        kind: type[BaseException],
+        error: BaseException,
+        at: TracebackType | None,
+    ) -> None:
+        """Print a traceback as without us: it begins in the script."""
+        if os.getpid() == self._pid:
+            self.ended(error)
+        while at is not None and at.tb_next and not is_users(at.tb_frame.f_code.co_filename):
+            at = at.tb_next
+        stock(kind, error.with_traceback(at), at)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        tap.settle()
+        unwaited = tap.unwaited.calls()
+        _recorder.set_current(None)
+        self._flusher.close()
+        self._file.note("unwaited", unwaited)
+        self._file.note("end", (*self._end, time.monotonic()))
+        self._file.close()
+        self._hear_no_signals()
+        for path in self._beside:
+            path.unlink(missing_ok=True)
+
+    def _forget(self) -> None:
+        """In a child: it is no rank."""
+        _recorder.set_current(None)
+        self._hear_no_signals()
+
+    def _hear_signals(self) -> None:
+        """Have the interpreter write down which signal ends the rank, also out of a call of C++.
+
+        What the signal does stays as it is.
+        """
+        self._tells_crashes = not faulthandler.is_enabled()
+        if self._tells_crashes:
+            faulthandler.enable(self._fault)
+        for number in _ENDING:
+            faulthandler.register(number, self._fault, chain=True)
+
+    def _hear_no_signals(self) -> None:
+        for number in _ENDING:
+            faulthandler.unregister(number)
+        if self._tells_crashes:
+            faulthandler.disable()
+        self._fault.close()
+
+
+class _Flusher(Flusher):
+    """Calls ``beat`` after each flush.
+
+    Args:
+        recorder: as of a :class:`Flusher`.
+        emit: the same; the rows come as they are.
+        beat: without arguments.
+    """
+
+    def __init__(
+        self, recorder: Recorder, emit: Callable[[str, Any], None], beat: Callable[[], None]
+    ) -> None:
+        self._beat = beat
+        super().__init__(recorder, emit, pack=list)
+
+    def flush(self) -> None:
+        """Write what has been collected, and that the rank lives."""
+        super().flush()
+        self._beat()
+
+
+# -- python -m distkit.attach --------------------------------------------------------------------
+
+
+def main(argv: list[str]) -> None:
+    """Run a script, or a module, as Python does, and record it.
+
+    Args:
+        argv: ``[--out FOLDER] SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
+    """
+    folder, words = FOLDER, list(argv)
+    if words[:1] == ["--out"] and len(words) > 1:
+        folder, words = words[1], words[2:]
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
+    if not words or words[0].startswith("-"):
+        print(f"usage: {_USAGE}", file=sys.stderr)
+        raise SystemExit(2)
+    sys.argv[:] = words
+    try:
+        attach(folder)
+    except StartError as error:
+        print(f"distkit: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    try:
+        _run_module(words[0]) if is_module else _run_script(Path(words[0]))
+    except BaseException as error:
+        if _here is not None:
+            _here.ended(error)
+        raise
+
+
+_USAGE = "torchrun [OPTION ...] -m distkit.attach [--out FOLDER] SCRIPT [ARGUMENT ...]"
+
+
+def _run_script(path: Path) -> None:
+    """Run a file as ``__main__``."""
+    sys.path[0] = str(path.resolve().parent)
+    _recorder.make_users(str(path))
+    main = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", str(path))
+    vars(main).update(__file__=str(path), __builtins__=builtins, __loader__=loader)
+    sys.modules["__main__"] = main
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
+
+
+def _run_module(name: str) -> None:
+    """Run a module as ``__main__``; the current folder is searched first, as by ``python -m``."""
+    runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,0 +1,334 @@
+"""The files of ranks, of one host or of several, as one trace. Pure but for reading them.
+
+The monotonic clock of a host is common to its processes. Those of several hosts are put right by
+the messages between them, and where these do not tell, by their wall clocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path, PurePath
+from typing import Any
+
+from distkit.errors import TraceFileError
+from distkit.events import COLLECTIVES, WORLD, Event, Op, Span, State
+from distkit.recording import rankfile
+from distkit.recording.rankfile import Record
+from distkit.recording.recorder import is_users, to_event
+from distkit.trace import foreign
+from distkit.trace.clocks import ClocksDisagree, Correction, Crossing, align
+from distkit.trace.generations import join
+from distkit.trace.log import EventLog, Log
+
+#: A rank that was heard of so recently runs [s].
+RECENT = 2.0
+
+#: After these calls each member knows that all had begun theirs; after a rooted one, only some.
+_TOGETHER = COLLECTIVES - {Op.BROADCAST, Op.SCATTER, Op.REDUCE, Op.GATHER}
+
+
+def load(files: Sequence[Path], kind: type[Log]) -> Log:
+    """Merge the files of the ranks of a run; of several runs in a folder, the latest.
+
+    Args:
+        files: as :func:`distkit.recording.rankfile.found` finds them.
+        kind: what to make of their events.
+
+    Raises:
+        TraceFileError: a file is damaged, or of a newer version.
+    """
+    merged: Log = foreign.checked(
+        files, lambda: foreign.sound(kind(*merge([rankfile.read(path) for path in files])))
+    )
+    return merged
+
+
+def merge(records: Iterable[Record]) -> tuple[list[Event], dict[str, Any]]:
+    """The events of a run and its facts."""
+    generations = _generations(_latest_run(list(records)))
+    last = generations[-1][min(generations[-1])]
+    clocks = _Clocks(generations, reference=last.about["clock"])
+    parts = [_part(ranks, clocks) for ranks in generations]
+    events, meta = join(parts)
+    return events, {**meta, "name": last.about["program"], **clocks.told}
+
+
+# -- which files belong together -----------------------------------------------------------------
+
+
+def _latest_run(records: list[Record]) -> list[Record]:
+    """The files of the latest run: its launchers, one on each host, were there together."""
+    if not records:
+        raise TraceFileError("There are no files of ranks. Give a folder with some.")
+    launchers = _by_launcher(records).values()
+    lives = sorted(launchers, key=lambda some: max(map(_ended, some)), reverse=True)
+    run, began = list[Record](), float("inf")
+    for some in lives:
+        if run and max(map(_ended, some)) < began:
+            break
+        run += some
+        began = min(began, *map(_began, some))
+    return run
+
+
+def _by_launcher(records: Iterable[Record]) -> dict[tuple[str, int], list[Record]]:
+    """The ranks that each process has started: torchrun's anew when one has ended, others once."""
+    found: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in records:
+        its = record.about
+        found[its["clock"], its["parent" if its["launcher"] == "torchrun" else "pid"]].append(
+            record
+        )
+    return found
+
+
+def _began(record: Record) -> float:
+    """When a rank's process began, by its wall clock [s]."""
+    return float(record.about["began"][1])
+
+
+def _ended(record: Record) -> float:
+    """When a rank was last heard of, by its wall clock [s]."""
+    monotonic, wall = record.about["began"]
+    return float(wall + record.until - monotonic)
+
+
+def _generations(records: list[Record]) -> list[dict[int, Record]]:
+    """The ranks of each generation: those that were there together.
+
+    Each launcher starts its ranks again and again; clocks of several hosts need not agree on the
+    order, and launchers need not have counted equally far.
+    """
+    batches = [list(_batches(some)) for some in _by_launcher(records).values()]
+    if len({*map(len, batches)}) == 1:
+        found = [_of_one(some) for some in zip(*batches, strict=True)]
+        if None not in found:
+            return [ranks for ranks in found if ranks is not None]
+    together: list[dict[int, Record]] = []
+    for batch in sorted(itertools.chain(*batches), key=lambda batch: min(map(_began, batch))):
+        joined = _of_one([[*together[-1].values()], batch]) if together else None
+        if joined is None:
+            together.append({record.rank: record for record in batch})
+        else:
+            together[-1] = joined
+    return together
+
+
+def _batches(records: list[Record]) -> Iterator[list[Record]]:
+    """The ranks that a launcher has started, each time."""
+    batch: list[Record] = []
+    for record in sorted(records, key=lambda r: r.about["began"][0]):
+        if any(other.about["local_rank"] == record.about["local_rank"] for other in batch):
+            yield batch
+            batch = []
+        batch.append(record)
+    yield batch
+
+
+def _of_one(batches: Iterable[list[Record]]) -> dict[int, Record] | None:
+    """The ranks of some batches; None if they cannot be of one generation."""
+    records = list(itertools.chain(*batches))
+    ranks = {record.rank: record for record in records}
+    sizes = {record.world_size for record in records}
+    return dict(sorted(ranks.items())) if len(ranks) == len(records) and len(sizes) == 1 else None
+
+
+# -- clocks --------------------------------------------------------------------------------------
+
+
+class _Clocks:
+    """The clocks of the hosts, put right."""
+
+    def __init__(self, generations: list[dict[int, Record]], reference: str) -> None:
+        records = [record for ranks in generations for record in ranks.values()]
+        self._hosts: dict[str, str] = {}
+        assumed: dict[str, float] = {}
+        for record in sorted(records, key=lambda r: r.about["clock"] != reference):
+            monotonic, wall = record.about["began"]
+            self._hosts.setdefault(record.about["clock"], record.about["host"])
+            assumed.setdefault(record.about["clock"], monotonic - wall)
+        first = next(iter(assumed.values()))
+        assumed = {clock: ahead - first for clock, ahead in assumed.items()}
+        self._corrections: dict[str, Correction] = {}
+        #: What there is to say of them, for the trace.
+        self.told: dict[str, Any] = {}
+        if len(assumed) > 1:
+            crossings = [c for ranks in generations for c in _crossings(ranks)]
+            self._align(assumed, crossings)
+
+    def _align(self, assumed: Mapping[str, float], crossings: list[Crossing]) -> None:
+        try:
+            self._corrections = align(assumed, crossings)
+        except ClocksDisagree as error:
+            self._corrections = align(assumed, [])
+            self.told["clocks_disagree"] = str(error)
+        self.told["clocks"] = {
+            self._hosts[clock]: {"ahead": c.seconds}
+            | ({} if c.error == float("inf") else {"error": c.error})
+            for clock, c in self._corrections.items()
+        }
+
+    def __call__(self, record: Record, *times: float) -> list[float]:
+        """Instants of a rank's clock by the reference's [s]."""
+        correction = self._corrections.get(record.about["clock"])
+        return [*times] if correction is None else correction(times).tolist()
+
+
+def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
+    """The messages between hosts, with the times that the ranks noted.
+
+    Where a rank has used a GPU, calls return before they are done: they tell nothing.
+    """
+    usable = {rank: r for rank, r in ranks.items() if not r.latest("beat", (0,) * 6)[5]}
+    clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}
+    log = EventLog(e for rank, record in usable.items() for e in _events(rank, record))
+    for m in log.messages:
+        if m.sent is not None and m.received is not None and {m.src, m.dst} <= clock.keys():
+            yield Crossing(clock[m.src], m.sent, clock[m.dst], m.received)
+    for spans in log.collectives:
+        yield from _of_collective(spans, clock)
+
+
+def _of_collective(spans: list[Span], clock: Mapping[int, str]) -> Iterator[Crossing]:
+    """A collective as messages: from the last rank of a host to begin to each first to end."""
+    if len({s.op for s in spans}) > 1:
+        return
+    op, root = spans[0].op, spans[0].peer
+    began, ended = dict[str, float](), dict[str, float]()
+    for s in spans:
+        at = clock[s.rank]
+        if op in _TOGETHER or (s.rank == root) == (op in (Op.BROADCAST, Op.SCATTER)):
+            began[at] = max(s.start, began.get(at, s.start))
+        ends = op in _TOGETHER or (s.rank == root) == (op in (Op.REDUCE, Op.GATHER))
+        if ends and s.end is not None and s.state is State.COMPLETED:
+            ended[at] = min(s.end, ended.get(at, s.end))
+    for here, sent in began.items():
+        for there, received in ended.items():
+            if here != there:
+                yield Crossing(here, sent, there, received)
+
+
+# -- the ranks of one generation -----------------------------------------------------------------
+
+
+def _part(ranks: Mapping[int, Record], clocks: _Clocks) -> EventLog:
+    """The trace of one generation."""
+    events = [e for rank, r in ranks.items() for e in _events(rank, r, clocks)]
+    size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
+    groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
+    told = {str(rank): record for rank, record in sorted(ranks.items())}
+    meta = {
+        "world_size": size,
+        "ranks": {rank: _about(record) for rank, record in told.items()},
+        "groups": {WORLD: [*range(size)]} | groups,
+        "began": {rank: clocks(r, r.about["began"][0])[0] for rank, r in told.items()},
+        "ends": {rank: end for rank, r in told.items() if (end := _end(r, clocks))},
+        "until": max(clocks(r, r.until)[0] for r in ranks.values()),
+        "dropped": {rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
+        "without_values": {rank: n for rank, r in told.items() if (n := _beat(r)[1])},
+        "unseen": {rank: seen for rank, r in told.items() if (seen := _unseen(r))},
+        "threads": {
+            rank: [*r.notes["threads"]] for rank, r in told.items() if "threads" in r.notes
+        },
+        "raising": {rank: _raising(r) for rank, r in told.items() if "raising" in r.notes},
+        "unreduced": {rank: [*(r.latest("unreduced", ()))] for rank, r in told.items()},
+        "unwaited": {rank: [*(r.latest("unwaited", ()))] for rank, r in told.items()},
+        "sources": {
+            _label(r.about["folder"], file): text
+            for r in ranks.values()
+            for file, text in r.notes.get("source", ())
+        },
+    }
+    return EventLog(events, meta)
+
+
+def _events(rank: int, record: Record, clocks: _Clocks | None = None) -> Iterator[Event]:
+    place = partial(_place, record.about["folder"])
+    times = [row[3] for row in record.rows]
+    right = iter(times if clocks is None else clocks(record, *times))
+    return (to_event(rank, row, place, lambda _: next(right)) for row in record.rows)
+
+
+@lru_cache(4096)
+def _place(folder: str, where: str) -> str:
+    """A line as its user knows it: below the current folder, or by the file's name."""
+    file, _, line = where.rpartition(":")
+    return f"{_label(folder, file)}:{line}" if file else where
+
+
+def _label(folder: str, file: str) -> str:
+    path = PurePath(file)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
+
+
+def _about(record: Record) -> dict[str, Any]:
+    host, pid = record.about["host"], record.about["pid"]
+    device = "cuda" if _beat(record)[3] else "cpu"
+    return {
+        "name": f"rank {record.rank}",
+        "role": "rank",
+        "host": host,
+        "pid": pid,
+        "device": device,
+    }
+
+
+def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
+    """What a rank has lost, has not looked at, and has not seen; and if it has used a GPU."""
+    *_, lost, without_values, unseen, cuda = record.latest("beat", (0, 0, 0, 0, {}, False))
+    return lost, without_values, unseen, cuda
+
+
+def _unseen(record: Record) -> dict[str, int]:
+    return {**_beat(record)[2], **record.latest("unseen", {})}
+
+
+def _raising(record: Record) -> dict[str, Any]:
+    seq, text, where = record.latest("raising")
+    return {"seq": seq, "text": text, "where": _place(record.about["folder"], where)}
+
+
+#: The interpreter's words for signals of crashes.
+_CRASHES = {
+    "Aborted": "SIGABRT",
+    "Segmentation fault": "SIGSEGV",
+    "Bus error": "SIGBUS",
+    "Floating": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+
+
+def _end(record: Record, clocks: _Clocks) -> dict[str, Any] | None:
+    """The end of a rank, for the trace's ``meta["ends"]``; None: it may run still."""
+    if "end" in record.notes:
+        how, text, where, at = record.latest("end")
+        place = _place(record.about["folder"], where)
+        return {"how": how, "text": text, "where": place, "time": clocks(record, at)[0]}
+    (at,) = clocks(record, record.until)
+    crash = re.search(r"Fatal Python error: (.*)", record.fault)
+    if crash is not None:
+        signal = next((s for words, s in _CRASHES.items() if crash[1].startswith(words)), "")
+        text = f"signal {signal}" if signal else crash[1]
+        return {"how": "died", "text": text, "where": _crashed_at(record), "time": at}
+    if record.fault:  # whoever started it has ended it
+        return {"how": "released", "text": "", "where": "", "time": at}
+    if time.monotonic() - record.until < RECENT and record.about["clock"] == rankfile.clock():
+        return None
+    text = "without a report: killed, left by os._exit, or its host was lost"
+    return {"how": "died", "text": text, "where": "", "time": at}
+
+
+def _crashed_at(record: Record) -> str:
+    """The innermost line of the user's in a crash report."""
+    report = record.fault.partition("Fatal Python error")[2].partition("(most recent call first)")[
+        2
+    ]
+    lines = re.findall(r'File "(.+)", line (\d+) in ', report.partition("\n\n")[0])
+    return next(
+        (_place(record.about["folder"], f"{file}:{n}") for file, n in lines if is_users(file)), ""
+    )

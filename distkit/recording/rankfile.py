@@ -1,0 +1,245 @@
+"""The record of one rank as a file: written while the rank runs, and readable however it ends.
+
+After a line that names the format come chunks of msgpack, each with its length and checksum, so
+that one cut short by a crash is noticed; reading a file executes nothing. Events reach the file
+some tenths of a second after they happen. Until then they are in a black box beside it
+(``NAME.box``), and what the interpreter said of the signal that ended it is in ``NAME.fault``:
+a rank that ends by itself leaves neither.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distkit.errors import TraceFileError
+from distkit.events import Op, State
+from distkit.recording import blackbox
+from distkit.recording.recorder import Row
+
+#: How the file of a rank is called and how it begins; the number is the format's version.
+SUFFIX, MAGIC = ".rank", b"distkit-rank 1\n"
+#: Of a rank so many events are kept; the others are counted.
+MOST_ROWS = 1_000_000
+
+_HEAD = struct.Struct("<II")  # the bytes of a chunk, and their checksum
+_OPS, _STATES = {op.value: op for op in Op}, {state.value: state for state in State}
+
+#: Packs plain values; of what is none, its text.
+encode = msgspec.msgpack.Encoder(enc_hook=str).encode
+
+
+def decode(packed: bytes | memoryview) -> Any:
+    """Unpack plain values, with tuples for lists."""
+    return _tuples(msgspec.msgpack.decode(packed))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    if isinstance(value, dict):
+        return {name: _tuples(one) for name, one in value.items()}
+    return value
+
+
+def clock() -> str:
+    """The clock of this process: equal for all those that read the same monotonic clock."""
+    kernel = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{kernel.read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:  # no Linux, or an old one
+        return socket.gethostname()
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+class RankFile:
+    """Writes the record of this rank. It never raises: a rank goes on when the disk is full.
+
+    Args:
+        path: of the file, which must not exist.
+        about: the rank: see :class:`Record`.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path, self.lost = path, 0
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._known: dict[int, tuple[int, Any]] = {}  # by their identity: number, and the fields
+        self._left, self._count = MOST_ROWS, 0
+        self._writing = threading.Lock()
+        self._broken = False
+        os.write(self._file, MAGIC)
+        self._put(about)
+
+    def rows(self, rows: list[Row]) -> None:
+        """Add events."""
+        kept = rows[: self._left]
+        self._left -= len(kept)
+        self.lost += len(rows) - len(kept)
+        new: list[Any] = []
+        packed = [(*row[:4], self._number(row[4], new), row[5]) for row in kept]
+        if packed and not self._put(("rows", new, packed)):
+            self.lost += len(kept)
+
+    def note(self, name: str, value: Any) -> None:
+        """Add a fact."""
+        self._put(("note", name, value))
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        with self._writing:
+            if not self._broken:
+                self._broken = True
+                os.close(self._file)
+
+    def _number(self, fields: Any, new: list[Any]) -> int:
+        """The number of these fields in the file; those that are ``new`` to it come along."""
+        known = self._known.get(id(fields))
+        if known is None:
+            if len(self._known) > 10_000:  # each is kept, as its identity must stay its own
+                self._known.clear()
+            known = self._known[id(fields)] = self._count, fields
+            self._count += 1
+            new.append(fields)
+        return known[0]
+
+    def _put(self, value: Any) -> bool:
+        """Append a chunk; False if that failed, now or before."""
+        packed = encode(value)
+        chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
+        with self._writing:
+            if self._broken:
+                return False
+            try:
+                while chunk:
+                    chunk = chunk[os.write(self._file, chunk) :]
+            except OSError as error:
+                self._broken = True
+                os.close(self._file)
+                said = f"distkit: {self.path} cannot be written ({error.strerror})"
+                print(f"{said}: nothing is recorded any more.", file=sys.stderr)
+                return False
+        return True
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Record:
+    """The file of a rank, as far as it was written.
+
+    Args:
+        path: of the file.
+        about: ``rank``, ``world_size``, ``local_rank``, ``host``, ``pid``, ``parent`` (its pid),
+            ``launcher``, ``restart``, ``clock`` (equal for processes with the same monotonic
+            clock), ``began`` (the monotonic and the wall clock at one instant [s]), ``folder``
+            (the current one), ``program``.
+        rows: its events.
+        notes: facts by their names, in their order.
+        fault: what the interpreter said of the signals that have come.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    notes: dict[str, list[Any]] = field(default_factory=dict)
+    fault: str = ""
+
+    def latest(self, name: str, default: Any = None) -> Any:
+        """The latest fact of a name."""
+        return self.notes[name][-1] if name in self.notes else default
+
+    @property
+    def rank(self) -> int:
+        """The rank as its process group has it, or else its launcher."""
+        return int(self.latest("world", (self.about["rank"],))[0])
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return int(self.latest("world", (0, self.about["world_size"]))[1])
+
+    @property
+    def until(self) -> float:
+        """When the rank has last been heard of, on its clock [s]."""
+        beat = self.latest("beat", (self.about["began"][0],))[0]
+        return float(max(beat, self.rows[-1][3] if self.rows else beat))
+
+
+def found(paths: Iterable[Path]) -> list[Path]:
+    """The files of ranks among some files, and in folders."""
+    files = [
+        f for p in paths for f in (sorted(p.glob(f"*{SUFFIX}")) if p.is_dir() else [p]) if _is(f)
+    ]
+    return list(dict.fromkeys(files))
+
+
+def _is(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC) - 2) == MAGIC[:-2]
+
+
+def read(path: Path) -> Record:
+    """Read the file of a rank, and what is beside it.
+
+    Raises:
+        TraceFileError: not such a file, or of a newer version.
+        OSError: it cannot be read.
+    """
+    content = memoryview(path.read_bytes())
+    if content[: len(MAGIC)] != MAGIC:
+        raise TraceFileError(
+            f"{path}: not the file of a rank, or one of a newer distkit. Update distkit: "
+            "pip install --upgrade distkit."
+        )
+    chunks = _chunks(content[len(MAGIC) :])
+    about = next(chunks, None)
+    if not isinstance(about, dict):
+        raise TraceFileError(f"{path}: the file is empty. Its rank ended as it began.")
+    record, fields = Record(path, about), list[Any]()
+    for kind, *what in chunks:
+        if kind == "note":
+            record.notes.setdefault(what[0], []).append(what[1])
+        elif kind == "rows":
+            fields += what[0]
+            record.rows += (
+                (seq, _OPS[op], _STATES[state], at, fields[number], values)
+                for seq, op, state, at, number, values in what[1]
+            )
+    _look_beside(record)
+    return record
+
+
+def _chunks(content: memoryview) -> Iterator[Any]:
+    """The chunks, up to the first that is not complete."""
+    while len(content) >= _HEAD.size:
+        size, checksum = _HEAD.unpack_from(content)
+        packed = content[_HEAD.size : _HEAD.size + size]
+        if len(packed) < size or zlib.crc32(packed) != checksum:
+            return
+        yield decode(packed)
+        content = content[_HEAD.size + size :]
+
+
+def _look_beside(record: Record) -> None:
+    """Add the events that had not been written, and the last words."""
+    box, fault = (record.path.with_suffix(end) for end in (".box", ".fault"))
+    if box.exists() and len(record.rows) < MOST_ROWS:
+        try:
+            record.rows += blackbox.read(box, 1, len(record.rows), decode)
+        except (ValueError, IndexError, struct.error):  # the end came as one was written
+            record.notes.setdefault("unseen", []).append({"a damaged black box": 1})
+    if fault.exists():
+        record.fault = fault.read_text(errors="replace")[:20_000]

@@ -1,0 +1,100 @@
+"""Commands of launchers, with the recorder put in front of their script."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from distkit import launching
+from distkit.errors import StartError
+from distkit.launching import FLAGS, is_launcher, recorded
+
+OURS = "-m distkit.attach --out f"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun train.py", f"torchrun {OURS} train.py"),
+        ("torchrun --standalone t.py -m x", f"torchrun --standalone {OURS} t.py -m x"),
+        (
+            "/venv/bin/torchrun --nnodes=1:3 --nproc_per_node 2 -t3 -r 1 --rdzv-id j t.py --out o",
+            "/venv/bin/torchrun --nnodes=1:3 --nproc_per_node 2 -t3 -r 1 --rdzv-id j "
+            f"{OURS} t.py --out o",
+        ),
+        ("torchrun -m pkg.train a", "torchrun -m distkit.attach --out f -m pkg.train a"),
+        (
+            "python3.11 -u -m torch.distributed.run --nproc-per-node=2 t.py",
+            f"python3.11 -u -m torch.distributed.run --nproc-per-node=2 {OURS} t.py",
+        ),
+        ("srun -n 4 python -X dev t.py a", f"srun -n 4 python -X dev {OURS} t.py a"),
+        ("srun -N 2 torchrun --nnodes 2 t.py", f"srun -N 2 torchrun --nnodes 2 {OURS} t.py"),
+        ("mpiexec -n 2 python -m pkg.train", f"mpiexec -n 2 python {OURS} -m pkg.train"),
+    ],
+)
+def test_the_recorder_comes_before_the_script(command: str, expected: str) -> None:
+    assert is_launcher(command.split())
+    assert recorded(command.split(), "f") == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("torchrun --nproc-per-node 2", "torchrun is given no script"),
+        ("torchrun --no-python ./a.out", "with --no-python torchrun starts no script"),
+        ("srun -n 2 ./a.out", "there is no Python in it"),
+        ("mpirun python -c print()", "Python is given no script"),
+    ],
+)
+def test_what_is_no_python_script_is_refused(command: str, why: str) -> None:
+    with pytest.raises(StartError, match=f"cannot be recorded: {why}"):
+        recorded(command.split(), "f")
+
+
+def test_a_command_that_is_recorded_is_one_that_torchrun_reads() -> None:
+    """torchrun's own parser finds its options and the same script behind them."""
+    command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
+    read = get_args_parser().parse_args(recorded(command, "f")[1:])
+    assert (read.standalone, read.nproc_per_node, read.module) == (True, "2", True)
+    assert read.training_script == "distkit.attach"
+    assert read.training_script_args == ["--out", "f", "t.py", "--lr", "1"]
+
+
+def test_the_options_without_a_value_are_torchruns() -> None:
+    actions = get_args_parser()._actions
+    flags = {o for a in actions if a.nargs == 0 for o in a.option_strings}
+    valued = {o for a in actions if a.nargs != 0 for o in a.option_strings}
+    assert {flag.replace("_", "-") for flag in flags} <= FLAGS
+    assert not {option.replace("_", "-") for option in valued} & FLAGS
+
+
+# -- running one ---------------------------------------------------------------------------------
+
+PATIENT = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_a_signal_is_passed_on_once_and_the_status_is_the_launchers() -> None:
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+    status = launching.run([sys.executable, "-c", PATIENT], lambda: heard.append(1))
+    assert (status, heard) == (7, [1])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_launcher_that_a_signal_ends_has_a_shells_status() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert launching.run([sys.executable, "-c", code], print) == 128 + signal.SIGKILL
+
+
+def test_a_launcher_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="nosuchrun cannot be started"):
+        launching.run([str(tmp_path / "nosuchrun")], print)

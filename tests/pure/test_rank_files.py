@@ -1,0 +1,330 @@
+"""Files of ranks that others have started: written as they run, merged however they ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import distkit as dk
+from distkit.events import WORLD, Op, State
+from distkit.recording import merge, rankfile
+from distkit.recording.blackbox import BlackBox
+from distkit.recording.rankfile import RankFile, encode
+from distkit.trace.generations import split
+from distkit.trace.trace import Trace
+
+NAN = float("nan")
+
+
+def about(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
+    """A rank of host "a", begun then by a true clock; its own is ``ahead``."""
+    return {
+        "rank": rank,
+        "world_size": size,
+        "local_rank": rank,
+        "host": "a",
+        "pid": 100 + rank,
+        "parent": 1,
+        "launcher": "torchrun",
+        "restart": 0,
+        "clock": "a",
+        "began": (began + ahead, 1e9 + began),
+        "folder": "/srv/ada",
+        "program": "train.py",
+        **more,
+    }
+
+
+def rows(*calls, ahead: float = 0.0):
+    """The rows of calls ``(op, start, end)``, perhaps with a peer; an end of None is a hang."""
+    for seq, (op, start, end, *peer) in enumerate(calls):
+        fields = (*(peer or [None]), WORLD, 8, (2,), "float32", None, "/srv/ada/t.py:3", (), None)
+        yield seq, op, State.STARTED, start + ahead, fields, None
+        last = (State.BLOCKED, start) if end is None else (State.COMPLETED, end)
+        yield seq, op, last[0], last[1] + ahead, fields, ((1.0, NAN), 1.0, 1.0, NAN, 2, False)
+
+
+def write(folder: Path, its, calls=(), *, end=None, until=None, ahead=0.0) -> Path:
+    """The file of a rank."""
+    name = f"{its['rank']}-{its['host']}-{its['pid']}-{its['restart']}.rank"
+    file = RankFile(folder / name, its)
+    file.rows([*rows(*calls, ahead=ahead)])
+    last = its["began"][0] if until is None else until + ahead
+    file.note("beat", (last, its["began"][1] + last - its["began"][0], 0, 0, {}, False))
+    if end is not None:
+        file.note("end", (end, "", "", last))
+    file.close()
+    return folder / name
+
+
+# -- one file ------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, about(1), [(Op.SEND, 11.0, 12.0, 0)], end="returned")
+    record = rankfile.read(path)
+    assert (record.rank, record.world_size, record.about["folder"]) == (1, 2, "/srv/ada")
+    assert record.about == about(1)
+    assert repr(record.rows) == repr([*rows((Op.SEND, 11.0, 12.0, 0))])  # NaN is not itself
+    assert record.latest("end")[0] == "returned"
+
+
+def test_a_file_is_readable_wherever_it_was_cut(tmp_path: Path) -> None:
+    calls = [(Op.BARRIER, 11.0 + n, 11.5 + n) for n in range(3)]
+    path = tmp_path / "0.rank"
+    file = RankFile(path, about(0))
+    for n in range(3):
+        file.rows([*rows(*calls)][2 * n : 2 * n + 2])
+    file.close()
+    whole = path.read_bytes()
+    counts = []
+    for size in range(len(rankfile.MAGIC) + 8 + len(encode(about(0))), len(whole) + 1, 3):
+        path.write_bytes(whole[:size])
+        counts.append(len(rankfile.read(path).rows))
+    assert counts == sorted(counts)
+    assert {*counts} >= {0, 2, 4}
+    damaged = bytearray(whole)
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert len(rankfile.read(path).rows) == 4
+
+
+def test_the_black_box_has_what_was_not_written_yet(tmp_path: Path) -> None:
+    path = write(tmp_path, about(0), [(Op.BARRIER, 11.0, 12.0)])
+    box = BlackBox(path.with_suffix(".box"), encode)
+    later = [*rows((Op.BARRIER, 11.0, 12.0), (Op.SEND, 13.0, 14.0, 1))]
+    for number, row in enumerate(later, 1):
+        box.note(1, number, row)
+    found = rankfile.read(path).rows
+    assert [row[:5] for row in found] == [row[:5] for row in later]
+
+
+def test_a_full_disk_ends_the_record_not_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = RankFile(tmp_path / "0.rank", about(0))
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(2):
+        file.rows([*rows((Op.BARRIER, 11.0, 12.0))])
+    assert file.lost == 4
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    file.close()
+
+
+def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.rank").write_bytes(b"distkit-rank 9\n")
+    with pytest.raises(dk.TraceFileError, match="a newer distkit"):
+        Trace.load(tmp_path)
+    (tmp_path / "x.rank").write_bytes(rankfile.MAGIC)
+    with pytest.raises(dk.TraceFileError, match="the file is empty"):
+        Trace.load(tmp_path)
+
+
+# -- several -------------------------------------------------------------------------------------
+
+
+def test_ranks_of_a_host_are_merged_exactly(tmp_path: Path) -> None:
+    write(tmp_path, about(0), [(Op.SEND, 11.0, 12.0, 1)], end="returned", until=13.0)
+    write(tmp_path, about(1), [(Op.RECV, 11.5, 12.5, 0)], end="returned", until=13.5)
+    trace = Trace.load(tmp_path)
+    (message,) = trace.messages
+    assert (message.src, message.dst, message.sent, message.received) == (0, 1, 11.0, 12.5)
+    assert trace.events[0].where == "t.py:3"
+    assert trace.meta["name"] == "train.py"
+    assert trace.meta["until"] == 13.5
+    assert "clocks" not in trace.meta
+    assert trace.diagnose() == []
+    again = Trace.load(trace.save(tmp_path / "whole.gz"))
+    assert (repr(again.events), again.meta) == (repr(trace.events), trace.meta)
+    assert len(Trace.load([*tmp_path.glob("*.rank")])) == len(trace)
+
+
+@pytest.mark.parametrize("ahead", [5.0, -1e6])
+def test_clocks_of_two_hosts_are_put_right(tmp_path: Path, ahead: float) -> None:
+    calls = [(Op.ALL_REDUCE, 11.0 + n, 11.0005 + n + 1e-4 * (n % 3)) for n in range(5)]
+    late = [(op, start + 2e-4, end) for op, start, end in calls]
+    there = about(1, host="b", clock="b", ahead=ahead)
+    write(tmp_path, about(0), [*calls, (Op.RECV, 17.0, 18.0, 1)], end="returned", until=20.0)
+    mine = [*late, (Op.SEND, 17.9, 17.95, 0)]
+    write(tmp_path, there, mine, end="returned", until=20.0, ahead=ahead)
+    trace = Trace.load(tmp_path)
+    assert trace.meta["clocks"]["b"]["ahead"] == pytest.approx(ahead, abs=5e-4)
+    assert trace.meta["clocks"]["b"]["error"] < 2e-3
+    assert trace.meta["clocks"]["a"] == {"ahead": 0.0, "error": 0.0}
+    assert [about["host"] for about in trace.meta["ranks"].values()] == ["a", "b"]
+    (message,) = trace.messages
+    assert message.sent < message.received
+    assert message.sent == pytest.approx(17.9, abs=1e-3)
+    for spans in trace.collectives:
+        assert max(s.start for s in spans) < min(s.end for s in spans)
+
+
+def test_without_messages_the_wall_clocks_tell(tmp_path: Path) -> None:
+    there = about(1, host="b", clock="b", ahead=7.0)
+    write(tmp_path, about(0), end="returned")
+    write(tmp_path, there, [(Op.BARRIER, 11.0, None)], ahead=7.0, until=12.0)
+    trace = Trace.load(tmp_path)
+    assert trace.meta["clocks"]["b"] == {"ahead": pytest.approx(7.0, abs=0.01)}
+    assert trace.events[0].time == pytest.approx(11.0, abs=0.01)
+
+
+def test_times_that_no_clock_explains_are_told(tmp_path: Path) -> None:
+    """A message that came before it was sent, in both directions."""
+    one, other = (
+        [(Op.SEND, 12.0, 12.1, 1), (Op.RECV, 12.2, 12.3, 1)],
+        [
+            (Op.RECV, 11.0, 11.1, 0),
+            (Op.SEND, 13.0, 13.1, 0),
+        ],
+    )
+    write(tmp_path, about(0), one, end="returned", until=14.0)
+    write(tmp_path, about(1, host="b", clock="b"), other, end="returned", until=14.0)
+    trace = Trace.load(tmp_path)
+    assert "cannot be aligned" in trace.meta["clocks_disagree"]
+    assert [c.get("error") for c in trace.meta["clocks"].values()] == [0.0, None]
+
+
+def test_a_rank_that_left_no_report_died_and_one_that_was_ended_waits(tmp_path: Path) -> None:
+    killed = write(tmp_path, about(0, 3), [(Op.BARRIER, 11.0, 11.5)], until=12.0)
+    ended = write(
+        tmp_path, about(1, 3), [(Op.BARRIER, 11.0, 11.5), (Op.RECV, 12, None, 0)], until=15
+    )
+    crash = write(tmp_path, about(2, 3), [(Op.BARRIER, 11.0, 11.5)], until=12.5)
+    ended.with_suffix(".fault").write_text('Current thread 0x1:\n  File "t.py", line 9 in f\n')
+    crash.with_suffix(".fault").write_text(
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/site-packages/x.py", line 1 in g\n'
+        '  File "/srv/ada/t.py", line 9 in f\n\nExtension modules: x'
+    )
+    trace = Trace.load(tmp_path)
+    ends = trace.meta["ends"]
+    assert [ends[r]["how"] for r in "012"] == ["died", "released", "died"]
+    assert "without a report" in ends["0"]["text"]
+    assert (ends["2"]["text"], ends["2"]["where"]) == ("signal SIGSEGV", "t.py:9")
+    assert (ends["0"]["time"], ends["2"]["time"]) == (12.0, 12.5)
+    told = " ".join(map(str, trace.diagnose()))
+    assert "the process of rank 0 ended (without a report" in told
+    assert "rank 1 waits in recv(src=0)" in told
+    assert "the process of rank 2 ended (signal SIGSEGV) at t.py:9" in told
+    assert killed.exists()
+
+
+def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
+    for parent, began in ((1, 10.0), (2, 30.0)):
+        for rank in (0, 1):
+            its = about(rank, began=began, parent=parent, pid=10 * parent + rank)
+            write(
+                tmp_path, its, [(Op.BARRIER, began + 1, began + 2)], end="returned", until=began + 3
+            )
+    trace = Trace.load(tmp_path)
+    assert [e.time for e in trace.events] == [31.0, 31.0, 32.0, 32.0]
+    assert "generations" not in trace.meta
+
+
+# -- ranks that are started anew -----------------------------------------------------------------
+
+
+def restarted(folder: Path) -> Trace:
+    """Rank 1 is killed in its second collective; three ranks begin, two begin anew."""
+    calls = [(Op.ALL_REDUCE, 11.0, 11.1), (Op.ALL_REDUCE, 12.0, None)]
+    for rank in range(3):
+        path = write(
+            folder, about(rank, 3), calls[: 1 if rank == 1 else 2], until=12.5 + (rank != 1)
+        )
+        if rank != 1:
+            path.with_suffix(".fault").write_text("Current thread 0x1:\n")
+    for rank in range(2):
+        its = about(rank, began=20.0, restart=1, pid=200 + rank)
+        ring = [(Op.SEND, 22.0, 22.1, 1 - rank), (Op.RECV, 22.2, 22.3, 1 - rank)]
+        again = [(Op.ALL_REDUCE, 21.0 + n / 10, 21.05 + n / 10) for n in range(3)]
+        write(folder, its, [*again, *ring], end="returned", until=23.0)
+    return Trace.load(folder)
+
+
+def test_a_trace_tells_that_ranks_were_started_anew(tmp_path: Path) -> None:
+    trace = restarted(tmp_path)
+    assert trace.ranks == [0, 1, 2]
+    assert trace.meta["world_size"] == 2
+    assert trace.meta["groups"] == {WORLD: [0, 1], "world (generation 0)": [0, 1, 2]}
+    (dead,) = trace.meta["replaced"]
+    assert (dead["node"], dead["time"]) == (1, 12.5)
+    marks = {s.rank: s for s in trace.spans if s.op is Op.MARK}
+    assert marks[0].label.startswith("generation 1: rank 1 died (without a report")
+    assert {r: (s.start, s.end) for r, s in marks.items()} == {0: (13.5, 20.0), 1: (12.5, 20.0)}
+    first = [s for s in trace.spans if s.group == "world (generation 0)"]
+    assert [s.state for s in first if s.rank != 1] == [State.COMPLETED] * 2 + [State.FAILED] * 2
+    assert sorted(map(len, trace.collectives)) == [2, 2, 2, 2, 3]
+    assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
+    again = Trace.load(trace.save(tmp_path / "whole.gz"))
+    assert (repr(again.events), again.meta) == (repr(trace.events), trace.meta)
+
+
+def test_each_generation_is_diagnosed_alone(tmp_path: Path) -> None:
+    (found,) = restarted(tmp_path).diagnose()
+    assert found.message.startswith("generation 0 ended, and all ranks were started anew: ")
+    assert "the process of rank 1 ended" in found.message
+    assert "ranks 0 and 2 wait in all_reduce()" in found.message
+    assert not found.hang
+
+
+def test_generations_come_apart_as_they_were(tmp_path: Path) -> None:
+    first, second = split(restarted(tmp_path))
+    assert {e.group for e in (*first, *second)} == {WORLD}
+    assert first.meta["world_size"] == 3
+    assert [e.seq for e in second.by_rank[0]] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert split(second) == [second]
+
+
+def test_views_show_a_run_whose_ranks_were_started_anew(tmp_path: Path) -> None:
+    trace = restarted(tmp_path)
+    page = trace.to_html(tmp_path / "page.html").read_text()
+    assert "generation 1: rank 1 died" in page
+    for view in (dk.Timeline(trace), dk.Stage(trace), dk.Tensors(trace), dk.Compare(trace, trace)):
+        assert "</svg>" in view.save(tmp_path / "x.svg").read_text()
+
+
+def test_a_join_without_a_restart_count_is_seen_by_its_ranks(tmp_path: Path) -> None:
+    """A host joins: torchrun starts all ranks anew, and counts no restart."""
+    for rank in range(2):
+        path = write(tmp_path, about(rank), [(Op.BARRIER, 11.0, 11.5)], until=12.0)
+        path.with_suffix(".fault").write_text("Current thread 0x1:\n")
+    for rank in range(3):
+        its = about(rank, 3, began=20.0, pid=200 + rank)
+        write(tmp_path, its, [(Op.BARRIER, 21.0, 21.5)], end="returned", until=22.0)
+    trace = Trace.load(tmp_path)
+    assert [len(part.ranks) for part in split(trace)] == [2, 3]
+    labels = {s.label for s in trace.spans if s.op is Op.MARK}
+    assert labels == {"generation 1: the ranks were started anew"}
+    assert trace.diagnose() == []
+
+
+def test_hosts_need_not_agree_on_the_order_nor_have_counted_equally_far(tmp_path: Path) -> None:
+    """The second host has counted fewer restarts, and its wall clock is wrong."""
+    for n in range(2):
+        for rank, host, wrong in ((0, "a", 0.0), (1, "b", 12.0)):
+            its = about(rank, began=20.0 + 10 * n, host=host, clock=host, ahead=wrong)
+            its |= {"restart": n + (rank == 0), "pid": 10 * n + rank, "parent": rank}
+            its["began"] = its["began"][0], its["began"][1] + wrong
+            path = write(
+                tmp_path,
+                its,
+                [(Op.BARRIER, 21 + 10 * n, 22 + 10 * n)],
+                ahead=wrong,
+                until=25 + 10 * n,
+            )
+            path.with_suffix(".fault").write_text("Current thread 0x1:\n")
+    trace = Trace.load(tmp_path)
+    assert [len(part.collectives[0]) for part in split(trace)] == [2, 2]
+    assert trace.meta["clocks"]["b"]["ahead"] == pytest.approx(12, abs=1)
+
+
+def test_merging_needs_files() -> None:
+    with pytest.raises(dk.TraceFileError, match="no files of ranks"):
+        merge.merge([])

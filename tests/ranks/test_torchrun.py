@@ -1,0 +1,193 @@
+"""Ranks that torchrun starts, recorded from outside and from inside."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from distkit.cluster.processes.rank_spec import free_port
+from distkit.events import Op, State
+from distkit.recording.rankfile import found, read
+from distkit.trace.generations import split
+from distkit.trace.trace import Trace
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TWO = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
+DISTKIT = [sys.executable, "-m", "distkit"]
+ROOT = Path(__file__).parents[2]
+LONG = 240
+
+WELL = """
+import os, sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+x = torch.full((4,), rank + 1.0)
+for _ in range(3):
+    dist.all_reduce(x)
+if rank == 0:
+    dist.send(x, 1)
+else:
+    dist.recv(x, 0)
+print(f"[{__name__} {sys.argv[1:]} {x[0].item():g}]")
+dist.destroy_process_group()
+"""
+
+DIES = """
+import os, signal
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(3):
+    dist.all_reduce(torch.ones(2))
+    if step == 1 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+HANGS = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.recv(torch.ones(4), src=1 - dist.get_rank())
+"""
+
+LIMITED = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(4))
+else:
+    dist.barrier()
+    dist.barrier()
+"""
+
+ATTACHES = """
+import distkit as dk
+dk.attach("here")
+import torch, torch.distributed as dist
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+if __name__ == "__main__":
+    dk.attach("here")  # once more: nothing
+    dist.init_process_group("gloo")
+    dist.barrier()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # imports this file
+        pool.submit(int).result()
+    if dist.get_rank() == 1:
+        raise ValueError("on purpose")
+    dist.recv(torch.ones(1), src=1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    # else ranks that are started anew find the addresses of those before (pytorch#135712)
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*command: str, script: str, status: int = 0) -> str:
+    """What a command prints that ends so; the script is train.py."""
+    Path("train.py").write_text(script)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LONG)
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    return " ".join((ran.stdout + ran.stderr).split())
+
+
+def test_a_script_is_recorded_unchanged() -> None:
+    said = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=WELL)
+    assert said.count("[__main__ ['--lr', '1'] 12]") == 2
+    assert "1 message, 3 collectives. Saved in trace.gz." in said
+    trace = Trace.load("trace")
+    assert len(trace) == len(Trace.load("trace.gz")) > 0
+    assert trace.diagnose() == []
+    assert [span.where for span in trace.by_rank[0][:1]] == ["train.py:9"]
+    assert {end["how"] for end in trace.meta["ends"].values()} == {"returned"}
+    assert trace.meta["sources"]["train.py"] == WELL
+    (message,) = trace.messages
+    assert message.sent < message.received
+    # only the files of the ranks stay: nothing of a rank that has ended by itself
+    assert {path.suffix for path in Path("trace").iterdir()} == {".rank"}
+
+
+def test_a_rank_dies_and_all_meet_again() -> None:
+    command = [*DISTKIT, "trace", "--out", "t", "--", *TWO, "--max-restarts=1", "train.py"]
+    said = run(*command, script=DIES)
+    assert "generation 0 ended, and all ranks were started anew: the process of rank 1" in said
+    trace = Trace.load("t.gz")
+    first, second = split(trace)
+    assert first.meta["ends"]["1"]["how"] == "died"
+    assert {end["how"] for end in second.meta["ends"].values()} == {"returned"}
+    assert [s.state for s in second.spans] == [State.COMPLETED] * 6
+    # what the killed rank did last is there, though nothing had time to be written
+    assert [s.op for s in first.spans if s.rank == 1 and s.op is not Op.MARK] == [Op.ALL_REDUCE] * 2
+    marks = [s.label for s in trace.spans if s.op is Op.MARK]
+    assert len(marks) == 2
+    assert all(mark.startswith("generation 1: rank 1 died") for mark in marks)
+
+
+def test_a_hang_that_a_signal_ends_is_explained() -> None:
+    Path("train.py").write_text(HANGS)
+    command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        until(waiting, within=LONG)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=LONG)
+    assert "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits" in " ".join(said.split())
+    assert process.returncode != 0
+    assert Trace.load("trace.gz").meta["ends"]["0"]["how"] == "released"
+
+
+def waiting() -> bool:
+    """True if two ranks have noted that they are blocked."""
+    records = [read(path) for path in found([Path("trace")] if Path("trace").is_dir() else [])]
+    return [row[2] for r in records for row in r.rows].count(State.BLOCKED) == 2
+
+
+def test_a_hang_that_a_time_limit_ends_is_explained() -> None:
+    said = run(*DISTKIT, "trace", "--", *TWO, "train.py", script=LIMITED, status=1)
+    assert "rank 0 calls all_reduce() at train.py:7, rank 1 calls barrier() at train.py:9" in said
+
+
+def test_a_script_attaches_itself() -> None:
+    said = run(*TWO, "train.py", script=ATTACHES, status=1)
+    assert "ValueError: on purpose" in said
+    assert len([*Path("here").glob("*.rank")]) == 2
+    trace = Trace.load("here")
+    assert trace.meta["ends"]["1"]["text"] == "ValueError: on purpose"
+    assert "rank 1 raised ValueError: on purpose at train.py:15" in str(trace.diagnose()[0])
+
+
+def test_a_traceback_begins_in_the_script() -> None:
+    command = [sys.executable, "-m", "distkit.attach", "train.py"]
+    said = run(*command, script="def f():\n    1 / 0\nf()\n", status=1)
+    assert said.startswith('Traceback (most recent call last): File "')
+    assert "attach" not in said
+    assert "ZeroDivisionError" in said
+    assert run(*command, script="raise SystemExit(3)", status=3) == ""
+    assert Trace.load("trace").meta["ends"]["0"]["text"] == "SystemExit: 3"
+
+
+def test_two_nodes_write_into_one_folder() -> None:
+    Path("train.py").write_text(WELL)
+    rendezvous = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    nodes = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", rendezvous]
+    command = [*DISTKIT, "trace", "--out", "shared", "--", *TORCHRUN, *nodes, "train.py"]
+    both = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(LONG) for process in both] == [0, 0]
+    trace = Trace.load("shared")
+    assert trace.ranks == [0, 1]
+    assert "clocks" not in trace.meta  # they are of one machine
+    assert len(trace.collectives) == 3
+    assert Path("shared.gz").exists()
