@@ -18,6 +18,7 @@ from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
+from distkit.trace.calls import named
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ class Fleet:
         places, begin = [], 0
         for server, n in each:
             places.append(Place(server, range(begin, begin + n)))
+            server.what_is_there = named(places[-1].ranks)
             begin += n
         return places
 

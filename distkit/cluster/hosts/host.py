@@ -68,6 +68,7 @@ class HostForkServer(ForkServer):
 
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
+        self.what_is_there = "all processes there"  # for messages
         self._tunnel, self._wire = tunnel, Wire(tunnel)
         tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
         tunnel.on_lost, tunnel.on_trip = self._on_lost, self._on_trip
@@ -106,9 +107,10 @@ class HostForkServer(ForkServer):
         """The reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."
+        lost = self._tunnel.why or "it does not answer"
         return (
-            f"{self.host} is lost ({self._tunnel.why or 'it does not answer'}), with all ranks "
-            f"there. Look at the network and at the machine: distkit doctor --hosts {self.host}"
+            f"{self.host} is lost, with {self.what_is_there}: {lost}. Look at the network and at "
+            f"the machine: distkit doctor --hosts {self.host}"
         )
 
     def _has_gpu_files(self) -> bool:
