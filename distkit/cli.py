@@ -607,7 +607,7 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
 
     names = args.names or ["alpha", "beta", "gamma"]
     with Laboratory(names, outside=not rest and os.geteuid() == 0) as lab:
-        ssh = lab.ssh()
+        lab.ssh()
         if args.slurm:
             lab.slurm()
         if args.forward is not None:
@@ -615,7 +615,7 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
             print(f"Port {args.forward} of the head: http://127.0.0.1:{port}", file=sys.stderr)
         if rest:
             return lab.run("head", rest).returncode
-        print(guide.explain(lab, ssh), flush=True)
+        print(guide.explain(lab), flush=True)
         while True:
             signal.pause()
 

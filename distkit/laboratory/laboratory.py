@@ -128,15 +128,20 @@ class Laboratory:
         """
         return subprocess.Popen(**self._entering(host, argv, **options))
 
-    def enter(self, host: str) -> list[str]:
+    def enter(self, host: str, cwd: str | Path | None = None) -> list[str]:
         """The words that, put before a command, run it on a host.
+
+        Args:
+            host: the host.
+            cwd: the folder in which the command runs; None: the current one.
 
         Raises:
             LaboratoryError: there is no such host.
         """
         user = f"--map-user={os.getuid()}", f"--map-group={os.getgid()}"
         as_user = [find("unshare"), "--user", *user] if self._plan.rootless else []
-        return [*self._administer(host), *as_user, find("setpriv"), "--pdeathsig", "KILL"]
+        there = ["--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}"]
+        return [*self._administer(host), *as_user, find("setpriv"), *there]
 
     def address(self, host: str) -> str:
         """The address of a host in the laboratory's network.
@@ -157,6 +162,26 @@ class Laboratory:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
         return self._ssh.start()
+
+    def options(self) -> dict[str, Any]:
+        """The options with which ``dk.Cluster`` outside reaches the hosts.
+
+        ::
+
+            with Laboratory(["alpha", "beta"], outside=True) as lab:
+                cluster = dk.Cluster(hosts={"alpha": 2, "beta": 2}, **lab.options())
+
+        Raises:
+            LaboratoryError: nothing outside can reach the hosts, or SSH cannot be started.
+        """
+        if not self.outside:
+            raise LaboratoryError(
+                "a cluster outside cannot reach these hosts. Make them with outside=True, "
+                "as root, or start the cluster on the head."
+            )
+        _, *settings = ssh = self.ssh()
+        scp = [find("scp"), *settings]
+        return {"ssh_cmd": ssh, "scp_cmd": scp, "interface": self.outside}
 
     def slurm(self, cpus: int = 2) -> None:
         """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head, all others are nodes.
@@ -380,9 +405,8 @@ class Laboratory:
 
     def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
         """The options of subprocess.run that run a command on a host."""
-        cwd = options.pop("cwd", None) or Path.cwd()
+        words = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
         env = {**(options.pop("env", None) or os.environ)}
-        words = [*self.enter(host), "env", f"--chdir={cwd}", *map(str, argv)]
         passed = {name: value for name, value in env.items() if name not in _NOT_PASSED}
         return {"args": words, "env": passed, **options}
 

@@ -78,7 +78,7 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     Raises:
         LaboratoryError: a host cannot be made.
     """
-    maker = os.pidfd_open(os.getpid())
+    maker = _handle()
     plan = {**plan, "maker": maker}
     passed = [fd for fd in (maker, held) if fd is not None]
     log = Path(plan["folder"], "keeper.log")
@@ -105,6 +105,16 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
         return keeper, answer["hosts"]
     keeper.wait()
     raise LaboratoryError(explain(answer["error"]))
+
+
+def _handle() -> int:
+    """A file that can be read once this process has ended."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError as error:
+        raise LaboratoryError(
+            f"the laboratory cannot be made: pidfd_open: {error.strerror}. It needs Linux 5.3."
+        ) from error
 
 
 def _ask(keeper: subprocess.Popen[str], plan: dict[str, Any]) -> dict[str, Any]:

@@ -410,6 +410,11 @@ def test_an_ordinary_user_has_hosts_too(tmp_path: Path) -> None:
     until(lambda: not inhabitants(namespaces) and not folder.exists())
 
 
+def test_a_cluster_outside_needs_a_connection(hosts: Laboratory) -> None:
+    with pytest.raises(LaboratoryError, match="start the cluster on the head"):
+        hosts.options()
+
+
 def test_the_command_runs_a_command_on_the_head(leftovers: Callable[[], list[str]]) -> None:
     words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "--", "hostname"]
     ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
@@ -430,6 +435,8 @@ def test_the_command_shows_how_to_use_the_hosts(leftovers: Callable[[], list[str
         while "Ctrl-C" not in said:
             said += process.stdout.readline()
         assert "alpha  198." in said
+        assert "dk.Cluster(hosts={'alpha': 2, 'beta': 2})" in said
+        assert ("interface='198." in said) == AS_ROOT
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     assert not leftovers()
