@@ -9,8 +9,9 @@
         lab.cut("beta")                         # nobody reaches beta now
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. :mod:`~distkit.laboratory.laboratory` makes them,
-``keeper`` holds them, ``network`` has addresses and commands, ``ssh`` the way in.
+files are those of the machine. :mod:`~distkit.laboratory.hosts` makes them by a ``plan``, the
+``keeper`` holds them, ``network`` has addresses and commands; ``laboratory`` adds what runs on
+them (``ssh``, ``slurm``) and ``faults``.
 """
 
 from distkit.laboratory.laboratory import Laboratory

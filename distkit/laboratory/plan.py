@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +50,21 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     return list(hosts)
 
 
+def user() -> str:
+    """The name of the user to whom all that runs on the hosts belongs.
+
+    Raises:
+        LaboratoryError: the user has none.
+    """
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise LaboratoryError(
+            f"SSH and Slurm need a user's name, and user {os.getuid()} has none in /etc/passwd. "
+            "Add a line for this user there."
+        ) from None
+
+
 def shared_folders(more: Iterable[str | Path]) -> list[str]:
     """The folders that all hosts see, wherever they are: what a rank needs, and more."""
     checkout = Path(distkit.__file__).parents[1]
@@ -69,6 +86,14 @@ class Plan:
     shared: list[str]
     skew: Mapping[str, int] = field(default_factory=dict)
     private: Mapping[str, Sequence[str | Path]] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Make the files and folders that the hosts see in the place of the machine's."""
+        for host in self.hosts:
+            self.folder.joinpath(host).mkdir()
+        self.folder.joinpath("slurm").mkdir()
+        for name in ("ssh_config", "shadow"):
+            self.folder.joinpath(name).touch()
 
     def for_keeper(self) -> dict[str, Any]:
         """The plan as the keeper reads it."""

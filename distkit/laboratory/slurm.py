@@ -5,18 +5,17 @@ The plug-ins chosen need no cgroups, so that it runs where a laboratory does.
 
 from __future__ import annotations
 
-import os
-import pwd
 import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distkit.errors import LaboratoryError
+from distkit.laboratory.plan import user
 from distkit.laboratory.tools import find
 
 if TYPE_CHECKING:
-    from distkit.laboratory.laboratory import Laboratory
+    from distkit.laboratory.hosts import Hosts
 
 #: Nodes register within a second or two; a loaded machine takes longer [s].
 _PATIENCE = 60.0
@@ -49,16 +48,11 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def prepare(lab: Laboratory) -> None:
-    """Make the folder where the hosts' programs look for Slurm's settings."""
-    _settings(lab).parent.mkdir()
-
-
-def _settings(lab: Laboratory) -> Path:
+def _settings(lab: Hosts) -> Path:
     return lab.folder / "slurm" / "slurm.conf"
 
 
-def start(lab: Laboratory, cpus: int) -> None:
+def start(lab: Hosts, cpus: int) -> None:
     """Start munge, the controller and the daemons, once; wait until all nodes are ready.
 
     Args:
@@ -87,26 +81,26 @@ def start(lab: Laboratory, cpus: int) -> None:
     _wait(lab, head, len(nodes))
 
 
-def _configure(lab: Laboratory, cpus: int) -> None:
+def _configure(lab: Hosts, cpus: int) -> None:
     head, *nodes = lab.hosts
     text = _CONFIGURATION.format(
         head=head,
         nodes=",".join(nodes),
-        user=pwd.getpwuid(os.getuid()).pw_name,
+        user=user(),
         folder=lab.folder,
         cpus=cpus,
     )
     _settings(lab).write_text(text)
 
 
-def _daemon(lab: Laboratory, host: str, command: str) -> None:
+def _daemon(lab: Hosts, host: str, command: str) -> None:
     """Start a program that goes on in the background."""
     ran = lab.run(host, ["sh", "-c", command], cwd="/", capture_output=True, text=True)
     if ran.returncode:
         raise LaboratoryError(f"on {host}, `{command}` failed: {ran.stderr.strip()}")
 
 
-def _wait(lab: Laboratory, head: str, nodes: int) -> None:
+def _wait(lab: Hosts, head: str, nodes: int) -> None:
     deadline = time.monotonic() + _PATIENCE
     states = ["sinfo", "--noheader", "--Node", "--format=%T"]
     while True:

@@ -5,18 +5,17 @@ Root's servers run as root; an ordinary user's run as that user, as OpenSSH allo
 
 from __future__ import annotations
 
-import os
-import pwd
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distkit.errors import LaboratoryError
+from distkit.laboratory.plan import user
 from distkit.laboratory.tools import find
 
 if TYPE_CHECKING:
-    from distkit.laboratory.laboratory import Laboratory
+    from distkit.laboratory.hosts import Hosts
 
 #: A server listens within some milliseconds; a loaded machine takes longer [s].
 _PATIENCE = 20.0
@@ -49,22 +48,15 @@ Host {hosts}
 """
 
 
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
 class Ssh:
     """The SSH servers of a laboratory, and what their clients need."""
 
-    def __init__(self, lab: Laboratory) -> None:
+    def __init__(self, lab: Hosts) -> None:
         self._lab = lab
         self._started = False
         #: The clients' settings on the hosts, where names are resolved, or not, as anywhere.
         self._inside = lab.folder / "ssh_config"
         self._outside = lab.folder / "ssh_config_outside"
-        self._inside.touch()
-        # an account without a password is not a locked one, as root's is on some machines
-        lab.folder.joinpath("shadow").write_text(f"{_user()}:*:20000:0:99999:7:::\n")
 
     def start(self) -> list[str]:
         """Start the servers, if they are not yet running, and return how to begin a command."""
@@ -83,8 +75,10 @@ class Ssh:
         host_key = folder.joinpath("host_key.pub").read_text()
         folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
         folder.joinpath("sshd_config").write_text(_SERVER.format(folder))
+        # an account without a password is not a locked one, as root's is on some machines
+        folder.joinpath("shadow").write_text(f"{user()}:*:20000:0:99999:7:::\n")
         hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
-        text = _CLIENT.format(hosts=" ".join(hosts), user=_user(), folder=folder)
+        text = _CLIENT.format(hosts=" ".join(hosts), user=user(), folder=folder)
         self._inside.write_text(text)
         addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
         self._outside.write_text(addresses + text)
