@@ -439,7 +439,7 @@ def _client(cluster: Any) -> Any:
     """ipyparallel's client of a cluster that is given as one, or by a name."""
     if not isinstance(cluster, str):
         return cluster
-    from distkit.cluster.hosts.launching import connect
+    from distkit.cluster.hosts.attaching import connect
 
     return connect(cluster)
 

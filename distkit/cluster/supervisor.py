@@ -108,6 +108,8 @@ class Supervisor(RankController):
 
     def _start_all(self) -> None:
         fork = self._fork
+        if self._fleet is not None:
+            self._fleet.start()  # at once: it takes longest
         fork.preload("ipyparallel.controller.app")
         self._controller = fork.fork(
             "distkit.cluster.processes.roles:controller",

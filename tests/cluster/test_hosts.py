@@ -149,7 +149,7 @@ def test_ranks_in_somebody_elses_engines() -> None:
         ({"engines": "slurmm"}, "none of ipyparallel's launchers"),
         ({"engines": "local", "acount": "x"}, "'acount' is no option"),
         ({"engines": "mpi", "mpi_cmd": ["no-mpiexec"]}, "there is no no-mpiexec here"),
-        ({"hosts": {"localhost": 1}, "ssh_cmd": ["false"]}, "localhost cannot be entered"),
+        ({"hosts": {"localhost": 1}, "ssh_cmd": ["sh", "-c", "exit 255"]}, "cannot be entered"),
         (
             {"engines": "slurm", "submit_command": ["sh", "-c", "echo Invalid account; exit 1"]},
             "Invalid account",

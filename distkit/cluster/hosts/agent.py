@@ -1,7 +1,7 @@
 """On another machine: a zygote, and a tunnel to the kernel that wants ranks forked from it.
 
 Run by ipyparallel's launchers in the place of an engine, or from an engine that somebody else
-has started: ``python -m distkit.cluster.hosts.agent``. The environment variable ``DISTKIT_HOST``
+has started: ``python -m distkit.cluster.hosts.agent``. The environment variable ``DISTKIT_AGENT``
 says, as JSON, where the kernel listens, the cluster's keys, and this machine's name there. One
 agent a machine forks; what ``srun`` or ``mpiexec`` has started beside it ends at once.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -21,10 +22,12 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import distkit
 from distkit.cluster import limits
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
@@ -34,13 +37,16 @@ from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
 
 #: The environment variable that says where the kernel is.
-HOST = "DISTKIT_HOST"
+AGENT = "DISTKIT_AGENT"
 
 #: Whoever has not heard from the kernel after so long [s] gives up.
 WELCOME = 30.0
 
 #: A zygote that imports hears nothing; so long it may go on [s] when all else has ended.
 IMPORTING = 2.0
+
+#: When a zygote has ended, its last messages come within this time [s].
+SAID = 1.0
 
 #: How often to look whether the engine that started the agent is there [s].
 WATCH = 1.0
@@ -59,7 +65,10 @@ class Agent:
         self._where = where
         self._answered, self._over = threading.Event(), threading.Event()
         self._folders: dict[str, int | None] = {}
+        #: The exit status: 0 if the kernel has ended this agent, or itself.
+        self.status = 0
         self._zygote: Channel | None = None  # to the process that forks
+        self._said: deque[str] = deque(maxlen=20)  # by that process
         relay = self._relay = Relay(where["endpoint"], tuple(where["keys"]), listen=False)
         self._tunnel: Tunnel = relay.connect()
         self._tunnel.on_word, self._tunnel.on_line = self._hear, self._fork
@@ -74,7 +83,8 @@ class Agent:
         if not self._answered.wait(WELCOME):
             self._end(
                 f"no answer from {self._where['endpoint']} within {WELCOME:.0f} s. The notebook's "
-                "machine must be reachable from here: see distkit doctor --hosts"
+                "machine must be reachable from here: see distkit doctor --hosts",
+                status=1,
             )
         parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._over.wait(WATCH):
@@ -94,20 +104,35 @@ class Agent:
             "memory": limits.memory(),
             "has_gpus": bool(list(Path("/dev").glob("nvidia[0-9]*"))),
             "python": sys.version.split()[0],
+            "executable": sys.executable,
+            "distkit": distkit.__version__,
             "pid": os.getpid(),
-            "order": int(
-                next((os.environ[k] for k in _ORDER if os.environ.get(k, "").isdigit()), 0)
-            ),
+            "order": self._order(),
             "port": _free_port(address),
             **surroundings(),
+            "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
+
+    def _order(self) -> int:
+        """The number of this process among those that were started together."""
+        said = (os.environ[name] for name in _ORDER if os.environ.get(name, "").isdigit())
+        return int(self._where.get("order", next(said, 0)))
 
     def _start_zygote(self) -> None:
         self._zygote, theirs = Channel.pair()
         with theirs:
-            self._process = start_zygote(theirs)
+            self._process = start_zygote(theirs, subprocess.PIPE)
+        self._listener = threading.Thread(target=self._overhear, daemon=True)
+        self._listener.start()
         self._zygote.send({"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]})
         threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _overhear(self) -> None:
+        """Keep the zygote's latest messages for the kernel, and let them pass."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._said.append(line.decode(errors="replace"))
+            _print(self._said[-1].rstrip())
 
     def _pass_on(self) -> None:
         """Tell the kernel what the zygote tells; of a process that has ended, its files, too."""
@@ -119,7 +144,10 @@ class Agent:
                     news["files"] = _last_words(Path(log))
                 self._tunnel.say(news)
         except (EOFError, OSError):
-            self._end("the process that ranks are forked from ended")
+            self._listener.join(SAID)
+            with suppress(OSError):  # the tunnel is lost, too
+                self._tunnel.say({"ended": "".join(self._said)})
+            self._end("the process that ranks are forked from ended", status=1)
 
     def _hear(self, word: dict[str, Any]) -> None:
         """A word of the kernel's: for this agent, or else for the zygote."""
@@ -169,9 +197,11 @@ class Agent:
                 for door in select.select(list(doors), [], [])[0]:
                     self._tunnel.open({"to": doors[door]}, door.accept()[0])
 
-    def _end(self, why: str) -> None:
-        if why and not self._over.is_set():
-            print(f"distkit: this machine's ranks end: {why}", file=sys.stderr)
+    def _end(self, why: str, status: int = 0) -> None:
+        if not self._over.is_set():
+            self.status = status
+            if why:
+                _print(f"distkit: this machine's ranks end: {why}")
         self._over.set()
         self._answered.set()
 
@@ -187,13 +217,14 @@ class Agent:
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
         self._relay.close()
-        if mine := self._where.get("profile"):
-            shutil.rmtree(Path(mine).expanduser(), ignore_errors=True)
 
 
 #: How schedulers number the processes that they start: those of a machine, and all.
 _LOCAL = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _ORDER = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+#: What they say of the agent's own process, which ranks must not take for themselves.
+_LAUNCHER = re.compile("OMPI_|PMIX_|PMI_|MPI_LOCAL|HYDI_|SLURM_(?!JOB)")
 
 
 def own_address(towards: str) -> str:
@@ -236,11 +267,18 @@ def _last_words(log: Path) -> dict[str, bytes]:
     return found
 
 
+def _print(line: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        print(line, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Be this machine's agent."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and closed terminals are the kernel's
         signal.signal(number, signal.SIG_IGN)
-    Agent(json.loads(os.environ.pop(HOST))).serve()
+    agent = Agent(json.loads(os.environ.pop(AGENT)))
+    agent.serve()
+    sys.exit(agent.status)
 
 
 if __name__ == "__main__":

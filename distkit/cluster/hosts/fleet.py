@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import distkit
 from distkit.cluster.hosts.agent import own_address
+from distkit.cluster.hosts.attaching import InEngines
 from distkit.cluster.hosts.host import HostForkServer
-from distkit.cluster.hosts.launching import ByLauncher, BySSH, InEngines, Launch
+from distkit.cluster.hosts.launching import Launch, by_launcher
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.processes.rank_spec import surroundings
@@ -158,15 +161,24 @@ class Fleet:
             raise
 
     def _begin(self, folder: str) -> Launch:
-        wish, options = self.wish, self.wish.options
+        wish = self.wish
         if wish.client is not None:
             return InEngines(wish.client, self._where, self._news.put)
-        if isinstance(wish.ranks, dict) and wish.engines == "ssh":
-            return BySSH(list(wish.ranks), folder, options, self._where, self._news.put)
-        return ByLauncher(wish.engines, wish.count, folder, options, self._where, self._news.put)
+        return by_launcher(
+            wish.engines, wish.ranks, folder, wish.options, self._where, self._news.put
+        )
 
     def _accept(self, tunnel: Tunnel) -> None:
-        tunnel.on_word = lambda word: self._news.put((tunnel, word["here"]))
+        def hear(word: dict[str, Any]) -> None:
+            if "here" in word:  # or one that was told to leave ends
+                self._news.put((tunnel, word["here"]))
+
+        tunnel.on_word = hear
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._relay.start()
+        self._launch.start()
 
     def gather(self) -> list[Place]:
         """Wait for all machines, and share the ranks out among them.
@@ -174,8 +186,6 @@ class Fleet:
         Raises:
             StartError: one cannot be had; the message quotes what was said there.
         """
-        self._relay.start()
-        self._launch.start()
         found: dict[str, tuple[HostForkServer, list[int]]] = {}
         end, came = time.monotonic() + self.wish.timeout, 0
         wanted = self._processes()
@@ -184,6 +194,8 @@ class Fleet:
             try:
                 news = self._news.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
             except queue.Empty:
+                if self._launch.state.startswith("PENDING"):  # a queue may be as long as it is
+                    end = time.monotonic() + self.wish.timeout
                 if time.monotonic() > end:
                     raise StartError(self._late(found, came, wanted)) from None
                 continue
@@ -205,13 +217,17 @@ class Fleet:
         tunnel: Tunnel,
         facts: dict[str, Any],
     ) -> None:
-        """A process has come: the first of its machine is the agent there, others may go."""
-        name = facts["name"]
-        if name in found:
-            found[name][1].append(facts["order"])
-            tunnel.say({"do": "leave"})
+        """A process has come: its machine's first, which imports torch already, stays as agent."""
+        name, order = facts["name"], facts["order"]
+        _check_versions(facts)
+        agent, orders = found.get(name, (None, []))
+        if agent is not None and min(orders) < order:
+            with_suppress(partial(tunnel.say, {"do": "leave"}))
         else:
-            found[name] = HostForkServer(tunnel, facts), [facts["order"]]
+            if agent is not None:
+                agent.close()
+            agent = HostForkServer(tunnel, facts)
+        found[name] = agent, [*orders, order]
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[Place]:
         """Ranks are numbered machine by machine."""
@@ -238,16 +254,36 @@ class Fleet:
     def _late(self, found: dict[str, Any], came: int, wanted: int) -> str:
         return (
             f"{self._missing(found, came, wanted)}, and not more after {self.wish.timeout:.0f} s. "
-            f"They must reach {self._relay.endpoint} on this machine: open that port, name another "
-            "address with interface=…, or give them longer with timeout=…."
+            f"The machines must reach {self._relay.endpoint} on this one: open that port, name "
+            "another address with interface=…, or give them longer with timeout=…."
         )
+
+    def words(self) -> str:
+        """What whoever started the agents says of them now."""
+        return self._launch.words()
 
     def close(self) -> None:
         """End all agents, and what has started them."""
-        self._launch.stop()
         for tunnel in list(self._relay.tunnels.values()):
             with_suppress(partial(tunnel.say, {"do": "leave"}))
         self._relay.close()
+        self._launch.stop()
+
+
+def _check_versions(facts: dict[str, Any]) -> None:
+    """See whether a machine understands what is sent to it.
+
+    Raises:
+        StartError: it has another Python, whose functions differ, or another distkit.
+    """
+    ours = {"python": sys.version.split()[0], "distkit": distkit.__version__}
+    for what, version in ours.items():
+        if facts[what].split(".")[:2] != version.split(".")[:2]:
+            raise StartError(
+                f"{facts['name']} has {what} {facts[what]} ({facts['executable']}), and "
+                f"this machine has {version}. Install the same there, or name another Python: "
+                "remote_python='/path/to/python'."
+            )
 
 
 def with_suppress(do: Callable[[], None]) -> None:

@@ -10,11 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.hosts.launching import quoted
 from distkit.cluster.hosts.tunnel import Tunnel
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
 from distkit.trace.clocks import Offset, PeerClock, RoundTrip
+
+#: The loss of a machine, and what it said before, is known within this time [s].
+TOLD = 1.0
 
 
 class Wire(Channel):
@@ -69,6 +73,7 @@ class HostForkServer(ForkServer):
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.what_is_there = "all processes there"  # for messages
+        self._ended: dict[str, str] = {}  # what was said at the end
         self._tunnel, self._wire = tunnel, Wire(tunnel)
         tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
         tunnel.on_lost, tunnel.on_trip = self._on_lost, self._on_trip
@@ -107,6 +112,12 @@ class HostForkServer(ForkServer):
         """The reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."
+        self._lost.wait(TOLD)
+        if self._ended:
+            return (
+                f"the process on {self.host} that ranks are forked from ended, with "
+                f"it {self.what_is_there}.{quoted(**self._ended)}"
+            )
         lost = self._tunnel.why or "it does not answer"
         return (
             f"{self.host} is lost, with {self.what_is_there}: {lost}. Look at the network and at "
@@ -125,6 +136,9 @@ class HostForkServer(ForkServer):
     # -- from the relay's thread --------------------------------------------------------------
 
     def _on_word(self, word: dict[str, Any]) -> None:
+        if "ended" in word:
+            self._ended = {"said": word["ended"], "python": self.facts["executable"]}
+            return
         self._keep(word.pop("files", {}))
         self._wire.hear(word)
 

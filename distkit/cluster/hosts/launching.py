@@ -1,4 +1,4 @@
-"""Agents on other machines, started by ipyparallel's own launchers, or from its engines.
+"""Agents on other machines, started by ipyparallel's own launchers.
 
 The launchers start :mod:`distkit.cluster.hosts.agent` where they would start an engine: over SSH,
 or as one ``srun`` or ``mpiexec`` for a whole allocation. Where the kernel is, and the keys, go with
@@ -9,27 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.hosts.agent import HOST
+from distkit.cluster.hosts.agent import AGENT
 from distkit.errors import StartError
 
-#: Options for ssh, unless the user gives some: no questions, and no long wait for a dead machine.
-SSH_OPTIONS = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=8"]
+#: Options for ssh, unless the user gives others: no questions, and no long wait for a dead machine.
+SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
 
-#: ipyparallel's names of the launchers that start agents by one command for all machines.
+#: What the launchers start in the place of an engine.
 _MODULE = "distkit.cluster.hosts.agent"
 
-#: How often a batch system is asked how a job stands [s].
-_ASK = 2.0
+#: How often a batch system is asked how a job stands [s]; and when it is asked whether it is over.
+_ASK, _ASK_AT_THE_END = 2.0, 0.2
+
+#: Who was told to end has ended within this time [s], or is ended.
+_GRACE = 3.0
+
+#: What squeue says of jobs that come to no more.
+_OVER = ("BOOT", "CANCELLED", "COMPLETED", "DEADLINE", "FAIL", "NODE", "OUT_OF", "PREEMPT", "TIME")
+
+#: What it says of jobs that end as soon as their processes do.
+_ENDING = ("RUNNING", "COMPLETING")
 
 
 class Launch(ABC):
@@ -48,8 +61,12 @@ class Launch(ABC):
     def start(self) -> None:
         """Begin; returns at once."""
 
+    def words(self) -> str:
+        """What whoever started the agents says of them now; "" for nothing."""
+        return ""
+
     def stop(self) -> None:
-        """End what may be left: agents end by themselves when their tunnel breaks."""
+        """End what may be left, once agents were told to leave."""
         return
 
 
@@ -71,62 +88,57 @@ class ByLauncher(Launch):
         options: dict[str, Any],
         where: dict[str, Any],
         fail: Callable[[str], None],
-        what: str = "",
     ) -> None:
         super().__init__(where, fail)
-        self._name, self._n, self._what = name, n, what or name
+        self._name, self._n = name, n
         self._launcher = _make(name, folder, options, where)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._over = threading.Event()
+        self._over, self._gone = threading.Event(), threading.Event()
+        self._gone.set()
 
     def start(self) -> None:
         """Begin; returns at once."""
+        self._gone.clear()
         threading.Thread(target=self._run, name="distkit-launch", daemon=True).start()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
         except subprocess.CalledProcessError as error:
-            self.fail(_words(self._what, error))
+            said = (error.output or b"").decode(errors="replace")
+            self._fail(f"the command failed with status {error.returncode}", said)
+        except FileNotFoundError as error:
+            self._fail(f"there is no {error.filename} on this machine. Install it, or name it")
         except Exception as error:
-            self.fail(f"{self._what}: {type(error).__name__}: {error}")
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._gone.set()
+
+    def _fail(self, what: str, said: str | None = None) -> None:
+        if not self._over.is_set():
+            self.fail(
+                f"{self._name}: {what}." + ("" if said is None else quoted(said, sys.executable))
+            )
 
     async def _serve(self) -> None:
         """Have the launcher begin, and hear of its end: it tells in this thread's loop."""
-        self._loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        ended = asyncio.Event()
         self._launcher.on_stop(lambda data: ended.set())
         self._launcher.start(self._n)
-        if hasattr(self._launcher, "job_id"):
-            await self._watch_job()
-        else:
-            await ended.wait()
-        if not self._over.is_set():
-            said = self._launcher.get_output().strip()
-            self.fail(f"{self._what}: the processes there have ended.{_quoted(said)}")
-
-    async def _watch_job(self) -> None:
-        """Ask the batch system for a job until it is gone."""
-        ask = ["squeue", "--noheader", "--format=%T %r", f"--jobs={self._launcher.job_id}"]
-        while not self._over.is_set():
-            await asyncio.sleep(_ASK)
-            with suppress(OSError):  # another system than Slurm: its state is not known
-                said = await asyncio.to_thread(
-                    subprocess.run, ask, capture_output=True, text=True, check=False
-                )
-                self.state = said.stdout.strip()
-                if not self.state:
-                    return
+        await ended.wait()
+        self._fail("the processes have ended", self._launcher.get_output())
 
     def stop(self) -> None:
-        """Have the batch system forget the job; processes end by themselves."""
+        """End what may be left, once agents were told to leave."""
         self._over.set()
-        if job := getattr(self._launcher, "job_id", ""):
-            with suppress(Exception):
-                subprocess.run([*self._launcher.delete_command, job], timeout=10, check=False)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._gone.wait(_GRACE):
+                return
+            with suppress(Exception):  # it has just ended
+                self._launcher.signal(number)
 
 
-class BySSH(Launch):
-    """One agent on each of several machines, by ipyparallel's SSH launcher, all at once.
+class BySSH(ByLauncher):
+    """One agent on each of several machines.
 
     Args:
         hosts: ``name``, ``user@name`` or ``name:port``, as ipyparallel has it.
@@ -142,183 +154,186 @@ class BySSH(Launch):
         where: dict[str, Any],
         fail: Callable[[str], None],
     ) -> None:
-        super().__init__(where, fail)
-        options = {"ssh_args": SSH_OPTIONS, "remote_python": sys.executable, **options}
-        ssh, there = options.get("ssh_cmd", ["ssh"]), f"{folder}-agent"
-        self._ssh = [*ssh, *options["ssh_args"]]
-        log = shlex.quote(f"{folder}/log/ssh.log")  # or it goes to the terminal that runs Jupyter
-        options["ssh_cmd"] = ["sh", "-c", f'exec "$@" 2>>{log}', "sh", *ssh]
-        self._each = {
-            host: ByLauncher(
-                "ssh",
-                1,
-                folder,
-                {
-                    "remote_profile_dir": there,
-                    **options,
-                    "engines": {host: {"n": 1, "to_send": []}},
+        ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
+        args = [*options.get("ssh_args", ()), *ours]  # of each option the first counts
+        self._ssh = [*options.get("ssh_cmd", ["ssh"]), *args]
+        self._python = options.get("remote_python", sys.executable)
+        self._hosts = hosts
+        path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
+        self._engines = {
+            host: {
+                "ssh_args": list(args),  # ipyparallel adds the port to it
+                "to_send": options.get("to_send", []),  # an engine's connection file by default
+                "environment": {
+                    **path,
+                    **options.get("environment", {}),
+                    AGENT: json.dumps({**where, "name": host}),
                 },
-                {**where, "name": host, "profile": there},
-                fail,
-                host,
-            )
+            }
             for host in hosts
         }
+        options = {"remote_python": self._python, **options, "engines": self._engines}
+        super().__init__("ssh", len(hosts), folder, options, where, fail)
+        self._launcher.on_one_end = self._one_ended
 
-    def start(self) -> None:
-        """Begin; returns at once."""
-        for host in self._each:
-            threading.Thread(target=self._begin, args=(host,), daemon=True).start()
-
-    def _begin(self, host: str) -> None:
-        """See whether the machine lets us in: what ssh says is lost in the launcher."""
+    def _one_ended(self, host: str, status: int, said: str) -> None:
+        """What ssh or the Python there has said is known; here is what to do."""
         place, _, port = host.partition(":")
-        command = [*self._ssh, *(["-p", port] if port else []), place, "true"]
-        tried = subprocess.run(command, capture_output=True, text=True, check=False)
-        if tried.returncode:
-            self.fail(
-                f"{host} cannot be entered with {shlex.join(command[:-1])}."
-                f"{_quoted(tried.stderr)}\nMake that command work without a password; "
-                f"distkit doctor --hosts {place} tells what is missing."
+        if status == 255:
+            command = shlex.join([*self._ssh, *(["-p", port] if port else []), place])
+            what = f"{host} cannot be entered with {command}"
+            remedy = (
+                f"Make that command work without a password; distkit doctor --hosts {place} tells "
+                "what is missing."
             )
+        elif status in (126, 127):
+            what = f"{host} has no Python at {self._python}"
+            remedy = "Name the one there: remote_python='/path/to/python'."
         else:
-            self._each[host].start()
+            what = f"the agent on {host} ended with status {status}"
+            remedy = f"Look for the cause there: {self._python} -m distkit doctor"
+        if not self._over.is_set():
+            self.fail(f"{what}.{quoted(said, self._python)}\n{remedy}".rstrip())
+
+
+class ByBatch(ByLauncher):
+    """Agents in a job of a batch system, of which ``squeue`` tells where that is Slurm."""
+
+    async def _serve(self) -> None:
+        """Submit the job, and ask for it until it is over."""
+        self._launcher.start(self._n)
+        while not self._over.wait(_ASK):
+            self.state = self.words()
+            if _is_over(self.state):
+                self._fail(f"job {self._launcher.job_id} is {self.state}", self._output())
+                return
+
+    def words(self) -> str:
+        """The state of the job and the reason for it, as squeue has them."""
+        ask = ["squeue", "--noheader", "--states=all", "--format=%T %r"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            ran = subprocess.run(
+                [*ask, f"--jobs={self._launcher.job_id}"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
+            )
+            return ran.stdout.strip() or ran.stderr.strip()
+        return ""
+
+    def _output(self) -> str:
+        """What the job has written into its file."""
+        file = self._launcher.output_file
+        try:
+            return Path(file).read_text(errors="replace")
+        except OSError:
+            return (
+                f"Its output, {file}, is not here. Name a file that the machines can write and "
+                "this one can read: output_file='/shared/distkit.log'."
+            )
 
     def stop(self) -> None:
-        """Expect their ends from now on."""
-        for launch in self._each.values():
-            launch.stop()
+        """End the job, unless it ends by itself as its agents leave."""
+        self._over.set()
+        if not self._launcher.job_id:
+            return
+        end = time.monotonic() + _GRACE
+        while (state := self.words()).startswith(_ENDING) and time.monotonic() < end:
+            time.sleep(_ASK_AT_THE_END)
+        if not _is_over(state):
+            with suppress(OSError, subprocess.TimeoutExpired):
+                command = [*self._launcher.delete_command, self._launcher.job_id]
+                subprocess.run(command, capture_output=True, timeout=10, check=False)
+        if self._launcher.passing:
+            Path(self._launcher.output_file).unlink(missing_ok=True)
 
 
-class InEngines(Launch):
-    """Agents in engines of an ipyparallel cluster that somebody else has started.
-
-    Args:
-        client: an ``ipyparallel.Client``.
-    """
-
-    def __init__(self, client: Any, where: dict[str, Any], fail: Callable[[str], None]) -> None:
-        super().__init__(where, fail)
-        self._client = client
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        threading.Thread(target=self._begin, daemon=True).start()
-
-    def _begin(self) -> None:
-        try:
-            view = self._client.direct_view(block=False)
-            for said in view.apply(_begin, self.where).get(timeout=30):
-                if said:
-                    self.fail(said)
-        except Exception as error:
-            self.fail(f"an engine could not start ranks ({type(error).__name__}: {error}).")
+def by_launcher(
+    name: str,
+    ranks: dict[str, int] | int,
+    folder: str,
+    options: dict[str, Any],
+    where: dict[str, Any],
+    fail: Callable[[str], None],
+) -> Launch:
+    """Agents by one of ipyparallel's launchers, see :class:`ByLauncher`, on these machines."""
+    if isinstance(ranks, dict):
+        return BySSH(list(ranks), folder, options, where, fail)
+    kind = ByBatch if hasattr(_kind(name), "job_id") else ByLauncher
+    return kind(name, ranks, folder, options, where, fail)
 
 
-def connect(name: str) -> Any:
-    """A client of somebody's cluster, by the name of its profile or its cluster id.
-
-    Raises:
-        StartError: there is none, or it has no engines.
-    """
-    import ipyparallel
-
-    said = ""
-    for way in ({"profile": name}, {"cluster_id": name}):
-        try:
-            client = ipyparallel.Client(**way, timeout=10)
-        except Exception as error:
-            said += f"\n    {way}: {error}"
-            continue
-        if client.ids:
-            return client
-        said += f"\n    {way}: it has no engines"
-    raise StartError(
-        f"there is no ipyparallel cluster {name!r} to attach to: {said}\nStart one with ipcluster "
-        "start, or give a client: dk.Cluster.attach(ipyparallel.Client(…))."
-    )
+def _is_over(state: str) -> bool:
+    return state.startswith(_OVER) or "Invalid job id" in state
 
 
-def _begin(where: dict[str, Any]) -> str:
-    """In an engine: start an agent that ends with it; what is wrong, or ""."""
-    import importlib.util
-    import json
-    import os
-    import subprocess
-    import sys
-
-    if importlib.util.find_spec("distkit") is None:
-        import platform
-
-        return (
-            f"the engine on {platform.node()} has no distkit ({sys.executable}). Install it there: "
-            "python -m pip install distkit"
-        )
-    subprocess.Popen(
-        [sys.executable, "-m", "distkit.cluster.hosts.agent"],
-        env={**os.environ, "DISTKIT_HOST": json.dumps({**where, "parent": os.getpid()})},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    return ""
-
-
-def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
-    """ipyparallel's launcher, set up to start agents."""
+def _kind(name: str) -> Any:
+    """The class of a launcher."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
+    from distkit.cluster.hosts.launchers import OURS
+
     try:
-        kind = find_launcher_class(name, "engine")
+        return OURS.get(name) or find_launcher_class(name, "engine")
     except KeyError:
         raise StartError(
             f"engines={name!r} is none of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
             "'pbs', 'sge', 'lsf', 'htcondor' or 'local'."
         ) from None
+
+
+def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
+    """ipyparallel's launcher, set up to start agents."""
+    kind = _kind(name)
     known = kind.class_traits(config=True)
     if unknown := [option for option in options if option not in known]:
         raise StartError(
             f"{unknown[0]!r} is no option of dk.Cluster, nor of ipyparallel's {kind.__name__}: "
             f"that has {', '.join(sorted(known))}."
         )
-    python = options.get("remote_python", sys.executable)
+    Path(folder, "log").mkdir(exist_ok=True)
     given: dict[str, Any] = {
-        "engine_cmd": [python, "-m", _MODULE],
+        "engine_cmd": [options.get("remote_python", sys.executable), "-m", _MODULE],
         "profile_dir": folder,
         "work_dir": folder,
         "cluster_id": "distkit",
         **options,
+        "environment": {AGENT: json.dumps(where), **options.get("environment", {})},
     }
-    given["environment"] = {**options.get("environment", {}), HOST: json.dumps(where)}
     if "submit_command" in known:  # or what it says goes to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
-        given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', "sh", *submit]
-    if name == "mpi" and "mpi_args" not in options and _is_open_mpi(options.get("mpi_cmd")):
-        given["mpi_args"] = ["-x", HOST, "--oversubscribe"]
-    Path(folder, "log").mkdir(exist_ok=True)
-    return kind(**given)
+        given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
+        # machines share the folder of a job that is submitted from it, and no temporary one
+        given.setdefault("output_file", f"{Path.cwd()}/.{Path(folder).name}.log")
+    if name == "mpi":
+        given["mpi_args"] = _mpi_args(options)
+    launcher = kind(**given)
+    launcher.passing = "output_file" not in options
+    return launcher
 
 
-def _is_open_mpi(command: list[str] | None) -> bool:
+def _mpi_args(options: dict[str, Any]) -> list[str]:
+    """Arguments for mpiexec: Open MPI's passes on what it is told to, and would bind to cores."""
+    command, args = options.get("mpi_cmd", ["mpiexec"]), options.get("mpi_args")
     try:
-        said = subprocess.run(
-            [*(command or ["mpiexec"]), "--version"], capture_output=True, text=True, check=False
-        )
+        ran = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     except OSError:
         raise StartError(
-            f"there is no {(command or ['mpiexec'])[0]} here. Install an MPI, such as Debian's "
-            "openmpi-bin, or name its command: mpi_cmd=['/opt/mpi/bin/mpiexec']."
+            f"there is no {command[0]} here. Install an MPI, such as Debian's openmpi-bin, or name "
+            "its command: mpi_cmd=['/opt/mpi/bin/mpiexec']."
         ) from None
-    return "Open MPI" in said.stdout or "OpenRTE" in said.stdout
+    if "Open MPI" not in ran.stdout and "OpenRTE" not in ran.stdout:
+        return list(args or ())
+    path = ["-x", "PYTHONPATH"] if "PYTHONPATH" in os.environ else []
+    bind = [] if args and "--bind-to" in args else ["--bind-to", "none"]
+    return ["-x", AGENT, *path, *bind, *(["--oversubscribe"] if args is None else args)]
 
 
-def _words(what: str, error: subprocess.CalledProcessError) -> str:
-    said = (
-        (error.output or b"") if isinstance(error.output, bytes) else (error.output or "").encode()
-    )
-    return f"{what}: the command failed with status {error.returncode}.{_quoted(said.decode())}"
-
-
-def _quoted(said: str) -> str:
-    """What a program has said, its last lines, indented."""
-    lines = said.strip().splitlines()[-12:]
-    return "".join(f"\n    {line}" for line in lines) if lines else " It said nothing."
+def quoted(said: str, python: str = "") -> str:
+    """The last lines of what a program has said, indented; and how to install what it misses."""
+    lines = [line for line in said.strip().splitlines() if line.strip("- ")][-20:]
+    text = "".join(f"\n    {line}" for line in lines) if lines else " It said nothing."
+    if missing := re.findall(r"No module named '(\w+)", said):
+        text += f"\nInstall it there: {python} -m pip install {missing[-1]}"
+    return text

@@ -356,14 +356,20 @@ def end(children: Iterable[Child]) -> None:
         one.kill(mine)
 
 
-def start_zygote(line: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a zygote of this machine that obeys what comes by ``line``."""
+def start_zygote(line: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a zygote of this machine that obeys what comes by ``line``.
+
+    Args:
+        line: its end of the line.
+        stderr: where its messages go, as for Popen.
+    """
     path = "\n".join(libraries(sys.path))
     return subprocess.Popen(
         [sys.executable, boot.__file__, str(line.fileno()), path, tempfile.gettempdir()],
         pass_fds=[line.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
+        stderr=stderr,
         start_new_session=True,  # Ctrl-C is not meant for it
     )
 
