@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distkit.events import COLLECTIVES, Event, Message, Span
-from distkit.trace import operations
+from distkit.trace import hosts, operations
 
 if TYPE_CHECKING:
     import pandas
@@ -135,6 +135,20 @@ class EventLog(Sequence[Event]):
                 members[self.matches[s.rank, s.seq]].append(s)
         return list(members.values())
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank, as far as it is known."""
+        return hosts.hosts_of(self.meta)
+
+    @cached_property
+    def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """``{(from, to): (messages, bytes)}`` of the point-to-point messages, by host.
+
+        A collective of the backend's own is none: how its bytes went is not recorded.
+        """
+        sent = ((m.src, m.dst, 1, m.nbytes) for m in self.messages if m.sent is not None)
+        return hosts.traffic(self.hosts, sent)
+
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per event; see :class:`Event` for the columns. Needs pandas."""
         import pandas as pd
@@ -155,7 +169,10 @@ class EventLog(Sequence[Event]):
             "label",
             "match",
             "attributes",
+            "host",
+            "peer_host",
         ]
+        where = self.hosts
         rows = [
             (
                 e.rank,
@@ -173,6 +190,8 @@ class EventLog(Sequence[Event]):
                 e.label,
                 e.match or self.matches.get((e.rank, e.seq)),
                 dict(e.attributes),
+                where.get(e.rank),
+                None if e.peer is None else where.get(e.peer),
             )
             for e in self.events
         ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
+from distkit.views.scene.geometry import text_width
 from distkit.views.scene.painter import body
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
 from distkit.views.scene.units import aligned
@@ -209,8 +210,11 @@ class _Panel:
     def _card(self, x: float, y: float, width: float, r: Json) -> Iterator[str]:
         yield svg.rect(x, y, width, CARD, 'fill="#fff"', 'stroke="#dde3e9"', 8)
         yield self._pin(x + 10, y + 9, r)
-        name = self.lanes.get(r["rank"], {}).get("name", f"rank {r['rank']}")
+        lane = self.lanes.get(r["rank"], {})
+        name, host = lane.get("name", f"rank {r['rank']}"), lane.get("host")
         yield svg.text(x + 38, y + 21, name, INK, 'font-weight="700"')
+        if host:
+            yield svg.text(x + 46 + text_width(name, 12.5), y + 21, f"on {host}", GRAY)
         yield svg.text(x + width - 12, y + 21, r["doing"], GRAY, 'text-anchor="end"')
         told, left = r.get("call", ""), x + 12
         if told:

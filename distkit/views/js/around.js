@@ -38,15 +38,17 @@ export function legend(store) {
 }
 
 export function sums({ frame }, color) {
-  const { messages, message_bytes, collectives, collective_bytes, start, end, lanes } = frame;
-  const tile = (value, label) =>
-    h("div", { class: "dk-tile" }, h("b", {}, value), h("span", {}, label));
+  const { messages, message_bytes, collectives, collective_bytes, start, end, lanes,
+    compared = [] } = frame;
+  const tile = (value, label, title = null) =>
+    h("div", { class: "dk-tile", title }, h("b", {}, value), h("span", {}, label));
   const some = (n, word, bytes) => tile(grouped(n),
     plural(n, word).replace(/^\S+ /, "") + (bytes ? ` · ${humanBytes(bytes)}` : ""));
   return [
     messages || !collectives ? some(messages, "message", message_bytes) : null,
     collectives ? some(collectives, "collective", collective_bytes) : null,
     tile(end > start ? humanSeconds(end - start) : "0 s", "first to last event"),
+    ...compared.map((told) => tile(...told)),
     lanes.length ? busy(lanes, color) : null,
   ].filter(Boolean);
 }

@@ -12,7 +12,7 @@ const FLASH = 700; // milliseconds
 export class Cards {
   constructor(ranks, store) {
     this.store = store;
-    const made = (rank) => ({ root: empty(rank, store.name(rank)), key: "" });
+    const made = (rank) => ({ root: empty(rank, store.name(rank), store.host(rank)), key: "" });
     this.cards = new Map(ranks.map((rank) => [rank, made(rank)]));
     this.root = h("section", { class: "dk-cards", "aria-label": "ranks" },
       [...this.cards.values()].map(({ root }) => root));
@@ -36,10 +36,12 @@ export class Cards {
   }
 }
 
-function empty(rank, name) {
+function empty(rank, name, host) {
   const about = { class: "dk-card", "data-rank": rank, style: paint(rank), "aria-label": name };
   return h("article", about,
-    h("header", {}, pin(rank), h("strong", {}, name), h("span", { class: "dk-doing" })),
+    h("header", {}, pin(rank), h("strong", {}, name),
+      host ? h("span", { class: "dk-host" }, `on ${host}`) : null,
+      h("span", { class: "dk-doing" })),
     h("div", { class: "dk-card-body" }));
 }
 

@@ -5,6 +5,7 @@ import { clamp } from "./numbers.js";
 export const LEAST = 2.5; // no bar is narrower
 const HIGH = 350; // pixels of all lanes, if they are not many: a projector shows them
 const INSIDE = 10; // pixels: an arrow's head
+const HEAD = 20; // pixels of a host's name above its lanes
 const NAMED = 17; // from lane to lane, where there is room for names
 export const TALLEST = 860; // pixels in sight; timeline.css says the same
 
@@ -26,10 +27,12 @@ export class Layout {
     this.scale = squeezed(pitches, whole, least);
     this.gap = gap * this.scale;
     this.tops = [];
+    this.heads = lanes.map(({ host }, i) => (host && host !== lanes[i - 1]?.host ? HEAD : 0));
     this.lines = [];
     this.bottom = 6;
     this.heights = heights.map((height) => Math.max(height * this.scale, least - this.gap));
-    for (const height of this.heights) {
+    for (const [i, height] of this.heights.entries()) {
+      this.bottom += this.heads[i];
       this.tops.push(this.bottom);
       this.bottom += height + this.gap;
     }

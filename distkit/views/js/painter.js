@@ -72,6 +72,7 @@ export class Painter {
     this.store.frame.lanes.forEach((lane, i) => {
       const [top, height] = [at.tops[i], at.heights[i]];
       const middle = top + height / 2;
+      if (at.heads[i]) this.#host(lane.host, top - at.heads[i] / 2);
       c.fillStyle = look.lane;
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
@@ -83,6 +84,14 @@ export class Painter {
       this.text(lane.name, 21, middle - (two ? 7 : 0), look.fg, `600 13px ${look.font}`);
       if (two) this.text(lane.detail, 21, middle + 9, look.muted, `12px ${look.font}`);
     });
+  }
+
+  // A host's name, and a rule above its lanes.
+  #host(name, y) {
+    const { c, at, look } = this;
+    this.text(name, 2, y, look.muted, `600 12px ${look.font}`);
+    const x = 12 + c.measureText(name).width;
+    this.line(x, y, at.right + 4, y, look.grid, 1);
   }
 
   // A cross where a rank died, and the word.

@@ -194,6 +194,11 @@ export class Store {
     return this.frame.lanes[this.laneOf.get(rank)]?.name ?? `rank ${rank}`;
   }
 
+  // Of a rank's host the name, where there are several.
+  host(rank) {
+    return this.frame.lanes[this.laneOf.get(rank)]?.host;
+  }
+
   lane(i) {
     return this.laneOf.get(this.tracks[this.track[i]].rank);
   }

@@ -10,7 +10,8 @@ from typing import Any
 from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
 from distkit.trace.columns import Look
-from distkit.views.scene.units import count
+from distkit.trace.hosts import Traffic, agreement, between, several
+from distkit.views.scene.units import count, human_bytes, human_seconds, joined
 
 #: At most so many lanes are drawn; a notice names the rest.
 MAX_LANES = 256
@@ -32,6 +33,7 @@ def frame(
     seen: Iterable[int],
     opened: Iterable[tuple[int, Look]],
     live: bool,
+    found: Traffic | None = None,
 ) -> Json:
     """All but bars and arrows: lanes, the sums under the picture, notices.
 
@@ -43,6 +45,7 @@ def frame(
         seen: ranks seen in events.
         opened: the operations that have not ended: of each its rank, and what it is.
         live: whether the run goes on.
+        found: what hosts have sent each other.
     """
     ranks = _ranks(meta, seen)
     unfinished = [] if live else _unfinished(opened, meta)
@@ -53,6 +56,7 @@ def frame(
         "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
         "live": live,
         **sums,
+        "compared": compared(meta, found or {}),
         "open": _open(meta),
         "notices": unfinished + _left_out(meta, sums["operations"], drawn, ranks),
     }
@@ -82,16 +86,44 @@ def _about(meta: Mapping[str, Any], rank: int) -> tuple[Mapping[str, Any], str]:
 
 def _lane(meta: Mapping[str, Any], rank: int) -> Json:
     about, name = _about(meta, rank)
+    host = several(meta).get(rank)
     detail = [f"rank {rank}"] if name != f"rank {rank}" else []
     detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
     role = str(about.get("role") or "")
-    return {"rank": rank, "name": name, "role": role, "detail": " · ".join(detail)}
+    lane = {"rank": rank, "name": name, "role": role, "detail": " · ".join(detail)}
+    return lane if host is None else {**lane, "host": clean(host)}
 
 
 def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
-    """How many ranks, and the backend and device; the same word once."""
+    """How many ranks on how many hosts, and the backend and device; the same word once."""
     known = [count(ranks, "rank")] if ranks else []
+    if hosts := {*several(meta).values()}:
+        known.append(count(len(hosts), "host"))
     return [*known, *dict.fromkeys(str(meta[k]) for k in ("backend", "device") if meta.get(k))]
+
+
+def compared(meta: Mapping[str, Any], found: Traffic) -> list[tuple[str, str, str]]:
+    """What a run on several hosts adds to the sums: a figure, what it is, and more in a hint.
+
+    Args:
+        meta: the trace's ``meta``.
+        found: what its hosts have sent each other.
+    """
+    if not (hosts := several(meta)):
+        return []
+    messages, nbytes = between(found)
+    ways = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in found.items())
+    words = f"between hosts · {count(messages, 'message')}"
+    told = [(human_bytes(nbytes), words, clean("\n".join(ways)))] if found else []
+    if (error := agreement(meta)) is not None:
+        clocks, names = meta["clocks"], [*dict.fromkeys(hosts.values())]
+        each = (
+            f"{name}: {c['offset']:+.6f} s ± {human_seconds(c['error'])}"
+            for name, c in clocks.items()
+        )
+        some = joined(names) if len(names) < 5 else count(len(names), "host")
+        told.append((f"±{human_seconds(error)}", f"between the clocks of {clean(some)}", clean("\n".join(each))))
+    return told
 
 
 def _left_out(meta: Mapping[str, Any], operations: int, drawn: int, ranks: list[int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from distkit.views.scene.frame import Json
@@ -9,6 +10,8 @@ from distkit.views.scene.theme import SIZES
 
 #: The length of an arrow's head [pixels].
 INSIDE = 10
+#: The height of a host's name above its lanes [pixels].
+HEAD = 22
 
 #: Widths of Helvetica's letters, in parts of the font size; no font is measured here.
 _WIDTHS = {
@@ -21,6 +24,18 @@ _WIDTHS = {
     )
     for c in letters
 }
+
+
+def hosts_begin(lanes: Sequence[Json]) -> list[bool]:
+    """True for the lanes that are the first of a host, where ranks are on several.
+
+    >>> hosts_begin([{"host": "a"}, {"host": "a"}, {"host": "b"}])
+    [True, False, True]
+    """
+    names = [lane.get("host") for lane in lanes]
+    return [
+        name is not None and name != before for before, name in zip([None, *names], names, strict=False)
+    ]
 
 
 def text_width(text: str, size: float) -> float:
@@ -61,8 +76,12 @@ class Geometry:
         n = len(self.heights)
         free = min(room, n * SIZES["pitch"]) - sum(self.heights)
         self.gap = min(max(free / max(1, n), SIZES["min_gap"]), SIZES["max_gap"])
-        tops = list(accumulate((h + self.gap for h in self.heights), initial=top))
+        #: Above the first lane of each host.
+        self.heads = [HEAD if begins else 0 for begins in hosts_begin(picture["lanes"])]
+        pitches = (h + self.gap + head for h, head in zip(self.heights, self.heads, strict=True))
+        tops = list(accumulate(pitches, initial=top))
         self.bottom = tops.pop() + (10 - self.gap if n else 60)
+        tops = [top + head for top, head in zip(tops, self.heads, strict=True)]
         self.tops = dict(zip(self.lanes, tops, strict=True))
 
     def x(self, time: float) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
 
 from distkit.views.scene.frame import Json
 from distkit.views.stage.layout import SQUARE, Point
@@ -12,6 +14,8 @@ STRIPS, NUMBERS = 16, 40
 #: Pixels between two cards, beside each other (at least) and one below the other; at the edge,
 #: between a badge and its strip; the widest field.
 APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
+#: Pixels for the name of a host, above its cards.
+NAMED = 16
 ROUND = ("ring", "star")
 
 
@@ -28,15 +32,30 @@ class Field:
         self.strip = (_wide(most), _high(n)) if most and n <= STRIPS else (0.0, 0.0)
         self.radius = _radius(n, strips=bool(self.strip[0]))
         self.above = 15 if any(node["name"] != f"rank {node['rank']}" for node in nodes) else 0
+        #: Above the cards: room for the hosts' names.
+        self.named = NAMED if any("host" in node for node in nodes) else 0
         wide, deep = self._spread(stage)
         w, h = self.card
         self.width = wide + w + 2 * EDGE
-        self.height = deep + h + 2 * EDGE + self.above
-        left, top = EDGE + w / 2, EDGE + h / 2 + self.above
+        self.height = deep + h + 2 * EDGE + self.above + self.named
+        left, top = EDGE + w / 2, EDGE + h / 2 + self.above + self.named
         self.at: dict[int, Point] = {
             node["rank"]: (round(left + node["x"] * wide), round(top + node["y"] * deep))
             for node in nodes
         }
+        self._host_of = {node["rank"]: node["host"] for node in nodes if "host" in node}
+
+    @property
+    def hosts(self) -> dict[str, list[Point]]:
+        """The corners of the area that each host's cards take, with room for its name."""
+        (w, h), above = self.card, self.above + self.named
+        corners: dict[str, list[Point]] = defaultdict(list)
+        for rank, host in self._host_of.items():
+            x, y = self.at[rank]
+            corners[host] += [
+                (x + side, y + end) for side in (-w / 2, w / 2) for end in (-h / 2 - above, h / 2)
+            ]
+        return {host: hull(points) for host, points in corners.items()}
 
     @property
     def card(self) -> tuple[float, float]:
@@ -108,6 +127,30 @@ class Field:
         if circle:
             return max(wide, 1.15 * deep), deep
         return wide, max(deep, min(0.5 * wide, 130 * (levels - 1), 430))
+
+
+def hull(points: Iterable[Point]) -> list[Point]:
+    """The corners of the smallest convex area that has all these points.
+
+    >>> hull([(0, 0), (2, 0), (1, 1), (2, 2), (0, 2)])
+    [(0, 0), (2, 0), (2, 2), (0, 2)]
+    """
+
+    def half(ordered: Iterable[Point]) -> list[Point]:
+        found: list[Point] = []
+        for x, y in ordered:
+            while len(found) > 1 and _turn(*found[-2:], (x, y)) <= 0:
+                found.pop()
+            found.append((x, y))
+        return found[:-1]
+
+    ordered = sorted(set(points))
+    return half(ordered) + half(reversed(ordered))
+
+
+def _turn(a: Point, b: Point, c: Point) -> float:
+    """Above zero where the way over these points turns towards the y axis."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
 def _wide(pieces: int) -> float:

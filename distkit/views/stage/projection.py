@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
+from distkit.trace.hosts import several
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, facts
 from distkit.views.scene.units import count, human_bytes
@@ -59,7 +60,7 @@ def project(
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
     about = {int(r): a for r, a in trace.meta.get("ranks", {}).items()}
     roles = {r: str(a.get("role") or "") for r, a in about.items()}
-    hosts = {r: str(a.get("host") or "") for r, a in about.items()}
+    hosts = several(trace.meta)
     ranks = trace.ranks[:MAX_PLACES]
     kind = layout or pattern(ranks, sent, roles, hosts)
     found = follow(trace)
@@ -103,6 +104,7 @@ def _nodes(
             "rank": rank,
             "name": clean(str(about.get(rank, {}).get("name") or f"rank {rank}")),
             "role": roles.get(rank, ""),
+            **({"host": clean(hosts[rank])} if rank in hosts else {}),
             "x": places[rank][0],
             "y": places[rank][1],
         }

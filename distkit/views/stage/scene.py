@@ -111,6 +111,7 @@ class _Painter:
         self.cut: dict[int, int] = {}  # into how many pieces a rank's tensor is
         self.layers: dict[tuple[int, float, float], tuple[Shape, ...]] = {}
         self.homes: dict[tuple[int, ...], tuple[Point, tuple[Home, ...]]] = {}
+        self._hosts()
         self._links()
         self._badges()
         if self.strips:
@@ -129,6 +130,14 @@ class _Painter:
         return self.lanes[rank] % 8
 
     # -- what stays -----------------------------------------------------------------------
+
+    def _hosts(self) -> None:
+        """An area around the cards of each host, and its name."""
+        for name, area in self.field.hosts.items():
+            corners = "L".join(f"{x:.0f} {y:.0f}" for x, y in area)
+            x, y = min(area, key=lambda point: (point[1], point[0]))
+            words = text(name, "caption", x=x, y=y + 8)
+            self.scene.add(0, 0, path(f"M{corners}Z", "host"), words, layer=LINK)
 
     def _links(self) -> None:
         ends = (self.field.ends(a, b) for a, b, *_ in self.stage["links"])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from distkit.events import Op, Summary
 from distkit.trace.columns import Table
+from distkit.trace.hosts import Traffic, several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
@@ -265,6 +266,7 @@ class Columns:
                 np.unique(ops.rank).tolist(),
                 [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
                 self._live,
+                self._traffic,
             ),
             "start": rounded(ops.span[0] if ops.span else None),
             "end": rounded(self._until),
@@ -343,6 +345,12 @@ class Columns:
             np.bincount(src, minlength=room).astype(np.int64),
             np.bincount(src, weights=pairs.nbytes[gone], minlength=room).astype(np.int64),
         )
+
+    @property
+    def _traffic(self) -> Traffic:
+        """What hosts have sent each other, where there are several."""
+        hosts = several(self.meta)
+        return traffic(hosts, self.pairs.sums()) if hosts else {}
 
     def _lane(self, rank: int) -> Json:
         """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""

@@ -117,6 +117,18 @@ class Pairs:
         assert src is not None and dst is not None
         return src, dst
 
+    def sums(self) -> list[tuple[int, int, int, int]]:
+        """Source, destination, number and bytes of what was sent from each rank to each."""
+        ops, peer = self.ops, self.ops.each([-1 if k.peer is None else k.peer for k in self.ops.looks])
+        gone = ~np.isnan(self.sent)
+        send, recv = self.send[gone], self.recv[gone]
+        src, dst = ops.rank[send], np.where(recv >= 0, ops.rank[recv], peer[send])
+        room = int(max(src.max(initial=0), dst.max(initial=0))) + 1
+        both, which = np.unique(src * room + dst, return_inverse=True)
+        sizes = np.bincount(which, weights=self.nbytes[gone], minlength=len(both))
+        parts = (both // room, both % room, np.bincount(which, minlength=len(both)), sizes)
+        return list(zip(*(part.astype(int).tolist() for part in parts), strict=True))
+
     def name(self, arrow: int) -> str:
         """The id of an arrow, numbered in its queue."""
         ops, about = self.ops, int(self.about[arrow])

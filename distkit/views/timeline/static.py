@@ -47,7 +47,9 @@ def _document(picture: Json, limit: int) -> str:
     if len(part["lanes"]) > MAX_BOTH:
         told = f"{count(picture['operations'], 'operation')}: too many to draw individually"
         whole = _Overview({**part, "notices": [*notices, told]}, busy)
-        return svg.document(WIDTH, whole.height + 44, name, whole.body() + "".join(whole._foot()))
+        below = 66 if part["compared"] else 44
+        body = whole.body() + "".join(whole._foot())
+        return svg.document(WIDTH, whole.height + below, name, body)
     whole = _Overview({**part, "notices": notices}, busy)
     first = _Painter({**part, "title": cut, "facts": [], "notices": []})
     body = f'{whole.body()}<g transform="translate(0 {whole.height:.0f})">{first.body()}</g>'
@@ -90,7 +92,7 @@ class _Painter:
         self.at = Geometry(picture, self.view, WIDTH, 62 + 22 * len(self.notices), self.room)
         self.colors = {rank: rank_color(i) for i, rank in enumerate(self.at.lanes)}
 
-        self.height = self.at.bottom + 74
+        self.height = self.at.bottom + (96 if picture["compared"] else 74)
 
     def body(self) -> str:
         parts = [*self._head(), *self._lanes()]
@@ -121,6 +123,9 @@ class _Painter:
             yield svg.text(24, 56 + 22 * i, f"! {notice}", WARNING_LIGHT)
 
     def _lanes(self) -> Iterator[str]:
+        for (rank, lane), head in zip(self.at.lanes.items(), self.at.heads, strict=True):
+            if head:
+                yield from self._host(lane["host"], self.at.tops[rank] - 8)
         for (rank, lane), height in zip(self.at.lanes.items(), self.at.heights, strict=True):
             top = self.at.tops[rank]
             middle = top + height / 2
@@ -133,6 +138,12 @@ class _Painter:
             )
             if up:
                 yield svg.text(42, middle + 14, lane["detail"], GRAY)
+
+    def _host(self, name: str, y: float) -> Iterator[str]:
+        """A host's name, and a rule above its lanes."""
+        yield svg.text(24, y, name, GRAY, 'font-weight="700"')
+        x = 32 + text_width(name, 12.5)
+        yield svg.line(x, y - 4, self.at.right + 4, y - 4, "#d3d9df", 1)
 
     def _axis(self) -> Iterator[str]:
         at, zero = self.at, self.picture["start"] or 0.0
@@ -159,6 +170,8 @@ class _Painter:
         x, rest = 60 + text_width(told, 12.5), f"in communication: {', '.join(busy)}"
         if busy and x + text_width(rest, 12) < WIDTH - 20:
             yield svg.text(x, y, rest, GRAY)
+        told = "   ·   ".join(f"{value} {label}" for value, label, _ in p["compared"])
+        yield svg.text(24, y + 22, told, GRAY, 'xml:space="preserve"') if told else ""
 
     def _veil(self) -> Iterator[str]:
         """Over what is later than the moment shown."""
