@@ -27,6 +27,7 @@ from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
 from distkit.errors import ClusterError, DistkitError, StartError
+from distkit.trace.clocks import Offset
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
@@ -148,10 +149,10 @@ class Supervisor(RankController):
             self._deaf.append(place.server.on_loss(self._fail))
         self.plan = fleet.wish.plan(self._places, self.plan.servers)
 
-    def _here(self, rank: int) -> Callable[[float], float]:
-        """What puts a rank's time into this machine's."""
+    def _offset(self, rank: int) -> Offset | None:
+        """The clock of the machine that a rank is on; None if it is this machine's."""
         place = self.place(rank)
-        return float if place is None else place.here
+        return None if place is None else place.server.clock
 
     def place(self, rank: int) -> Place | None:
         """The other machine on which a rank is; None on this one."""
@@ -278,7 +279,7 @@ class Supervisor(RankController):
         self.nodes.start()
         self.run = run
         if self._places:
-            run.live.here = self._here
+            run.live.offset = self._offset
         self.settled.clear()
         self.nodes.record(options.get("record", True))
         self._call = payload, options

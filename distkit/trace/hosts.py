@@ -56,5 +56,5 @@ def agreement(meta: Mapping[str, Any]) -> float | None:
 
     None where nothing was measured, or one clock is all there is.
     """
-    errors = sorted((float(clock["error"]) for clock in meta.get("clocks", {}).values()))
+    errors = sorted(float(clock["error"]) for clock in meta.get("clocks", {}).values())
     return sum(errors[-2:]) if errors and several(meta) else None

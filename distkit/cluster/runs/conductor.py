@@ -198,6 +198,10 @@ class Conductor:
             facts["replaced"] = self.replaced
         trace = self.live.so_far(**facts)
         if whole:
+            if "clocks" in trace.meta:
+                from distkit.trace.causality import in_order  # numpy would delay the start
+
+                trace = in_order(trace)
             self._trace = trace
         return trace
 

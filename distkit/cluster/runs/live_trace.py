@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pickle import dumps, loads
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
 from distkit.recording.recorder import to_event
+from distkit.trace.hosts import hosts_of
 from distkit.trace.operations import APART, spans
 from distkit.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from distkit.trace.clocks import Offset
 
 #: A trace keeps at most this many events; it says how many more there were.
 LIMIT = 2_000_000
@@ -30,25 +35,29 @@ class LiveTrace:
         self.meta = {**meta, "groups": {}, "raising": {}, "unreduced": {}}
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
-        #: What puts a rank's machine's time into this machine's.
-        self.here: Callable[[int], Callable[[float], float]] = lambda rank: float
+        #: The clock of the machine that a rank is on; None if it is this machine's.
+        self.offset: Callable[[int], Offset | None] = lambda rank: None
+        self._clocks: dict[int, Offset] = {}  # by which each rank's times are read
+        self._reached: dict[int, float] = {}  # the last of these, by this machine's clock
+        self._errors: dict[int, float] = {}  # the largest by which they may be wrong [s]
         self.arrived = self.dropped = 0  # events
         self.rows: Counter[int] = Counter()  # that arrived from each rank's present process
         self._first: Counter[int] = Counter()  # where the operations of that process begin
         self._events: list[Event] = []
         #: Arrived, not yet looked at.
-        self._packed: list[tuple[int, int, bytes, Callable[[float], float]]] = []
+        self._packed: list[tuple[int, int, bytes, Offset | None]] = []
         self._unpacking = threading.RLock()  # a subscriber may look at the trace
         self._subscribers: list[Callable[[list[Event]], None]] = []
 
-    def add(self, rank: int, count: int, packed: bytes) -> None:
-        """Add events of a rank."""
+    def add(self, rank: int, count: int, packed: bytes, *, here: bool = False) -> None:
+        """Add events of a rank; ``here``: their times are by this machine's clock."""
         if self.arrived + count > LIMIT:
             self.dropped += count
             return
         self.arrived += count
         self.rows[rank] += count
-        self._packed.append((rank, self._first[rank], packed, self.here(rank)))
+        offset = None if here else self.offset(rank)
+        self._packed.append((rank, self._first[rank], packed, offset))
         if self._subscribers:
             self._unpack()
 
@@ -99,7 +108,7 @@ class LiveTrace:
             )
             for s in pending
         ]
-        self.add(rank, len(rows), dumps(rows))
+        self.add(rank, len(rows), dumps(rows), here=True)
 
     def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
         """Show when a rank's place was vacant, and why."""
@@ -108,13 +117,22 @@ class LiveTrace:
             (-1, Op.MARK, state, at, fields, None)
             for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
         ]
-        self.add(rank, len(rows), dumps(rows))
+        self.add(rank, len(rows), dumps(rows), here=True)
 
     def so_far(self, **facts: Any) -> Trace:
         """The trace of what has arrived; ``facts`` for its ``meta``, which its own override."""
         self._unpack()
         events, until = list(self._events), self.clock(time.monotonic())
-        return Trace(events, {"until": until, **facts, **self.meta, "sources": sources(events)})
+        known = {"until": until, **self._compared(), **facts, **self.meta}
+        return Trace(events, {**known, "sources": sources(events)})
+
+    def _compared(self) -> dict[str, Any]:
+        """How far the clocks of other machines were ahead, and how sure that is."""
+        hosts, clocks = hosts_of(self.meta), dict[str, dict[str, float]]()
+        for rank, offset in sorted(self._clocks.items()):
+            error = max(self._errors[rank], clocks.get(hosts[rank], {"error": 0.0})["error"])
+            clocks[hosts[rank]] = {"ahead": offset.seconds, "error": error}
+        return {"clocks": clocks} if clocks else {}
 
     def latest(self, ranks: Iterable[int]) -> dict[int, int]:
         """The number of the latest operation of each of these ranks."""
@@ -163,22 +181,32 @@ class LiveTrace:
 
     def _unpack_all(self) -> list[Event]:
         packed = list(self._packed)
-        new = [
-            to_event(
-                rank,
-                row if not first else (row[0] + first, *row[1:]),
-                place,
-                self.clock if here is float else _then(here, self.clock),
-            )
-            for rank, first, rows, here in packed
-            for row in loads(rows)
-        ]
+        new = []
+        for rank, first, bundle, offset in packed:
+            rows = loads(bundle)
+            clock = self._reader(rank, offset, rows) if offset and rows else self.clock
+            new += [
+                to_event(rank, row if not first else (row[0] + first, *row[1:]), place, clock)
+                for row in rows
+            ]
         del self._packed[: len(packed)]  # only now: an interrupt may have come before
         self._events.extend(new)
         return new
 
+    def _reader(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:
+        """What puts the times of these rows into the reader's.
 
-def _then(
-    first: Callable[[float], float], second: Callable[[float], float]
-) -> Callable[[float], float]:
-    return lambda time: second(first(time))
+        A rank keeps its first offset until a later one is much surer: they differ a little, and
+        no rank's time goes back.
+        """
+        ends = [row[3] for row in (rows[0], rows[-1])]
+
+        def error(clock: Offset) -> float:
+            return max(map(clock.error_at, ends))
+
+        known = self._clocks.get(rank, offset)
+        known = self._clocks[rank] = offset if error(offset) < error(known) / 2 else known
+        self._errors[rank] = max(error(known), self._errors.get(rank, 0.0))
+        reached = self._reached.get(rank, -math.inf)
+        self._reached[rank] = max(reached, known.to_here(ends[1]))
+        return lambda there: self.clock(max(reached, known.to_here(there)))

@@ -122,7 +122,13 @@ def compared(meta: Mapping[str, Any], found: Traffic) -> list[tuple[str, str, st
             for name, c in clocks.items()
         )
         some = joined(names) if len(names) < 5 else count(len(names), "host")
-        told.append((f"±{human_seconds(error)}", f"between the clocks of {clean(some)}", clean("\n".join(each))))
+        told.append(
+            (
+                f"±{human_seconds(error)}",
+                f"between the clocks of {clean(some)}",
+                clean("\n".join(each)),
+            )
+        )
     return told
 
 

@@ -34,7 +34,8 @@ def hosts_begin(lanes: Sequence[Json]) -> list[bool]:
     """
     names = [lane.get("host") for lane in lanes]
     return [
-        name is not None and name != before for before, name in zip([None, *names], names, strict=False)
+        name is not None and name != before
+        for before, name in zip([None, *names], names, strict=False)
     ]
 
 

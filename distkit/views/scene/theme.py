@@ -147,7 +147,12 @@ MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
     "now": {"fill": "ink 9"},
-    "host": {"fill": "ink 3.5", "stroke": "ink 3.5", "stroke-width": 20, "stroke-linejoin": "round"},
+    "host": {
+        "fill": "ink 3.5",
+        "stroke": "ink 3.5",
+        "stroke-width": 20,
+        "stroke-linejoin": "round",
+    },
     "own": {"fill": "rank"},
     "pale": {"fill": "rank", "fill-opacity": 0.36},
     "faded": {"fill": "rank", "fill-opacity": 0.35},

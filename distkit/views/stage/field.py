@@ -139,7 +139,7 @@ def hull(points: Iterable[Point]) -> list[Point]:
     def half(ordered: Iterable[Point]) -> list[Point]:
         found: list[Point] = []
         for x, y in ordered:
-            while len(found) > 1 and _turn(*found[-2:], (x, y)) <= 0:
+            while len(found) > 1 and _turn(found[-2], found[-1], (x, y)) <= 0:
                 found.pop()
             found.append((x, y))
         return found[:-1]

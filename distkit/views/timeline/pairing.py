@@ -119,7 +119,10 @@ class Pairs:
 
     def sums(self) -> list[tuple[int, int, int, int]]:
         """Source, destination, number and bytes of what was sent from each rank to each."""
-        ops, peer = self.ops, self.ops.each([-1 if k.peer is None else k.peer for k in self.ops.looks])
+        ops, peer = (
+            self.ops,
+            self.ops.each([-1 if k.peer is None else k.peer for k in self.ops.looks]),
+        )
         gone = ~np.isnan(self.sent)
         send, recv = self.send[gone], self.recv[gone]
         src, dst = ops.rank[send], np.where(recv >= 0, ops.rank[recv], peer[send])
