@@ -439,3 +439,14 @@ def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) ->
             tops = {link.root.locator(f".dk-{c}").bounding_box()["y"] for c in ("source", "cards")}
             assert len(tops) == (1 if width == 1200 else 2)
             tab.page.screenshot(path=RESULTS / f"cockpit-{scheme}-{width}.png")
+
+
+def test_cards_say_on_which_host_a_rank_is(tab: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    stepper = steps.ring(4)
+    hosts = ["alpha", "alpha", "beta", "beta"]
+    stepper.about = {str(r): {"host": host} for r, host in enumerate(hosts)}
+    tab.page.set_viewport_size({"width": 1280, "height": 720})
+    Link(tab, stepper, tmp_path / "page.html", monkeypatch)
+    assert tab.page.locator(".dk-host").all_inner_texts() == [f"on {host}" for host in hosts]
+    tab.page.screenshot(path=RESULTS / "hosts-cockpit.png")
+    assert not tab.errors

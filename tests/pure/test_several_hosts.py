@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
+from itertools import pairwise
 
+import steps
 from hypothesis import given
 from hypothesis import strategies as st
+from traces import on_hosts
 
 from distkit.events import Event, Op, State
 from distkit.trace.causality import in_order
 from distkit.trace.trace import Trace
+from distkit.views import Cockpit, Stage, Timeline
+from distkit.views.stage.field import Field
+from distkit.views.stage.projection import project
+from distkit.views.timeline.columns import Columns
 
 HOSTS = ("alpha", "alpha", "beta", "gamma")
 
@@ -107,3 +115,54 @@ def test_bytes_within_hosts_and_between_them_are_counted_apart():
     frame = trace.to_dataframe()
     assert frame.host.tolist() == [HOSTS[r] for r in frame["rank"]]
     assert frame.peer_host.tolist() == [HOSTS[r] for r in frame.peer]
+
+
+# -- the views ------------------------------------------------------------------------------------
+
+
+def test_the_static_timeline_names_each_host_once_above_its_ranks():
+    drawn = Timeline(on_hosts(("alpha", "beta", "gamma")))._svg()
+    words = re.findall(">([^<]+)</text>", drawn)
+    lanes = [w for w in words if w in HOSTS or re.fullmatch(r"rank \d", w)]
+    assert [w for w in lanes if w in HOSTS] == ["alpha", "beta", "gamma"]
+    y = {
+        w: float(y) for y, w in re.findall(r'y="([\d.]+)"[^>]*>(alpha|beta|gamma|rank \d)<', drawn)
+    }
+    order = sorted(y, key=y.__getitem__)
+    assert order == [
+        "alpha",
+        "rank 0",
+        "rank 1",
+        "beta",
+        "rank 2",
+        "rank 3",
+        "gamma",
+        "rank 4",
+        "rank 5",
+    ]
+    assert "6 ranks · 3 hosts · gloo" in drawn
+    assert "192 B between hosts · 12 messages" in drawn
+    assert "±300 µs between the clocks of alpha, beta and gamma" in drawn
+
+
+def test_one_host_is_not_worth_a_word():
+    trace = on_hosts(("alpha",), each=4)
+    frame = Columns(trace).frame
+    assert not frame["compared"] and "hosts" not in " ".join(frame["facts"])
+    assert not any("host" in lane for lane in frame["lanes"])
+    assert "alpha" not in Timeline(trace)._svg() + Stage(trace)._svg()
+
+
+def test_a_stage_by_hosts_has_areas_that_do_not_overlap():
+    field = Field(project(on_hosts(("alpha", "beta", "gamma"), each=3)))
+    assert list(field.hosts) == ["alpha", "beta", "gamma"]
+    spans = [(min(y for _, y in area), max(y for _, y in area)) for area in field.hosts.values()]
+    assert all(above[1] + 20 <= below[0] for above, below in pairwise(spans))
+    assert all(0 < x < field.width and 10 < y for area in field.hosts.values() for x, y in area)
+
+
+def test_a_stepped_moment_says_on_which_host_a_rank_is():
+    stepper = steps.ring(2)
+    stepper.about = {str(r): {"host": host} for r, host in enumerate(("alpha", "beta"))}
+    drawn = Cockpit(stepper)._svg()
+    assert "on alpha" in drawn and "on beta" in drawn

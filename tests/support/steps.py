@@ -44,6 +44,7 @@ class FakeStepper:
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
         self.ends: dict[str, dict[str, str]] = {}
+        self.about: dict[str, dict[str, str]] = {}  # meta["ranks"]
         self._board, self._events = WaitForGraph(len(scripts)), []
         self._clock, self._next, self._in = 4711.0, [-1] * len(scripts), {}
         self._watchers, self._readers = [], []
@@ -57,7 +58,7 @@ class FakeStepper:
     @property
     def trace(self) -> Trace:
         meta = {"name": self.name, "world_size": len(self.ranks), "backend": "gloo"}
-        meta["ends"] = self.ends
+        meta |= {"ends": self.ends, "ranks": self.about}
         return Trace(self._events, {**meta, "sources": self.sources})
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 
 from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
@@ -405,3 +406,23 @@ DEMOS = {
     "parameter_server": parameter_server,
     "hang": hang,
 }
+
+
+def on_hosts(hosts: Sequence[str], each: int = 2, error: float = 0.15 * MS) -> Trace:
+    """A hierarchical all-reduce of 16 bytes: to each host's first rank, round, and back."""
+    s, n, clock = Script(), each * len(hosts), 0.1 * MS
+    groups = [list(range(i, i + each)) for i in range(0, n, each)]
+    leaders = [group[0] for group in groups]
+    inside = [(r, group[0]) for group in groups for r in group[1:]]
+    ring = list(zip(leaders, leaders[1:] + leaders[:1], strict=True))
+    rounds = [inside, *[ring] * (2 * len(hosts) - 2), [(b, a) for a, b in inside]]
+    for pairs in rounds:
+        for src, dst in pairs:
+            late = 0.03 * MS * src
+            fields = {"nbytes": 16, "shape": (4,), "dtype": "float32", "where": "reduce.py:7"}
+            s.op(src, Op.SEND, clock + late, clock + late + 0.4 * MS, peer=dst, **fields)
+            s.op(dst, Op.RECV, clock + 0.1 * MS, clock + late + 0.5 * MS, peer=src, **fields)
+        clock += 0.8 * MS
+    about = {str(r): {"name": f"rank {r}", "host": hosts[r // each]} for r in range(n)}
+    clocks = {host: {"offset": 5.0 * i, "error": error} for i, host in enumerate(hosts)}
+    return s.trace(name="reduce", world_size=n, backend="gloo", ranks=about, clocks=clocks)

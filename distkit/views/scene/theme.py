@@ -215,6 +215,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "size": {"fill": "muted", "font-size": 11, **_HALO},
     "tick": {"fill": "muted", "font-size": 10.5},
     "caption": {"fill": "muted", "font-size": 12, "font-weight": 600},
+    "place": {"fill": "muted", "font-size": 12, "font-weight": 600, **_HALO},
     "chunk": {
         "fill": "ink",
         "stroke": "paper",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
@@ -24,11 +24,11 @@ def pattern(
 ) -> str:
     """The arrangement that fits a run: one of ``KINDS``.
 
-    Servers and a scheduler get a row of their own. Else the messages decide: a ring when
+    Servers and a scheduler get a row of their own, and so do the ranks of each host, where there
+    are several with more than one. Else the messages decide: a ring when
     everybody speaks to neighbours only, a star when one rank takes part in every message, a tree
     when there is no way round, a hypercube when partners' numbers differ in one bit, a grid when
-    they are neighbours in rows and columns. A run that fits none stands by hosts if there are
-    several, and in a ring otherwise.
+    they are neighbours in rows and columns. A run that fits none stands in a ring.
 
     Args:
         ranks: everybody.
@@ -41,10 +41,11 @@ def pattern(
     """
     if len(set((roles or {}).values()) & {"worker", "server", "scheduler"}) > 1:
         return "roles"
+    sizes = Counter((hosts or {}).values())
+    if len(sizes) > 1 and max(sizes.values()) > 1:
+        return "hosts"
     edges = {(min(p), max(p)) for p in sent if p[0] != p[1]}
-    spread = len(set((hosts or {}).values())) > 1
-    found = _shape(list(ranks), edges) if edges else ""
-    return found or ("hosts" if spread else "ring")
+    return (_shape(list(ranks), edges) if edges else "") or "ring"
 
 
 def _shape(ranks: list[int], edges: set[Pair]) -> str:

@@ -136,8 +136,8 @@ class _Painter:
         for name, area in self.field.hosts.items():
             corners = "L".join(f"{x:.0f} {y:.0f}" for x, y in area)
             x, y = min(area, key=lambda point: (point[1], point[0]))
-            words = text(name, "caption", x=x, y=y + 8)
-            self.scene.add(0, 0, path(f"M{corners}Z", "host"), words, layer=LINK)
+            self.scene.add(0, 0, path(f"M{corners}Z", "host"), layer=LINK)
+            self.scene.add(x, y + 8, text(name, "place"), layer=BADGE)
 
     def _links(self) -> None:
         ends = (self.field.ends(a, b) for a, b, *_ in self.stage["links"])

@@ -142,7 +142,7 @@ class _Painter:
     def _host(self, name: str, y: float) -> Iterator[str]:
         """A host's name, and a rule above its lanes."""
         yield svg.text(24, y, name, GRAY, 'font-weight="700"')
-        x = 32 + text_width(name, 12.5)
+        x = 36 + text_width(name, 13.5)
         yield svg.line(x, y - 4, self.at.right + 4, y - 4, "#d3d9df", 1)
 
     def _axis(self) -> Iterator[str]:

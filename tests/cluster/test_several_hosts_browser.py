@@ -1,0 +1,55 @@
+"""Runs on several hosts in a real browser: every view separates the hosts, and names them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sheets import RESULTS, Sheet, settle
+from traces import on_hosts
+
+from distkit.views import Stage, Timeline
+
+HOSTS = ("alpha", "beta", "gamma")
+
+#: Notes the words that are drawn on a canvas.
+NOTE = """window.drawn = [];
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (words, ...place) {
+  drawn.push([words, place[1]]);
+  return draw.call(this, words, ...place);
+};"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_timeline_separates_the_hosts(tab: Any, tmp_path: Path, scheme: str) -> None:
+    page = tab.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.add_init_script(NOTE)
+    Sheet(tab, Timeline(on_hosts(HOSTS)), tmp_path / "page.html")
+    settle(page)
+    rows = {words: y for words, y in page.evaluate("drawn")}
+    names = [name for name in sorted(rows, key=rows.get) if name in HOSTS or "rank " in name[:5]]
+    assert [name for name in names if not name.startswith("send")] == [
+        *("alpha", "rank 0", "rank 1"),
+        *("beta", "rank 2", "rank 3"),
+        *("gamma", "rank 4", "rank 5"),
+    ]
+    tiles = page.locator(".dk-tile").all_inner_texts()
+    assert "192 B\nbetween hosts · 12 messages" in tiles
+    assert "±300 µs\nbetween the clocks of alpha, beta and gamma" in tiles
+    page.screenshot(path=RESULTS / f"hosts-timeline-{scheme}.png")
+    assert not tab.errors
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_stage_has_an_area_for_each_host(tab: Any, tmp_path: Path, scheme: str) -> None:
+    page = tab.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 1280, "height": 720})
+    Sheet(tab, Stage(on_hosts(HOSTS)), tmp_path / "page.html")
+    settle(page)
+    shown = page.evaluate("[...document.querySelectorAll('svg text')].map((t) => t.textContent)")
+    assert set(HOSTS) <= set(shown)
+    page.screenshot(path=RESULTS / f"hosts-stage-{scheme}.png")
+    assert not tab.errors
