@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -56,5 +57,6 @@ def agreement(meta: Mapping[str, Any]) -> float | None:
 
     None where nothing was measured, or one clock is all there is.
     """
-    errors = sorted(float(clock["error"]) for clock in meta.get("clocks", {}).values())
-    return sum(errors[-2:]) if errors and several(meta) else None
+    errors = [float(clock.get("error", math.inf)) for clock in meta.get("clocks", {}).values()]
+    apart = sum(sorted(errors)[-2:])
+    return apart if errors and math.isfinite(apart) and several(meta) else None

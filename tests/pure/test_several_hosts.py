@@ -43,7 +43,7 @@ def all_reduce(n, begins, end):
 
 def told(events, wrong, error):
     """The trace by clocks that are wrong by so much, on each host but the first."""
-    clocks = {host: {"offset": 5.0, "error": error} for host in wrong}
+    clocks = {host: {"ahead": 5.0, "error": error} for host in wrong}
     seen = [
         Event(
             e.rank,
@@ -115,6 +115,13 @@ def test_bytes_within_hosts_and_between_them_are_counted_apart():
     frame = trace.to_dataframe()
     assert frame.host.tolist() == [HOSTS[r] for r in frame["rank"]]
     assert frame.peer_host.tolist() == [HOSTS[r] for r in frame.peer]
+
+
+def test_a_saved_trace_knows_its_hosts_and_clocks(tmp_path):
+    trace = on_hosts(("alpha", "beta"))
+    loaded = Trace.load(trace.save(tmp_path / "run.trace"))
+    assert loaded.hosts == trace.hosts and loaded.host_traffic == trace.host_traffic
+    assert loaded.meta["clocks"] == trace.meta["clocks"]
 
 
 # -- the views ------------------------------------------------------------------------------------

@@ -424,5 +424,5 @@ def on_hosts(hosts: Sequence[str], each: int = 2, error: float = 0.15 * MS) -> T
             s.op(dst, Op.RECV, clock + 0.1 * MS, clock + late + 0.5 * MS, peer=src, **fields)
         clock += 0.8 * MS
     about = {str(r): {"name": f"rank {r}", "host": hosts[r // each]} for r in range(n)}
-    clocks = {host: {"offset": 5.0 * i, "error": error} for i, host in enumerate(hosts)}
+    clocks = {host: {"ahead": 5.0 * i, "error": error} for i, host in enumerate(hosts)}
     return s.trace(name="reduce", world_size=n, backend="gloo", ranks=about, clocks=clocks)

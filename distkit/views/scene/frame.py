@@ -118,7 +118,7 @@ def compared(meta: Mapping[str, Any], found: Traffic) -> list[tuple[str, str, st
     if (error := agreement(meta)) is not None:
         clocks, names = meta["clocks"], [*dict.fromkeys(hosts.values())]
         each = (
-            f"{name}: {c['offset']:+.6f} s ± {human_seconds(c['error'])}"
+            f"{name}: {c['ahead']:+.6f} s ± {human_seconds(c['error'])}"
             for name, c in clocks.items()
         )
         some = joined(names) if len(names) < 5 else count(len(names), "host")
