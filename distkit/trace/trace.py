@@ -31,8 +31,8 @@ class Trace(EventLog):
             in a call, when the trace ends; who died may have a ``"time"``),
             ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it),
             ``generations`` (the facts of each, where all ranks were started anew), ``clocks``
-            (``{host: {"ahead", "error"}}``: how far each host's was ahead of the trace's, where there
-            were several, and by how much times of that host may be wrong [s]; without an error it
+            (``{host: {"ahead", "error"}}``: how far each host's was ahead of the trace's, where
+            there were several, and by how much times of it may be wrong [s]; without an error it
             is what their wall clocks say).
 
     >>> from distkit.events import Event, Op, State
