@@ -68,17 +68,17 @@ class Ssh:
         return words
 
     def _configure(self) -> None:
-        folder, lab = self._lab.folder, self._lab
-        for name in ("key", "host_key"):
-            make = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        folder, lab, name = self._lab.folder, self._lab, user()
+        for key in ("key", "host_key"):
+            make = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
             subprocess.run(make, check=True)
         host_key = folder.joinpath("host_key.pub").read_text()
         folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
         folder.joinpath("sshd_config").write_text(_SERVER.format(folder))
         # an account without a password is not a locked one, as root's is on some machines
-        folder.joinpath("shadow").write_text(f"{user()}:*:20000:0:99999:7:::\n")
+        folder.joinpath("shadow").write_text(f"{name}:*:20000:0:99999:7:::\n")
         hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
-        text = _CLIENT.format(hosts=" ".join(hosts), user=user(), folder=folder)
+        text = _CLIENT.format(hosts=" ".join(hosts), user=name, folder=folder)
         self._inside.write_text(text)
         addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
         self._outside.write_text(addresses + text)
