@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +51,8 @@ class Cluster:
         hosts: how many ranks on which machines, reached by SSH: ``{"alpha": 2, "beta": 2}``.
         engines: have the ranks started by this launcher of ipyparallel's: "slurm", "mpi", "ssh", ….
         interface: with other machines: an address of this one that they reach, or a machine to
-            which the right interface leads. Found out by default.
+            which the right interface leads; with the port, if it has to be a certain one:
+            ``"10.0.0.1:45000"``; or a socket that listens. Found out by default.
         timeout: with other machines: seconds that they may take to come.
         options: with other machines: the launcher's configuration, such as ``ssh_args=[…]`` or
             ``account="physics"``.
@@ -79,7 +81,7 @@ class Cluster:
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         hosts: dict[str, int] | None = None,
         engines: str = "",
-        interface: str = "",
+        interface: str | socket.socket = "",
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
@@ -131,7 +133,7 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
-        interface: str = "",
+        interface: str | socket.socket = "",
         timeout: float = 60.0,
     ) -> Cluster:
         """Ranks in the engines of an ipyparallel cluster that somebody else has started.

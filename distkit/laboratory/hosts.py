@@ -51,6 +51,7 @@ class Hosts:
         self.folder = Path(made)
         #: What helps the hosts from elsewhere, and ends with them.
         self._helpers: list[subprocess.Popen[Any]] = []
+        self._doors: list[socket.socket] = []  # of the hosts, and held here
         self._wrong_names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
         self._plan = Plan(
             self.folder,
@@ -122,6 +123,8 @@ class Hosts:
         self._keeper.terminate()
         for process in (self._keeper, *self._helpers):
             process.wait()
+        for door in self._doors:
+            door.close()
         if self.outside:
             with suppress(LaboratoryError):  # the kernel may have been quicker
                 starting.ip(f"link del lab{self._keeper.pid}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -17,7 +18,13 @@ from distkit.laboratory.faults import Faults
 from distkit.laboratory.hosts import Hosts
 from distkit.laboratory.plan import OUTSIDE
 from distkit.laboratory.ssh import Ssh
-from distkit.laboratory.tools import find
+
+#: On a host: listen at an address, and lend the socket to who holds the other end of a pair.
+_LEND = """\
+import socket, sys
+with socket.create_server((sys.argv[1], 0)) as door, socket.socket(fileno=int(sys.argv[2])) as to:
+    socket.send_fds(to, [b"!"], [door.fileno()])
+"""
 
 
 class Laboratory(Hosts):
@@ -27,8 +34,8 @@ class Laboratory(Hosts):
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are those of the machine: the same
     Python, the same home. The hosts end with the process that made them, however it ends.
 
-    An ordinary user can make one where user namespaces are allowed. Only root can make one that
-    processes outside can reach (``outside=True``).
+    An ordinary user can make one where user namespaces are allowed, and have ranks on the hosts
+    (:meth:`options`). Only root can make one that all processes outside reach (``outside=True``).
 
     Args:
         hosts: their names.
@@ -64,24 +71,23 @@ class Laboratory(Hosts):
         return self._ssh.start()
 
     def options(self) -> dict[str, Any]:
-        """The options with which ``dk.Cluster`` outside reaches the hosts.
+        """The options with which ``dk.Cluster`` in this process has ranks on the hosts.
+
+        It enters them by SSH: directly with ``outside=True``, else from the head, where it also
+        listens, by a socket that was made there.
 
         ::
 
-            with Laboratory(["alpha", "beta"], outside=True) as lab:
+            with Laboratory(["alpha", "beta"]) as lab:
                 cluster = dk.Cluster(hosts={"alpha": 2, "beta": 2}, **lab.options())
 
         Raises:
-            LaboratoryError: nothing outside can reach the hosts, or SSH cannot be started.
+            LaboratoryError: SSH cannot be started.
         """
-        if not self.outside:
-            raise LaboratoryError(
-                "a cluster outside cannot reach these hosts. Make them with outside=True, "
-                "as root, or start the cluster on the head."
-            )
-        _, *settings = ssh = self.ssh()
-        scp = [find("scp"), *settings]
-        return {"ssh_cmd": ssh, "scp_cmd": scp, "interface": self.outside}
+        ssh = self.ssh()
+        if self.outside:
+            return {"ssh_cmd": ssh, "interface": self.outside}
+        return {"ssh_cmd": [*self.enter(self.hosts[0]), ssh[0]], "interface": self._door}
 
     def slurm(self, cpus: int = 2) -> None:
         """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head, all others are nodes.
@@ -278,6 +284,18 @@ class Laboratory(Hosts):
     @cached_property
     def _ssh(self) -> Ssh:
         return Ssh(self)
+
+    @cached_property
+    def _door(self) -> socket.socket:
+        """A socket of this process that listens on the head, at any port."""
+        head = self.hosts[0]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            words = [sys.executable, "-ISc", _LEND, self.address(head), str(theirs.fileno())]
+            self.run(head, words, pass_fds=[theirs.fileno()], cwd="/", check=True)
+            (lent,) = socket.recv_fds(ours, 1, 1)[1]
+        self._doors.append(socket.socket(fileno=lent))
+        return self._doors[-1]
 
     def _port(self, host: str) -> str:
         """The router's device that leads to a host."""

@@ -99,6 +99,23 @@ def test_all_processes_end_with_the_cluster() -> None:
     until(lambda: not Path(folder).exists())
 
 
+def test_the_port_of_the_kernel_can_be_chosen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        chosen = f"127.0.0.1:{port}"
+        with (
+            pytest.raises(StartError, match=f"{port}: Address already in use.*a port that is free"),
+            dk.Cluster(1, engines="local", interface=chosen) as cluster,
+        ):
+            cluster.wait()
+        with dk.Cluster(1, engines="local", interface=used) as cluster:
+            assert cluster.run(total).results == [1.0]
+    with dk.Cluster(1, engines="local", interface=chosen) as cluster:
+        assert cluster.run(total).results == [1.0]
+        connections = agent_of(cluster).net_connections("tcp")
+        assert {c.raddr.port for c in connections if c.raddr} == {port}
+
+
 def test_a_lost_machine_is_named_and_leaves_nothing() -> None:
     with dk.Cluster(2, engines="local") as cluster:
         cluster.run(total)

@@ -17,6 +17,7 @@ import pytest
 from laboratories import inhabitants, laboratory, namespace, say
 from waiting import until
 
+import distkit as dk
 from distkit.errors import LaboratoryError
 from distkit.laboratory import Laboratory
 from distkit.laboratory.tools import PATH
@@ -410,9 +411,15 @@ def test_an_ordinary_user_has_hosts_too(tmp_path: Path) -> None:
     until(lambda: not inhabitants(namespaces) and not folder.exists())
 
 
-def test_a_cluster_outside_needs_a_connection(hosts: Laboratory) -> None:
-    with pytest.raises(LaboratoryError, match="start the cluster on the head"):
-        hosts.options()
+@needs_sshd
+def test_a_cluster_outside_has_ranks_on_the_hosts(mended: Laboratory) -> None:
+    """Its network is not connected: a socket of the head is lent to it."""
+    with dk.Cluster(hosts={"alpha": 1, "beta": 1}, **mended.options()) as cluster:
+        assert cluster.run(socket.gethostname).results == ["alpha", "beta"]
+        (listening,) = [
+            end for end in say(mended, "head", "ss -Htln").split() if mended.address("head") in end
+        ]
+        assert listening.endswith(f":{mended.options()['interface'].getsockname()[1]}")
 
 
 def test_the_command_runs_a_command_on_the_head(leftovers: Callable[[], list[str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 import distkit
 from distkit.cluster.hosts.agent import own_address
@@ -32,7 +35,8 @@ class Wish:
         ranks: on each machine by name, or how many in all.
         engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
         client: of somebody else's cluster.
-        interface: an address of this machine that the others reach, "" to find it.
+        interface: an address of this machine that the others reach, also with a port or as a
+            socket that listens; "" to find it.
         timeout: how long the machines may take to come [s].
         options: of the launcher.
         device, backend, threads: as of a cluster.
@@ -41,7 +45,7 @@ class Wish:
     ranks: dict[str, int] | int
     engines: str = "ssh"
     client: Any = None
-    interface: str = ""
+    interface: str | socket.socket = ""
     timeout: float = 60.0
     options: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
@@ -60,8 +64,10 @@ class Wish:
 
     def address(self) -> str:
         """The address of this machine that the others reach."""
+        if isinstance(self.interface, socket.socket):
+            return str(self.interface.getsockname()[0])
         if self.interface:
-            return own_address(self.interface)
+            return own_address(self.interface.partition(":")[0])
         if isinstance(self.ranks, dict):
             towards = next(iter(self.ranks)).rpartition("@")[2].partition(":")[0]
             return _resolve(towards)
@@ -69,10 +75,15 @@ class Wish:
             return "127.0.0.1"
         return _resolve("")
 
+    @property
+    def port(self) -> str:
+        """Where this machine listens at that address, "*" for any port."""
+        if isinstance(self.interface, socket.socket):
+            return str(self.interface.getsockname()[1])
+        return self.interface.partition(":")[2] or "*"
+
 
 def _resolve(name: str) -> str:
-    import socket
-
     try:
         return own_address(name or "192.0.2.1")  # of no machine: it takes the default route
     except OSError as error:
@@ -151,7 +162,7 @@ class Fleet:
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
         address = wish.address()
-        self._relay = Relay(f"tcp://{address}:*", keys, listen=True, accept=self._accept)
+        self._relay = self._listen(f"tcp://{address}:{wish.port}", keys)
         self.address = address
         self._where = {"endpoint": self._relay.endpoint, "keys": keys}
         try:
@@ -159,6 +170,17 @@ class Fleet:
         except StartError:
             self._relay.close()
             raise
+
+    def _listen(self, endpoint: str, keys: tuple[str, str]) -> Relay:
+        given = self.wish.interface
+        listener = given if isinstance(given, socket.socket) else None
+        try:
+            return Relay(endpoint, keys, listen=True, accept=self._accept, listener=listener)
+        except zmq.ZMQError as error:
+            raise StartError(
+                f"this machine cannot listen at {endpoint}: {error.strerror}. Name one of its "
+                "addresses, and a port that is free: interface='10.0.0.1:45000'."
+            ) from error
 
     def _begin(self, folder: str) -> Launch:
         wish = self.wish

@@ -261,6 +261,8 @@ class Relay:
         keys: public and secret key, of both sides.
         listen: which of the two.
         accept: called, in the relay's thread, with each tunnel that begins; before its first word.
+        listener: a socket that listens at the endpoint already, perhaps in another network
+            namespace. It stays the caller's.
     """
 
     def __init__(
@@ -270,6 +272,7 @@ class Relay:
         *,
         listen: bool,
         accept: Callable[[Tunnel], None] = lambda tunnel: None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._listens, self._accept = listen, accept
         kind = zmq.ROUTER if listen else zmq.DEALER
@@ -282,12 +285,21 @@ class Relay:
         self._closed = False
         self._ends = Ends(self._socket)
         if listen:
-            self._socket.router_mandatory = True
-            self._socket.bind(endpoint)
+            self._listen(endpoint, listener)
         else:
             self._socket.connect(endpoint)
         self.endpoint = self._socket.last_endpoint.decode()
         self._thread = threading.Thread(target=self._work, name="distkit-relay", daemon=True)
+
+    def _listen(self, endpoint: str, listener: socket.socket | None) -> None:
+        self._socket.router_mandatory = True
+        if listener is not None:
+            self._socket.setsockopt(zmq.USE_FD, os.dup(listener.fileno()))
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError:
+            self._close()
+            raise
 
     def start(self) -> None:
         """Begin to work."""
