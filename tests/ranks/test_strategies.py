@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -287,6 +288,15 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
 
     said = refused(spoil, MirroredStrategy(), by=TrainingError)
     assert "gradient of Linear.weight is not finite on replica 1 in run 2" in said
+
+
+def test_an_error_names_the_line_of_the_user_not_that_of_the_strategy() -> None:
+    def divide(strategy: Strategy) -> None:
+        strategy.distribute_dataset(X, global_batch=1)
+
+    with pytest.raises(RankError, match="cannot be divided among 2 replicas") as caught:
+        run_ranks(divide, 2, MirroredStrategy())
+    assert Path(caught.value.line.rpartition(":")[0]).name == Path(__file__).name
 
 
 def test_variables_made_outside_the_scope() -> None:

@@ -423,11 +423,20 @@ def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
 
 
 def _users_line(frames: list[Frame]) -> str:
-    """The innermost line that is the user's: not in an installed package, nor of Cython's."""
-    for file, number, function, _ in reversed(frames):
-        if file and is_users(file) and "." not in function and not is_generated(file, function):
-            return place(f"{file}:{number}")
-    return place(f"{frames[-1][0]}:{frames[-1][1]}") if frames else ""
+    """The innermost line that is the user's: not in an installed package, nor of Cython's.
+
+    A page of distkit counts only where there is no other: its caller can do something about it.
+    """
+    known = [
+        (file, number)
+        for file, number, function, _ in reversed(frames)
+        if file and is_users(file) and "." not in function and not is_generated(file, function)
+    ]
+    known.sort(key=lambda line: line[0].startswith(PACKAGE))
+    if not (known or frames):
+        return ""
+    file, number = known[0] if known else frames[-1][:2]
+    return place(f"{file}:{number}")
 
 
 def _shown(frames: list[Frame]) -> list[Frame]:
