@@ -1,4 +1,4 @@
-"""All-reduce between the ranks of one host, through memory that they share."""
+"""All-reduce through memory that ranks of a host share, with a ring between hosts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distkit.algorithms.all_reduces import go_round
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
 
 #: Bytes of a rank's slot at most: it stays in the cache between writing and reading.
@@ -38,26 +39,27 @@ _LOOKS, _NAP, _LONGEST = 200, 2e-5, 1e-3
 
 @collective()
 def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce ``x`` over the ranks of one host, in place. The contract of ``dist.all_reduce(x)``.
+    """Reduce ``x`` in memory that ranks share, in place. The contract of ``dist.all_reduce(x)``.
 
-    No message is sent. Every rank writes its tensor, block by block, into its slot of memory that
-    all can see; then rank r sums part r of all slots, and everybody reads all the sums::
+    On one host no message is sent. Every rank writes its tensor, block by block, into its slot of
+    memory that all can see; then rank r sums part r of all slots, and everybody reads all the
+    sums::
 
         rank 0  writes slot 0 ─┐             ┌─ sums part 0 ─┐             ┌─ reads the sums
         rank 1  writes slot 1 ─┼─ all meet ──┼─ sums part 1 ─┼─ all meet ──┼─ reads the sums
         rank 2  writes slot 2 ─┘             └─ sums part 2 ─┘             └─ reads the sums
 
     That is reduce-scatter and all-gather again, at the speed of memory. Sums are taken in the
-    order of ranks, so that everybody has the same to the bit.
+    order of ranks, so that everybody has the same to the bit. Of ranks on several hosts the first
+    of each host then passes the sums round a ring, and everybody reads what comes out.
 
     Args:
         x: a tensor of any shape on the CPU, the same on every rank.
         op: SUM, AVG, MIN, MAX or PRODUCT.
-        group: who takes part; None for everybody. All must be on one host.
+        group: who takes part; None for everybody.
 
     Raises:
-        ValueError: ranks on several hosts, a tensor in a GPU's memory, or tensors that differ
-            between ranks.
+        ValueError: a tensor in a GPU's memory, or tensors that differ between ranks of a host.
 
     Source:
         Jain et al., "Framework for scalable intra-node collective operations using shared
@@ -73,7 +75,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     """
     segment, reduce, said = Segment.of(x, group), _REDUCE[op], _say(x, op)
-    if x.nbytes * segment.n <= SMALL:
+    if x.nbytes * segment.n <= SMALL and not segment.ring:
         slots, _ = segment.write(x, said)
         segment.meet()
         reduce(slots, out=x)
@@ -85,11 +87,27 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         segment.meet()
         reduce(slots[:, mine], out=sums[mine])
         segment.meet()
+        if segment.ring:
+            if segment.rank == 0:
+                _between_hosts(sums, *segment.ring, op, group)
+            segment.meet()
         block.copy_(sums)
 
 
+def _between_hosts(
+    sums: Tensor, hosts: int, host: int, left: int, right: int, op: ReduceOp, group: Group
+) -> None:
+    """All-reduce between the first ranks of the hosts."""
+    chunks = sums.tensor_split(hosts)
+    go_round(chunks, host, left, right, group, op)
+    go_round(chunks, host + 1, left, right, group)
+
+
 class Segment:
-    """Memory that the ranks of a group share, and the meetings of these ranks.
+    """Memory that the ranks of a group on one host share, and the meetings of these ranks.
+
+    ``ring`` is, of the ring of the first ranks of all hosts, how many there are, this host's
+    number, and the ranks before and after its own; None if there is only one host.
 
     It has a line per rank with two or three numbers, and two sets of slots that are used in
     turn: a slot is written again only after a meeting that came after its last reading.
@@ -115,10 +133,13 @@ class Segment:
         return cls._all[group]
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
+        here, firsts = _hosts(group)
+        self.rank, self.n = here.index(dist.get_rank(group)), len(here)
+        host, m = firsts.index(here[0]), len(firsts)
+        self.ring = (m, host, firsts[host - 1], firsts[(host + 1) % m]) if m > 1 else None
         self.slot = min(SLOT, SLOTS // (2 * self.n + 2) // 64 * 64)
         lines = self.n * _LINE * 8
-        memory = _mapped(group, lines + 2 * (self.n + 1) * self.slot)
+        memory = _mapped(group, here, lines + 2 * (self.n + 1) * self.slot)
         self._lines = memoryview(memory)[:lines].cast("q")
         with torch.inference_mode(False):  # it outlives the mode in which it is first used
             self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=lines)
@@ -188,21 +209,36 @@ class Segment:
                 nap = min(2 * nap, _LONGEST)
 
 
-def _mapped(group: dist.ProcessGroup, size: int) -> mmap.mmap:
-    """Memory that rank 0 makes and all open; nothing has its name any more when they have."""
-    store, key = group.get_group_store(), "distkit/shared_memory"
-    first = dist.get_rank(group) == 0
+def host_names(group: dist.ProcessGroup) -> list[bytes]:
+    """The name of each rank's host, which they tell each other through the store."""
+    store, key = group.get_group_store(), "distkit/host"
+    store.set(f"{key}/{dist.get_rank(group)}", socket.gethostname())
+    return [store.get(f"{key}/{rank}") for rank in range(dist.get_world_size(group))]
+
+
+def _hosts(group: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    """The ranks of the group on this host, and the first rank of every host."""
+    names, mine = host_names(group), dist.get_rank(group)
+    here = [rank for rank, name in enumerate(names) if name == names[mine]]
+    return here, [rank for rank, name in enumerate(names) if names.index(name) == rank]
+
+
+def _mapped(group: dist.ProcessGroup, here: list[int], size: int) -> mmap.mmap:
+    """Memory that one rank makes and all open; nothing has its name any more when they have."""
+    store, key = group.get_group_store(), f"distkit/shared_memory/{here[0]}"
+    rank = dist.get_rank(group)
+    first = rank == here[0]
     if first:
         file, path = _file(size)
         store.set(key, f"{socket.gethostname()}\n{path}\n{os.fstat(file).st_ino}")
     try:
         host, path, inode = store.get(key).decode().split("\n")
         if not first:
-            file = _open(host, path, int(inode), dist.get_rank(group))
+            file = _open(host, path, int(inode), rank, here[0])
         memory = mmap.mmap(file, size)
         if not first:
             os.close(file)
-        if store.add(f"{key}/opened", 1) == dist.get_world_size(group):
+        if store.add(f"{key}/opened", 1) == len(here):
             store.set(f"{key}/all", "opened")
         store.get(f"{key}/all")
     finally:
@@ -253,15 +289,16 @@ def _let_go(file: int, path: str) -> None:
         Path(path).unlink()
 
 
-def _open(host: str, path: str, inode: int, rank: int) -> int:
+def _open(host: str, path: str, inode: int, rank: int, first: int) -> int:
     with suppress(OSError):
         file = os.open(path, os.O_RDWR)
         if os.fstat(file).st_ino == inode:
             return file
         os.close(file)
     raise ValueError(
-        f"rank {rank} on {socket.gethostname()} does not see the memory of rank 0 on {host}: "
-        'only ranks of one host share memory. Use "ring" or "halving_doubling" between hosts.'
+        f"rank {rank} does not see the memory of rank {first}, although the host of both is called "
+        f"{host}: they may be in different containers. Give these different host names, or use "
+        '"ring" or "halving_doubling".'
     )
 
 

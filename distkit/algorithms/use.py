@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import warnings
@@ -20,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.algorithms.catalogue import ALL_REDUCES
 from distkit.algorithms.contract import SUM, Group, ReduceOp
-from distkit.algorithms.shared_memory import shared_memory_all_reduce
+from distkit.algorithms.shared_memory import host_names, shared_memory_all_reduce
 
 #: A page: reduces a tensor in place; the contract of ``dist.all_reduce``.
 Page = Callable[..., Any]
@@ -148,10 +147,7 @@ _one_host: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 def _on_one_host(group: dist.ProcessGroup) -> bool:
     """True if all ranks have the same host name; they tell each other once, through the store."""
     if group not in _one_host:
-        store = group.get_group_store()
-        store.set(f"distkit/host/{dist.get_rank(group)}", socket.gethostname())
-        hosts = {store.get(f"distkit/host/{r}") for r in range(dist.get_world_size(group))}
-        _one_host[group] = len(hosts) == 1
+        _one_host[group] = len({*host_names(group)}) == 1
     return _one_host[group]
 
 

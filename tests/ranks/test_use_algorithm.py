@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def through_shared_memory() -> int:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_shared_memory_equals_gloo(n: int) -> None:
     assert min(dk.run_ranks(through_shared_memory, n).results) > 100
+
+
+def on_three_hosts() -> int:
+    shared_memory.socket = SimpleNamespace(gethostname=lambda: f"host {dist.get_rank() % 3}")
+    return through_shared_memory()
+
+
+def test_shared_memory_of_several_hosts_meets_in_a_ring() -> None:
+    run = dk.run_ranks(on_three_hosts, 4)
+    assert min(run.results) > 100
+    assert {m.src for m in run.trace.messages} == {0, 1, 2}
 
 
 def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
