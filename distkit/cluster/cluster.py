@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import card, limits
+from distkit.cluster.hosts import site
 from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
@@ -48,12 +50,17 @@ class Cluster:
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
         heartbeat_timeout: with servers: seconds after which a worker or server without a sign of
             life is ended, and treated as crashed. One that is only computing gives signs of life.
-        hosts: how many ranks on which machines, reached by SSH: ``{"alpha": 2, "beta": 2}``.
+        hosts: how many ranks on which machines, reached by SSH: ``{"alpha": 2, "beta": 2}``; or
+            only machines, which get the ranks in blocks.
         engines: have the ranks started by this launcher of ipyparallel's: "slurm", "mpi", "ssh", ….
+            A site's default for it and for ``hosts`` are the environment variables
+            ``DISTKIT_ENGINES`` and ``DISTKIT_HOSTS`` (names, separated by commas), with options as
+            JSON in ``DISTKIT_OPTIONS``.
         interface: with other machines: an address of this one that they reach, or a machine to
             which the right interface leads; with the port, if it has to be a certain one:
             ``"10.0.0.1:45000"``; or a socket that listens. Found out by default.
-        timeout: with other machines: seconds that they may take to come.
+        timeout: with other machines: seconds that they may take to come; a job's wait in a queue
+            does not count.
         options: with other machines: the launcher's configuration, such as ``ssh_args=[…]`` or
             ``account="physics"``.
 
@@ -79,23 +86,23 @@ class Cluster:
         backend: str = "auto",
         threads: int | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
-        hosts: dict[str, int] | None = None,
+        hosts: site.Hosts | None = None,
         engines: str = "",
         interface: str | socket.socket = "",
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
-        if hosts is not None or engines:
-            if (ranks or workers) and hosts is not None:
-                raise StartError("give ranks or hosts, not both: dk.Cluster(hosts={'alpha': 2})")
-            wanted: dict[str, int] | int = hosts if hosts is not None else ranks or workers or 4
+        if ranks is not None and workers is not None:
+            raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
+        given = ranks if ranks is not None else workers
+        if far := site.asked(given, hosts, engines, options, os.environ):
             wish = Wish(
-                wanted,
-                engines or "ssh",
+                far.pop("ranks"),
+                far.pop("engines"),
                 None,
-                interface,
-                timeout,
-                options,
+                far.pop("interface", interface),
+                far.pop("timeout", timeout),
+                far,
                 device,
                 backend,
                 threads,
@@ -104,9 +111,7 @@ class Cluster:
             return
         if options:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
-        if ranks is not None and workers is not None:
-            raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
-        count = next((n for n in (ranks, workers) if n is not None), 4)
+        count = site.DEFAULT if given is None else given
         _of_cells.add(cell(), self)
         plan = make_plan(
             count,

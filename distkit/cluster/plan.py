@@ -73,7 +73,7 @@ def make_plan(
     Raises:
         StartError: what was asked for is not to be had; the message says what is.
     """
-    _check_counts(ranks, servers)
+    check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
     use_gpu = _wants_gpu(device, gpus)
     if backend not in ("auto", "gloo", "nccl"):
@@ -150,7 +150,12 @@ def _crowd(processes: int, cpus: int) -> str:
     )
 
 
-def _check_counts(ranks: int, servers: int) -> None:
+def check_counts(ranks: int, servers: int) -> None:
+    """See whether these can be numbers of processes.
+
+    Raises:
+        StartError: one is no whole number, or too small.
+    """
     counts = ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers")
     for name, count, least in counts:
         if not isinstance(count, int) or isinstance(count, bool):

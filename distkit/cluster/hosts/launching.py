@@ -287,6 +287,8 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     """ipyparallel's launcher, set up to start agents."""
     kind = _kind(name)
     known = kind.class_traits(config=True)
+    options = {**options}
+    on = options.pop("mpi_hosts", {}) if name == "mpi" else {}
     if unknown := [option for option in options if option not in known]:
         raise StartError(
             f"{unknown[0]!r} is no option of dk.Cluster, nor of ipyparallel's {kind.__name__}: "
@@ -307,13 +309,13 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
         # machines share the folder of a job that is submitted from it, and no temporary one
         given.setdefault("output_file", f"{Path.cwd()}/.{Path(folder).name}.log")
     if name == "mpi":
-        given["mpi_args"] = _mpi_args(options)
+        given["mpi_args"] = _mpi_args(options, on)
     launcher = kind(**given)
     launcher.passing = "output_file" not in options
     return launcher
 
 
-def _mpi_args(options: dict[str, Any]) -> list[str]:
+def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
     """Arguments for mpiexec: Open MPI's passes on what it is told to, and would bind to cores."""
     command, args = options.get("mpi_cmd", ["mpiexec"]), options.get("mpi_args")
     try:
@@ -323,11 +325,13 @@ def _mpi_args(options: dict[str, Any]) -> list[str]:
             f"there is no {command[0]} here. Install an MPI, such as Debian's openmpi-bin, or name "
             "its command: mpi_cmd=['/opt/mpi/bin/mpiexec']."
         ) from None
+    hosts = ",".join(f"{name}:{n}" for name, n in on.items())
     if "Open MPI" not in ran.stdout and "OpenRTE" not in ran.stdout:
-        return list(args or ())
+        return [*(["-hosts", hosts] if on else []), *(args or ())]
     path = ["-x", "PYTHONPATH"] if "PYTHONPATH" in os.environ else []
     bind = [] if args and "--bind-to" in args else ["--bind-to", "none"]
-    return ["-x", AGENT, *path, *bind, *(["--oversubscribe"] if args is None else args)]
+    where = ["-H", hosts] if on else ["--oversubscribe"] if args is None else []
+    return ["-x", AGENT, *path, *bind, *where, *(args or ())]
 
 
 def quoted(said: str, python: str = "") -> str:

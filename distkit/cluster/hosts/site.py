@@ -1,0 +1,142 @@
+"""The machines that a call or a site asks for, and how many ranks each gets. Pure.
+
+A site sets environment variables, and notebooks stay as they are: ``dk.Cluster(4)`` takes its
+ranks from there. ``DISTKIT_ENGINES`` is the launcher, ``DISTKIT_HOSTS`` are machines, separated by
+commas, and ``DISTKIT_OPTIONS`` is a JSON object of further arguments of ``dk.Cluster``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distkit.cluster.plan import check_counts
+from distkit.errors import StartError
+
+ENGINES, HOSTS, OPTIONS = "DISTKIT_ENGINES", "DISTKIT_HOSTS", "DISTKIT_OPTIONS"
+
+#: What a cluster has when nobody says how much.
+DEFAULT = 4
+
+Hosts = Mapping[str, int] | Sequence[str]
+
+
+def asked(
+    ranks: int | None,
+    hosts: Hosts | None,
+    engines: str,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> dict[str, Any] | None:
+    """What a call of ``dk.Cluster`` asks for; the environment has a say where the call has none.
+
+    Args:
+        ranks: how many in all, None if the call does not say.
+        hosts: on which machines, in the call; or how many on each.
+        engines: the launcher in the call, "" for none.
+        options: of the launcher, in the call.
+        environ: the environment variables.
+
+    Returns:
+        ``ranks`` (a number, or a number for each machine), ``engines`` and the options; None if
+        the ranks are to be on this machine.
+
+    Raises:
+        StartError: it contradicts itself, or a variable cannot be read.
+
+    >>> asked(4, None, "", {}, {"DISTKIT_HOSTS": "alpha,beta,gamma"})
+    {'ranks': {'alpha': 2, 'beta': 1, 'gamma': 1}, 'engines': 'ssh'}
+    >>> asked(4, None, "", {}, {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"qos": "low"}'})
+    {'ranks': 4, 'engines': 'slurm', 'qos': 'low'}
+    >>> asked(4, None, "", {}, {}) is None
+    True
+    """
+    if hosts is None and not engines:
+        if not (environ.get(ENGINES) or environ.get(HOSTS)):
+            return None
+        engines, hosts = environ.get(ENGINES) or "ssh", _hosts(environ)
+        options = {**_options(environ), **options}
+    engines = engines or "ssh"
+    if hosts is None and engines in ("ssh", "mpi"):
+        hosts = _hosts(environ)
+    if hosts is None:
+        if engines == "ssh":
+            raise StartError(
+                "engines='ssh' needs machines: dk.Cluster(hosts={'alpha': 2, 'beta': 2}), or "
+                f"{HOSTS}=alpha,beta in the environment."
+            )
+        return {"ranks": DEFAULT if ranks is None else ranks, "engines": engines, **options}
+    return _on(_counts(ranks, hosts), engines, options)
+
+
+def _on(counts: dict[str, int], engines: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """These machines by that launcher."""
+    if engines == "ssh":
+        return {"ranks": counts, "engines": engines, **options}
+    if engines == "mpi":
+        ranks = sum(counts.values())
+        return {"ranks": ranks, "engines": engines, "mpi_hosts": counts, **options}
+    raise StartError(
+        f"machines are named for engines='ssh' or 'mpi'; {engines!r} chooses them: leave out "
+        f"hosts and {HOSTS}, or use its own options, such as Slurm's "
+        "options='--nodelist=alpha,beta'."
+    )
+
+
+def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
+    if isinstance(hosts, Mapping):
+        if ranks is not None:
+            raise StartError(
+                "give ranks or a number for each machine, not both: "
+                "dk.Cluster(hosts={'alpha': 2}), or dk.Cluster(2, hosts=['alpha', 'beta'])."
+            )
+        counts = dict(hosts)
+    else:
+        check_counts(DEFAULT if ranks is None else ranks, 0)
+        counts = deal(DEFAULT if ranks is None else ranks, list(hosts))
+    wrong = [name for name, n in counts.items() if not isinstance(n, int) or n < 1]
+    if not counts or wrong:
+        raise StartError(
+            f"hosts={hosts!r}: name at least one machine, and give each at least one rank, such as "
+            "hosts={'alpha': 2}."
+        )
+    return counts
+
+
+def deal(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
+    """Ranks in blocks over machines, those in front get more; a machine that would get none is out.
+
+    >>> deal(7, ["alpha", "beta", "gamma"])
+    {'alpha': 3, 'beta': 2, 'gamma': 2}
+    >>> deal(1, ["alpha", "beta"])
+    {'alpha': 1}
+    """
+    each, more = divmod(ranks, len(hosts) or 1)
+    return {name: n for i, name in enumerate(hosts) if (n := each + (i < more))}
+
+
+def _hosts(environ: Mapping[str, str]) -> list[str] | None:
+    if not (said := environ.get(HOSTS)):
+        return None
+    names = [name.strip() for name in said.split(",")]
+    if not all(names) or len({*names}) < len(names):
+        raise StartError(
+            f"{HOSTS}={said!r}: names of machines are expected, each once, separated by commas: "
+            f"{HOSTS}=alpha,beta."
+        )
+    return names
+
+
+def _options(environ: Mapping[str, str]) -> dict[str, Any]:
+    said = environ.get(OPTIONS) or "{}"
+    try:
+        options = json.loads(said)
+    except ValueError as error:
+        raise StartError(_NO_OBJECT.format(OPTIONS, said, f" ({error})")) from None
+    if not isinstance(options, dict):
+        raise StartError(_NO_OBJECT.format(OPTIONS, said, ""))
+    return options
+
+
+_NO_OBJECT = '{0}={1!r} is no JSON object{2}. Set it to one, such as \'{{"account": "physics"}}\'.'

@@ -1,0 +1,75 @@
+"""Which machines a call and a site's environment variables ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from distkit.cluster.hosts.site import asked, deal
+from distkit.errors import StartError
+
+
+def environ(engines: str = "", hosts: str = "", options: str = "") -> dict[str, str]:
+    return {"DISTKIT_ENGINES": engines, "DISTKIT_HOSTS": hosts, "DISTKIT_OPTIONS": options}
+
+
+def test_a_site_without_wishes_leaves_the_ranks_here() -> None:
+    assert asked(4, None, "", {}, {}) is None
+    assert asked(4, None, "", {}, environ(options='{"qos": "low"}')) is None
+
+
+def test_a_site_names_machines_and_launcher() -> None:
+    site = environ("mpi", "alpha, beta", '{"mpi_cmd": ["mpirun"]}')
+    assert asked(3, None, "", {}, site) == {
+        "ranks": 3,
+        "engines": "mpi",
+        "mpi_hosts": {"alpha": 2, "beta": 1},
+        "mpi_cmd": ["mpirun"],
+    }
+    assert asked(None, None, "", {}, environ("slurm")) == {"ranks": 4, "engines": "slurm"}
+
+
+def test_the_call_has_the_last_word() -> None:
+    site = environ("slurm", options='{"qos": "low"}')
+    assert asked(2, None, "", {"qos": "high"}, site) == {
+        "ranks": 2,
+        "engines": "slurm",
+        "qos": "high",
+    }
+    assert asked(None, {"delta": 2}, "", {}, site) == {"ranks": {"delta": 2}, "engines": "ssh"}
+    assert asked(2, None, "pbs", {}, environ("slurm")) == {"ranks": 2, "engines": "pbs"}
+    assert asked(2, None, "ssh", {}, environ("slurm", "alpha,beta")) == {
+        "ranks": {"alpha": 1, "beta": 1},
+        "engines": "ssh",
+    }
+
+
+def test_ranks_are_dealt_in_blocks() -> None:
+    assert deal(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
+    assert deal(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
+    assert asked(3, ["a", "b"], "", {}, {}) == {"ranks": {"a": 2, "b": 1}, "engines": "ssh"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "engines", "site", "said"),
+    [
+        (4, {"alpha": 2}, "", {}, "not both"),
+        (None, {"alpha": 0}, "", {}, "at least one rank"),
+        (None, {}, "", {}, "at least one machine"),
+        (0, ["alpha"], "", {}, "at least 1 rank"),
+        ("4", ["alpha"], "", {}, "whole number"),
+        (4, None, "ssh", {}, "DISTKIT_HOSTS=alpha,beta"),
+        (4, None, "", environ("ssh"), "DISTKIT_HOSTS=alpha,beta"),
+        (4, None, "", environ("slurm", "alpha"), "'slurm' chooses them"),
+        (4, {"alpha": 2}, "slurm", {}, "not both"),
+        (4, None, "", environ(hosts="alpha,,beta"), "'alpha,,beta'"),
+        (4, None, "", environ(hosts="alpha,alpha"), "each once"),
+        (4, None, "", environ("mpi", options="{qos"), "DISTKIT_OPTIONS='{qos' is no JSON object"),
+        (4, None, "", environ("mpi", options="[1]"), "no JSON object"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    ranks: int, hosts: dict[str, int] | None, engines: str, site: dict[str, str], said: str
+) -> None:
+    with pytest.raises(StartError) as refused:
+        asked(ranks, hosts, engines, {}, site)
+    assert said in str(refused.value)
