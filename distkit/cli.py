@@ -296,6 +296,8 @@ def _explain(folder: Path, told: set[str]) -> Trace | None:
 def _keep(trace: Trace, args: argparse.Namespace) -> None:
     """Save a trace and say what is in it."""
     write(args.out, lambda: trace.save(args.out))
+    for line in clocks(trace):
+        _print_wrapped(line, 2)
     print(f"{summary(trace)}. Saved in {args.out}.")
     if args.html:
         replay_page({Path(args.out).stem: trace}, args.html)
@@ -324,6 +326,8 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = _load(args.files), args.files[0].stem
     print(f"{trace.meta.get('name') or name}: {summary(trace)}.")
+    for line in clocks(trace):
+        _print_wrapped(line, 2)
     from distkit.diagnosis.diagnose import diagnose
 
     print_findings(diagnose(trace))
@@ -660,6 +664,24 @@ def _print_wrapped(line: str, inner: int) -> None:
     """Print a line as a paragraph that fits the terminal, all but the first one indented."""
     width = shutil.get_terminal_size().columns
     print("\n".join(textwrap.wrap(line, width, subsequent_indent=" " * inner)))
+
+
+def clocks(trace: Trace) -> list[str]:
+    """How far the clocks of several hosts are apart, and how sure that is."""
+    from distkit.views.scene.units import time_unit
+
+    first, said = trace.meta.get("ranks", {}).get("0", {}).get("host"), []
+    for host, clock in trace.meta.get("clocks", {}).items():
+        factor, unit = time_unit(clock.get("error", 0))
+        sure = f"± {clock['error'] * factor:.2g} {unit}" if "error" in clock else _BY_WALL
+        way = "ahead of" if clock["ahead"] >= 0 else "behind"
+        said += [
+            f"The clock of {host} is {abs(clock['ahead']):.6f} s {way} that of {first} ({sure})."
+        ]
+    return said[1:]  # the first is the trace's own
+
+
+_BY_WALL = "by their wall clocks only"
 
 
 def summary(trace: Trace) -> str:

@@ -67,8 +67,10 @@ def attach(folder: str | Path = FOLDER) -> None:
     global _here
     of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
     if _here is None and not of_parent and _recorder.current() is None:
-        _here = Attached(recognise(os.environ, socket.gethostname()), Path(folder).absolute())
-        os.environ[_ATTACHED] = str(os.getpid())
+        place = recognise(os.environ, socket.gethostname())
+        _here = Attached(place, Path(folder).absolute())
+        if place.launcher != "none":  # else it may start ranks itself
+            os.environ[_ATTACHED] = str(os.getpid())
 
 
 class Attached:

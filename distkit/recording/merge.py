@@ -28,6 +28,10 @@ from distkit.trace.log import EventLog, Log
 #: A rank that was heard of so recently runs [s].
 RECENT = 2.0
 
+#: Between more hosts than this, a collective counts as messages from and to the first and between
+#: neighbours: there are too many pairs.
+_ALL_PAIRS = 8
+
 #: After these calls each member knows that all had begun theirs; after a rooted one, only some.
 _TOGETHER = COLLECTIVES - {Op.BROADCAST, Op.SCATTER, Op.REDUCE, Op.GATHER}
 
@@ -50,7 +54,9 @@ def load(files: Sequence[Path], kind: type[Log]) -> Log:
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], dict[str, Any]]:
     """The events of a run and its facts."""
-    generations = _generations(_latest_run(list(records)))
+    run = _latest_run(list(records))
+    ranks = [r for r in run if r.rows or r.about["launcher"] != "none"]  # others may spawn ranks
+    generations = _generations(ranks or run)
     last = generations[-1][min(generations[-1])]
     clocks = _Clocks(generations, reference=last.about["clock"])
     parts = [_part(ranks, clocks) for ranks in generations]
@@ -207,9 +213,9 @@ def _of_collective(spans: list[Span], clock: Mapping[int, str]) -> Iterator[Cros
         ends = op in _TOGETHER or (s.rank == root) == (op in (Op.REDUCE, Op.GATHER))
         if ends and s.end is not None and s.state is State.COMPLETED:
             ended[at] = min(s.end, ended.get(at, s.end))
-    for here, sent in began.items():
-        for there, received in ended.items():
-            if here != there:
+    for n, (here, sent) in enumerate(began.items()):
+        for m, (there, received) in enumerate(ended.items()):
+            if here != there and (len(ended) <= _ALL_PAIRS or 0 in (n, m) or abs(n - m) == 1):
                 yield Crossing(here, sent, there, received)
 
 

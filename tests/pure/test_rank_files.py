@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 import distkit as dk
+from distkit import cli
 from distkit.events import WORLD, Op, State
 from distkit.recording import merge, rankfile
 from distkit.recording.blackbox import BlackBox
@@ -166,12 +168,36 @@ def test_clocks_of_two_hosts_are_put_right(tmp_path: Path, ahead: float) -> None
         assert max(s.start for s in spans) < min(s.end for s in spans)
 
 
+def test_replay_tells_of_a_folder_what_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    there = about(1, host="b", clock="b", ahead=5.0)
+    calls = [(Op.ALL_REDUCE, 11.0, 11.001), (Op.RECV, 12.0, None)]
+    for its, ahead in ((about(0), 0.0), (there, 5.0)):
+        mine = [*calls[:1], (*calls[1], 1 - its["rank"])]
+        path = write(folder, its, mine, ahead=ahead, until=14.0)
+        path.with_suffix(".fault").write_text("Current thread 0x1:\n")
+    page = tmp_path / "page.html"
+    assert cli.main(["replay", str(folder), "--no-browser", "--html", str(page)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("train.py: 2 ranks, ")
+    assert re.search(r"The clock of b is [45]\.\d+ s ahead of that of a \(± [\d.]+ ms\)", said)
+    assert "each waits for the other" in said
+    assert page.exists()
+
+
 def test_without_messages_the_wall_clocks_tell(tmp_path: Path) -> None:
     there = about(1, host="b", clock="b", ahead=7.0)
     write(tmp_path, about(0), end="returned")
     write(tmp_path, there, [(Op.BARRIER, 11.0, None)], ahead=7.0, until=12.0)
     trace = Trace.load(tmp_path)
     assert trace.meta["clocks"]["b"] == {"ahead": pytest.approx(7.0, abs=0.01)}
+    (said,) = cli.clocks(trace)
+    assert said.startswith("The clock of b is 7.0") and said.endswith(
+        "(by their wall clocks only)."
+    )
     assert trace.events[0].time == pytest.approx(11.0, abs=0.01)
 
 
@@ -225,6 +251,22 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
             )
     trace = Trace.load(tmp_path)
     assert [e.time for e in trace.events] == [31.0, 31.0, 32.0, 32.0]
+    assert "generations" not in trace.meta
+
+
+def test_a_process_that_only_starts_the_ranks_is_none(tmp_path: Path) -> None:
+    """A script that attaches at its top, and then spawns its ranks."""
+    write(tmp_path, about(0, 1, launcher="none", pid=50), end="returned", until=14.0)
+    for rank in range(2):
+        its = about(0, 1, launcher="none", pid=60 + rank)
+        path = write(tmp_path, its, [(Op.BARRIER, 11.0, 12.0)])
+        file = RankFile(tmp_path / f"{rank}.rank", its)
+        file.note("world", (rank, 2))
+        file.rows([*rows((Op.BARRIER, 11.0, 12.0))])
+        file.close()
+        path.unlink()
+    trace = Trace.load(tmp_path)
+    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
     assert "generations" not in trace.meta
 
 

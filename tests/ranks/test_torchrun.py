@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from waiting import until
 
+import distkit as dk
 from distkit.cluster.processes.rank_spec import free_port
 from distkit.events import Op, State
 from distkit.recording.rankfile import found, read
@@ -85,6 +87,20 @@ if __name__ == "__main__":
     if dist.get_rank() == 1:
         raise ValueError("on purpose")
     dist.recv(torch.ones(1), src=1)
+"""
+
+
+SPAWNS = """
+import distkit as dk
+dk.attach("here")
+import torch.distributed as dist, torch.multiprocessing as mp
+
+def work(rank):
+    dist.init_process_group("gloo", "file://{folder}/store", rank=rank, world_size=2)
+    dist.barrier()
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
 """
 
 
@@ -167,6 +183,21 @@ def test_a_script_attaches_itself() -> None:
     trace = Trace.load("here")
     assert trace.meta["ends"]["1"]["text"] == "ValueError: on purpose"
     assert "rank 1 raised ValueError: on purpose at train.py:15" in str(trace.diagnose()[0])
+
+
+def test_a_script_spawns_its_ranks(tmp_path: Path) -> None:
+    run(sys.executable, "train.py", script=SPAWNS.format(folder=tmp_path))
+    trace = Trace.load("here")
+    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
+
+
+def test_ranks_that_are_recorded_already_need_no_files() -> None:
+    def program() -> None:
+        dk.attach("nowhere")
+        dist.barrier()
+
+    assert len(dk.run_ranks(program, 2).trace.collectives) == 1
+    assert not Path("nowhere").exists()
 
 
 def test_a_traceback_begins_in_the_script() -> None:
