@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from distkit.exercises import collectives, serving, training
+from distkit.exercises import collectives, placing, serving, training
 from distkit.exercises.task import Source, Task, Verdict, Words, source
 
 __all__ = ["check", "hint", "solution"]
 
 #: Every exercise by name.
-TASKS = {task.name: task for task in (*collectives.TASKS, *training.TASKS, *serving.TASKS)}
+TASKS = {
+    task.name: task
+    for task in (*collectives.TASKS, *training.TASKS, *serving.TASKS, *placing.TASKS)
+}
 
 
 class _Desk:

@@ -1,4 +1,4 @@
-"""The library's answers to the exercises of training and of the parameter server.
+"""The library's answers to the exercises of training, of machines and of the parameter server.
 
 The real server is kvstore/server.py; all gradients' mean is in algorithms/sgd.py.
 """
@@ -6,7 +6,7 @@ The real server is kvstore/server.py; all gradients' mean is in algorithms/sgd.p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -70,3 +70,10 @@ def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
 def staleness_bound(step: float, pause: float) -> int:
     """While one worker pauses the others make ``pause / step`` gradients, rounded up."""
     return math.ceil(pause / step)
+
+
+def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
+    """Who has its right neighbour on another machine sends all its messages there."""
+    n = len(hosts)
+    crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
+    return crossings * 2 * (n - 1) * nbytes / n

@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -21,7 +22,12 @@ def test_notebook_runs(
 ) -> None:
     notebook = nbformat.read(path, as_version=4)
     here = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here).execute()
+    try:
+        NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here).execute()
+    except CellExecutionError as error:
+        if error.ename == "LaboratoryError":  # no lesson on machines where namespaces are forbidden
+            pytest.skip(error.evalue)
+        raise
     nbformat.write(notebook, tmp_path / path.name)  # to look at, when something below fails
 
     assert not errors(notebook)

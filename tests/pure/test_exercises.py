@@ -1,4 +1,4 @@
-"""The parameter server's exercises: solutions solve them, and each usual mistake has its words."""
+"""The exercises that need no ranks: solutions solve them, and each usual mistake has its words."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.exercises import TASKS, serving
+from distkit.exercises import TASKS, placing, serving
 from distkit.exercises.pages import Server
 from distkit.exercises.serving import STEPS, trained
 
-NAMES = [task.name for task in serving.TASKS]
+NAMES = [task.name for task in (*serving.TASKS, *placing.TASKS)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,3 +203,23 @@ def test_the_bound_is_the_smallest_with_which_nobody_waits(step: int, pause: int
     if 0 < bound < STEPS - 10:
         assert trained(bound - 1, step, pause)[0] > 0
         assert ahead == bound
+
+
+# -- what goes between machines ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "says"),
+    [
+        (lambda here, n: answer("bytes_between")(here, n) / 2, "the ring goes round twice"),
+        (
+            lambda here, n: sum(map(str.__ne__, here, here[1:])) * 2 * (len(here) - 1) * 1000,
+            "the last rank sends to the first",
+        ),
+        (lambda here, n: 2 * (len(here) - 1) * n, "whose right neighbour is elsewhere"),
+        (lambda here, n: "all", "it returns 'all' where 0 is right"),
+    ],
+)
+def test_wrong_bytes_are_told_with_a_usual_reason(mistaken: Any, says: str) -> None:
+    verdict = dk.check.bytes_between(mistaken)
+    assert verdict.status == "not right yet" and says in verdict.points[0].text

@@ -1,0 +1,80 @@
+"""The exercise of several machines: what a ring sends between them. Judged by the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from distkit.algorithms.schedules import ring
+from distkit.exercises import pages
+from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, attempt
+
+#: The bytes of a tensor, in chunks of a thousand for each rank.
+CHUNK = 1000
+
+
+def placements() -> Iterator[list[str]]:
+    """Up to five ranks on up to three machines, in every order."""
+    for n in range(2, 6):
+        yield from (list(hosts) for hosts in product(("alpha", "beta", "gamma"), repeat=n))
+
+
+def sent_between(hosts: list[str]) -> int:
+    """The bytes that a ring sends from machine to machine, message by message."""
+    apart = [
+        hosts[src] != hosts[dst]
+        for t in ring(len(hosts))
+        for src, dst in zip(t.src, t.dst, strict=True)
+    ]
+    return CHUNK * int(sum(apart))
+
+
+def judge_bytes(mine: Answer) -> Iterator[Point]:
+    """Compare the answer with the messages of the schedule, for every order of ranks."""
+    count = 0
+    for hosts in placements():
+        nbytes, right = CHUNK * len(hosts), sent_between(hosts)
+        case = f"hosts={hosts}, nbytes={nbytes}"
+        said = attempt(mine, case, list(hosts), nbytes)
+        if said is None and not count:
+            raise NotAttempted
+        if not _equal(said, right):
+            raise Mistake(f"{case}: it returns {said!r} where {right} is right{_why(hosts, said)}")
+        count += 1
+    yield Point(True, f"as the messages of the ring in {count:,} orders of ranks")
+
+
+def _equal(said: Any, right: float) -> bool:
+    return isinstance(said, int | float) and abs(said - right) < 0.5
+
+
+def _why(hosts: list[str], said: Any) -> str:
+    """The usual reasons for an answer."""
+    n, last = len(hosts), hosts[-1] != hosts[0]
+    crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    each = 2 * (n - 1) * CHUNK
+    usual = [
+        (crossings * each / 2, "the ring goes round twice: to add, and to share"),
+        ((crossings - last) * each, "the last rank sends to the first"),
+        (n * each, "only ranks whose right neighbour is elsewhere count"),
+    ]
+    reasons = [why for number, why in usual if _equal(said, number)]
+    return f". Remember: {', or '.join(reasons)}" if reasons else ""
+
+
+TASKS = [
+    Task(
+        "bytes_between",
+        "bytes_between(hosts, nbytes)",
+        "return the bytes that a ring all-reduce sends from machine to machine, in all",
+        "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
+        "sends 2(n-1) messages of nbytes/n to its right neighbour; the last rank's is rank 0.",
+        pages.bytes_between,
+        (
+            "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
+            "Each of them sends 2(n-1) messages of nbytes/n.",
+        ),
+        judge_bytes,
+    )
+]
