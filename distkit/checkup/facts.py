@@ -90,7 +90,7 @@ def fitted(samples: dict[str, list[float]]) -> tuple[float, float] | None:
     """Latency of one way [s] and seconds per byte; None with fewer than two sizes.
 
     Small messages tell the one, and large ones the other: a slow link's buffers hide it from small
-    ones.
+    ones. Where noise hides the line's slope, the largest message alone tells the bandwidth.
 
     >>> alpha, beta = fitted({"1": [2e-4], "1000": [3e-4], "1000000": [1.002e-1]})
     >>> round(alpha * 1e6), round(beta * 1e9)
@@ -101,7 +101,8 @@ def fitted(samples: dict[str, list[float]]) -> tuple[float, float] | None:
     sizes = np.array([int(size) for size in samples], float)
     times = np.array([quiet(taken) for taken in samples.values()])
     protocols = lines(sizes, times, regimes(sizes, times))
-    return protocols[0][0] / 2, max(protocols[-1][1], NO_TIME)
+    alpha, beta = protocols[0][0] / 2, protocols[-1][1]
+    return alpha, beta if beta > NO_TIME else float(times[-1] / sizes[-1])
 
 
 def cores(machine: Json) -> int:

@@ -132,8 +132,10 @@ def _shade(cell: str) -> str:
 
 def _parts(rows: Rows) -> Iterator[Rows]:
     """A table in pieces that a terminal can show side by side; each has the first column."""
-    for first in range(1, len(rows[0]), COLUMNS):
-        yield [(row[0], *row[first : first + COLUMNS]) for row in rows]
+    columns = len(rows[0]) - 1
+    width = math.ceil(columns / math.ceil(columns / COLUMNS))
+    for first in range(1, columns + 1, width):
+        yield [(row[0], *row[first : first + width]) for row in rows]
 
 
 def _lines(check: Check) -> list[str]:

@@ -40,7 +40,7 @@ def judge(facts: Facts) -> Iterator[Check]:
 _SSH = {
     "permission denied": (
         "ssh.password",
-        "ssh to {host} asks for a password",
+        "ssh does not enter {host} without a password",
         "Let it in by a key: ssh-keygen, then ssh-copy-id {target}.",
     ),
     "host key verification failed": (

@@ -119,7 +119,7 @@ def _ports(facts: Facts) -> Iterator[Check]:
         yield failure(
             "ports.filtered",
             f"{named(*sources)} cannot connect to port {port} of {named(to)} ({why}), though to "
-            "others.",
+            "other ports.",
             f"Open port {port} in the firewall of {named(to)} and on the way to it.",
             to,
             *sources,

@@ -108,7 +108,7 @@ def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
     number = {
         field: _number(variables[field], environ)
         for field in ("rank", "world_size", "local_rank", "local_size", "node", "restart")
-        if variables.get(field) in environ
+        if variables.get(field, "") in environ
     }
     if "world_size" not in number:
         raise StartError(

@@ -12,7 +12,7 @@ import pytest
 from distkit import probe
 from distkit.checkup.check import Level
 from distkit.checkup.examine import choose, tournament
-from distkit.checkup.facts import HERE, Facts, Json
+from distkit.checkup.facts import HERE, Facts, Json, fitted
 from distkit.checkup.hosts import SOURCE, command
 from distkit.checkup.report import Report
 
@@ -405,6 +405,22 @@ def test_a_link_that_was_not_measured_has_no_number() -> None:
     link_cut(facts)
     (row,) = [line for line in str(Report(facts)).splitlines() if line.startswith("  alpha  100")]
     assert row.split() == ["alpha", "100", "µs", "·", "none", "100", "µs"]
+
+
+def test_noise_hides_no_bandwidth() -> None:
+    samples = {"1": [1e-4], "4096": [9e-5], "1048576": [8e-5]}
+    alpha, beta = fitted(samples)
+    assert 4e-5 < alpha < 5e-5
+    assert beta == 8e-5 / 1048576
+
+
+def test_wide_matrices_are_shown_in_parts() -> None:
+    facts = healthy_facts()
+    for n in range(8):
+        facts.machines[f"host-{n}"] = healthy(f"host-{n}", "10.0.1.1")
+    text = str(Report(facts))
+    assert text.count("Latency, from row to column") == 2
+    assert max(map(len, text.splitlines())) <= 110
 
 
 # -- the pure parts of examining -------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from distkit.errors import StartError
@@ -56,6 +58,15 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 )
 def test_launchers_are_recognised(environ: dict[str, str], expected: Launched) -> None:
     assert recognise(environ, "h") == expected
+
+
+def test_the_process_s_own_environment_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no other keys than text."""
+    for name in {*TORCHRUN, *SLURM, *OPEN_MPI, *MPICH}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in MPICH.items():
+        monkeypatch.setenv(name, value)
+    assert recognise(os.environ, "h").launcher == "MPICH"
 
 
 @pytest.mark.parametrize(
