@@ -16,24 +16,18 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from distkit.errors import TraceFileError
-from distkit.events import COLLECTIVES, WORLD, Event, Op, Span, State
+from distkit.events import WORLD, Event
 from distkit.recording import rankfile
 from distkit.recording.rankfile import Record
 from distkit.recording.recorder import is_users, to_event
 from distkit.trace import foreign
+from distkit.trace.causality import crossings
 from distkit.trace.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.trace.generations import join
 from distkit.trace.log import EventLog, Log
 
 #: A rank that was heard of so recently runs [s].
 RECENT = 2.0
-
-#: Between more hosts than this, a collective counts as messages from and to the first and between
-#: neighbours: there are too many pairs.
-_ALL_PAIRS = 8
-
-#: After these calls each member knows that all had begun theirs; after a rooted one, only some.
-_TOGETHER = COLLECTIVES - {Op.BROADCAST, Op.SCATTER, Op.REDUCE, Op.GATHER}
 
 
 def load(files: Sequence[Path], kind: type[Log]) -> Log:
@@ -164,12 +158,11 @@ class _Clocks:
         #: What there is to say of them, for the trace.
         self.told: dict[str, Any] = {}
         if len(assumed) > 1:
-            crossings = [c for ranks in generations for c in _crossings(ranks)]
-            self._align(assumed, crossings)
+            self._align(assumed, [c for ranks in generations for c in _crossings(ranks)])
 
-    def _align(self, assumed: Mapping[str, float], crossings: list[Crossing]) -> None:
+    def _align(self, assumed: Mapping[str, float], messages: list[Crossing]) -> None:
         try:
-            self._corrections = align(assumed, crossings)
+            self._corrections = align(assumed, messages)
         except ClocksDisagree as error:
             self._corrections = align(assumed, [])
             self.told["clocks_disagree"] = str(error)
@@ -190,33 +183,9 @@ def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
 
     Where a rank has used a GPU, calls return before they are done: they tell nothing.
     """
-    usable = {rank: r for rank, r in ranks.items() if not r.latest("beat", (0,) * 6)[5]}
+    usable = {rank: r for rank, r in ranks.items() if not _beat(r)[3]}
     clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}
-    log = EventLog(e for rank, record in usable.items() for e in _events(rank, record))
-    for m in log.messages:
-        if m.sent is not None and m.received is not None and {m.src, m.dst} <= clock.keys():
-            yield Crossing(clock[m.src], m.sent, clock[m.dst], m.received)
-    for spans in log.collectives:
-        yield from _of_collective(spans, clock)
-
-
-def _of_collective(spans: list[Span], clock: Mapping[int, str]) -> Iterator[Crossing]:
-    """A collective as messages: from the last rank of a host to begin to each first to end."""
-    if len({s.op for s in spans}) > 1:
-        return
-    op, root = spans[0].op, spans[0].peer
-    began, ended = dict[str, float](), dict[str, float]()
-    for s in spans:
-        at = clock[s.rank]
-        if op in _TOGETHER or (s.rank == root) == (op in (Op.BROADCAST, Op.SCATTER)):
-            began[at] = max(s.start, began.get(at, s.start))
-        ends = op in _TOGETHER or (s.rank == root) == (op in (Op.REDUCE, Op.GATHER))
-        if ends and s.end is not None and s.state is State.COMPLETED:
-            ended[at] = min(s.end, ended.get(at, s.end))
-    for n, (here, sent) in enumerate(began.items()):
-        for m, (there, received) in enumerate(ended.items()):
-            if here != there and (len(ended) <= _ALL_PAIRS or 0 in (n, m) or abs(n - m) == 1):
-                yield Crossing(here, sent, there, received)
+    return crossings(EventLog(e for rank, r in usable.items() for e in _events(rank, r)), clock)
 
 
 # -- the ranks of one generation -----------------------------------------------------------------

@@ -7,8 +7,6 @@ within these errors until it does not.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -17,10 +15,15 @@ import numpy as np
 from distkit.events import Op, Span, State
 from distkit.trace.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.trace.hosts import several
-from distkit.trace.log import Log
+from distkit.trace.log import EventLog, Log
 
-#: Nobody ends these before everybody has begun.
-_JOINT = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER, Op.BARRIER})
+#: All others wait for the root, or the root for all others; else everybody does for everybody.
+_FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}
+#: A member may end these before another one has begun: it gets nothing from it.
+_LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
+#: Between more hosts than this, a collective counts as messages from and to the first and between
+#: neighbours: there are too many pairs.
+_ALL_PAIRS = 8
 #: The reader's host, and every other one whose times are taken as they are.
 _HERE = ""
 
@@ -46,7 +49,7 @@ def in_order(trace: Log) -> Log:
     hosts = {
         rank: host if errors.get(host) else _HERE for rank, host in several(trace.meta).items()
     }
-    near = [c for c in _crossings(trace, hosts) if abs(c.received - c.sent) <= _slack(c, errors)]
+    near = [c for c in crossings(trace, hosts) if abs(c.received - c.sent) <= _slack(c, errors)]
     if all(c.received >= c.sent for c in near):
         return trace
     try:
@@ -70,30 +73,39 @@ def _known(near: list[Crossing], errors: Mapping[str, float]) -> Iterator[Crossi
                 yield Crossing(host, at, _HERE, at + errors[host])
 
 
-def _crossings(trace: Log, hosts: Mapping[int, str]) -> Iterator[Crossing]:
-    """Messages between hosts; and for each collective, from its last begin on a host to an end."""
+def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
+    """The messages between hosts, those of collectives included.
+
+    Args:
+        trace: with the times of each host by its own clock.
+        hosts: the host of each rank; messages of others do not count.
+    """
     if len(set(hosts.values())) < 2:
         return
     for m in trace.messages:
-        if m.sent is not None and m.received is not None and m.src in hosts and m.dst in hosts:
+        if m.sent is not None and m.received is not None and {m.src, m.dst} <= hosts.keys():
             yield Crossing(hosts[m.src], m.sent, hosts[m.dst], m.received)
     for members in trace.collectives:
-        if {s.op for s in members} <= _JOINT:
-            yield from _joint(members, hosts)
+        ops = {s.op for s in members}
+        if len(ops) == 1 and not ops & _LOOSE:  # several do not belong together
+            yield from _of_collective([s for s in members if s.rank in hosts], hosts)
 
 
-def _joint(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Crossing]:
-    begun: dict[str, float] = defaultdict(lambda: -math.inf)
-    ended: dict[str, float] = defaultdict(lambda: math.inf)
+def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Crossing]:
+    """A collective as messages: from the last to begin on a host to the first to end on another.
+
+    Of a rooted one only the root sends, or ends after all have begun.
+    """
+    begun, ended = dict[str, float](), dict[str, float]()
     for s in members:
-        host = hosts.get(s.rank, _HERE)
-        if s.state is not State.SCHEDULED:
-            begun[host] = max(begun[host], s.start)
-        if s.state is State.COMPLETED and s.end is not None:
-            ended[host] = min(ended[host], s.end)
-    for src, sent in begun.items():
-        for dst, received in ended.items():
-            if src != dst:
+        host, is_root = hosts[s.rank], s.rank == s.peer
+        if s.state is not State.SCHEDULED and (is_root or s.op not in _FROM_ROOT):
+            begun[host] = max(s.start, begun.get(host, s.start))
+        if s.state is State.COMPLETED and s.end is not None and (is_root or s.op not in _TO_ROOT):
+            ended[host] = min(s.end, ended.get(host, s.end))
+    for n, (src, sent) in enumerate(begun.items()):
+        for m, (dst, received) in enumerate(ended.items()):
+            if src != dst and (len(ended) <= _ALL_PAIRS or 0 in (n, m) or abs(n - m) == 1):
                 yield Crossing(src, sent, dst, received)
 
 

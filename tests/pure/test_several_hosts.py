@@ -6,13 +6,14 @@ import random
 import re
 from itertools import pairwise
 
+import pytest
 import steps
 from hypothesis import given
 from hypothesis import strategies as st
 from traces import on_hosts
 
 from distkit.events import Event, Op, State
-from distkit.trace.causality import in_order
+from distkit.trace.causality import crossings, in_order
 from distkit.trace.trace import Trace
 from distkit.views import Cockpit, Stage, Timeline
 from distkit.views.stage.field import Field
@@ -173,3 +174,28 @@ def test_a_stepped_moment_says_on_which_host_a_rank_is():
     stepper.about = {str(r): {"host": host} for r, host in enumerate(("alpha", "beta"))}
     drawn = Cockpit(stepper)._svg()
     assert "on alpha" in drawn and "on beta" in drawn
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (Op.ALL_REDUCE, {("a", 2.0, "b", 3.0), ("b", 2.5, "a", 3.25)}),
+        (Op.BROADCAST, {("a", 1.0, "b", 3.0)}),  # rank 0 sends: its own end says nothing
+        (Op.GATHER, {("b", 2.5, "a", 3.5)}),  # rank 0 ends after all have begun
+        (Op.ALL_TO_ALL, set()),  # nobody needs to send anything to some of them
+    ],
+)
+def test_what_a_collective_tells_of_clocks(
+    op: Op, expected: set[tuple[str, float, str, float]]
+) -> None:
+    """Ranks 0 and 1 are on one host, rank 2 is on the other."""
+    root = 0 if op in (Op.BROADCAST, Op.GATHER) else None
+    times = [(1.0, 3.5), (2.0, 3.25), (2.5, 3.0)]
+    states = State.STARTED, State.COMPLETED
+    events = [
+        Event(rank, 0, op, state, at, peer=root)
+        for rank, both in enumerate(times)
+        for state, at in zip(states, both, strict=True)
+    ]
+    found = crossings(Trace(events, {"world_size": 3}), {0: "a", 1: "a", 2: "b"})
+    assert {*map(tuple, found)} == expected
