@@ -27,7 +27,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import distkit
 from distkit.cluster import limits
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
@@ -103,9 +102,8 @@ class Agent:
             "cpus": limits.cpus(),
             "memory": limits.memory(),
             "has_gpus": bool(list(Path("/dev").glob("nvidia[0-9]*"))),
-            "python": sys.version.split()[0],
+            **versions(),
             "executable": sys.executable,
-            "distkit": distkit.__version__,
             "pid": os.getpid(),
             "order": self._order(),
             "port": _free_port(address),
@@ -225,6 +223,14 @@ _ORDER = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 #: What they say of the agent's own process, which ranks must not take for themselves.
 _LAUNCHER = re.compile("OMPI_|PMIX_|PMI_|MPI_LOCAL|HYDI_|SLURM_(?!JOB)")
+
+
+def versions() -> dict[str, str]:
+    """The versions that must agree between machines."""
+    return {
+        "python": sys.version.split()[0],
+        "distkit": sys.modules["distkit"].__version__,  # to import it makes a circle
+    }
 
 
 def own_address(towards: str) -> str:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import queue
 import socket
-import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-import distkit
-from distkit.cluster.hosts.agent import own_address
+from distkit.cluster.hosts.agent import own_address, versions
 from distkit.cluster.hosts.attaching import InEngines
 from distkit.cluster.hosts.host import HostForkServer
 from distkit.cluster.hosts.launching import Launch, by_launcher
@@ -244,7 +242,8 @@ class Fleet:
         _check_versions(facts)
         agent, orders = found.get(name, (None, []))
         if agent is not None and min(orders) < order:
-            with_suppress(partial(tunnel.say, {"do": "leave"}))
+            with suppress(OSError):
+                tunnel.say({"do": "leave"})
         else:
             if agent is not None:
                 agent.close()
@@ -287,7 +286,8 @@ class Fleet:
     def close(self) -> None:
         """End all agents, and what has started them."""
         for tunnel in list(self._relay.tunnels.values()):
-            with_suppress(partial(tunnel.say, {"do": "leave"}))
+            with suppress(OSError):
+                tunnel.say({"do": "leave"})
         self._relay.close()
         self._launch.stop()
 
@@ -298,19 +298,10 @@ def _check_versions(facts: dict[str, Any]) -> None:
     Raises:
         StartError: it has another Python, whose functions differ, or another distkit.
     """
-    ours = {"python": sys.version.split()[0], "distkit": distkit.__version__}
-    for what, version in ours.items():
+    for what, version in versions().items():
         if facts[what].split(".")[:2] != version.split(".")[:2]:
             raise StartError(
                 f"{facts['name']} has {what} {facts[what]} ({facts['executable']}), and "
                 f"this machine has {version}. Install the same there, or name another Python: "
                 "remote_python='/path/to/python'."
             )
-
-
-def with_suppress(do: Callable[[], None]) -> None:
-    """Do it, if the tunnel is still there."""
-    try:
-        do()
-    except OSError:
-        return
