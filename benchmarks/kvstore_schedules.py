@@ -13,6 +13,7 @@ import json
 import math
 import random
 from collections import defaultdict, deque
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -199,14 +200,13 @@ class Network:
             left = [letter for letter in queue if letter.sender not in gone]
             queue.clear()
             queue.extend(left)
-        present = self.chief.present
         for shard in gone:
             for line in [line for line in self.lines if line[1] == shard.me and line[0] != CHIEF]:
                 self.lines[line].clear()
             for node in [n for n, way in self._ways.items() if way is shard]:
                 self.lines[CHIEF, node].clear()
                 self.send(node, CHIEF, Leave(self.run, node, 0, "signal SIGKILL"), shard)
-            for node in self.chief.missing({r.pid for r in present.values()} - {shard.pid}):
+            for node in self.chief.missing(partial(_is_not, shard.pid)):
                 if node not in self._ways:  # not heard yet: it looks after the processes itself
                     self._ask_chief(node, Leave(self.run, node, 0, "signal SIGKILL"), None)
 
@@ -224,12 +224,16 @@ class Network:
         self.chief, self._ways = Scheduler(W, S), {}
         self.chief.resume(told)
         pids = {shard.pid for shard in self.shards} | {1000 + w for w in workers}
-        for node in self.chief.missing(pids):
+        for node in self.chief.missing(lambda _, pid: pid in pids):
             self.chief.handle(Leave(self.chief.run, node, 0, "signal SIGKILL"))
         for shard in self.shards:
             self._say(shard, shard.greet())
         for worker in workers:
             self.send(worker, CHIEF, Present(self.run, worker, 1 << 30, "", 1000 + worker))
+
+
+def _is_not(dead: int, node: int, pid: int) -> bool:
+    return pid != dead
 
 
 def held(store: KVServer, key: str) -> float:

@@ -92,6 +92,8 @@ class Cluster:
         timeout: float = 60.0,
         **options: Any,
     ) -> None:
+        if not heartbeat_timeout > 0:
+            raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         given = ranks if ranks is not None else workers
@@ -123,8 +125,6 @@ class Cluster:
             gpus=server().gpus(device),
             threads=threads,
         )
-        if not heartbeat_timeout > 0:
-            raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
         report.warn([plan.crowd] if plan.crowd else [], UserWarning)
         self._open(plan, heartbeat_timeout)
         self._card.show(self._room)

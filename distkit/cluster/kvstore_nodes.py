@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from distkit.cluster.runs.report import MOST_REPLACEMENTS
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
+    from distkit.cluster.hosts.fleet import Place
     from distkit.cluster.plan import Plan
     from distkit.kvstore import Node
 
@@ -43,7 +45,12 @@ class Nodes:
         self._heartbeat_timeout, self.closed = heartbeat_timeout, False
         self._starting = threading.Lock()
         self.run: int | None = None  # number of the run that goes on
+        #: The other machines on which servers are, and this one's address that they reach.
+        self.places: list[Place] = []
+        self.address = ""
+        self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens to them
         self._left: list[tuple[int, int, int, str]] = []  # workers that have ended, for a scheduler
+        self._dead: list[tuple[int, int]] = []  # and servers' processes, on other machines
         self.children: dict[int, Child] = {}
         self._starts: Counter[int] = Counter()  # of each node
         self._losses: Counter[int] = Counter()  # of each node, in this run
@@ -69,44 +76,76 @@ class Nodes:
         from distkit.kvstore.transport.sockets import new_keys
 
         self.keys = self.keys or new_keys()
-        for n, (role, _) in missing.items():
-            if role == "scheduler":  # all others find it where the last one was
-                Path(self._folder, f"kv{n}").unlink(missing_ok=True)
-        children = self._fork.fork_all(
-            "distkit.cluster.processes.roles:node",
-            [
-                {
-                    "node": self.node(role, i, self._starts[n] if role == "server" else 0),
-                    "folder": self._folder,
-                    "log": f"{role}-{i}.log",
-                    "recording": self._recording,
-                }
-                for n, (role, i) in missing.items()
-            ],
-        )
-        self._starts.update([*missing])
-        for n, child in zip(missing, children, strict=True):
-            self.children[n] = child
-            child.hear(partial(self._said, n))
-            child.on_exit(partial(self._ended_by_itself, n))
-            child.on_stop = partial(self._hear, n, "stopped")
-        if max(self.roles) in missing:
-            self._tell_who_left(self._left)
+        scheduler = max(self.roles)
+        if scheduler in missing:  # all others find it where the last one was
+            Path(self._folder, f"kv{scheduler}").unlink(missing_ok=True)
+        if self.places and not self._chief.done():
+            self._fork_all({scheduler: missing.pop(scheduler)})
+            self._await_chief(self.children[scheduler])
+        self._fork_all(missing)
 
-    def node(self, role: str, i: int, start: int = 0) -> Node:
-        """All that a server, the scheduler or a worker is told about itself."""
+    def _fork_all(self, missing: dict[int, tuple[str, int]]) -> None:
+        of: dict[ForkServer, list[int]] = {}
+        for n in missing:
+            place = self.place(n)
+            of.setdefault(self._fork if place is None else place.server, []).append(n)
+        for server, mine in of.items():
+            told = [self._told(n, missing[n], self.place(n)) for n in mine]
+            children = server.fork_all("distkit.cluster.processes.roles:node", told)
+            self._starts.update(mine)
+            for n, child in zip(mine, children, strict=True):
+                self.children[n] = child
+                child.hear(partial(self._said, n))
+                child.on_exit(partial(self._ended_by_itself, n))
+                child.on_stop = partial(self._hear, n, "stopped")
+        if max(self.roles) in missing:
+            self._tell_who_left(self._left, self._dead)
+
+    def _told(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
+        """What a node's process is told when it is forked."""
+        kind, i = role
+        return {
+            "node": self.node(kind, i, self._starts[n] if kind == "server" else 0, place),
+            "folder": self._folder if place is None else place.folder,
+            "log": f"{kind}-{i}.log",
+            "recording": self._recording,
+        }
+
+    def _await_chief(self, child: Child) -> None:
+        """Wait until the scheduler has told where it listens to other machines."""
+        child.on_exit(lambda status: self._heard_chief(""))
+        if not self._chief.result():
+            self._chief = futures.Future()
+            raise StartError(
+                f"the scheduler cannot listen at {self.address}, for the servers and workers on "
+                f"other machines: it ended ({child.status})."
+            )
+
+    def _heard_chief(self, endpoint: str) -> None:
+        with suppress(futures.InvalidStateError):  # where another was before
+            self._chief.set_result(endpoint)
+
+    def place(self, node: int) -> Place | None:
+        """The other machine on which a server is; None: it is here, as the scheduler always is."""
+        role, i = self.roles.get(node, ("", 0))
+        return next((p for p in self.places if role == "server" and i in p.servers), None)
+
+    def node(self, role: str, i: int, start: int = 0, place: Place | None = None) -> Node:
+        """All that a server, the scheduler or a worker, on another machine, is told of itself."""
         from distkit.kvstore import Node
 
-        plan, folder, patience = self._plan, self._folder, self._heartbeat_timeout
+        plan, patience = self._plan, self._heartbeat_timeout
         return Node(
             role,
             i,
             plan.ranks,
             plan.servers,
-            folder,
+            self._folder if place is None else place.folder,
             keys=self.keys,
             heartbeat_timeout=patience,
             start=start,
+            address=self.address if place is None else place.server.facts["address"],
+            chief=self._chief.result() if self._chief.done() else "",
         )
 
     def _ended_by_itself(self, node: int, status: int) -> None:
@@ -116,6 +155,9 @@ class Nodes:
         """
         if self.closed:
             return
+        if self.place(node) is not None:
+            self._dead.append((node, self.children[node].pid))
+            self._tell_who_left([], self._dead[-1:])
         if self._is_in_use(node):
             self._hear(node, "replaced", status)
         threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
@@ -141,17 +183,22 @@ class Nodes:
         if self.roles:
             self._left = [told for told in self._left if told[0] == run]
             self._left.append((run, worker, life, how))
-            self._tell_who_left(self._left[-1:])
+            self._tell_who_left(self._left[-1:], [])
 
-    def _tell_who_left(self, left: list[tuple[int, int, int, str]]) -> None:
+    def _tell_who_left(
+        self, left: list[tuple[int, int, int, str]], dead: list[tuple[int, int]]
+    ) -> None:
+        told = [("worker", *who) for who in left] + [("server", *who) for who in dead]
         with suppress(OSError):  # it has ended, and the next is told
-            for told in left:
-                self.children[max(self.roles)].channel.send(told)
+            for word in told:
+                self.children[max(self.roles)].channel.send(word)
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message
         if kind == "flushed":
             self._flushed.release()
+        elif kind == "listens":
+            self._heard_chief(what)
         else:
             self._hear(node, kind, what)
 

@@ -107,6 +107,7 @@ class Machine:
     cpus: int
     memory: int
     gpus: int
+    servers: int = 0
 
 
 def plan_for_machines(
@@ -121,11 +122,13 @@ def plan_for_machines(
     for m in machines:
         known = {"cpus": m.cpus, "memory": m.memory, "gpus": m.gpus, "threads": threads}
         try:
-            plans.append(make_plan(m.ranks, 0, device, backend, **known))  # type: ignore[arg-type]
+            plans.append(make_plan(m.ranks, m.servers, device, backend, **known))  # type: ignore[arg-type]
         except StartError as error:
             raise StartError(f"on {m.name}: {error}") from error
     nccl = all(plan.backend == "nccl" for plan in plans)
     where = ", ".join(f"{m.ranks} on {m.name}" for m in machines)
+    if servers:
+        where += " · servers on " + ", ".join(m.name for m in machines if m.servers)
     crowds = [f"{m.name}: {p.crowd}" for m, p in zip(machines, plans, strict=True) if p.crowd]
     return Plan(
         sum(m.ranks for m in machines),

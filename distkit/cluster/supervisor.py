@@ -129,10 +129,10 @@ class Supervisor(RankController):
                 "ipyparallel's controller did not start. " + self._log("controller.log")
             ) from None
         self._engines = Engines(connection, self.folder)
-        self.nodes.start()
         if self._fleet is not None:
             self._settle_in(self._fleet)
             self._stage("importing torch")
+        self.nodes.start()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
         self._await_registration(range(self.plan.ranks))
@@ -142,12 +142,13 @@ class Supervisor(RankController):
         self._store = StoreServer(self.folder)
         sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
         self._places = fleet.gather()
-        for place in self._places:
-            place.folder = place.server.make_folder(
-                len(place.ranks), like=self.folder, sockets=sockets
-            )
+        for first, place in enumerate(self._places):
+            place.servers = range(first, self.plan.servers, len(self._places))
+            processes = len(place.ranks) + len(place.servers)
+            place.folder = place.server.make_folder(processes, like=self.folder, sockets=sockets)
             self._deaf.append(place.server.on_loss(self._fail))
         self.plan = fleet.wish.plan(self._places, self.plan.servers)
+        self.nodes.places, self.nodes.address = self._places, fleet.address
 
     def _offset(self, rank: int) -> Offset | None:
         """The clock of the machine that a rank is on; None if it is this machine's."""
@@ -155,8 +156,9 @@ class Supervisor(RankController):
         return None if place is None else place.server.clock
 
     def place(self, rank: int) -> Place | None:
-        """The other machine on which a rank is; None on this one."""
-        return next((place for place in self._places if rank in place.ranks), None)
+        """The other machine on which a rank is, or another node; None on this one."""
+        ranks = (place for place in self._places if rank in place.ranks)
+        return next(ranks, None) or self.nodes.place(rank)
 
     @property
     def engines(self) -> Engines:
@@ -171,7 +173,7 @@ class Supervisor(RankController):
     def _hear_node(self, node: int, kind: str, what: Any) -> None:
         """Pass on what a server or the scheduler records."""
         if kind == "missed":
-            threading.Thread(target=self._missed, args=(what,), daemon=True).start()
+            threading.Thread(target=self._missed, args=what, daemon=True).start()
         elif self.run is not None:
             self.run.hear(node, kind, what)
 
@@ -214,7 +216,7 @@ class Supervisor(RankController):
             backend=plan.backend,
             device=plan.devices[r],
             threads=plan.threads,
-            node=self.nodes.node("worker", r) if plan.servers else None,
+            node=self.nodes.node("worker", r, place=place) if plan.servers else None,
             **{"folder": self.folder, "port": self._port, **around},
         )
 
@@ -352,14 +354,14 @@ class Supervisor(RankController):
 
     # -- ranks that end ---------------------------------------------------------
 
-    def _missed(self, pid: int) -> None:
-        """The scheduler takes a process for dead; if it is not, it hangs, and is ended."""
-        everybody = [*self.ranks.items(), *self.nodes.children.items()]
-        for n, child in everybody:
-            if child.pid == pid and not child.wait(ENDS) and not self.closed:
-                if self.run is not None:
-                    self.run.silent_for[n] = self._heartbeat_timeout
-                end([child])
+    def _missed(self, node: int, pid: int) -> None:
+        """A process is taken for dead; if it is not, it hangs, and is ended."""
+        child = {**self.ranks, **self.nodes.children}.get(node)
+        if child is None or child.pid != pid or child.wait(ENDS) or self.closed:
+            return
+        if self.run is not None:
+            self.run.silent_for[node] = self._heartbeat_timeout
+        end([child])
 
     def _on_stop(self, rank: int, stop: Stop) -> None:
         """A signal has stopped a rank's process, or it continues: say so."""

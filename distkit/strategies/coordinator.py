@@ -19,7 +19,6 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -29,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from distkit import kvstore
 from distkit.errors import StrategyError
-from distkit.kvstore.transport.sockets import context, open_socket
+from distkit.kvstore.transport.sockets import context, listen_on, open_socket
 from distkit.recording.recorder import mark
 from distkit.recording.trouble import Dropped
 from distkit.strategies.function_queue import FunctionQueue, Worker
@@ -38,6 +37,9 @@ from distkit.strategies.parameter_server import ParameterServerStrategy
 #: A worker without a function says again that it is ready after so long [ms]: the coordinator may
 #: be another process than before, or have ended.
 _AGAIN = 200
+
+#: The note that tells where worker 0 listens; and what it says, as worker 0 does, at the end.
+_NOTE, _OVER = "coordinator", "over"
 
 #: So many functions may wait for a worker before ``schedule`` does.
 QUEUE = 256
@@ -158,7 +160,7 @@ class ClusterCoordinator:
         self.strategy, strategy.coordinated = strategy, True
         if node.index:
             _serve(strategy, node)
-        self._queue, self._node = FunctionQueue(), node
+        self._queue, self._store = FunctionQueue(), store
         self._payloads: dict[int, bytes] = {}
         self._called: dict[int, str] = {}  # what the functions are called
         self._values: dict[int, RemoteValue] = {}
@@ -166,7 +168,11 @@ class ClusterCoordinator:
         self._names: dict[Worker, bytes] = {}  # of the connection of each worker's process
         self._error: BaseException | None = None
         self._socket = open_socket(context(), zmq.ROUTER, node.keys)
-        self._socket.bind(f"ipc://{_path(node)}")
+        endpoint = _endpoint(node)
+        self._socket.bind(endpoint)
+        if node.address:
+            endpoint = f"{listen_on(self._socket, node.address)} {endpoint}"
+        store.note(_NOTE, endpoint)
         store.at_end.append(self._close)
 
     # -- TensorFlow's calls ---------------------------------------------------------------------
@@ -318,11 +324,11 @@ class ClusterCoordinator:
         try:
             self._finish()
         finally:
-            _path(self._node).with_suffix(".over").touch()
             for name in self._names.values():
-                self._say(name, "over")
+                self._say(name, _OVER)
             self.strategy.coordinated = False
             self._socket.close(linger=_AGAIN)
+            self._store.note(_NOTE, _OVER)
 
     def __reduce__(self) -> Any:
         raise StrategyError(
@@ -342,9 +348,10 @@ class _Serving:
 
     def __init__(self, strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         self._strategy, self._me = strategy, Worker(node.index, node.life)
-        self._socket = open_socket(context(), zmq.DEALER, node.keys)
-        self._socket.connect(f"ipc://{_path(node)}")
-        self._over = _path(node).with_suffix(".over")
+        self._node, self._over = node, False
+        self._connect(_endpoint(node))
+        if node.address:
+            self._look()
         self._datasets: dict[int, Any] = {}
         self._iterators: dict[tuple[int, int], Any] = {}
         self._runs = 0
@@ -395,6 +402,19 @@ class _Serving:
     def _say(self, kind: str, what: Any, payload: bytes = b"") -> None:
         self._socket.send(pickle.dumps((self._me, kind, what, payload)))
 
+    def _connect(self, way: str) -> None:
+        self._way = way
+        self._socket = open_socket(context(), zmq.DEALER, self._node.keys)
+        self._socket.connect(way)
+
+    def _look(self) -> None:
+        """See where the coordinator listens by now, and whether it has ended."""
+        said = self._strategy.store.note(_NOTE)
+        self._over = said == _OVER
+        if said and not self._over and (way := self._node.way(said)) != self._way:
+            self._socket.close(linger=0)
+            self._connect(way)
+
     def _ask(self, kind: str, what: Any = None) -> Any:
         """The coordinator's answer; it is asked again until it has one."""
         answers, answer = "", None
@@ -402,7 +422,9 @@ class _Serving:
             self._say(kind, what)
             if self._socket.poll(_AGAIN):
                 answers, answer = pickle.loads(self._socket.recv())
-            if answers == "over" or self._over.exists():
+            else:
+                self._look()
+            if answers == _OVER or self._over:
                 self._socket.close(linger=0)
                 raise Dropped(f"ran {self._runs} scheduled functions")
         return answer
@@ -415,9 +437,9 @@ def _serve(strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         strategy.coordinated = False  # this run is over
 
 
-def _path(node: kvstore.Node) -> Path:
-    """Where worker 0 listens in this run."""
-    return Path(node.folder, f"co{node.run}")
+def _endpoint(node: kvstore.Node) -> str:
+    """Where worker 0 listens in this run, for workers of its host."""
+    return f"ipc://{node.folder}/co{node.run}"
 
 
 # -- what travels -----------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_fresh_process_is_heard_although_it_knows_of_no_run_yet() -> None:
 
 def test_who_was_never_connected_has_nothing_to_renew() -> None:
     link = ZmqLink()
-    link.renew(3)
+    link.renew(3, "ipc://x")
     link.close()
 
 

@@ -356,7 +356,7 @@ class Wire:
         found, self.comes = self.comes, []
         return found
 
-    def renew(self, node: int) -> None:
+    def renew(self, node: int, endpoint: str) -> None:
         self.renewed.append(node)
         self.back.add(node)
 
@@ -382,7 +382,7 @@ def asking() -> tuple[Wire, Requests]:
 
 def test_a_worker_connects_anew_and_repeats_what_is_open() -> None:
     wire, requests = asking()
-    wire.comes = [Replaced(0, 0, -1, 2)]
+    wire.comes = [Replaced(0, 0, -1, 2, "ipc://x")]
     requests.dispatch()
     assert wire.renewed == [2]
     assert [(to, type(r), r.number) for to, r in wire.sent] == [(2, Push, 0)] * 2

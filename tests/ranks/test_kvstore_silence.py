@@ -181,7 +181,7 @@ def test_whoever_notices_first_the_process_is_told_of_once(
 ) -> None:
     node = kvstore.Node("scheduler", 0, 1, 1, str(tmp_path), heartbeat_timeout=0.5)
     service, told = kvstore.serve(node), []
-    service.missed = told.append
+    service.missed = lambda *who: told.append(who)
     with Popen(["sleep", "60"]) as process:
         handle = service._machine.handle
         handle(Register(0, 1, 0, "ipc://server", 1, 1))
@@ -192,7 +192,7 @@ def test_whoever_notices_first_the_process_is_told_of_once(
         first, second = news if seen_by == "a server" else reversed(news)
         (departed,) = handle(first)
         assert handle(second) == []
-        assert told == [process.pid]
+        assert told == [(0, process.pid)]
         process.kill()
     assert departed.how == ("gave no sign of life for 0.5 s and was ended" if hangs else BROKEN)
     service._stop.close()

@@ -101,11 +101,13 @@ class Place:
         server: forks there.
         ranks: the numbers of its ranks.
         folder: of the cluster, there.
+        servers: the numbers of its parameter servers.
     """
 
     server: HostForkServer
     ranks: range
     folder: str = ""
+    servers: range = range(0)
 
     @property
     def name(self) -> str:
@@ -115,7 +117,8 @@ class Place:
     def facts(self, device: str) -> Machine:
         """What a plan needs to know of the machine."""
         known, gpus = self.server.facts, self.server.gpus(device)
-        return Machine(self.server.host, len(self.ranks), known["cpus"], known["memory"], gpus)
+        ranks, servers = len(self.ranks), len(self.servers)
+        return Machine(self.server.host, ranks, known["cpus"], known["memory"], gpus, servers)
 
     def surroundings(self, rank: int, places: list[Place]) -> dict[str, Any]:
         """What a rank of this machine is told of its surroundings, as fields of Spec."""

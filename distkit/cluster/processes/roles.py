@@ -165,9 +165,10 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
 
     service = kvstore.serve(node)
 
-    def obey(word: str | tuple[int, int, int, str]) -> None:
+    def obey(word: str | tuple[Any, ...]) -> None:
         if isinstance(word, tuple):  # who has ended
-            service.leave(*word)
+            kind, *who = word
+            (service.leave if kind == "worker" else service.end)(*who)
             return
         if word == "flush":
             flusher.flush()
@@ -176,5 +177,6 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
         lifeline.send(("flushed", word))
 
     _end_with(lifeline, obey)
-    service.missed = lambda pid: lifeline.send(("missed", pid))
+    service.missed = lambda node, pid: lifeline.send(("missed", (node, pid)))
+    service.listens = lambda endpoint: lifeline.send(("listens", endpoint))
     service.run()

@@ -137,7 +137,7 @@ def _check(name: str) -> Node:
 
 def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore:
     """Register with the scheduler, wait for everybody, and connect to the servers."""
-    link = ZmqLink(node.keys)
+    link = ZmqLink(node.keys, node.way)
     requests = Requests(link, node.run, node.id, name=node.name)
     requests.count_from(LIFE * node.life)
     requests.greetings[node.scheduler] = Present, ("", os.getpid())

@@ -39,8 +39,8 @@ class Link(Protocol):
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a node was lost."""
 
-    def renew(self, node: int) -> None:
-        """Connect to this node anew: another process is in its place."""
+    def renew(self, node: int, endpoint: str) -> None:
+        """Connect to this node anew: another process is in its place, and listens there."""
 
     def lost(self) -> dict[int, str]:
         """The nodes that cannot be reached any more, and why."""
@@ -277,7 +277,7 @@ class Requests:
             self._departed[news.who] = news.how
         elif isinstance(news, Replaced):
             self._departed.pop(news.who, None)
-            self._link.renew(news.who)
+            self._link.renew(news.who, news.endpoint)
         elif isinstance(news, Error) and news.number == self._greeted:
             self._given_up = news.text
             for number, flight in list(self._in_flight.items()):

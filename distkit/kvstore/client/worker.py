@@ -523,6 +523,19 @@ class KVStore(KVStoreBase):
             assert isinstance(done, Reply)
             self._barriers = done.version
 
+    def note(self, name: str, text: str | None = None) -> str:
+        """A text that the workers of this run keep under a name; "" if there is none.
+
+        Args:
+            name: of the text.
+            text: to keep there from now on; None to read it.
+        """
+        if self._scheduler is None:
+            raise KVStoreError(f'a "{self._type}" store has no other workers to leave notes for.')
+        (told,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
+        assert isinstance(told, messages.Noted)
+        return told.text
+
     _barrier, _set_updater = barrier, set_updater  # MXNet's names
 
     # -- where things are -------------------------------------------------------

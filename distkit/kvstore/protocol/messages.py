@@ -83,6 +83,19 @@ class Barrier(Request):
     nth: int
 
 
+class Note(Request):
+    """Keep a text under a name for this run; without a text, tell the one that is kept."""
+
+    name: str
+    text: str | None = None
+
+
+class Noted(Answer):
+    """The text that is kept under the name that was asked for, "" if there is none."""
+
+    text: str
+
+
 class Leave(Request):
     """``node`` has ended, and how: said by whoever looks after its process."""
 
@@ -135,22 +148,24 @@ class Appointed(Answer):
 
 
 class Replaced(Answer):
-    """To the workers: another process serves as node ``who``. Connect to it anew."""
+    """To the workers: another process serves as node ``who``, there. Connect to it anew."""
 
     who: int
+    endpoint: str
 
 
 class AddressBook(Answer):
     """Everybody is there: tells all about all. ``endpoints`` by node id.
 
     A worker counts its requests from ``first``: who takes a dead one's place has other numbers.
-    ``barriers`` counts those that the run has passed.
+    ``barriers`` counts those that the run has passed. ``pid`` is the scheduler's process.
     """
 
     terms: Terms
     endpoints: dict[int, str]
     first: int = 0
     barriers: int = 0
+    pid: int = 0
 
 
 class RollCall(Answer):

@@ -43,6 +43,8 @@ _AnyMessage = (
     | messages.GetState
     | messages.SetState
     | replication.Copy
+    | messages.Note
+    | messages.Noted
     | messages.Leave
     | messages.Departed
     | messages.Reply

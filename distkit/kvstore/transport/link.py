@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from distkit.kvstore.protocol.messages import Message, Reply, Request
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.memory import Exchange
+from distkit.kvstore.transport.memory import Exchange, Pool
 from distkit.kvstore.transport.recording import updating
 from distkit.kvstore.transport.sockets import BROKEN, LAST_WORD, Ends, open_socket, receive, send
 
@@ -31,16 +31,23 @@ class Line:
     """A connection to a node that is asked: its socket, what both lend, and its end.
 
     ``number`` tells a later connection to the same node from an earlier one: what is still under
-    way by the earlier one may be read last.
+    way by the earlier one may be read last. Memory of the ``pool`` is lent to nodes of this host
+    alone: not to one at the other end of a TCP connection.
     """
 
     def __init__(
-        self, context: Any, endpoint: str, keys: tuple[str, str] | None, number: int = 0
+        self,
+        context: Any,
+        endpoint: str,
+        keys: tuple[str, str] | None,
+        number: int = 0,
+        pool: Callable[[], Pool | None] = memory.shared,
     ) -> None:
         self.number = number
         self.socket = open_socket(context, zmq.DEALER, keys)
         self.ends, self.endpoint = Ends(self.socket), endpoint
-        self.exchange = Exchange(memory.shared(), writable=False)
+        near = endpoint.startswith("ipc://")
+        self.exchange = Exchange(pool() if near else None, writable=False)
         self.socket.connect(endpoint)
 
     def close(self, *, moved: bool = False) -> None:
@@ -73,11 +80,14 @@ class ZmqLink:
 
     Args:
         keys: the cluster's, see :func:`.sockets.open_socket`.
+        way: from here to a node, given its endpoint, see :meth:`.Node.way`.
     """
 
-    def __init__(self, keys: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, keys: tuple[str, str] | None = None, way: Callable[[str], str] = str
+    ) -> None:
         self._context: Any = zmq.Context()
-        self._keys = keys
+        self._keys, self._way = keys, way
         self._poller = zmq.Poller()
         self._lines: dict[int, Line] = {}
         self._by_end: dict[Any, tuple[int, Line]] = {}
@@ -99,27 +109,31 @@ class ZmqLink:
         self._patience[node] = patience
         before = self._lines.get(node)
         number = 0 if before is None else before.number + 1
-        line = self._lines[node] = Line(self._context, endpoint, self._keys, number)
+        line = self._lines[node] = Line(self._context, self._way(endpoint), self._keys, number)
         for end in (line.socket, line.ends.socket):
             self._poller.register(end, zmq.POLLIN)
             self._by_end[end] = node, line
 
-    def renew(self, node: int) -> None:
+    def renew(self, node: int, endpoint: str) -> None:
         """Another process is in this node's place: connect to it, unless that was done.
 
         The one before may only be stopped: what it was lent stays as it is, for good. Who was
-        never connected to it has nothing to renew.
+        never connected to it has nothing to renew. Where ``endpoint`` is that of the one before,
+        a connection that broke has led to the new one since.
         """
         line = self._lines.get(node)
-        if line is None or node in self._broken:
-            self._broken.discard(node)
+        broken = node in self._broken
+        self._broken.discard(node)
+        if line is None or (broken and self._way(endpoint) == line.endpoint):
             return
         for end in (line.socket, line.ends.socket):
             self._poller.unregister(end)
             del self._by_end[end]
         line.close(moved=True)
         self._abandoned.append(line.exchange)
-        self.connect(node, line.endpoint, patience=self._patience[node])
+        self._lost.pop(node, None)
+        self._until.pop(node, None)
+        self.connect(node, endpoint, patience=self._patience[node])
         self._again.add(node)
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
@@ -196,7 +210,7 @@ class LocalLink:
         self._answers.clear()
         return answers
 
-    def renew(self, node: int) -> None:
+    def renew(self, node: int, endpoint: str) -> None:
         """Nobody takes its place."""
 
     def lost(self) -> dict[int, str]:

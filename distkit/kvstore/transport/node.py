@@ -36,6 +36,8 @@ class Node:
             process that computes, whatever it holds, goes on giving them.
         start: how often a server was started in this place before: each listens elsewhere, since
             another may serve at the address of the one before.
+        address: where nodes have several hosts: of this host's interface that leads to the others.
+        chief: where the scheduler listens, if that is another host.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -51,6 +53,8 @@ class Node:
     life: int = 0
     heartbeat_timeout: float = 30.0
     start: int = 0
+    address: str = ""
+    chief: str = ""
 
     def __post_init__(self) -> None:
         count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
@@ -99,5 +103,30 @@ class Node:
         return path
 
     def endpoint(self, node: int) -> str:
-        """The endpoint of a server or the scheduler."""
+        """The endpoint of a server of this host, or of the scheduler."""
+        if self.chief and node == self.scheduler:
+            return self.chief
         return f"ipc://{self.path(node)}"
+
+    def way(self, endpoint: str) -> str:
+        """The way from this node to an endpoint: TCP, but for who is in the same folder.
+
+        >>> node = Node("worker", 0, workers=4, servers=2, folder="/tmp/f")
+        >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/f/kv4")
+        'ipc:///tmp/f/kv4'
+        >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/of-another-host/kv4")
+        'tcp://10.0.0.2:4711'
+        """
+        far, _, near = endpoint.partition(" ")
+        if not far.startswith("tcp://"):  # all nodes are on one host
+            return endpoint
+        return near if Path(near.removeprefix("ipc://")).parent == Path(self.folder) else far
+
+    def here(self, endpoint: str) -> Path:
+        """The socket by which nodes of this host come to an endpoint that a node here takes over.
+
+        >>> node = Node("server", 0, workers=4, servers=2, folder="/tmp/f")
+        >>> str(node.here("tcp://10.0.0.3:4711 ipc:///tmp/of-another-host/kv5"))
+        '/tmp/f/kv5'
+        """
+        return Path(self.folder, Path(endpoint).name)

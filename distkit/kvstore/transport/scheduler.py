@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,8 @@ from distkit.kvstore.protocol.messages import (
     Joined,
     Leave,
     Missed,
+    Note,
+    Noted,
     Present,
     Register,
     Replaced,
@@ -67,9 +70,9 @@ class Scheduler:
     def __init__(self, workers: int, servers: int, run: int = 0) -> None:
         self.workers, self.servers, self.run = workers, servers, run
         self.changed = False
-        #: Called with the process of a node that is taken for dead, and how it was lost: it may
-        #: know better.
-        self.lost: Callable[[int, str], str] = lambda pid, how: how
+        #: Called with the place and the process of a node that is taken for dead, and how it was
+        #: lost: it may know better.
+        self.lost: Callable[[int, int, str], str] = lambda node, pid, how: how
         self._callable: set[int] = set()  # servers that have ever been heard
         self._clear()
 
@@ -88,6 +91,7 @@ class Scheduler:
         #: By server, the processes that have all of its values: the first of them serves.
         self.copies: dict[int, list[int]] = {}
         self._addresses: dict[int, str] = {}  # of servers' places, whoever serves there
+        self._notes: dict[str, str] = {}  # what workers tell each other
 
     def journal(self) -> dict[str, Any]:
         """All that another in its place must know; what was not answered is asked again."""
@@ -107,6 +111,7 @@ class Scheduler:
             "barriers": self.barriers,
             "copies": list(self.copies.items()),
             "addresses": list(self._addresses.items()),
+            "notes": self._notes,
         }
 
     def resume(self, journal: dict[str, Any]) -> None:
@@ -120,6 +125,7 @@ class Scheduler:
         self._passed, self.barriers = dict(journal["passed"]), journal["barriers"]
         self._lives, self.parted = Counter(dict(journal["lives"])), set(journal["parted"])
         self.copies, self._addresses = dict(journal["copies"]), dict(journal["addresses"])
+        self._notes = dict(journal["notes"])
 
     def _place(self, node: int, endpoint: str, pid: int) -> Register:
         return Register(self.run, node, 0, endpoint, self.workers, self.servers, pid=pid)
@@ -153,6 +159,8 @@ class Scheduler:
                 return self._barrier(request)
             case Leave():
                 return self._leave(request)
+            case Note():
+                return [self._note(request)]
         raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
 
     def late(self, request: Request) -> bool:
@@ -183,7 +191,7 @@ class Scheduler:
         node, life = register.node, register.number // LIFE
         told: list[Answer] = []
         before = self.present.get(node)
-        another = self._seat(node) != node and before is not None and before.pid != register.pid
+        another = self.seat(node) != node and before is not None and before.pid != register.pid
         if another or (before is not None and life > self._lives[node]):  # quicker than bad news
             told = self._leave(Leave(self.run, node, 0, "it was replaced"))
         self._lives[node] = max(self._lives[node], life)
@@ -208,7 +216,7 @@ class Scheduler:
         taken = self.begun and (another or self._lives[node])
         return node + self.servers + 1 if taken else node
 
-    def _seat(self, process: int) -> int:
+    def seat(self, process: int) -> int:
         """The place of a server's process, stand-in or not, in the rings of copies."""
         return process - self.servers - 1 if process > self.workers + self.servers else process
 
@@ -221,7 +229,7 @@ class Scheduler:
         return [
             Joined(self.run, n, _UNASKED, process, endpoint, first)
             for n, holders in self.copies.items()
-            if n in self.present and process not in holders and self._seat(process) in self._ring(n)
+            if n in self.present and process not in holders and self.seat(process) in self._ring(n)
         ]
 
     def _ring(self, server: int) -> list[int]:
@@ -233,7 +241,7 @@ class Scheduler:
         """One more has all values of a server: unless it has ended meanwhile."""
         who, holders = copied.who, self.copies.get(copied.node, [])
         there = who in self.present and copied.first == LIFE * self._lives[who]
-        if there and self._seat(who) != who and holders and who not in holders:
+        if there and self.seat(who) != who and holders and who not in holders:
             holders.append(who)
             self.changed = True
         return []
@@ -262,7 +270,7 @@ class Scheduler:
         told: list[Answer] = []
         if node in self.gone and node >= self.workers:
             del self.gone[node]
-            told = [Replaced(self.run, w, _UNASKED, node) for w in self._working()]
+            told = [self._replaced(w, node, present.endpoint) for w in self._working()]
         self._lives[node] = max(self._lives[node], present.number // LIFE)
         place = self._place(node, present.endpoint, present.pid)
         self.present[node] = replace(self.present.get(node, place), pid=present.pid)
@@ -270,15 +278,23 @@ class Scheduler:
         invited = [a for n in sorted(self.present) for a in self._invite(n) if a.node == node]
         return [*self._news(node), *told, *invited]
 
-    def missing(self, alive: Collection[int]) -> list[int]:
-        """The nodes whose processes are none of these, when another scheduler has just begun."""
-        return [n for n, there in self.present.items() if there.pid and there.pid not in alive]
+    def _replaced(self, worker: int, server: int, endpoint: str) -> Replaced:
+        return Replaced(self.run, worker, _UNASKED, server, endpoint)
+
+    def missing(self, alive: Callable[[int, int], bool]) -> list[int]:
+        """The nodes whose processes are not alive, when another scheduler has just begun."""
+        return [n for n, r in self.present.items() if r.pid and not alive(self.seat(n), r.pid)]
 
     def _news(self, node: int) -> list[Answer]:
         """The news that a node may have missed."""
         if node < self.workers:
-            return [self._departed(node, n) for n in self._lost()]
-        stood_in = {n for n in self.present if self._seat(n) != n}  # a life before counts no more
+            moved = [
+                self._replaced(node, n, self.present[n].endpoint)
+                for n, before in self._addresses.items()
+                if n in self.present and self.present[n].endpoint != before
+            ]
+            return [*moved, *(self._departed(node, n) for n in self._lost())]
+        stood_in = {n for n in self.present if self.seat(n) != n}  # a life before counts no more
         ends = [self._departed(node, n) for n in sorted(self._ends.keys() - {node} - stood_in)]
         return [*ends, *(a for a in self._appoint() if a.node == node)]
 
@@ -359,6 +375,7 @@ class Scheduler:
             endpoints,
             LIFE * self._lives[register.node],
             self.barriers,
+            os.getpid(),
         )
 
     # -- barrier ----------------------------------------------------------------
@@ -390,6 +407,11 @@ class Scheduler:
     def _done(self, barrier: Barrier) -> Reply:
         return Reply(barrier.run, barrier.node, barrier.number, self.barriers)
 
+    def _note(self, note: Note) -> Noted:
+        if note.text is not None:
+            self._notes[note.name], self.changed = note.text, True
+        return Noted(note.run, note.node, note.number, self._notes.get(note.name, ""))
+
     # -- nodes that end ---------------------------------------------------------
 
     def _leave(self, leave: Leave) -> list[Answer]:
@@ -400,9 +422,9 @@ class Scheduler:
         if 0 < leave.number < LIFE * self._lives[node]:
             return []  # of an earlier life
         there = self.present.pop(node, None)
-        how = leave.how if there is None else self.lost(there.pid, leave.how)
+        how = leave.how if there is None else self.lost(self.seat(node), there.pid, leave.how)
         self._ends[node] = how
-        if self._seat(node) == node:  # nobody misses a stand-in
+        if self.seat(node) == node:  # nobody misses a stand-in
             self.gone[node] = how
         for holders in self.copies.values():
             if node in holders:
@@ -457,4 +479,4 @@ class Scheduler:
     def _name(self, node: int) -> str:
         if node < self.workers:
             return f"worker {node}"
-        return f"server {self._seat(node) - self.workers}"
+        return f"server {self.seat(node) - self.workers}"

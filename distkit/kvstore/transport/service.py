@@ -1,6 +1,6 @@
-"""ZeroMQ between the nodes of one host: a DEALER where one asks, a ROUTER where one answers.
+"""ZeroMQ between nodes: a DEALER where one asks, a ROUTER where one answers.
 
-Large tensors go through memory that both ends see (:mod:`.memory`). All logic is in
+On one host large tensors go through memory that both ends see (:mod:`.memory`). All logic is in
 :mod:`.scheduler` and :mod:`.shard`; here are sockets and nothing else.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,6 +21,7 @@ import zmq
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
+    AddressBook,
     Answer,
     Copied,
     Leave,
@@ -51,7 +51,9 @@ from distkit.kvstore.transport.sockets import (
     LAST_WORD,
     Ends,
     connection,
+    from_afar,
     goes_on,
+    listen_on,
     listens,
     lives,
     open_socket,
@@ -97,9 +99,13 @@ class Peers:
         self._descriptors: dict[int, bytes] = {}  # of connections
         self._parted: list[bytes] = []  # connections that have ended
 
-    def at(self, name: bytes) -> Peer:
-        """The node at the other end of a connection; -1 while nobody knows which."""
-        return self._peers.get(name) or Peer(-1, -1, name, Exchange(self._pool, writable=True))
+    def at(self, name: bytes, *, far: bool = False) -> Peer:
+        """The node at the other end of a connection, perhaps of another host.
+
+        -1 while nobody knows which.
+        """
+        pool = None if far else self._pool
+        return self._peers.get(name) or Peer(-1, -1, name, Exchange(pool, writable=True))
 
     def know(self, peer: Peer, latest: Request, frame: Any) -> None:
         """It is the node that asked this; ``frame`` came from it.
@@ -172,8 +178,12 @@ class Service:
             )
         self.node = node
         self.ignored = 0  # malformed messages
-        #: Called with the process of a node that is taken for dead.
-        self.missed: Callable[[int], None] = lambda pid: None
+        #: Called with the place and the process of a node that is taken for dead.
+        self.missed: Callable[[int, int], None] = lambda node, pid: None
+        #: Called, by a scheduler, with where it listens to other hosts.
+        self.listens: Callable[[str], None] = lambda endpoint: None
+        self._has_hosts = bool(node.address)
+        self._dead: set[tuple[int, int]] = set()  # servers' processes, as somebody else has noticed
         self._inode = 0  # of the socket that it listens at
         self._stop, self._stopped = socket.socketpair()
         self._notes = Answering()
@@ -197,10 +207,7 @@ class Service:
         )
         if isinstance(self._machine, Scheduler):
             self._machine.lost = self._lost
-        machine = self._machine
-        self._endpoint = (
-            machine.endpoint if isinstance(machine, ServerSession) else node.endpoint(node.id)
-        )
+        self._path = node.path(node.id) if heir is None else node.here(heir.endpoint)
 
     def stop(self) -> None:
         """End :meth:`run`, from any thread or signal handler; twice does no harm."""
@@ -215,6 +222,13 @@ class Service:
         self._ended.put(Leave(run, node, LIFE * (life + 1) - 1, how))
         with suppress(OSError):
             self._stop.send(_NEWS)
+
+    def end(self, node: int, pid: int) -> None:
+        """Tell a scheduler that a server's process has ended, which it cannot see on other hosts.
+
+        It notices by itself when a connection breaks; one before it may have had that.
+        """
+        self._dead.add((node, pid))
 
     def run(self) -> None:
         """Serve in this thread until :meth:`stop`.
@@ -239,7 +253,8 @@ class Service:
         self._scheduler = open_socket(context, zmq.DEALER, node.keys, node.heartbeat_timeout)
         self._ends, self._schedulers = Ends(self._router), Ends(self._scheduler)
         self._peers = Peers(self._ends, self._pool)
-        endpoint, path = self._endpoint, self._path
+        path = self._path
+        endpoint = f"ipc://{path}"
         try:
             if not self._heir and listens(path):  # the dead may still be closing
                 raise BlockingIOError
@@ -247,6 +262,8 @@ class Service:
                 self._unsure = self._go_on(self._machine, Journal(file_of(path)))
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
+            if self._has_hosts:
+                endpoint = f"{self._listen_to_hosts()} {endpoint}"
         except BlockingIOError:
             raise KVStoreError(
                 f"{node.role} {node.index} is already running: a process listens at "
@@ -262,8 +279,17 @@ class Service:
         for end in (self._router, self._scheduler, self._stopped, *ends):
             self._poller.register(end, zmq.POLLIN)
         if isinstance(self._machine, ServerSession):
-            self._scheduler.connect(node.endpoint(node.scheduler))
+            self._machine.endpoint = endpoint
+            self._scheduler.connect(node.way(node.endpoint(node.scheduler)))
             self._deliver(self._machine.open())
+
+    def _listen_to_hosts(self) -> str:
+        """Listen to other hosts: a scheduler where another was before."""
+        if isinstance(self._machine, ServerSession):
+            return listen_on(self._router, self.node.address)
+        where = listen_on(self._router, self.node.address, self.node.chief)
+        self.listens(where)
+        return where
 
     def _go_on(self, scheduler: Scheduler, journal: Journal) -> bool:
         """Begin as the only scheduler; tells whether there was another before."""
@@ -331,12 +357,15 @@ class Service:
     def _look_after(self) -> None:
         """Find nodes that ended with the last scheduler: they have no connection here to break."""
         if isinstance(self._machine, Scheduler):
-            alive = {r.pid for r in self._machine.present.values() if lives(r.pid)}
-            for node in self._machine.missing(alive):
+            for node in self._machine.missing(self._is_alive):
                 if node not in self._peers.ways:
                     leave = Leave(self._machine.run, node, 0, BROKEN)
                     self._deliver(self._machine.handle(leave))
             self._unsure = not self._machine.present.keys() <= self._peers.ways.keys()
+
+    def _is_alive(self, node: int, pid: int) -> bool:
+        """A process of another host counts as alive until the one that forked it tells its end."""
+        return (node, pid) not in self._dead if self._has_hosts else lives(pid)
 
     def _await_servers(self) -> None:
         """Wait for other servers before the beginning, but not for ever."""
@@ -353,10 +382,6 @@ class Service:
         with suppress(OSError):
             return self._path.stat().st_ino == self._inode
         return False
-
-    @property
-    def _path(self) -> Path:
-        return Path(self._endpoint.removeprefix("ipc://"))
 
     # -- those who ask ----------------------------------------------------------
 
@@ -384,7 +409,7 @@ class Service:
     def _serve(self, frames: list[Any]) -> list[Message]:
         """The answers to a batch of requests; what cannot be read is ignored."""
         name = bytes(frames[0].buffer)
-        peer = self._peers.at(name)
+        peer = self._peers.at(name, far=self._has_hosts and from_afar(frames[0]))
         answers: list[Message] = []
         try:
             requests = self._read(peer, [frame.buffer for frame in frames[1:]])
@@ -444,12 +469,15 @@ class Service:
         elif of_this_run or peer.node >= self.node.workers:
             self._deliver(self._machine.handle(Leave(self._machine.run, peer.node, 0, BROKEN)))
 
-    def _lost(self, pid: int, how: str) -> str:
-        """The scheduler's word on a node that is taken for dead, whoever noticed it first."""
+    def _lost(self, node: int, pid: int, how: str) -> str:
+        """The scheduler's word on a node that is taken for dead, whoever noticed it first.
+
+        Of a process on another host it does not know whether it hangs or has ended.
+        """
         patience = self.node.heartbeat_timeout
         if how == BROKEN:
-            self.missed(pid)
-            if patience and goes_on(pid):
+            self.missed(node, pid)
+            if patience and not self._has_hosts and goes_on(pid):
                 return silence(patience)
         return how
 
@@ -464,6 +492,8 @@ class Service:
         """Handle a message from the scheduler or a backup."""
         if not (isinstance(self._machine, ServerSession) and isinstance(answer, Answer)):
             return
+        if isinstance(answer, AddressBook):
+            self._chief = answer.pid
         said = self._machine.hear(answer)
         if self._registering is not None and self._machine.begun:
             self._registering.answered(answer)
@@ -495,7 +525,7 @@ class Service:
             if how is None:
                 self._chief = keeper(self.node.path(self.node.scheduler))
             elif self._chief and not self._alone:
-                self.missed(self._chief)  # it has ended, or hangs
+                self.missed(self.node.scheduler, self._chief)  # it has ended, or hangs
             self._alone = self._alone or how is not None
             if self._alone and how is None and isinstance(self._machine, ServerSession):
                 self._alone = False
@@ -509,8 +539,8 @@ class Service:
     def _backup(self, endpoint: str) -> Line:
         """The connection to a server that keeps copies."""
         if endpoint not in self._backups:
-            line = Line(self._context, endpoint, self.node.keys)
-            line.exchange = Exchange(self._pool, writable=False)
+            way = self.node.way(endpoint)
+            line = Line(self._context, way, self.node.keys, pool=lambda: self._pool)
             self._backups[endpoint] = line
             self._poller.register(line.socket, zmq.POLLIN)
         return self._backups[endpoint]

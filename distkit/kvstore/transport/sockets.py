@@ -1,11 +1,13 @@
 """ZeroMQ sockets that keep strangers out, lose nothing, and tell when the other end is gone.
 
 On one host sockets are ``ipc://`` files in the cluster's own folder, which nobody but its user may
-enter. Where the cluster has keys (CurveZMQ), who does not know them cannot even shake hands.
+enter; between hosts they are ports of the one interface that leads to the others. Where the
+cluster has keys (CurveZMQ), who does not know them cannot even shake hands.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import select
 import socket
@@ -183,6 +185,25 @@ def send(sock: Any, frames: Sequence[Any]) -> None:
     for i, frame in enumerate(frames):
         more = _MORE if i < last else 0
         sock.send(frame, more, copy=len(frame) < zmq.COPY_THRESHOLD)
+
+
+def listen_on(sock: Any, address: str, endpoint: str = "") -> str:
+    """Have a socket listen to other hosts, too: at a port of this interface, or where it is told.
+
+    Raises:
+        zmq.ZMQError: another process listens there.
+    """
+    sock.bind(endpoint or f"tcp://{address}:*")
+    return str(sock.last_endpoint.decode())
+
+
+def from_afar(frame: Any) -> bool:
+    """True if a frame came by TCP: its sender has no memory in common with this process."""
+    try:
+        ipaddress.ip_address(frame.get("Peer-Address"))
+    except (ValueError, zmq.ZMQError):  # a Unix socket, which tells a process or nothing
+        return False
+    return True
 
 
 def connection(frame: Any) -> int:

@@ -1,0 +1,206 @@
+"""Parameter servers on several machines, which this one plays, and faults there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import waiting
+
+import distkit as dk
+from distkit import kvstore
+from distkit.strategies.coordinator import ClusterCoordinator
+from distkit.strategies.parameter_server import ParameterServerStrategy
+from tests.support.machines import ALPHA, BETA, two_machines
+
+until = partial(waiting.until, within=60)
+
+#: A large array's elements: more than what goes with a header.
+LARGE = 300_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dk.Cluster]:
+    """Workers 0 and 1, and server 0, on one machine; worker 2 and server 1 on the other."""
+    with two_machines(2, 1, servers=2) as cluster:
+        yield cluster
+
+
+def adds(mode: str, dies: int | None = None, **options) -> float:
+    kv = kvstore.create(mode, **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init(["w", "large"], [torch.zeros(4), torch.zeros(LARGE)])
+    for n in range(20):
+        kv.pushpull(["w", "large"], [torch.ones(4), torch.ones(LARGE)])
+        if n == 9 and kv.rank == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+    kv.barrier()
+    small, large = kv.pull(["w", "large"])
+    assert large.unique().tolist() == [small[0].item()]
+    return small[0].item()
+
+
+def ways(mode: str) -> dict[int, str]:
+    """How this worker comes to each node."""
+    kv = kvstore.create(mode)
+    lines = kv._requests._link._lines
+    return {node: line.endpoint.partition("://")[0] for node, line in lines.items()}
+
+
+def node(cluster: dk.Cluster, i: int) -> int:
+    return cluster._room.nodes.children[i].pid
+
+
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+def test_gradients_go_from_machine_to_machine(cluster, mode: str) -> None:
+    before = time.monotonic()
+    run = cluster.run(adds, mode)
+    assert run.results == [60.0] * 3
+    hosts = {about["name"]: about["host"] for about in run.trace.meta["ranks"].values()}
+    assert (hosts["server 0"], hosts["server 1"]) == (ALPHA, BETA)
+    assert {event.rank for event in run.trace.events} == set(range(6))
+    assert all(before - 0.01 < e.time < time.monotonic() + 0.01 for e in run.trace.events)
+
+
+def test_who_is_on_one_machine_shares_its_memory(cluster) -> None:
+    alpha, beta = {3: "ipc", 4: "tcp", 5: "tcp"}, {3: "tcp", 4: "ipc", 5: "tcp"}
+    assert cluster.run(ways, "dist_sync").results == [alpha, alpha, beta]
+
+
+def test_a_worker_is_replaced_on_its_machine(cluster) -> None:
+    def dies_once(flag: str) -> float:
+        kv = kvstore.create("dist_sync", on_crash="replace")
+        kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+        kv.init("w", torch.zeros(4))
+        if kv.rank == 2 and not Path(flag).exists():
+            Path(flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        kv.push("w", torch.ones(4))
+        return kv.pull("w")[0].item()
+
+    flag = Path(cluster._room.folder, "died")
+    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+        run = cluster.run(dies_once, str(flag))
+    assert run.results == [3.0] * 3 and flag.exists()
+
+
+def test_dist_sync_halts_and_names_the_dead(cluster) -> None:
+    with pytest.raises(dk.RankDied, match="rank 2") as error:
+        cluster.run(adds, "dist_sync", 2)
+    assert "waits for a gradient of worker 2" in error.value.run.trace.meta["ends"]["0"]["text"]
+    assert cluster.run(adds, "dist_sync").results == [60.0] * 3
+
+
+def keeps_on(flag: str, end: str, **options) -> float:
+    """Pushes until the test has seen enough; how much is missing of what was pushed."""
+    kv = kvstore.create("dist_async", **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init(["w", "large", "sent"], [torch.zeros(3), torch.zeros(LARGE), torch.zeros(1)])
+    Path(flag).touch()
+    sent = 0
+    while not Path(end).exists():
+        kv.push(["w", "large"], [torch.ones(3), torch.ones(LARGE)])
+        sent += 1
+        kv.pull(["w", "large"])
+    kv.push("sent", torch.tensor([float(sent)]))
+    kv.barrier()
+    small, large, total = kv.pull(["w", "large", "sent"])
+    return max((v - total).abs().max().item() for v in (small, large))
+
+
+@pytest.mark.parametrize("together", [[], [5]])  # with the scheduler
+def test_copies_on_the_other_machine_serve_and_are_made_anew(cluster, tmp_path, together) -> None:
+    """Each server is killed in turn: as soon as there are copies again."""
+    from distkit.kvstore.transport.journal import copies
+
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    socket = Path(cluster._room.folder, "kv5")
+    run = cluster.submit(keeps_on, str(begun), str(end), replication=2)
+    until(begun.exists)
+    for server in (3, 4, 3):
+        before, _ = copies(socket)
+        for i in [*together, server]:
+            os.kill(node(cluster, i), signal.SIGKILL)
+        until(lambda before=before: copies(socket)[0] != before and copies(socket)[1])
+    end.touch()
+    with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
+        assert run.wait(60).results == [0.0] * 3
+    assert cluster.run(adds, "dist_sync", replication=2).results == [60.0] * 3
+
+
+def test_without_copies_a_dead_server_is_named(cluster, tmp_path) -> None:
+    begun = tmp_path / "begun"
+    run = cluster.submit(keeps_on, str(begun), str(tmp_path / "end"))
+    until(begun.exists)
+    os.kill(node(cluster, 4), signal.SIGKILL)
+    with pytest.raises(dk.RankError, match="server 1 has ended"):
+        run.wait(60)
+    assert cluster.run(adds, "dist_async").results[0] >= 20.0
+
+
+def test_stepping(cluster) -> None:
+    def pushes() -> float:
+        kv = kvstore.create("dist_sync")
+        kv.init("w", torch.zeros(1))
+        kv.push("w", torch.ones(1))
+        return kv.pull("w").item()
+
+    stepper = cluster.step(pushes)
+    seen = [[s.call() for s in stepper.moment.standings]]
+    while not stepper.next().finished:
+        seen.append([s.call() for s in stepper.moment.standings])
+    assert seen == [["init('w')"] * 3, ["push('w')"] * 3, ["pull('w')"] * 3]
+    assert stepper.finish().results == [3.0] * 3
+
+
+@pytest.mark.parametrize("who", [0, 2])  # who coordinates, and a worker of the other machine
+def test_scheduled_functions_run_on_the_other_machine(cluster, tmp_path, who: int) -> None:
+    def train(strategy, flag, who):
+        def dies_once(rank):
+            if int(os.environ["RANK"]) == rank == who and not Path(flag).exists():
+                Path(flag).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with strategy.scope():
+            model = torch.nn.Linear(3, 2, bias=False).double()
+            torch.nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def step(x):
+            dies_once(2)
+            optimizer.zero_grad()
+            (model.weight * x).sum().backward()
+            optimizer.step()
+
+        coordinator = ClusterCoordinator(strategy)
+        for n in range(30):
+            coordinator.schedule(strategy.run, (step, (torch.ones(2, 3),)))
+            if n == 10:
+                dies_once(0)
+        coordinator.join()
+        return model.weight.unique().tolist()
+
+    flag = tmp_path / "died"
+    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+        run = cluster.run(train, ParameterServerStrategy(), str(flag), who)
+    assert run.results == [[-30.0], None, None] and flag.exists()
+
+
+def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
+    with two_machines(1, 1, servers=1, heartbeat_timeout=2) as cluster:
+        begun, end = tmp_path / "begun", tmp_path / "end"
+        run = cluster.submit(keeps_on, str(begun), str(end), on_crash="replace")
+        until(begun.exists)
+        hanging = cluster._room.ranks[1]
+        os.kill(hanging.pid, signal.SIGSTOP)
+        assert hanging.wait(60)
+        until(lambda: cluster._room.ranks[1] is not hanging)
+        end.touch()
+        with pytest.warns(dk.CommunicationWarning, match="no sign of life for 2 s"):
+            run.wait(60)

@@ -1,0 +1,21 @@
+"""Two machines that this one plays: their agents have folders of their own, and meet by TCP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import distkit as dk
+
+ALPHA, BETA = "127.0.0.1", "127.0.0.2"
+
+#: An ssh that runs the command here.
+_SSH = """
+while [ "${1#-}" != "$1" ]; do case "$1" in -o|-p) shift;; esac; shift; done
+shift; exec sh -c "$*"
+"""
+
+
+def two_machines(alpha: int, beta: int, **options: Any) -> dk.Cluster:
+    """A cluster with so many ranks on each."""
+    ssh = ["sh", "-c", _SSH, "ssh"]
+    return dk.Cluster(hosts={ALPHA: alpha, BETA: beta}, ssh_cmd=ssh, **options)
