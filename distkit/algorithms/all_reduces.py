@@ -27,8 +27,18 @@ from distkit.algorithms.contract import (
     recv,
     send,
 )
-from distkit.algorithms.rounds import bits, depth, highest_bit, offsets, parents
-from distkit.algorithms.schedules import columns
+from distkit.algorithms.hosts import hosts_of
+from distkit.algorithms.rounds import (
+    Hosts,
+    bits,
+    depth,
+    highest_bit,
+    neighbours,
+    offsets,
+    parents,
+    placed,
+)
+from distkit.algorithms.schedules import columns, grid
 
 
 @collective()
@@ -350,9 +360,34 @@ def go_round(
             combine(mine, exchange(out, right, inbox[: len(mine)], left, group), op)
 
 
+def ring_of(leaders: Sequence[int], x: Tensor, op: ReduceOp, group: Group) -> None:
+    """All-reduce between some ranks of the group, this one among them, in a ring."""
+    n, place = len(leaders), leaders.index(dist.get_rank(group))
+    left, right = leaders[place - 1], leaders[(place + 1) % n]
+    chunks = x.tensor_split(n)
+    go_round(chunks, place, left, right, group, op)
+    go_round(chunks, place + 1, left, right, group)
+
+
+def laid_out(group: Group, devices_per_host: int | None, hosts: Hosts | None) -> Hosts | None:
+    """The ranks of each host, as given or as they are; None if all are on one host."""
+    n = dist.get_world_size(group)
+    if hosts is not None:
+        return placed(n, hosts)
+    if devices_per_host is not None:
+        return neighbours(n, devices_per_host)
+    found = hosts_of(group)
+    return found if len(found) > 1 else None
+
+
 @collective()
 def hierarchical_all_reduce(
-    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, devices_per_host: int = 2
+    x: Tensor,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    *,
+    devices_per_host: int | None = None,
+    hosts: Hosts | None = None,
 ) -> None:
     """Reduce inside each host to its leader, all-reduce between the leaders, broadcast inside.
 
@@ -369,28 +404,26 @@ def hierarchical_all_reduce(
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
         devices_per_host: ranks of a host, which are neighbours; the last host may have fewer.
+        hosts: the ranks of each host instead, its leader first. Without either, those that are
+            really on each; where all are on one, two on each are imagined.
 
     Source:
         TensorFlow, ``tf.distribute.HierarchicalCopyAllReduce``; the ring between hosts: Horovod,
         ``HOROVOD_HIERARCHICAL_ALLREDUCE``.
     """
-    rank, n, g = dist.get_rank(group), dist.get_world_size(group), devices_per_host
-    leader = rank - rank % g
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    hosts = laid_out(group, devices_per_host, hosts) or neighbours(n, 2)
+    leader, *devices = next(host for host in hosts if rank in host)
     if rank != leader:
         send(x, leader, group)
         recv(x, leader, group)
         return
 
-    devices, inbox = range(rank + 1, min(rank + g, n)), empty_like(x)
+    inbox = empty_like(x)
     for device in devices:
         combine(x, recv(inbox, device, group), op)
 
-    leaders = range(0, n, g)
-    host, hosts = rank // g, len(leaders)
-    left, right = leaders[host - 1], leaders[(host + 1) % hosts]
-    chunks = x.tensor_split(hosts)
-    go_round(chunks, host, left, right, group, op)
-    go_round(chunks, host + 1, left, right, group)
+    ring_of([host[0] for host in hosts], x, op, group)
 
     for device in devices:
         send(x, device, group)
@@ -398,7 +431,12 @@ def hierarchical_all_reduce(
 
 @collective()
 def torus_all_reduce(
-    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, devices_per_host: int | None = None
+    x: Tensor,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    *,
+    devices_per_host: int | None = None,
+    hosts: Hosts | None = None,
 ) -> None:
     """Rings along the rows and the columns of a grid of m hosts with g devices each.
 
@@ -416,19 +454,35 @@ def torus_all_reduce(
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
-        devices_per_host: g, which divides the number of ranks; as square as can be by default.
+        devices_per_host: g, which divides the number of ranks.
+        hosts: the ranks of each host instead; of a larger one than the smallest the others give
+            all they have to one of it first, and get the result last. Without either, those that
+            are really on each; where all are on one, a grid as square as can be.
 
     Source:
         Ying et al., "Image classification at supercomputer scale", 2018; Mikami et al.,
         "Massively distributed SGD", 2018.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    g = columns(n, devices_per_host)
-    m, (row, column) = n // g, divmod(rank, g)
-    left, right = row * g + (column - 1) % g, row * g + (column + 1) % g
-    above, below = (rank - g) % n, (rank + g) % n
+    if devices_per_host is not None:
+        columns(n, devices_per_host)  # it has no gaps
+    hosts = laid_out(group, devices_per_host, hosts) or neighbours(n, columns(n))
+    rows, outside = grid(hosts)
+    for extra, partner in outside:
+        if rank == extra:
+            send(x, partner, group)
+            recv(x, partner, group)
+            return
+        if rank == partner:
+            combine(x, recv(empty_like(x), extra, group), op)
 
-    start = offsets(len(x), n)
+    m, g = len(rows), len(rows[0])
+    row = next(i for i in range(m) if rank in rows[i])
+    column = rows[row].index(rank)
+    left, right = rows[row][column - 1], rows[row][(column + 1) % g]
+    above, below = rows[row - 1][column], rows[(row + 1) % m][column]
+
+    start = offsets(len(x), m * g)
     shards = [x[start[i * m] : start[(i + 1) * m]] for i in range(g)]
     mine = (column + 1) % g  # the shard that this column completes
     pieces = [x[start[i] : start[i + 1]] for i in range(mine * m, (mine + 1) * m)]
@@ -437,6 +491,10 @@ def torus_all_reduce(
     go_round(pieces, row, above, below, group, op)
     go_round(pieces, row + 1, above, below, group)
     go_round(shards, column + 1, left, right, group)
+
+    for extra, partner in outside:
+        if rank == partner:
+            send(x, extra, group)
 
 
 @collective()

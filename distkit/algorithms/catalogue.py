@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from distkit.algorithms import pipeline_schedules, schedules
 from distkit.algorithms.pipeline_schedules import PipelineSchedule
-from distkit.algorithms.rounds import Round, bits, highest_bit
+from distkit.algorithms.rounds import Hosts, Round, bits, highest_bit
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,13 @@ def _one(n: int, **options: Any) -> int:
     return 1
 
 
-def _hosts(n: int, devices_per_host: int = 2) -> int:
-    return -(-n // devices_per_host)
+def _hosts(n: int, devices_per_host: int = 2, hosts: Hosts | None = None) -> int:
+    return -(-n // devices_per_host) if hosts is None else len(hosts)
+
+
+def _of_grid(n: int, devices_per_host: int | None = None, hosts: Hosts | None = None) -> int:
+    """Chunks of a :func:`~distkit.algorithms.schedules.torus`."""
+    return n if hosts is None else len(hosts) * min(map(len, hosts))
 
 
 def _grid(n: int) -> int:
@@ -257,7 +262,7 @@ ALL_REDUCES = Catalogue(
         rounds=lambda n: _grid(n),
         messages=lambda n: _grid(n),
         volume=lambda n: 2 * (n - 1) / n,
-        chunks=lambda n, devices_per_host=None: n,
+        chunks=_of_grid,
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
+#: The ranks of each host.
+Hosts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,26 @@ def traffic(
         np.add.at(messages, t.src, 1)
         np.add.at(sent, src, size[chunk])
     return messages, sent
+
+
+def neighbours(n: int, devices_per_host: int) -> Hosts:
+    """Hosts of neighbouring ranks; the last one may have fewer.
+
+    >>> neighbours(5, 2)
+    [[0, 1], [2, 3], [4]]
+    """
+    return [list(range(i, min(i + devices_per_host, n))) for i in range(0, n, devices_per_host)]
+
+
+def placed(n: int, hosts: Hosts) -> Hosts:
+    """The hosts, if every rank is on one of them.
+
+    Raises:
+        ValueError: a rank is on none, or on two; or a host has none.
+    """
+    if sorted(rank for host in hosts for rank in host) != list(range(n)) or not all(hosts):
+        raise ValueError(f"hosts={list(hosts)}: give each of {n} ranks a place on one host.")
+    return hosts
 
 
 def highest_bit(n: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from distkit.algorithms.rounds import (
+    Hosts,
     Ints,
     Round,
     bits,
@@ -21,7 +22,9 @@ from distkit.algorithms.rounds import (
     depth,
     held,
     highest_bit,
+    neighbours,
     parents,
+    placed,
     traffic,
 )
 
@@ -89,43 +92,57 @@ def pipelined_ring(n: int, segments: int = 2) -> Iterator[Round]:
             yield Round(t.src, t.dst, t.chunk * segments + segment, t.reduce)
 
 
-def hierarchical(n: int, devices_per_host: int = 2) -> Iterator[Round]:
+def hierarchical(
+    n: int, devices_per_host: int = 2, *, hosts: Hosts | None = None
+) -> Iterator[Round]:
     """Devices to their host's leader, a ring of the leaders, leaders to their devices.
 
     Args:
-        n: number of ranks; those of a host are neighbours, the last host may have fewer.
-        devices_per_host: ranks of a host.
+        n: number of ranks.
+        devices_per_host: ranks of a host, which are neighbours; the last host may have fewer.
+        hosts: the ranks of each host instead, its leader first; as many as there are on each.
 
     Example:
         >>> [t.src.tolist() for t in hierarchical(4)]
         [[1, 3], [0, 2], [0, 2], [0, 2]]
     """
-    r = np.arange(n)
-    leader = r - r % devices_per_host
-    leaders, devices = r[r == leader], r[r != leader]
-    hosts, start = len(leaders), np.zeros(len(devices), dtype=int)
+    hosts = neighbours(n, devices_per_host) if hosts is None else placed(n, hosts)
+    leaders = np.array([host[0] for host in hosts])
+    devices, above = pairs([(device, host[0]) for host in hosts for device in host[1:]])
+    chunks, start = len(leaders), np.zeros(len(devices), dtype=int)
 
     if len(devices):
-        yield Round(devices, leader[devices], start, reduce=True, count=hosts)
-    for t in ring(hosts):
+        yield Round(devices, above, start, reduce=True, count=chunks)
+    for t in ring(chunks):
         yield Round(leaders[t.src], leaders[t.dst], t.chunk, t.reduce)
     if len(devices):
-        yield Round(leader[devices], devices, start, reduce=False, count=hosts)
+        yield Round(above, devices, start, reduce=False, count=chunks)
 
 
-def torus(n: int, devices_per_host: int | None = None) -> Iterator[Round]:
+def torus(
+    n: int, devices_per_host: int | None = None, *, hosts: Hosts | None = None
+) -> Iterator[Round]:
     """Reduce-scatter along the rows of a grid, all-reduce along its columns, all-gather along rows.
+
+    Ranks beyond those of the smallest host are folded in: they give others of their host all they
+    have first, and get the result last.
 
     Args:
         n: number of ranks, row by row.
         devices_per_host: the length of a row, which divides n; as square as can be by default.
+        hosts: the ranks of each host instead, a row each; as many as there are on each.
     """
-    g = columns(n, devices_per_host)
-    m = n // g
-    row, column = np.divmod(np.arange(n), g)
-    right, down = row * g + (column + 1) % g, (row + 1) % m * g + column
-    r, shard = np.arange(n), (column + 1) % g  # shard: what is complete in a row, m chunks
+    square = neighbours(n, columns(n, devices_per_host))
+    rows, outside = grid(square if hosts is None else placed(n, hosts))
+    place, (extra, partner) = np.array(rows), pairs(outside)
+    m, g = place.shape
+    r, start = place.ravel(), np.zeros(len(extra), dtype=int)
+    right, down = np.roll(place, -1, axis=1).ravel(), np.roll(place, -1, axis=0).ravel()
+    row, column = np.divmod(np.arange(m * g), g)
+    shard = (column + 1) % g  # what is complete in a row, m chunks
 
+    if len(extra):
+        yield Round(extra, partner, start, reduce=True, count=m * g)
     for s in range(g - 1):
         yield Round(r, right, (column - s) % g * m, reduce=True, count=m)
     for s in range(m - 1):
@@ -134,6 +151,25 @@ def torus(n: int, devices_per_host: int | None = None) -> Iterator[Round]:
         yield Round(r, down, shard * m + (row + 1 - s) % m, reduce=False)
     for s in range(g - 1):
         yield Round(r, right, (column + 1 - s) % g * m, reduce=False, count=m)
+    if len(extra):
+        yield Round(partner, extra, start, reduce=False, count=m * g)
+
+
+def grid(hosts: Hosts) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """As many ranks of each host as the smallest has; and each other one with its partner there.
+
+    >>> grid([[0, 1], [2, 3, 4]])
+    ([[0, 1], [2, 3]], [(4, 2)])
+    """
+    g = min(map(len, hosts))
+    rest = [(host[i], host[i % g]) for host in hosts for i in range(g, len(host))]
+    return [list(host[:g]) for host in hosts], rest
+
+
+def pairs(some: list[tuple[int, int]]) -> Ints:
+    """Pairs of ranks as two arrays."""
+    both: Ints = np.array(some, dtype=int).reshape(-1, 2).T
+    return both
 
 
 def columns(n: int, devices_per_host: int | None = None) -> int:

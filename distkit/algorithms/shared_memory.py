@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit.algorithms.all_reduces import go_round
+from distkit.algorithms.all_reduces import ring_of
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
+from distkit.algorithms.hosts import hosts_of
 
 #: Bytes of a rank's slot at most: it stays in the cache between writing and reading.
 SLOT = 1 << 20
@@ -74,40 +75,18 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
         [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     """
-    segment, reduce, said = Segment.of(x, group), _REDUCE[op], _say(x, op)
-    if x.nbytes * segment.n <= SMALL and not segment.ring:
-        slots, _ = segment.write(x, said)
-        segment.meet()
-        reduce(slots, out=x)
-        return
-
-    for block in x.split(segment.slot // x.element_size()):
-        slots, sums = segment.write(block, said)
-        mine = segment.part(len(block))
-        segment.meet()
-        reduce(slots[:, mine], out=sums[mine])
-        segment.meet()
-        if segment.ring:
-            if segment.rank == 0:
-                _between_hosts(sums, *segment.ring, op, group)
-            segment.meet()
-        block.copy_(sums)
-
-
-def _between_hosts(
-    sums: Tensor, hosts: int, host: int, left: int, right: int, op: ReduceOp, group: Group
-) -> None:
-    """All-reduce between the first ranks of the hosts."""
-    chunks = sums.tensor_split(hosts)
-    go_round(chunks, host, left, right, group, op)
-    go_round(chunks, host + 1, left, right, group)
+    segment = Segment.of(x, group)
+    segment.reduce(x, op)
+    if len(segment.leaders) > 1:
+        if segment.rank == 0:
+            ring_of(segment.leaders, x, op, group)
+        segment.broadcast(x)
 
 
 class Segment:
     """Memory that the ranks of a group on one host share, and the meetings of these ranks.
 
-    ``ring`` is, of the ring of the first ranks of all hosts, how many there are, this host's
-    number, and the ranks before and after its own; None if there is only one host.
+    ``leaders`` are the first ranks of all hosts, this one's among them.
 
     It has a line per rank with two or three numbers, and two sets of slots that are used in
     turn: a slot is written again only after a meeting that came after its last reading.
@@ -133,10 +112,9 @@ class Segment:
         return cls._all[group]
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        here, firsts = _hosts(group)
-        self.rank, self.n = here.index(dist.get_rank(group)), len(here)
-        host, m = firsts.index(here[0]), len(firsts)
-        self.ring = (m, host, firsts[host - 1], firsts[(host + 1) % m]) if m > 1 else None
+        hosts, rank = hosts_of(group), dist.get_rank(group)
+        here = next(host for host in hosts if rank in host)
+        self.leaders, self.rank, self.n = [h[0] for h in hosts], here.index(rank), len(here)
         self.slot = min(SLOT, SLOTS // (2 * self.n + 2) // 64 * 64)
         lines = self.n * _LINE * 8
         memory = _mapped(group, here, lines + 2 * (self.n + 1) * self.slot)
@@ -148,6 +126,32 @@ class Segment:
         self._meetings = self._turn = self._said = 0
         self._lock = threading.Lock()
         self._lock.acquire()
+
+    def reduce(self, x: Tensor, op: ReduceOp) -> None:
+        """Reduce ``x`` over the ranks here, in place."""
+        reduce, said = _REDUCE[op], _say(x, op)
+        if x.nbytes * self.n <= SMALL:
+            slots, _ = self.write(x, said)
+            self.meet()
+            reduce(slots, out=x)
+            return
+
+        for block in x.split(self.slot // x.element_size()):
+            slots, sums = self.write(block, said)
+            mine = self.part(len(block))
+            self.meet()
+            reduce(slots[:, mine], out=sums[mine])
+            self.meet()
+            block.copy_(sums)
+
+    def broadcast(self, x: Tensor) -> None:
+        """Copy ``x`` of the first rank here to all the others."""
+        said = _say(x, SUM)
+        for block in x.split(self.slot // x.element_size()):
+            slots, _ = self.write(block, said)
+            self.meet()
+            if self.rank:
+                block.copy_(slots[0])
 
     def write(self, block: Tensor, said: int) -> tuple[Tensor, Tensor]:
         """Put a block (k,) into this rank's slot, and say what it is.
@@ -209,21 +213,7 @@ class Segment:
                 nap = min(2 * nap, _LONGEST)
 
 
-def host_names(group: dist.ProcessGroup) -> list[bytes]:
-    """The name of each rank's host, which they tell each other through the store."""
-    store, key = group.get_group_store(), "distkit/host"
-    store.set(f"{key}/{dist.get_rank(group)}", socket.gethostname())
-    return [store.get(f"{key}/{rank}") for rank in range(dist.get_world_size(group))]
-
-
-def _hosts(group: dist.ProcessGroup) -> tuple[list[int], list[int]]:
-    """The ranks of the group on this host, and the first rank of every host."""
-    names, mine = host_names(group), dist.get_rank(group)
-    here = [rank for rank, name in enumerate(names) if name == names[mine]]
-    return here, [rank for rank, name in enumerate(names) if names.index(name) == rank]
-
-
-def _mapped(group: dist.ProcessGroup, here: list[int], size: int) -> mmap.mmap:
+def _mapped(group: dist.ProcessGroup, here: Sequence[int], size: int) -> mmap.mmap:
     """Memory that one rank makes and all open; nothing has its name any more when they have."""
     store, key = group.get_group_store(), f"distkit/shared_memory/{here[0]}"
     rank = dist.get_rank(group)

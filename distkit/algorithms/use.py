@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.algorithms.catalogue import ALL_REDUCES
+from distkit.algorithms.catalogue import ALL_REDUCES, lg
 from distkit.algorithms.contract import SUM, Group, ReduceOp
-from distkit.algorithms.shared_memory import host_names, shared_memory_all_reduce
+from distkit.algorithms.hosts import hosts_of
+from distkit.algorithms.shared_memory import shared_memory_all_reduce
 
 #: A page: reduces a tensor in place; the contract of ``dist.all_reduce``.
 Page = Callable[..., Any]
@@ -41,8 +41,9 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
     Args:
         algorithm: a name of :data:`~distkit.algorithms.catalogue.ALL_REDUCES`, ``"shared_memory"``,
             ``"auto"``, or a function of yours with the contract ``f(x, op, group)``, in place.
-            ``"auto"`` takes shared memory on one host; between hosts halving-doubling for small
-            tensors and the ring for large ones.
+            ``"auto"`` takes ``"shared_memory"`` where hosts have several ranks, with a ring between
+            the hosts. Where they have not, and for small tensors on many hosts, it takes
+            halving-doubling for small tensors and the ring for large ones.
 
     Raises:
         ValueError: there is no such algorithm.
@@ -120,7 +121,7 @@ def page(algorithm: str | Page) -> Page:
 
 
 def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Shared memory on one host; else fewer rounds for small tensors, fewer bytes for large ones.
+    """Shared memory on a host; between hosts few rounds for small tensors, few bytes for large.
 
     Args:
         x: a tensor of any shape, the same on every rank.
@@ -130,25 +131,18 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     pg = group or dist.group.WORLD
     if pg is None or dist.get_rank(pg) < 0:
         return
-    if x.device.type == "cpu" and _on_one_host(pg):
+    hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
+    quick = large or hosts - 1 <= lg(n)  # a ring of hosts has as few rounds as halving-doubling
+    if x.device.type == "cpu" and (hosts == 1 or (hosts < n and quick)):
         shared_memory_all_reduce(x, op, pg)
     else:
-        name = "ring" if x.nbytes >= LARGE else "halving_doubling"
-        ALL_REDUCES[name].page(x, op, pg)
+        ALL_REDUCES["ring" if large else "halving_doubling"].page(x, op, pg)
 
 
 #: Those that have no schedule of messages, by name.
 _WITHOUT_MESSAGES = {"auto": auto_all_reduce, "shared_memory": shared_memory_all_reduce}
 
 _work: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
-_one_host: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
-
-
-def _on_one_host(group: dist.ProcessGroup) -> bool:
-    """True if all ranks have the same host name; they tell each other once, through the store."""
-    if group not in _one_host:
-        _one_host[group] = len({*host_names(group)}) == 1
-    return _one_host[group]
 
 
 def _all_reduce(

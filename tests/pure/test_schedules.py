@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,6 +42,25 @@ def test_options_of_an_all_reduce(n: int, option: int) -> None:
     for name, ranks in ("hierarchical", n), ("torus", n * option):
         a, how = ALL_REDUCES[name], {"devices_per_host": option}
         assert (held(a.schedule(ranks, **how), ranks, a.chunks(ranks, **how)) == 1).all()
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.randoms())
+def test_hosts_may_have_any_ranks_and_any_number_of_them(sizes: list[int], random: Random) -> None:
+    ranks = [*range(sum(sizes))]
+    random.shuffle(ranks)
+    hosts = [[ranks.pop() for _ in range(size)] for size in sizes]
+    for name in ("hierarchical", "torus"):
+        a, n = ALL_REDUCES[name], sum(sizes)
+        have = held(a.schedule(n, hosts=hosts), n, a.chunks(n, hosts=hosts))
+        assert (have == 1).all(), name
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0, 1, 2, 3]]])
+def test_each_rank_has_a_place_on_one_host(hosts: list[list[int]]) -> None:
+    for schedule in (schedules.hierarchical, schedules.torus):
+        with pytest.raises(ValueError, match="give each of 3 ranks a place on one host"):
+            next(schedule(3, hosts=hosts))
 
 
 def test_a_torus_has_no_gaps() -> None:

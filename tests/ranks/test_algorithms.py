@@ -138,9 +138,12 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
         ("hierarchical", {"devices_per_host": 4}),
         ("hierarchical", {"devices_per_host": 1}),
         ("torus", {"devices_per_host": 3}),
+        ("hierarchical", {"hosts": [[1, 0, 2], [5], [4, 3]]}),
+        ("torus", {"hosts": [[0, 1, 2], [3], [4, 5]]}),
+        ("torus", {"hosts": [[0, 3, 4, 5], [1, 2]]}),
     ],
 )
-def test_options_are_those_of_the_schedule(name: str, options: dict[str, int]) -> None:
+def test_options_are_those_of_the_schedule(name: str, options: dict[str, Any]) -> None:
     n, algorithm = 6, ALL_REDUCES[name]
     chunks = algorithm.chunks(n, **options)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
 from distkit.algorithms import shared_memory
-from distkit.algorithms.use import page
+from distkit.algorithms.hosts import hosts_of
+from distkit.algorithms.use import LARGE, page
 
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
 LENGTHS = [0, 1, 5, 1000, shared_memory.SMALL // 4 + 1, shared_memory.SLOT // 2 + 3]
@@ -52,7 +53,7 @@ def test_shared_memory_equals_gloo(n: int) -> None:
 
 
 def on_three_hosts() -> int:
-    shared_memory.socket = SimpleNamespace(gethostname=lambda: f"host {dist.get_rank() % 3}")
+    socket.gethostname = lambda: f"host {dist.get_rank() % 3}"
     return through_shared_memory()
 
 
@@ -75,6 +76,32 @@ def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
         return w.grad.tolist()
 
     assert dk.run_ranks(totals, 2).results == [[8.0, 8.0]] * 2
+
+
+def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[int]]]:
+    """The sum, by ranks that take themselves to be on hosts of so many."""
+    number = [h for h, n in enumerate(hosts) for _ in range(n)]
+    socket.gethostname = lambda: f"host-{number[dist.get_rank()]}"
+    x = torch.arange(size, dtype=torch.float64) + dist.get_rank()
+    right = expected(x.clone(), "SUM")
+    with dk.use_algorithm(name):
+        dist.all_reduce(x)
+    return torch.equal(x, right), [[*host] for host in hosts_of()]
+
+
+@pytest.mark.parametrize("size", [3, LARGE // 8, shared_memory.SLOT // 8 * 2 + 5])
+@pytest.mark.parametrize("name", ["auto", "hierarchical", "shared_memory", "torus"])
+def test_hosts_are_where_the_ranks_are(name: str, size: int) -> None:
+    run = dk.run_ranks(on_hosts, 6, name, size, [3, 1, 2])
+    assert run.results == [(True, [[0, 1, 2], [3], [4, 5]])] * 6
+    if name in ("shared_memory", "auto"):  # only leaders send
+        assert {m.src for m in run.trace.messages} == {0, 3, 4}
+
+
+def test_one_rank_on_each_host_has_no_inside() -> None:
+    run = dk.run_ranks(on_hosts, 3, "auto", LARGE // 8, [1, 1, 1])
+    assert run.results == [(True, [[0], [1], [2]])] * 3
+    assert len(run.trace.messages) == 12  # a ring
 
 
 def in_halves() -> list[float]:
