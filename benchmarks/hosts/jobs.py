@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 #: Ranks on each host.
@@ -95,6 +96,98 @@ def working() -> None:
             run.wait()
         except Exception as error:
             say(at=time.monotonic(), error=str(error))
+
+
+#: Ways to reduce: torch's own, and names of ours.
+GLOO, RING, HIERARCHICAL, SHARED = WAYS = (
+    "gloo's own ring",
+    "ring",
+    "hierarchical",
+    "shared_memory",
+)
+#: Bytes of a tensor that is reduced, how often, and those of pings and sums for the formulas.
+REDUCED, TIMES = 1 << 22, 7
+SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+
+
+def _times() -> dict[str, Any]:
+    """Seconds of all-reduces, of messages between hosts and inside, and of sums; by rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    from distkit.algorithms.shared_memory import Segment
+    from distkit.algorithms.use import page
+
+    rank, x = dist.get_rank(), torch.ones(REDUCED // 4)
+
+    def slowest(call: Any) -> float:
+        """Seconds until the last rank is done."""
+        dist.barrier()
+        began = time.perf_counter()
+        call()
+        took = torch.tensor([time.perf_counter() - began])
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        return float(took)
+
+    def ping(nbytes: int, a: int, b: int) -> float:
+        """Half of there and back."""
+        x = torch.ones(nbytes // 4)
+
+        def there_and_back() -> None:
+            if rank == a:
+                dist.send(x, b)
+                dist.recv(x, b)
+            elif rank == b:
+                dist.recv(x, a)
+                dist.send(x, a)
+
+        return slowest(there_and_back) / 2
+
+    def inside(nbytes: int) -> float:
+        """Half of there and back in memory."""
+        x = torch.ones(nbytes // 4)
+        segment = Segment.of(x, None)
+
+        def both() -> None:
+            segment.reduce(x, dist.ReduceOp.SUM)
+            segment.broadcast(x)
+
+        return slowest(both) / 2
+
+    def add(nbytes: int) -> float:
+        x = torch.ones(nbytes // 4)
+        began = time.perf_counter()
+        x += x
+        return time.perf_counter() - began
+
+    def reduce(name: str) -> float:
+        return slowest(partial(dist.all_reduce if name == GLOO else page(name), x))
+
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    for name in WAYS:
+        reduce(name)  # the first time connections are made
+    for _ in range(TIMES):
+        for name in WAYS:
+            took[name].append(reduce(name))
+    ways = {
+        "between": lambda size: ping(size, 0, 2),
+        "messages": lambda size: ping(size, 0, 1),
+        "memory": inside,
+        "adds": add,
+    }
+    pings = {
+        way: {size: [call(size) for _ in range(TIMES)] for size in SIZES}
+        for way, call in ways.items()
+    }
+    return {"took": took, "nbytes": REDUCED, **pings}
+
+
+def reducing() -> None:
+    """How long all-reduces take between the machines, and messages and sums."""
+    import distkit as dk
+
+    with dk.Cluster(hosts=EACH) as cluster:
+        say(**cluster.run(_times).results[0])
 
 
 def _hang() -> None:
