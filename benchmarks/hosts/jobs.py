@@ -107,7 +107,7 @@ GLOO, RING, HIERARCHICAL, SHARED = WAYS = (
 )
 #: Bytes of a tensor that is reduced, how often, and those of pings and sums for the formulas.
 REDUCED, TIMES = 1 << 22, 7
-SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+SIZES = (1 << 12, 1 << 18, 1 << 20, 1 << 22)
 
 
 def _times() -> dict[str, Any]:

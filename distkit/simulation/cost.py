@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from distkit.algorithms.rounds import Hosts
 from distkit.algorithms.schedules import columns
 from distkit.simulation.network import Link, a_link, plain
 
@@ -123,15 +124,20 @@ def hierarchical(
     link: Link,
     *,
     devices_per_host: Numbers = 2,
+    hosts: Hosts | None = None,
     inside: Link | None = None,
 ) -> Numbers:
     """(g-1) (2t'(K) + K·gamma) inside hosts of g, and the ring of the ⌈n/g⌉ leaders.
 
-    ``t'`` belongs to the link ``inside`` a host. TensorFlow's ``HierarchicalCopyAllReduce``.
+    ``t'`` belongs to the link ``inside`` a host. Of ``hosts`` with unequal numbers of ranks the
+    largest counts inside. TensorFlow's ``HierarchicalCopyAllReduce``.
     """
     g = np.minimum(_at_least(1, devices=devices_per_host), n)
+    m = np.ceil(n / g)
+    if hosts is not None:
+        g, m = float(max(map(len, hosts))), float(len(hosts))
     near = (g - 1) * (2 * (inside or link).seconds(nbytes) + nbytes * link.gamma)
-    return near + ring(np.ceil(n / g), nbytes, link)
+    return near + ring(m, nbytes, link)
 
 
 @_form
@@ -141,17 +147,27 @@ def torus(
     link: Link,
     *,
     devices_per_host: Numbers | None = None,
+    hosts: Hosts | None = None,
     inside: Link | None = None,
 ) -> Numbers:
     """2(g-1) t'(K/g) + 2(m-1) t(K/n) + (n-1)/n K·gamma on a grid of m rows of g.
 
     ``t'`` belongs to the link ``inside`` a row; g divides n, and is the largest such number up to
-    √n unless given. Mikami et al. (Sony), 2018.
+    √n unless given. Of ``hosts`` with unequal numbers of ranks the smallest is g, and n what the
+    grid has; another one adds 2t'(K) + K·gamma for each of its ranks that a rank of the grid
+    stands for. Mikami et al. (Sony), 2018.
     """
-    g = _columns(n.astype(int), devices_per_host).astype(float)
-    m = n / g
-    near = 2 * (g - 1) * (inside or link).seconds(nbytes / g)
-    return near + 2 * (m - 1) * link.seconds(nbytes / n) + (n - 1) / n * nbytes * link.gamma
+    if hosts is None:
+        g, more = _columns(n.astype(int), devices_per_host).astype(float), 0.0
+    else:
+        sizes = [*map(len, hosts)]
+        g, n = float(min(sizes)), min(sizes) * len(sizes)
+        more = math.ceil(max(sizes) / g) - 1.0
+    m, near = n / g, inside or link
+    fold = more * (2 * near.seconds(nbytes) + nbytes * link.gamma)
+    row = 2 * (g - 1) * near.seconds(nbytes / g)
+    column = 2 * (m - 1) * link.seconds(nbytes / n)
+    return fold + row + column + (n - 1) / n * nbytes * link.gamma
 
 
 @_form

@@ -147,12 +147,19 @@ class Network:
         return Network(link)
 
     @staticmethod
-    def hosts(hosts: int, devices: int, inside: Link, between: Link, *, nics: int = 1) -> Hosts:
+    def hosts(
+        hosts: int,
+        devices: int | Sequence[int],
+        inside: Link,
+        between: Link,
+        *,
+        nics: int = 1,
+    ) -> Hosts:
         """Hosts of several devices each, with quick links inside and slower ones between.
 
         Args:
             hosts: number of hosts.
-            devices: ranks on each; rank = host · devices + device.
+            devices: ranks on each, one number for all or one each; they are counted host by host.
             inside: from device to device of one host.
             between: of one network card; both directions at once.
             nics: network cards of a host; device d uses card d mod nics.
@@ -230,39 +237,49 @@ class Hosts(Network):
     """See :meth:`Network.hosts`."""
 
     count: int
-    devices: int
+    devices: int | Sequence[int]
     inside: Link
     between: Link
     nics: int = 1
     link: Link = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _positive(hosts=self.count, devices=self.devices, nics=self.nics)
+        devices = {f"devices of host {i}": size for i, size in enumerate(self._sizes())}
+        _positive(hosts=self.count, nics=self.nics, **devices)
+        if len(devices) != self.count:
+            raise ValueError(
+                f"{self.count} hosts, and devices of {len(devices)}: give one for each"
+            )
         object.__setattr__(self, "link", self.between)
 
     @property
     def ranks(self) -> int:
-        """Hosts times devices."""
-        return self.count * self.devices
+        """Those of all hosts."""
+        return sum(self._sizes())
 
     @property
     def shown(self) -> str:
         """See :attr:`Network.shown`."""
-        return f"{self.count} hosts of {self.devices} devices"
+        each = sorted(set(self._sizes()))
+        return f"{self.count} hosts of {' to '.join(map(str, each[:1] + each[1:][-1:]))} devices"
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
         took: Floats = self.inside.seconds(size)
-        far = np.flatnonzero(src // self.devices != dst // self.devices)
+        host = np.repeat(np.arange(self.count), self._sizes())
+        device = np.concatenate([np.arange(size) for size in self._sizes()])
+        card = host * self.nics + device % self.nics
+        far = np.flatnonzero(host[src] != host[dst])
         m = size[far]
-        out, into = (self._card(rank[far]) for rank in (src, dst))
+        out, into = (card[rank[far]] for rank in (src, dst))
         queued = np.maximum(shared(out, m), shared(into, m))
         took[far] = _loaded(self.between, m, queued)
         return took
 
-    def _card(self, rank: Ints) -> Ints:
-        return rank // self.devices * self.nics + rank % self.devices % self.nics
+    def _sizes(self) -> Sequence[int]:
+        """Ranks of each host."""
+        return (self.devices,) * self.count if isinstance(self.devices, int) else self.devices
 
 
 @dataclass(frozen=True)

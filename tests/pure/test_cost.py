@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -64,6 +64,19 @@ def test_a_torus_has_the_rows_of_its_schedule(k: int, g: int, link: Link) -> Non
     simulated = finish_times("torus", n, nbytes, Network(link), devices_per_host=g).max()
     form = cost.torus(n, nbytes, link, devices_per_host=g)
     assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18)
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4), link=LINKS)
+def test_hosts_of_unequal_numbers_cost_what_the_simulator_finds(
+    sizes: list[int], link: Link
+) -> None:
+    ends = [*accumulate(sizes, initial=0)]
+    hosts = [[*range(*host)] for host in pairwise(ends)]
+    n, nbytes = sum(sizes), whole(len(sizes) * min(sizes))
+    for name in ("hierarchical", "torus"):
+        form = cost.all_reduce(name, n, nbytes, link, hosts=hosts)
+        simulated = finish_times(name, n, nbytes, Network(link), hosts=hosts).max()
+        assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18), name
 
 
 def value(formula: str, **names: float) -> float:

@@ -159,6 +159,18 @@ def test_a_hosts_card_is_shared() -> None:
     assert two == pytest.approx([7, 7, 0.7])
 
 
+def test_hosts_may_have_unequal_numbers_of_devices() -> None:
+    net = Network.hosts(3, (1, 2, 1), Link(0, 0.1), Link(0, 1))
+    assert (net.ranks, net.shown) == (4, "3 hosts of 1 to 2 devices")
+    assert net.seconds([1, 2], [0, 3], [7, 7]) == pytest.approx([14, 14])  # one card for both
+    assert net.seconds([1, 0], [2, 3], [7, 7]) == pytest.approx([0.7, 7])
+    known = finish_times("hierarchical", 4, 96, net, hosts=[[0], [1, 2], [3]])
+    assert known.max() == pytest.approx(2 * 9.6 + 4 * 32)
+    assert finish_times("hierarchical", 4, 96, net).max() > known.max()  # hosts of two
+    with pytest.raises(ValueError, match="3 hosts, and devices of 2: give one for each"):
+        Network.hosts(3, (1, 2), ONE, ONE)
+
+
 def test_directions_are_not_shared() -> None:
     net = Network.hosts(2, 1, ONE, ONE)
     assert net.seconds([0, 1], [1, 0], [9, 9]).tolist() == [9, 9]
