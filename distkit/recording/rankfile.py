@@ -39,9 +39,15 @@ _OPS, _STATES = {op.value: op for op in Op}, {state.value: state for state in St
 encode = msgspec.msgpack.Encoder(enc_hook=str).encode
 
 
-def decode(packed: bytes | memoryview) -> Any:
+def decode(packed: Any) -> Any:
     """Unpack plain values, with tuples for lists."""
     return _tuples(msgspec.msgpack.decode(packed))
+
+
+#: A chunk but the first: ``("note", name, value)`` or ``("rows", new fields, rows)``.
+_chunk = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, msgspec.Raw]).decode
+_Values = tuple[tuple[float, ...], float, float, float, int, bool]
+_rows = msgspec.msgpack.Decoder(list[tuple[int, str, str, float, int, _Values | None]]).decode
 
 
 def _tuples(value: Any) -> Any:
@@ -205,31 +211,39 @@ def read(path: Path) -> Record:
             "pip install --upgrade distkit."
         )
     chunks = _chunks(content[len(MAGIC) :])
-    about = next(chunks, None)
-    if not isinstance(about, dict):
+    head = next(chunks, None)
+    if head is None:
         raise TraceFileError(f"{path}: the file is empty. Its rank ended as it began.")
-    record, fields = Record(path, about), list[Any]()
-    for kind, *what in chunks:
-        if kind == "note":
-            record.notes.setdefault(what[0], []).append(what[1])
-        elif kind == "rows":
-            fields += what[0]
-            record.rows += (
-                (seq, _OPS[op], _STATES[state], at, fields[number], values)
-                for seq, op, state, at, number, values in what[1]
-            )
+    try:
+        record = _record(path, decode(head), map(_chunk, chunks))
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+        raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
     _look_beside(record)
     return record
 
 
-def _chunks(content: memoryview) -> Iterator[Any]:
+def _record(path: Path, about: Any, chunks: Iterable[tuple[str, Any, Any]]) -> Record:
+    record, fields = Record(path, dict(about)), list[Any]()
+    for kind, one, other in chunks:
+        if kind == "note":
+            record.notes.setdefault(decode(one), []).append(decode(other))
+        else:
+            fields += decode(one)
+            record.rows += (
+                (seq, _OPS[op], _STATES[state], at, fields[number], values)
+                for seq, op, state, at, number, values in _rows(other)
+            )
+    return record
+
+
+def _chunks(content: memoryview) -> Iterator[memoryview]:
     """The chunks, up to the first that is not complete."""
     while len(content) >= _HEAD.size:
         size, checksum = _HEAD.unpack_from(content)
         packed = content[_HEAD.size : _HEAD.size + size]
         if len(packed) < size or zlib.crc32(packed) != checksum:
             return
-        yield decode(packed)
+        yield packed
         content = content[_HEAD.size + size :]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,25 @@ def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.rank").write_bytes(rankfile.MAGIC)
     with pytest.raises(dk.TraceFileError, match="the file is empty"):
         Trace.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        "text",
+        ("rows", [], [["x"]]),
+        ("rows", [], [[0, "send", "started", 1.0, 7, None]]),
+        ("rows", [()], [[0, "leap", "started", 1.0, 0, None]]),
+        ("note", {}, 1),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, chunk: object) -> None:
+    path = write(tmp_path, about(0))
+    packed = encode(chunk)
+    with path.open("ab") as file:
+        file.write(struct.pack("<II", len(packed), zlib.crc32(packed)) + packed)
+    with pytest.raises(dk.TraceFileError, match=r"0\.rank: damaged"):
+        Trace.load(path)
 
 
 # -- several -------------------------------------------------------------------------------------
