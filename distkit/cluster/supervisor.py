@@ -101,6 +101,7 @@ class Supervisor(RankController):
         except Exception as error:
             self.failure = self._explain(error)
             self._stage("failed")
+            self.ready.set()  # who waits hears why, while what was started ends
             self._end_all()
         finally:
             if self.closed:  # stopped while starting: end also what was started since

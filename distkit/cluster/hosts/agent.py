@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,9 @@ AGENT = "DISTKIT_AGENT"
 
 #: Whoever has not heard from the kernel after so long [s] gives up.
 WELCOME = 30.0
+
+#: Whoever cannot even connect, after so long [s]; where nobody listens, at once.
+REACH, REFUSED = 6.0, "nobody listens there"
 
 #: A zygote that imports hears nothing; so long it may go on [s] when all else has ended.
 IMPORTING = 2.0
@@ -79,17 +83,37 @@ class Agent:
             self._start_zygote()  # sure to be used: it imports torch while the kernel is told
         self._relay.start()
         self._tunnel.say({"here": self._facts()})
-        if not self._answered.wait(WELCOME):
-            self._end(
-                f"no answer from {self._where['endpoint']} within {WELCOME:.0f} s. The notebook's "
-                "machine must be reachable from here: see distkit doctor --hosts",
-                status=1,
-            )
+        self._await_answer()
         parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._over.wait(WATCH):
             if parent is not None and os.getppid() != parent:
                 self._end("the engine that started it has ended")
         self._clean_up()
+
+    def _await_answer(self) -> None:
+        """Wait for the kernel's first word, as long as there is a way to the kernel."""
+        begun = time.monotonic()
+        while not self._answered.wait(WATCH):
+            why, waited = self._unreachable(), time.monotonic() - begun
+            if waited > WELCOME or (why and waited > REACH) or why == REFUSED:
+                endpoint = self._where["endpoint"]
+                self._end(
+                    f"no answer from {endpoint} ({why or 'it is silent'}). Either the notebook's "
+                    "kernel has ended, or its machine cannot be reached from here: see distkit "
+                    "doctor --hosts",
+                    status=1,
+                )
+
+    def _unreachable(self) -> str:
+        """What is wrong with the way to the kernel; "" if it accepts connections."""
+        address, _, port = self._where["endpoint"].removeprefix("tcp://").rpartition(":")
+        try:
+            socket.create_connection((address, int(port)), timeout=WATCH).close()
+            return ""
+        except ConnectionRefusedError:
+            return REFUSED
+        except OSError as error:
+            return str(error)
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
@@ -143,8 +167,6 @@ class Agent:
                 self._tunnel.say(news)
         except (EOFError, OSError):
             self._listener.join(SAID)
-            with suppress(OSError):  # the tunnel is lost, too
-                self._tunnel.say({"ended": "".join(self._said)})
             self._end("the process that ranks are forked from ended", status=1)
 
     def _hear(self, word: dict[str, Any]) -> None:
@@ -200,6 +222,8 @@ class Agent:
             self.status = status
             if why:
                 _print(f"distkit: this machine's ranks end: {why}")
+                with suppress(OSError):  # the tunnel is lost
+                    self._tunnel.say({"ended": why, "said": "".join(self._said)})
         self._over.set()
         self._answered.set()
 

@@ -263,6 +263,7 @@ class Fleet:
             each = [(server, len(orders)) for server, orders in in_order]
         places, begin = [], 0
         for server, n in each:
+            server.words = self._launch.words
             places.append(Place(server, range(begin, begin + n)))
             server.what_is_there = named(places[-1].ranks)
             begin += n
@@ -281,10 +282,6 @@ class Fleet:
             f"The machines must reach {self._relay.endpoint} on this one: open that port, name "
             "another address with interface=…, or give them longer with timeout=…."
         )
-
-    def words(self) -> str:
-        """What whoever started the agents says of them now."""
-        return self._launch.words()
 
     def close(self) -> None:
         """End all agents, and what has started them."""

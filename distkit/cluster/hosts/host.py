@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
 from distkit.trace.clocks import Offset, PeerClock, RoundTrip
+
+_LOOK = "Look at the network and at the machine: distkit doctor --hosts {}"
 
 #: The loss of a machine, and what it said before, is known within this time [s].
 TOLD = 1.0
@@ -73,7 +76,9 @@ class HostForkServer(ForkServer):
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.what_is_there = "all processes there"  # for messages
-        self._ended: dict[str, str] = {}  # what was said at the end
+        self._ended: dict[str, str] = {}  # why, and what was said there before
+        #: What whoever started the agent says of it now.
+        self.words: Callable[[], str] = str
         self._tunnel, self._wire = tunnel, Wire(tunnel)
         tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
         tunnel.on_lost, tunnel.on_trip = self._on_lost, self._on_trip
@@ -113,16 +118,10 @@ class HostForkServer(ForkServer):
         if self.closed:
             return "the cluster was stopped."
         self._lost.wait(TOLD)
-        if self._ended:
-            return (
-                f"the process on {self.host} that ranks are forked from ended, with "
-                f"it {self.what_is_there}.{quoted(**self._ended)}"
-            )
-        lost = self._tunnel.why or "it does not answer"
-        return (
-            f"{self.host} is lost, with {self.what_is_there}: {lost}. Look at the network and at "
-            f"the machine: distkit doctor --hosts {self.host}"
-        )
+        lost = self._ended.get("ended") or self._tunnel.why or "it does not answer"
+        said = quoted(self._ended.get("said", ""), self.facts["executable"])
+        remedy = said or " " + _LOOK.format(self.host)
+        return f"{self.host} is lost, with {self.what_is_there}: {lost}.{remedy}{self.words()}"
 
     def _has_gpu_files(self) -> bool:
         return bool(self.facts["has_gpus"])
@@ -137,7 +136,7 @@ class HostForkServer(ForkServer):
 
     def _on_word(self, word: dict[str, Any]) -> None:
         if "ended" in word:
-            self._ended = {"said": word["ended"], "python": self.facts["executable"]}
+            self._ended = word
             return
         self._keep(word.pop("files", {}))
         self._wire.hear(word)

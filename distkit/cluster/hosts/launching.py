@@ -41,9 +41,6 @@ _GRACE = 3.0
 #: What squeue says of jobs that come to no more.
 _OVER = ("BOOT", "CANCELLED", "COMPLETED", "DEADLINE", "FAIL", "NODE", "OUT_OF", "PREEMPT", "TIME")
 
-#: What it says of jobs that end as soon as their processes do.
-_ENDING = ("RUNNING", "COMPLETING")
-
 
 class Launch(ABC):
     """Agents that are being started. Everything is told to whoever gave ``fail``.
@@ -202,14 +199,27 @@ class ByBatch(ByLauncher):
     async def _serve(self) -> None:
         """Submit the job, and ask for it until it is over."""
         self._launcher.start(self._n)
-        while not self._over.wait(_ASK):
-            self.state = self.words()
+        while not self._over.is_set():
+            self.state = self._state()
             if _is_over(self.state):
                 self._fail(f"job {self._launcher.job_id} is {self.state}", self._output())
                 return
+            self._over.wait(_ASK)
 
     def words(self) -> str:
-        """The state of the job and the reason for it, as squeue has them."""
+        """How the job stands; of one that is being ended, how it ends."""
+        state = self._await("COMPLETING")
+        return f"\n{self._name}: job {self._launcher.job_id} is {state}." if state else ""
+
+    def _await(self, *states: str) -> str:
+        """The state of the job, when it is none of these any more or does not change."""
+        end = time.monotonic() + _GRACE
+        while (state := self._state()).startswith(states) and time.monotonic() < end:
+            time.sleep(_ASK_AT_THE_END)
+        return state
+
+    def _state(self) -> str:
+        """The state of the job and the reason for it, as squeue has them; "" for another system."""
         ask = ["squeue", "--noheader", "--states=all", "--format=%T %r"]
         with suppress(OSError, subprocess.TimeoutExpired):
             ran = subprocess.run(
@@ -238,10 +248,7 @@ class ByBatch(ByLauncher):
         self._over.set()
         if not self._launcher.job_id:
             return
-        end = time.monotonic() + _GRACE
-        while (state := self.words()).startswith(_ENDING) and time.monotonic() < end:
-            time.sleep(_ASK_AT_THE_END)
-        if not _is_over(state):
+        if not _is_over(self._await("RUNNING", "COMPLETING")):
             with suppress(OSError, subprocess.TimeoutExpired):
                 command = [*self._launcher.delete_command, self._launcher.job_id]
                 subprocess.run(command, capture_output=True, timeout=10, check=False)
@@ -306,8 +313,8 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     if "submit_command" in known:  # or what it says goes to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
         given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
-        # machines share the folder of a job that is submitted from it, and no temporary one
-        given.setdefault("output_file", f"{Path.cwd()}/.{Path(folder).name}.log")
+        # the machines of a batch system share the home, and no temporary folder
+        given.setdefault("output_file", f"{Path.home()}/.{Path(folder).name}.log")
     if name == "mpi":
         given["mpi_args"] = _mpi_args(options, on)
     launcher = kind(**given)
@@ -336,8 +343,8 @@ def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
 
 def quoted(said: str, python: str = "") -> str:
     """The last lines of what a program has said, indented; and how to install what it misses."""
-    lines = [line for line in said.strip().splitlines() if line.strip("- ")][-20:]
-    text = "".join(f"\n    {line}" for line in lines) if lines else " It said nothing."
+    lines = [line for line in said.strip().splitlines() if line.strip("- ")][-30:]
+    text = "".join(f"\n    {line}" for line in lines)
     if missing := re.findall(r"No module named '(\w+)", said):
         text += f"\nInstall it there: {python} -m pip install {missing[-1]}"
     return text

@@ -1,0 +1,337 @@
+"""Clusters over ipyparallel's launchers on a laboratory's hosts: what works, and what is said."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from heads import Head
+from laboratories import laboratory, say
+from waiting import until
+
+from distkit.laboratory import Laboratory
+from distkit.laboratory.tools import PATH
+
+#: A refusal is known within this time [s], also where many programs share few cores.
+SOON = 30.0
+
+#: Words of what a cluster may leave behind on a host.
+OURS = ("hosts.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
+
+
+def needs(program: str, package: str) -> None:
+    if not shutil.which(program, path=PATH):
+        pytest.skip(f"there is no {program} here ({package})")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the hosts share, as users of Slurm have it."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def empty(home: Path) -> Path:
+    """A folder with nothing in it, in the place of an installed package."""
+    folder = home / "empty"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(home: Path) -> Iterator[Laboratory]:
+    needs("sshd", "openssh-server")
+    with laboratory(["alpha", "beta", "gamma"], shared=[home]) as lab:
+        lab.ssh()
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def head(lab: Laboratory, home: Path) -> Iterator[Head]:
+    allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
+    head = Head(lab, home, **allowed)
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def hosts(lab: Laboratory) -> Iterator[Laboratory]:
+    """The laboratory; of a test's cluster and faults nothing is left there afterwards."""
+    yield lab
+    lab.mend()
+    until(lambda: not left(lab), within=20)
+
+
+@pytest.fixture
+def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
+    needs("slurmctld", "slurm-wlm")
+    hosts.slurm()
+    yield hosts
+    hosts.mend()
+    until(lambda: not say(hosts, "head", "squeue --noheader"), within=20)
+
+
+def left(lab: Laboratory) -> list[str]:
+    """What of a cluster is on the hosts."""
+    return [f"{host}: {line}" for host in lab.hosts for line in processes(lab, host)]
+
+
+def processes(lab: Laboratory, host: str) -> list[str]:
+    lines = say(lab, host, "ps -eo args").splitlines()
+    words = [*OURS, *(["boot.py"] if host != "head" else [])]  # there the kernel's own one stays
+    return [line for line in lines if any(word in line for word in words)]
+
+
+def cluster(options: str) -> str:
+    """The program that makes a cluster, uses it, and ends it."""
+    return f"""
+with follow(lambda: dk.Cluster({options})):
+    assert cluster.run(total).results == [cluster.plan.ranks] * cluster.plan.ranks
+    say(hosts=hosts())
+"""
+
+
+def refused(head: Head, options: str, *said: str) -> None:
+    """Such a cluster fails soon, with these words."""
+    last = head.do(cluster(options))
+    assert last.get("kind") == "StartError", last
+    for words in said:
+        assert words in last["error"]
+    assert last["seconds"] < SOON, last
+
+
+TWO_EACH = [host for host in ("alpha", "beta", "gamma") for _ in range(2)]
+SSH = "hosts={'alpha': 2, 'beta': 2, 'gamma': 2}"
+
+
+# -- SSH ------------------------------------------------------------------------------------
+
+
+def test_ssh(head: Head, hosts: Laboratory) -> None:
+    head.begin(cluster(SSH))
+    assert head.until(lambda said: "hosts" in said)["hosts"] == TWO_EACH
+    assert "error" not in head.end()
+
+
+def test_ssh_by_the_environment_of_a_site(head: Head, hosts: Laboratory) -> None:
+    head.do("os.environ['DISTKIT_HOSTS'] = 'alpha,beta'")
+    head.begin(cluster("3"))
+    assert head.until(lambda said: "hosts" in said)["hosts"] == ["alpha", "alpha", "beta"]
+    assert "error" not in head.end()
+    assert "error" not in head.do("del os.environ['DISTKIT_HOSTS']")
+
+
+def test_keys_are_in_no_arguments(head: Head, hosts: Laboratory) -> None:
+    assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
+    keys = head.get("keys()")
+    seen = "".join(
+        say(hosts, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '") for host in hosts.hosts
+    )
+    assert "hosts.agent" in seen
+    assert not [key for key in keys if key in seen]
+    assert "error" not in head.do("cluster.stop()")
+    assert not left(hosts)  # at once
+
+
+def test_a_machine_that_is_cut_off(head: Head, hosts: Laboratory) -> None:
+    hosts.cut("gamma")
+    refused(
+        head,
+        SSH,
+        "gamma cannot be entered",
+        "timed out",
+        "distkit doctor --hosts gamma",
+    )
+
+
+def test_a_name_that_nobody_knows(head: Head, hosts: Laboratory) -> None:
+    refused(head, "hosts={'alpha': 1, 'delta': 1}", "delta cannot be entered", "Could not resolve")
+
+
+def test_a_key_that_is_refused(head: Head, hosts: Laboratory) -> None:
+    refused(head, "hosts={'nobody@beta': 1}", "nobody@beta cannot be entered", "Permission denied")
+
+
+def test_a_machine_without_that_python(head: Head, hosts: Laboratory) -> None:
+    options = "hosts={'beta': 1}, remote_python='/opt/python'"
+    refused(head, options, "beta has no Python at /opt/python", "remote_python=")
+
+
+def test_a_machine_without_distkit(head: Head, hosts: Laboratory) -> None:
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("there is no Python without distkit here (this one is not in an environment)")
+    python = f"{sys.base_prefix}/bin/python3"
+    options = f"hosts={{'beta': 1}}, remote_python={python!r}, environment={{'PYTHONPATH': ''}}"
+    refused(head, options, "the agent on beta", f"{python} -m pip install distkit")
+
+
+def test_a_machine_without_torch(head: Head, hosts: Laboratory, empty: Path) -> None:
+    hosts.replace("beta", Path(torch.__file__).parent, empty)
+    refused(head, SSH, "beta is lost", "No module named 'torch", "-m pip install torch")
+
+
+def test_a_machine_without_room(head: Head, hosts: Laboratory) -> None:
+    hosts.fill("beta")
+    refused(head, SSH, "on beta: ", "/tmp", "TMPDIR")
+
+
+# -- MPI ------------------------------------------------------------------------------------
+
+
+def test_mpi(head: Head, hosts: Laboratory) -> None:
+    needs("mpiexec", "openmpi-bin")
+    head.begin(cluster("6, engines='mpi', mpi_args=['-H', 'alpha:2,beta:2,gamma:2']"))
+    assert head.until(lambda said: "hosts" in said)["hosts"] == TWO_EACH
+    assert "error" not in head.end()
+
+
+def test_mpi_on_named_hosts_keeps_keys_to_itself(head: Head, hosts: Laboratory) -> None:
+    needs("mpiexec", "openmpi-bin")
+    options = "hosts={'alpha': 2, 'gamma': 1}, engines='mpi'"
+    assert "error" not in head.do(f"follow(lambda: dk.Cluster({options}))")
+    assert head.get("hosts()") == ["alpha", "alpha", "gamma"]
+    keys = head.get("keys()")
+    seen = "".join(
+        say(hosts, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '") for host in hosts.hosts
+    )
+    assert "orted" in seen
+    assert not [key for key in keys if key in seen]
+    assert "error" not in head.do("cluster.stop()")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("6, engines='mpi', mpi_args=['-H', 'alpha:1']", "not enough slots"),
+        ("2, engines='mpi', mpi_args=['--wrong']", "--wrong"),
+        ("2, engines='mpi', mpi_args=['-H', 'delta:2']", "delta"),
+    ],
+)
+def test_what_mpi_refuses(head: Head, hosts: Laboratory, options: str, said: str) -> None:
+    needs("mpiexec", "openmpi-bin")
+    refused(head, options, "mpi: ", said)
+
+
+# -- Slurm ----------------------------------------------------------------------------------
+
+
+def test_slurm(head: Head, slurm: Laboratory) -> None:
+    assert "error" not in head.do("follow(lambda: dk.Cluster(6, engines='slurm', timelimit=5))")
+    assert head.get("hosts()") == TWO_EACH
+    assert head.get("cluster.run(total).results") == [6.0] * 6
+    assert say(slurm, "head", "squeue --noheader --format='%j %l'") == "distkit 5:00"
+    steps = say(slurm, "head", "squeue --steps --noheader --format='%i %j'").splitlines()
+    assert len([step for step in steps if step.endswith("python")]) == 1
+    assert "error" not in head.do("cluster.stop()")
+    assert not say(slurm, "head", "squeue --noheader")
+    assert not list(Path.home().glob(".distkit*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("queue='nowhere'", "invalid partition specified: nowhere"),
+        ("options='--wrong'", "unrecognized option '--wrong'"),
+        ("timelimit='soon'", "Invalid --time specification"),
+        ("options='--nodelist=delta'", "Invalid node name specified"),
+        ("engine_cmd=['/opt/python']", "/opt/python: No such file"),
+    ],
+)
+def test_what_slurm_refuses(head: Head, slurm: Laboratory, options: str, said: str) -> None:
+    refused(head, f"2, engines='slurm', {options}", "slurm: ", said)
+
+
+def test_a_job_that_waits_and_is_cancelled(head: Head, slurm: Laboratory) -> None:
+    head.begin(cluster("2, engines='slurm', options='--begin=now+1hour', timeout=5"))
+    stage = head.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
+    assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 are there"
+    say(slurm, "head", "scancel --name=distkit")
+    last = head.end()
+    assert "is CANCELLED" in last["error"]
+
+
+def test_a_job_that_is_cancelled_while_it_runs(head: Head, slurm: Laboratory) -> None:
+    assert "error" not in head.do("follow(lambda: dk.Cluster(3, engines='slurm'))")
+    head.begin("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
+    say(slurm, "head", "scancel --name=distkit")
+    last = head.end()
+    assert "is lost" in last["error"]
+    assert "is CANCELLED" in last["error"]
+    head.do("cluster.stop()")
+
+
+def test_a_node_that_is_cut_off(head: Head, slurm: Laboratory) -> None:
+    assert "error" not in head.do("follow(lambda: dk.Cluster(6, engines='slurm'))")
+    head.begin("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
+    slurm.cut("gamma")
+    last = head.end()
+    assert "gamma is lost, with ranks 4 and 5" in last["error"]
+    slurm.mend()
+    head.do("cluster.stop()")
+
+
+# -- engines of somebody else ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def theirs(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A controller on the head, two engines on alpha and one on beta."""
+    quiet = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    address = lab.address("head")
+    listen = [f"--profile-dir={home}/theirs", f"--ip={address}", f"--location={address}"]
+    python = [sys.executable, "-m"]
+    processes = [lab.popen("head", [*python, "ipyparallel.controller", *listen], **quiet)]
+    file = home / "theirs" / "security" / "ipcontroller-engine.json"
+    until(file.exists, within=60)
+    engine = [*python, "ipyparallel.engine", f"--file={file}"]
+    processes += [lab.popen(host, engine, **quiet) for host in ("alpha", "alpha", "beta")]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+CLIENT = """
+import ipyparallel
+client = ipyparallel.Client("theirs/security/ipcontroller-client.json")
+client.wait_for_engines(3, timeout=60)
+"""
+ATTACH = f"{CLIENT}\nfollow(lambda: dk.Cluster.attach(client))"
+
+
+def test_ranks_in_the_engines_of_somebody_else(
+    head: Head, hosts: Laboratory, theirs: object
+) -> None:
+    done = head.do(ATTACH)
+    assert "error" not in done, done
+    assert sorted(head.get("hosts()")) == ["alpha", "alpha", "beta"]
+    assert head.get("cluster.run(total).results") == [3.0] * 3
+    assert "error" not in head.do("cluster.stop()")
+    until(lambda: not left(hosts))
+    assert head.get("client[:].apply_sync(int)") == [0, 0, 0]
+
+
+def test_an_engine_without_distkit(head: Head, hosts: Laboratory, theirs: object) -> None:
+    assert "error" not in head.do(
+        CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
+    )
+    last = head.do(ATTACH)
+    assert "engine 2: there is no distkit on" in last["error"]
+    assert "-m pip install distkit" in last["error"]
+    assert "error" not in head.do("client[2].execute('del sys.modules[\"distkit\"]').get()")
+
+
+def test_ranks_end_with_their_engine(
+    head: Head, hosts: Laboratory, theirs: list[subprocess.Popen[bytes]]
+) -> None:
+    assert "error" not in head.do(ATTACH)
+    theirs[-1].kill()
+    last = head.do("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
+    assert "beta is lost" in last["error"]
+    assert "the engine that started it has ended" in last["error"]
+    head.do("cluster.stop()")

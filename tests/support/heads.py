@@ -1,0 +1,114 @@
+"""A kernel on the head of a laboratory, which makes clusters as it is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distkit.laboratory import Laboratory
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = '''
+import json, os, sys, time
+import torch, torch.distributed as dist
+import distkit as dk
+
+def say(**what):
+    print(json.dumps(what), file=out, flush=True)
+
+def follow(make):
+    """Make a cluster, and tell its stages."""
+    global cluster
+    told = ""
+    cluster = make()
+    while True:
+        try:
+            return cluster.wait(0.05)
+        except TimeoutError:
+            stage = cluster.status().stage
+            if stage != told:
+                say(stage=stage)
+            told = stage
+
+def total():
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return x[0].item()
+
+def keys():
+    return [cluster._room._fleet._where["keys"][0], cluster._room._fleet._where["keys"][1]]
+
+def hosts():
+    return [row[1] for row in cluster.status().rows]
+
+out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+for line in sys.stdin:
+    began = time.monotonic()
+    try:
+        exec(json.loads(line))
+        say(done=True, seconds=time.monotonic() - began)
+    except Exception as error:
+        say(error=str(error), kind=type(error).__name__, seconds=time.monotonic() - began)
+'''
+
+
+class Head:
+    """Runs pieces of a program on a laboratory's head, with ``dk``, ``torch`` and ``dist``."""
+
+    def __init__(self, lab: Laboratory, folder: Path, **environ: str) -> None:
+        import os
+
+        self._process = lab.popen(
+            "head",
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        )
+
+    def begin(self, source: str) -> None:
+        """Have it run, without waiting."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(source) + "\n")
+        self._process.stdin.flush()
+
+    def until(self, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """What it says next that is wanted, or its last word for this piece."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if wanted(said) or "seconds" in said:
+                return said
+        raise EOFError("the kernel on the head has ended")
+
+    def end(self) -> dict[str, Any]:
+        """The last word for a piece that has begun: ``seconds``, and ``error`` if it failed."""
+        return self.until(lambda said: False)
+
+    def do(self, source: str) -> dict[str, Any]:
+        """Have it run to its end."""
+        self.begin(source)
+        return self.end()
+
+    def get(self, expression: str) -> Any:
+        """The value of an expression."""
+        self.begin(f"say(value={expression})")
+        said = self.until(lambda said: "value" in said)
+        assert "value" in said, said
+        self.end()
+        return said["value"]
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
