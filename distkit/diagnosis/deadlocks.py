@@ -444,6 +444,9 @@ _KNOWN = {
     "StopIteration": "Its iterator had no more items: give every rank the same number of batches.",
     "is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
     "group is passed as group_src or group_dst.",
+    "connectFullMesh failed": "It could not connect to another rank's address. If torchrun has "
+    "started the ranks anew, they may have read the addresses of those before them "
+    "(pytorch#135712): set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Else look at GLOO_SOCKET_IFNAME.",
     "DDP expects same model across all ranks": "Build the same model on every rank, with the same "
     "parameters and the same requires_grad.",
 }

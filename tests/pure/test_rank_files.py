@@ -388,6 +388,22 @@ def test_hosts_need_not_agree_on_the_order_nor_have_counted_equally_far(tmp_path
     assert trace.meta["clocks"]["b"]["ahead"] == pytest.approx(12, abs=1)
 
 
+def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> None:
+    said = "RuntimeError: Gloo connectFullMesh failed with timed out connecting: SO_ERROR"
+    for rank in range(2):
+        path = write(tmp_path, about(rank), [(Op.BARRIER, 11.0, None)], until=12.0)
+        path.with_suffix(".fault").write_text("Current thread 0x1:\n")
+        its = about(rank, began=20.0, restart=1, pid=200 + rank)
+        again = RankFile(tmp_path / f"again-{rank}.rank", its)
+        again.note("end", ("raised", said, "/srv/ada/t.py:2", 21.0))
+        again.close()
+    (found,) = (f for f in Trace.load(tmp_path).diagnose() if f.lines.get(0) == "t.py:2")
+    assert found.message.startswith(
+        "ranks 0 and 1 raised RuntimeError: Gloo connectFullMesh failed"
+    )
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in found.remedy
+
+
 def test_merging_needs_files() -> None:
     with pytest.raises(dk.TraceFileError, match="no files of ranks"):
         merge.merge([])
