@@ -45,10 +45,10 @@ class Nodes:
         self._heartbeat_timeout, self.closed = heartbeat_timeout, False
         self._starting = threading.Lock()
         self.run: int | None = None  # number of the run that goes on
-        #: The other machines on which servers are, and this one's address that they reach.
+        #: The other machines, if ranks are on such: so are these nodes, the scheduler on the first.
         self.places: list[Place] = []
-        self.address = ""
-        self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens to them
+        self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens there
+        self._begun = 0  # the latest run that it saw begin there
         self._left: list[tuple[int, int, int, str]] = []  # workers that have ended, for a scheduler
         self._dead: list[tuple[int, int]] = []  # and servers' processes, on other machines
         self.children: dict[int, Child] = {}
@@ -77,7 +77,7 @@ class Nodes:
 
         self.keys = self.keys or new_keys()
         scheduler = max(self.roles)
-        if scheduler in missing:  # all others find it where the last one was
+        if scheduler in missing and not self.places:  # all others find it where the last one was
             Path(self._folder, f"kv{scheduler}").unlink(missing_ok=True)
         if self.places and not self._chief.done():
             self._fork_all({scheduler: missing.pop(scheduler)})
@@ -117,8 +117,8 @@ class Nodes:
         if not self._chief.result():
             self._chief = futures.Future()
             raise StartError(
-                f"the scheduler cannot listen at {self.address}, for the servers and workers on "
-                f"other machines: it ended ({child.status})."
+                f"the scheduler on {child.server.host} ended while starting ({child.status}), "
+                "before it could listen to the other machines."
             )
 
     def _heard_chief(self, endpoint: str) -> None:
@@ -126,8 +126,10 @@ class Nodes:
             self._chief.set_result(endpoint)
 
     def place(self, node: int) -> Place | None:
-        """The other machine on which a server is; None: it is here, as the scheduler always is."""
+        """The other machine on which a server or the scheduler is; None: it is here."""
         role, i = self.roles.get(node, ("", 0))
+        if role == "scheduler":
+            return self.places[0] if self.places else None
         return next((p for p in self.places if role == "server" and i in p.servers), None)
 
     def node(self, role: str, i: int, start: int = 0, place: Place | None = None) -> Node:
@@ -144,7 +146,7 @@ class Nodes:
             keys=self.keys,
             heartbeat_timeout=patience,
             start=start,
-            address=self.address if place is None else place.server.facts["address"],
+            address="" if place is None else place.server.facts["address"],
             chief=self._chief.result() if self._chief.done() else "",
         )
 
@@ -175,6 +177,8 @@ class Nodes:
         """True if the run goes on without it: not before all are there."""
         from distkit.kvstore.transport.journal import begun
 
+        if self.places:
+            return self.run is not None and self.run == self._begun
         socket = Path(self._folder, f"kv{max(self.roles)}")
         return self.run is not None and begun(socket, self.run)
 
@@ -199,6 +203,8 @@ class Nodes:
             self._flushed.release()
         elif kind == "listens":
             self._heard_chief(what)
+        elif kind == "begun":
+            self._begun = what
         else:
             self._hear(node, kind, what)
 

@@ -120,7 +120,7 @@ class Supervisor(RankController):
             period=PERIOD,
             misses=MISSES,
         )
-        if self._fleet is None or self.plan.servers:
+        if self._fleet is None:
             fork.preload("distkit.cluster.processes.preload:hook")
         self._stage("importing torch")
         try:
@@ -142,14 +142,14 @@ class Supervisor(RankController):
         """Have a folder on each machine, whose sockets lead to this one's, and a plan that fits."""
         self._store = StoreServer(self.folder)
         sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
-        self._places = fleet.gather()
+        self._places = self.nodes.places = fleet.gather()
         for first, place in enumerate(self._places):
             place.servers = range(first, self.plan.servers, len(self._places))
-            processes = len(place.ranks) + len(place.servers)
+            nodes = sum(self.nodes.place(n) is place for n in self.nodes.roles)
+            processes = len(place.ranks) + nodes
             place.folder = place.server.make_folder(processes, like=self.folder, sockets=sockets)
             self._deaf.append(place.server.on_loss(self._fail))
         self.plan = fleet.wish.plan(self._places, self.plan.servers)
-        self.nodes.places, self.nodes.address = self._places, fleet.address
 
     def _offset(self, rank: int) -> Offset | None:
         """The clock of the machine that a rank is on; None if it is this machine's."""

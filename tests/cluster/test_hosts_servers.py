@@ -15,11 +15,15 @@ import waiting
 
 import distkit as dk
 from distkit import kvstore
+from distkit.cluster.processes.forkserver import end
 from distkit.strategies.coordinator import ClusterCoordinator
 from distkit.strategies.parameter_server import ParameterServerStrategy
+from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
 
 until = partial(waiting.until, within=60)
+
+needs_sshd = needs("sshd", "openssh-server")
 
 #: A large array's elements: more than what goes with a header.
 LARGE = 300_000
@@ -63,13 +67,13 @@ def test_gradients_go_from_machine_to_machine(cluster, mode: str) -> None:
     run = cluster.run(adds, mode)
     assert run.results == [60.0] * 3
     hosts = {about["name"]: about["host"] for about in run.trace.meta["ranks"].values()}
-    assert (hosts["server 0"], hosts["server 1"]) == (ALPHA, BETA)
+    assert [hosts[n] for n in ("server 0", "server 1", "scheduler")] == [ALPHA, BETA, ALPHA]
     assert {event.rank for event in run.trace.events} == set(range(6))
     assert all(before - 0.01 < e.time < time.monotonic() + 0.01 for e in run.trace.events)
 
 
 def test_who_is_on_one_machine_shares_its_memory(cluster) -> None:
-    alpha, beta = {3: "ipc", 4: "tcp", 5: "tcp"}, {3: "tcp", 4: "ipc", 5: "tcp"}
+    alpha, beta = {3: "ipc", 4: "tcp", 5: "ipc"}, {3: "tcp", 4: "ipc", 5: "tcp"}
     assert cluster.run(ways, "dist_sync").results == [alpha, alpha, beta]
 
 
@@ -120,7 +124,7 @@ def test_copies_on_the_other_machine_serve_and_are_made_anew(cluster, tmp_path, 
     from distkit.kvstore.transport.journal import copies
 
     begun, end = tmp_path / "begun", tmp_path / "end"
-    socket = Path(cluster._room.folder, "kv5")
+    socket = Path(cluster._room._places[0].folder, "kv5")
     run = cluster.submit(keeps_on, str(begun), str(end), replication=2)
     until(begun.exists)
     for server in (3, 4, 3):
@@ -204,3 +208,44 @@ def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
         end.touch()
         with pytest.warns(dk.CommunicationWarning, match="no sign of life for 2 s"):
             run.wait(60)
+
+
+def addresses(mode: str) -> list[str]:
+    """The addresses of the other machines to which this worker has connected."""
+    kv = kvstore.create(mode)
+    kv.barrier()
+    lines = kv._requests._link._lines
+    return sorted({way.split(":")[1] for n in lines if "tcp" in (way := lines[n].endpoint)})
+
+
+@needs_sshd
+def test_hosts_of_a_laboratory(tmp_path) -> None:
+    """Their networks, processes and clocks are their own: so are the numbers of their processes."""
+    with (
+        laboratory(["alpha", "beta"], shared=[tmp_path], skew={"beta": 5}) as lab,
+        dk.Cluster(hosts={"alpha": 2, "beta": 1}, servers=2, **lab.options()) as cluster,
+    ):
+        alpha, beta = f"//{lab.address('alpha')}", f"//{lab.address('beta')}"
+        assert cluster.run(addresses, "dist_sync").results == [[beta], [beta], [alpha]]
+        before = time.monotonic()
+        run = cluster.run(adds, "dist_sync")
+        assert run.results == [60.0] * 3
+        assert all(before - 0.1 < e.time < time.monotonic() + 0.1 for e in run.trace.events)
+        begun, ends = tmp_path / "begun", tmp_path / "end"
+        run = cluster.submit(keeps_on, str(begun), str(ends), replication=2)
+        until(begun.exists)
+        for n in (4, 5):  # a server, the scheduler
+            end_and_await_the_next(cluster, n)
+        ends.touch()
+        with pytest.warns(dk.CommunicationWarning, match="ended in the middle of keeps_on"):
+            assert run.wait(60).results == [0.0] * 3
+        end_and_await_the_next(cluster, 2)
+        assert cluster.run(adds, "dist_sync").results == [60.0] * 3
+
+
+def end_and_await_the_next(cluster: dk.Cluster, n: int) -> None:
+    room = cluster._room
+    of = room.ranks if n in room.ranks else room.nodes.children
+    before = of[n]
+    end([before])
+    until(lambda: of[n] is not before)

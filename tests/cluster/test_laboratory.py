@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from laboratories import inhabitants, laboratory, namespace, say
+from laboratories import inhabitants, laboratory, namespace, needs, say
 from waiting import until
 
 import distkit as dk
@@ -24,12 +24,6 @@ from distkit.laboratory.tools import PATH
 
 ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
-
-
-def needs(program: str, package: str) -> pytest.MarkDecorator:
-    missing = not shutil.which(program, path=PATH)
-    return pytest.mark.skipif(missing, reason=f"there is no {program} here ({package})")
-
 
 needs_sshd = needs("sshd", "openssh-server")
 

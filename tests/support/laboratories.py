@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from distkit.errors import LaboratoryError
 from distkit.laboratory import Laboratory
+from distkit.laboratory.tools import PATH
 
 
 @contextmanager
@@ -44,3 +46,9 @@ def say(lab: Laboratory, host: str, command: str, **options: Any) -> str:
     ran = lab.run(host, ["sh", "-c", command], capture_output=True, text=True, **options)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
+
+
+def needs(program: str, package: str) -> pytest.MarkDecorator:
+    """Skip a test where a program is not installed."""
+    missing = not shutil.which(program, path=PATH)
+    return pytest.mark.skipif(missing, reason=f"there is no {program} here ({package})")

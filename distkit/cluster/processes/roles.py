@@ -179,4 +179,5 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     _end_with(lifeline, obey)
     service.missed = lambda node, pid: lifeline.send(("missed", (node, pid)))
     service.listens = lambda endpoint: lifeline.send(("listens", endpoint))
+    service.begun = lambda run: lifeline.send(("begun", run))
     service.run()

@@ -180,8 +180,10 @@ class Service:
         self.ignored = 0  # malformed messages
         #: Called with the place and the process of a node that is taken for dead.
         self.missed: Callable[[int, int], None] = lambda node, pid: None
-        #: Called, by a scheduler, with where it listens to other hosts.
+        #: Called, by a scheduler with other hosts, with where it listens, and with each run that
+        #: begins: on one host its folder and its journal tell.
         self.listens: Callable[[str], None] = lambda endpoint: None
+        self.begun: Callable[[int], None] = lambda run: None
         self._has_hosts = bool(node.address)
         self._dead: set[tuple[int, int]] = set()  # servers' processes, as somebody else has noticed
         self._inode = 0  # of the socket that it listens at
@@ -263,7 +265,7 @@ class Service:
             self._router.bind(endpoint)
             self._inode = path.stat().st_ino
             if self._has_hosts:
-                endpoint = f"{self._listen_to_hosts()} {endpoint}"
+                endpoint = self._listen_to_hosts(endpoint)
         except BlockingIOError:
             raise KVStoreError(
                 f"{node.role} {node.index} is already running: a process listens at "
@@ -283,13 +285,14 @@ class Service:
             self._scheduler.connect(node.way(node.endpoint(node.scheduler)))
             self._deliver(self._machine.open())
 
-    def _listen_to_hosts(self) -> str:
-        """Listen to other hosts: a scheduler where another was before."""
-        if isinstance(self._machine, ServerSession):
-            return listen_on(self._router, self.node.address)
-        where = listen_on(self._router, self.node.address, self.node.chief)
-        self.listens(where)
-        return where
+    def _listen_to_hosts(self, near: str) -> str:
+        """Listen to other hosts, too, a scheduler where another was; the endpoint for all."""
+        before = self.node.chief if isinstance(self._machine, Scheduler) else ""
+        address = self.node.address
+        endpoint = f"{listen_on(self._router, address, before.partition(' ')[0])} {near}"
+        if isinstance(self._machine, Scheduler):
+            self.listens(endpoint)
+        return endpoint
 
     def _go_on(self, scheduler: Scheduler, journal: Journal) -> bool:
         """Begin as the only scheduler; tells whether there was another before."""
@@ -553,6 +556,8 @@ class Service:
         if self._journal is not None and isinstance(self._machine, Scheduler):
             if self._machine.changed:
                 self._journal.write(self._machine.journal())
+                if self._machine.begun and self._has_hosts:
+                    self.begun(self._machine.run)
         copies: dict[str, list[Copy]] = {}
         for message in messages:
             if isinstance(message, (Register, Present, Missed, Copied)):
