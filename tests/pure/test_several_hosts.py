@@ -15,7 +15,7 @@ from traces import on_hosts
 from distkit.events import Event, Op, State
 from distkit.trace.causality import crossings, in_order
 from distkit.trace.trace import Trace
-from distkit.views import Cockpit, Stage, Timeline
+from distkit.views import Cockpit, Compare, Stage, Timeline
 from distkit.views.stage.field import Field
 from distkit.views.stage.projection import project
 from distkit.views.timeline.columns import Columns
@@ -151,6 +151,17 @@ def test_the_static_timeline_names_each_host_once_above_its_ranks():
     assert "6 ranks · 3 hosts · gloo" in drawn
     assert "192 B between hosts · 12 messages" in drawn
     assert "±300 µs between the clocks of alpha, beta and gamma" in drawn
+
+
+def test_a_terminal_and_a_comparison_tell_of_bytes_between_hosts():
+    trace = on_hosts(("alpha", "beta", "gamma"))
+    told = repr(Timeline(trace)).splitlines()
+    assert told[-2:] == [
+        "  192 B between hosts · 12 messages",
+        "  ±300 µs between the clocks of alpha, beta and gamma",
+    ]
+    table = repr(Compare({"three": trace, "one": on_hosts(("alpha",), each=6)}))
+    assert re.search(r"bytes between hosts +192 B +0 B", table)
 
 
 def test_one_host_is_not_worth_a_word():

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
 from distkit.trace.training import read
 from distkit.views.gradients.curves import thin
@@ -39,6 +40,7 @@ def figures(columns: Columns) -> Json:
             key: frame[key]
             for key in ("messages", "message_bytes", "collectives", "collective_bytes")
         },
+        "between_bytes": between(columns.traffic)[1],
         "most_sent": int(columns.sent[1].max(initial=0)),
         "rounds": rounds(columns),
         "busy": _mean([r["busy"] for r in workers]),

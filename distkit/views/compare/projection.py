@@ -22,7 +22,7 @@ MAX_NOTICES = 6
 #: Ranks that finish so far apart, as a part of the time, are told.
 APART = 0.25
 #: What is not known of a run whose messages are all its backend's.
-OF_MESSAGES = ("messages", "message_bytes", "most_sent")
+OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent")
 
 #: Key, name and unit of each figure, and what it means. Units: s, B, n (a number), % (a part).
 ROWS = [
@@ -35,6 +35,7 @@ ROWS = [
     ),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
     ("message_bytes", "bytes in messages", "B", "of all messages together"),
+    ("between_bytes", "bytes between hosts", "B", "of the messages from one host to another"),
     (
         "collectives",
         "collectives",

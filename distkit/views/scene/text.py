@@ -64,6 +64,7 @@ def table(picture: Json, limit: int = 20) -> str:
     more = picture.get("entries", len(all_rows)) - limit
     if more > 0:
         parts.append(f"  … and {more:,} more")
+    parts += [f"  {value} {label}" for value, label, _ in picture["compared"]]
     return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
 
 

@@ -266,7 +266,7 @@ class Columns:
                 np.unique(ops.rank).tolist(),
                 [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
                 self._live,
-                self._traffic,
+                self.traffic,
             ),
             "start": rounded(ops.span[0] if ops.span else None),
             "end": rounded(self._until),
@@ -347,7 +347,7 @@ class Columns:
         )
 
     @property
-    def _traffic(self) -> Traffic:
+    def traffic(self) -> Traffic:
         """What hosts have sent each other, where there are several."""
         hosts = several(self.meta)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
