@@ -25,8 +25,8 @@ def test_notebook_runs(
     try:
         NotebookClient(notebook, timeout=240, kernel_name="python3", resources=here).execute()
     except CellExecutionError as error:
-        if error.ename == "LaboratoryError":  # no lesson on machines where namespaces are forbidden
-            pytest.skip(error.evalue)
+        if error.ename == "LaboratoryError" and "Laboratory([" in str(error):
+            pytest.skip(error.evalue)  # no lesson on machines where namespaces are forbidden
         raise
     nbformat.write(notebook, tmp_path / path.name)  # to look at, when something below fails
 
