@@ -44,7 +44,8 @@ class Cluster:
     Args:
         ranks: number of ranks, default 4.
         workers: the same as ``ranks``, in the terms of a parameter server.
-        servers: number of parameter servers; with servers there is a scheduler, too.
+        servers: number of parameter servers; with servers there is a scheduler, too. With other
+            machines they go round these, and the scheduler is on the first.
         device: "auto" (GPUs if there are any), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
@@ -135,6 +136,7 @@ class Cluster:
         cls,
         cluster: Any,
         *,
+        servers: int = 0,
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
@@ -148,6 +150,7 @@ class Cluster:
 
         Args:
             cluster: an ``ipyparallel.Client``, or the name of a profile or cluster for one.
+            servers: number of parameter servers, on the engines' machines.
             device: as of :class:`Cluster`, and so are ``backend`` and ``threads``.
             backend: see ``device``.
             threads: see ``device``.
@@ -160,7 +163,7 @@ class Cluster:
         client = _client(cluster)
         wish = Wish(len(client.ids), "", client, interface, timeout, {}, device, backend, threads)
         self = cls.__new__(cls)
-        self._open_far(wish, 0, HEARTBEAT_TIMEOUT)
+        self._open_far(wish, servers, HEARTBEAT_TIMEOUT)
         return self
 
     def _open_far(self, wish: Wish, servers: int, heartbeat_timeout: float) -> None:

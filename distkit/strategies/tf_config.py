@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,6 +106,20 @@ class TFConfig:
         {'workers': 2, 'servers': 1}
         """
         return {"workers": self.world_size, "servers": len(self.cluster["ps"])}
+
+    @property
+    def machines(self) -> dict[str, Any]:
+        """The same cluster on its machines, reached by SSH: ``dk.Cluster(**config.machines)``.
+
+        Ranks are numbered machine by machine. Servers go round the machines that have ranks; they
+        choose their ports themselves.
+
+        >>> config = {"cluster": {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["b:2"]}}
+        >>> TFConfig.parse(json.dumps(config | {"task": {"type": "ps", "index": 0}})).machines
+        {'hosts': {'a': 2, 'b': 1}, 'servers': 1}
+        """
+        hosts = Counter(address.rpartition(":")[0] for address in self.workers)
+        return {"hosts": dict(hosts), "servers": len(self.cluster["ps"])}
 
 
 def _errors(found: Any) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit import kvstore
 from distkit.cluster.hosts.tunnel import Line, Relay, Tunnel
 from distkit.errors import DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import new_keys
@@ -150,12 +151,20 @@ def test_ranks_end_when_their_kernel_is_killed() -> None:
     assert not alive
 
 
+def pushes() -> float:
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(1))
+    kv.push("w", torch.ones(1))
+    return kv.pull("w").item()
+
+
 def test_ranks_in_somebody_elses_engines() -> None:
     import ipyparallel
 
     theirs = ipyparallel.Cluster(n=2, engines="local")
-    with theirs as client, dk.Cluster.attach(client) as cluster:
+    with theirs as client, dk.Cluster.attach(client, servers=1) as cluster:
         assert cluster.run(total).results == [2.0, 2.0]
+        assert cluster.run(pushes).results == [2.0, 2.0]
         cluster.stop()
         assert client[:].apply_sync(lambda: 1) == [1, 1]
 

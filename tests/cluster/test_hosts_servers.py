@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from distkit import kvstore
 from distkit.cluster.processes.forkserver import end
 from distkit.strategies.coordinator import ClusterCoordinator
 from distkit.strategies.parameter_server import ParameterServerStrategy
+from distkit.strategies.tf_config import TFConfig
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
 
@@ -194,6 +196,50 @@ def test_scheduled_functions_run_on_the_other_machine(cluster, tmp_path, who: in
     with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
         run = cluster.run(train, ParameterServerStrategy(), str(flag), who)
     assert run.results == [[-30.0], None, None] and flag.exists()
+
+
+def test_a_ps_of_a_tf_config_is_replaced(cluster, tmp_path) -> None:
+    """Its cluster is this one; training goes on where its values have copies."""
+    text = {
+        "cluster": {
+            "chief": [f"{ALPHA}:2222"],
+            "worker": [f"{ALPHA}:2223", f"{BETA}:2222"],
+            "ps": [f"{ALPHA}:2224", f"{BETA}:2223"],
+        },
+        "task": {"type": "chief", "index": 0},
+    }
+    config = TFConfig.parse(json.dumps(text))
+    assert config.machines == {"hosts": {ALPHA: 2, BETA: 1}, "servers": 2}
+
+    def train(strategy, begun, killed):
+        with strategy.scope():
+            model = torch.nn.Linear(3, 2, bias=False).double()
+            torch.nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def step(x):
+            optimizer.zero_grad()
+            (model.weight * x).sum().backward()
+            optimizer.step()
+
+        steps = 0
+        while steps < 20 or not Path(killed).exists():
+            strategy.run(step, (torch.ones(2, 3),))
+            steps += 1
+            Path(begun).touch()
+        strategy.store.barrier()
+        strategy.pull()
+        return model.weight.unique().tolist(), steps
+
+    begun, killed = tmp_path / "begun", tmp_path / "killed"
+    strategy = ParameterServerStrategy(replication=2)
+    run = cluster.submit(train, strategy, str(begun), str(killed))
+    until(begun.exists)
+    end_and_await_the_next(cluster, 4)
+    killed.touch()
+    with pytest.warns(dk.CommunicationWarning, match="server 1 ended in the middle of train"):
+        weights, steps = zip(*run.wait(60).results, strict=True)
+    assert list(weights) == [[-float(sum(steps))]] * 3
 
 
 def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
