@@ -386,17 +386,17 @@ def begins_late(flag: str, **options) -> float:
 
 def starts(cluster, monkeypatch, killed: int) -> list[int]:
     """The pids of the processes that are forked from now on; the first ones are killed at once."""
-    pids, fork_all = [], ForkServer.fork_all
+    pids, adopt_all = [], ForkServer.adopt_all
 
-    def fork_and_kill(self, *args, **options):
-        children = fork_all(self, *args, **options)
+    def fork_and_kill(self, lifelines):
+        children = adopt_all(self, lifelines)
         for child in children:
             pids.append(child.pid)
             if len(pids) <= killed:
                 os.kill(child.pid, signal.SIGKILL)
         return children
 
-    monkeypatch.setattr(ForkServer, "fork_all", fork_and_kill)
+    monkeypatch.setattr(ForkServer, "adopt_all", fork_and_kill)
     return pids
 
 
