@@ -67,7 +67,7 @@ def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
     rows = []
     for name, facts in sorted(room.meta()["ranks"].items(), key=lambda kv: int(kv[0])):
         rank = int(name)
-        child = room.ranks.get(rank) or room.nodes.children[rank]
+        child = room.child(rank)
         if child.status is not None or room.closed:
             state = "ended"
         elif child.stopped[0]:

@@ -19,7 +19,7 @@ from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
-from distkit.cluster.processes.forkserver import server
+from distkit.cluster.processes.forkserver import end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import ENDS_WITHIN, Conductor
@@ -387,6 +387,24 @@ class Cluster:
         run = self._room.run
         if run is not None:
             run.interrupt()
+
+    def kill(self, name: str) -> None:
+        """End a process with SIGKILL, on whichever machine it is: a crash. Another replaces it.
+
+        Args:
+            name: of the process, as the status card has it: "rank 1", "server 0", "scheduler".
+
+        Raises:
+            ClusterError: there is no such process.
+
+        Example:
+            >>> cluster.kill("server 0")                 # doctest: +SKIP
+        """
+        room = self.wait()._room
+        numbers = {facts["name"]: int(n) for n, facts in room.meta()["ranks"].items()}
+        if name not in numbers:
+            raise ClusterError(f"there is no {name!r} here. There are {', '.join(numbers)}.")
+        end([room.child(numbers[name])])
 
     def diagnose(self) -> list[Finding]:
         """The mistakes in the current or latest run: which rank waits for which, and why."""

@@ -25,7 +25,8 @@ class Plan:
     """The plan of a cluster.
 
     ``devices`` has one entry per rank; ``note`` says why this backend, for the status card;
-    ``crowd`` what to expect where the machine has few cores for so many processes.
+    ``crowd`` what to expect where the machine has few cores for so many processes; ``far`` are
+    the arguments of ``dk.Cluster`` that tell other machines.
     """
 
     ranks: int
@@ -35,6 +36,7 @@ class Plan:
     threads: int
     note: str = ""
     crowd: str = ""
+    far: str = ""
 
     @property
     def processes(self) -> int:
@@ -44,7 +46,10 @@ class Plan:
     @property
     def wish(self) -> str:
         """The arguments of ``dk.Cluster(…)`` for another one like it."""
-        return f"workers={self.ranks}, servers={self.servers}" if self.servers else str(self.ranks)
+        ranks = f"workers={self.ranks}" if self.servers else str(self.ranks)
+        of_ranks = [] if self.far.startswith("hosts=") else [ranks]
+        of_servers = [f"servers={self.servers}"] if self.servers else []
+        return ", ".join([*of_ranks, *of_servers, *([self.far] if self.far else [])])
 
 
 def make_plan(

@@ -524,6 +524,10 @@ class Supervisor(RankController):
             self.stage = stage
             self._on_change()
 
+    def child(self, node: int) -> Child:
+        """The process of a rank, a server or the scheduler, by its number."""
+        return self.ranks.get(node) or self.nodes.children[node]
+
     def meta(self) -> dict[str, Any]:
         """The facts about the cluster for a trace."""
         known = super().meta()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster.hosts.tunnel import Line, Relay, Tunnel
-from distkit.errors import DeadlockError, RankDied, RunError, StartError
+from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import new_keys
 from tests.support.waiting import until
 
@@ -60,6 +60,15 @@ def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> Non
     with pytest.raises(RankDied, match="rank 1"):
         cluster.run(die)
     assert cluster.run(total).results == [3.0, 3.0, 3.0]
+
+
+def test_a_process_is_killed_by_its_name(cluster: dk.Cluster) -> None:
+    pids = {row[0]: row[2] for row in cluster.status().rows}
+    cluster.kill("rank 2")
+    until(lambda: not psutil.pid_exists(pids["rank 2"]))
+    assert cluster.run(total).results == [3.0, 3.0, 3.0]
+    with pytest.raises(ClusterError, match="no 'rank 3' here"):
+        cluster.kill("rank 3")
 
 
 def test_stepping_and_cells(cluster: dk.Cluster) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.hosts.site import asked, deal
+from distkit.cluster.plan import make_plan
 from distkit.errors import StartError
 
 
@@ -73,3 +77,13 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(StartError) as refused:
         asked(ranks, hosts, engines, {}, site)
     assert said in str(refused.value)
+
+
+def test_an_error_says_how_to_make_the_cluster_again() -> None:
+    plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40, gpus=0)
+    on = {"alpha": 2, "beta": 1}
+    assert replace(plan, far=Wish(on).call).wish == "hosts={'alpha': 2, 'beta': 1}"
+    assert replace(plan, far=Wish(3, "slurm").call).wish == "3, engines='slurm'"
+    mpi = Wish(3, "mpi", options={"mpi_hosts": on}).call
+    assert replace(plan, far=mpi).wish == "hosts={'alpha': 2, 'beta': 1}, engines='mpi'"
+    assert plan.wish == "3"

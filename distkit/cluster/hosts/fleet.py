@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,22 @@ class Wish:
     def plan(self, places: list[Place], servers: int) -> Plan:
         """The plan for the machines that are there."""
         machines = [place.facts(self.device) for place in places]
-        return plan_for_machines(machines, servers, self.device, self.backend, self.threads)
+        plan = plan_for_machines(machines, servers, self.device, self.backend, self.threads)
+        return replace(plan, far=self.call)
 
     @property
     def count(self) -> int:
         """How many ranks."""
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
+
+    @property
+    def call(self) -> str:
+        """The arguments of ``dk.Cluster`` for such machines."""
+        named = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts")
+        hosts = [f"hosts={named}"] if named else []
+        return ", ".join(
+            [*hosts, *([f"engines={self.engines!r}"] if self.engines not in ("", "ssh") else [])]
+        )
 
     def address(self) -> str:
         """The address of this machine that the others reach."""
@@ -66,12 +77,20 @@ class Wish:
             return str(self.interface.getsockname()[0])
         if self.interface:
             return own_address(self.interface.partition(":")[0])
-        if isinstance(self.ranks, dict):
-            towards = next(iter(self.ranks)).rpartition("@")[2].partition(":")[0]
-            return _resolve(towards)
         if self.engines == "local":
             return "127.0.0.1"
-        return _resolve("")
+        return _resolve(self._one().rpartition("@")[2].partition(":")[0])
+
+    def _one(self) -> str:
+        """The name of one of the machines, "" if none is known beforehand."""
+        if isinstance(self.ranks, dict):
+            return next(iter(self.ranks))
+        if self.engines == "slurm":
+            with suppress(OSError, IndexError):
+                ask = ["sinfo", "--noheader", "--Node", "--format=%N"]
+                ran = subprocess.run(ask, capture_output=True, text=True, check=False)
+                return ran.stdout.split()[0]
+        return next(iter(self.options.get("mpi_hosts", {})), "")
 
     @property
     def port(self) -> str:

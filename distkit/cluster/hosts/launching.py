@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import shlex
@@ -31,6 +32,9 @@ SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveC
 
 #: What the launchers start in the place of an engine.
 _MODULE = "distkit.cluster.hosts.agent"
+
+#: The launchers tell the terminal that runs Jupyter what is in the error as well.
+_SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 
 #: How often a batch system is asked how a job stands [s]; and when it is asked whether it is over.
 _ASK, _ASK_AT_THE_END = 2.0, 0.2
@@ -307,6 +311,7 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
         "profile_dir": folder,
         "work_dir": folder,
         "cluster_id": "distkit",
+        "log": _SILENT,
         **options,
         "environment": {AGENT: json.dumps(where), **options.get("environment", {})},
     }
@@ -316,6 +321,7 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
         # the machines of a batch system share the home, and no temporary folder
         given.setdefault("output_file", f"{Path.home()}/.{Path(folder).name}.log")
     if name == "mpi":
+        given["work_dir"] = "/"  # MPICH has it on all machines, or starts nothing
         given["mpi_args"] = _mpi_args(options, on)
     launcher = kind(**given)
     launcher.passing = "output_file" not in options
