@@ -223,13 +223,23 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             Kind.IN_BACKEND,
             f"{clauses(spans, 'stay in', say)} for {since:.2g} s; no rank is missing, but the "
             "backend does not finish it.",
-            "Possible causes: an operation that is still open (isend, irecv or async_op=True "
-            "without wait()), a stopped process, or a large amount of data. If it does not end, "
-            "interrupt the run.",
+            f"Possible causes: {_cut(facts, spans)}an operation that is still open (isend, irecv "
+            "or async_op=True without wait()), a stopped process, or a large amount of data. If it "
+            "does not end, interrupt the run.",
             (),
             tuple(s.rank for s in spans),
             lines=lines(*spans),
         )
+
+
+def _cut(facts: Evidence, spans: list[Span]) -> str:
+    """The network as a cause, where ranks of several hosts take part."""
+    peers = {r for s in spans for r in ([s.peer] if s.peer is not None else facts.members(s.group))}
+    known = facts.trace.hosts
+    hosts = sorted({known[rank] for rank in peers | {s.rank for s in spans} if rank in known})
+    if len(hosts) < 2:
+        return ""
+    return f"messages lost between hosts (see distkit doctor --hosts {','.join(hosts)}), "
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:

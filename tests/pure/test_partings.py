@@ -114,6 +114,20 @@ def test_what_all_are_in_and_does_not_end_is_told():
     assert (f.kind, f.waiting, f.hang) == (Kind.IN_BACKEND, (0, 1), False)
     assert "ranks 0 and 1 stay in all_reduce() at a.py:3 for 3 s" in f.message
     assert diagnose(Trace(events, {"world_size": 2, "until": 0.5, "ends": {}})) == []
+    assert "doctor" not in f.remedy
+
+
+def test_a_message_that_hosts_may_have_lost_is_told():
+    events = [
+        Event(r, 0, op, s, 0.0, peer=1 - r, where=line(3))
+        for r, op in enumerate((Op.SEND, Op.RECV))
+        for s in (State.STARTED, State.BLOCKED)
+    ]
+    meta = {"world_size": 2, "until": 3.0, "ends": {}}
+    meta["ranks"] = {"0": {"host": "beta"}, "1": {"host": "alpha"}}
+    (f,) = diagnose(Trace(events, meta))
+    assert f.kind is Kind.IN_BACKEND
+    assert "messages lost between hosts (see distkit doctor --hosts alpha,beta)" in f.remedy
 
 
 def late(*delays, op=Op.ALL_REDUCE):
