@@ -92,6 +92,7 @@ def cluster(options: str) -> str:
     return f"""
 with follow(lambda: dk.Cluster({options})):
     assert cluster.run(total).results == [cluster.plan.ranks] * cluster.plan.ranks
+    assert {{*cluster.run(os.getcwd).results}} == {{os.getcwd()}}
     say(hosts=hosts())
 """
 

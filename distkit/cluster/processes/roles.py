@@ -107,6 +107,7 @@ def engine(
         enable_nanny=False,
         id=spec.rank,
         ident=ident,
+        work_dir=str(Path.cwd()),  # or it is where ipyparallel was imported
         user_ns=rank.namespace,
         connection_info_env=json.dumps(connection),
         log_level=logging.ERROR,
