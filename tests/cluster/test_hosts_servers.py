@@ -71,7 +71,7 @@ def test_gradients_go_from_machine_to_machine(cluster, mode: str) -> None:
     hosts = {about["name"]: about["host"] for about in run.trace.meta["ranks"].values()}
     assert [hosts[n] for n in ("server 0", "server 1", "scheduler")] == [ALPHA, BETA, ALPHA]
     assert {event.rank for event in run.trace.events} == set(range(6))
-    assert all(before - 0.01 < e.time < time.monotonic() + 0.01 for e in run.trace.events)
+    assert all(before - 1 < e.time < time.monotonic() + 1 for e in run.trace.events)
 
 
 def test_who_is_on_one_machine_shares_its_memory(cluster) -> None:
@@ -276,7 +276,7 @@ def test_hosts_of_a_laboratory(tmp_path) -> None:
         before = time.monotonic()
         run = cluster.run(adds, "dist_sync")
         assert run.results == [60.0] * 3
-        assert all(before - 0.1 < e.time < time.monotonic() + 0.1 for e in run.trace.events)
+        assert all(before - 1 < e.time < time.monotonic() + 1 for e in run.trace.events)
         begun, ends = tmp_path / "begun", tmp_path / "end"
         run = cluster.submit(keeps_on, str(begun), str(ends), replication=2)
         until(begun.exists)
