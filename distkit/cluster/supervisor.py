@@ -319,6 +319,8 @@ class Supervisor(RankController):
         run = self.run
         if kind == "waits" and (place := self.place(rank)) is not None:
             what = what[0], *place.certainly(*what[1:])
+        elif kind == "unreached":
+            what = [p.name for p in self._places if p.server.facts["address"] in what]
         if run is not None and run.number == number:
             run.hear(rank, kind, what)
 

@@ -150,6 +150,20 @@ def test_a_machine_that_is_cut_off(head: Head, hosts: Laboratory) -> None:
     )
 
 
+def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory) -> None:
+    assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
+    head.do("run = cluster.submit(lambda: [total() for _ in range(10**9)])")
+    heard = "''.join(run.output)"
+    hosts.drop("alpha", "beta")
+    until(lambda: "doctor --hosts" in head.get(heard), within=SOON)
+    said = head.get(heard)
+    assert "on alpha does not reach beta" in said or "on beta does not reach alpha" in said
+    assert "gamma" not in said
+    hosts.mend()
+    until(lambda: "reach each other again" in head.get(heard), within=SOON)
+    assert "error" not in head.do("cluster.interrupt(); cluster.stop()")
+
+
 def test_a_name_that_nobody_knows(head: Head, hosts: Laboratory) -> None:
     refused(head, "hosts={'alpha': 1, 'delta': 1}", "delta cannot be entered", "Could not resolve")
 

@@ -14,6 +14,7 @@ import gc
 import os
 import socket
 import stat
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,12 @@ MOVING = 0.5
 
 #: TCP_INFO and its size; in it, how many bytes of a connection have arrived, there and here.
 _INFO, _BYTES = (11, 136), slice(120, 136)
+
+#: In it: how often the oldest packet was repeated, packets under way, how long no news came [ms].
+_ACKNOWLEDGED = struct.Struct("=2xB21xI28xI")
+
+#: A machine that acknowledges nothing for so long [s], and of so many repetitions, is not reached.
+UNHEARD, REPEATED = 1.0, 3
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -260,6 +267,18 @@ class Group:
                 if now == before or wait(REST):
                     return
                 before = now
+
+    def unreached(self) -> list[str]:
+        """The addresses of other machines that do not acknowledge what was sent to them."""
+        lost = set()
+        for wire in self._wires():
+            with suppress(OSError, struct.error):  # only Linux tells; or it has just been closed
+                repeated, unacknowledged, silent = _ACKNOWLEDGED.unpack(
+                    wire.getsockopt(socket.IPPROTO_TCP, *_INFO)[: _ACKNOWLEDGED.size]
+                )
+                if repeated >= REPEATED and unacknowledged and silent > 1000 * UNHEARD:
+                    lost.add(str(wire.getpeername()[0]))
+        return sorted(lost)
 
     def _wires(self) -> Iterator[socket.socket]:
         """The group's connections that are open, each while it is looked at."""

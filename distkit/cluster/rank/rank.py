@@ -374,7 +374,9 @@ class Rank:
         mine = Recorder(
             self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
         )
-        flusher = Flusher(mine, emit)
+        flusher = Flusher(
+            mine, emit if self.spec.hosts == 1 else self._looking_at_the_network(emit)
+        )
         witness = tap.witness = self._witness(run, emit)
 
         def on_group(name: str, members: list[int]) -> None:
@@ -409,6 +411,19 @@ class Rank:
             outcome.dropped, outcome.without_values = mine.dropped, mine.without_values
             outcome.unseen = dict(mine.unseen)
             tap.forget()
+
+    def _looking_at_the_network(self, emit: Emit) -> Emit:
+        """Tell also which machines this rank does not reach, when that changes."""
+        known = list[str]()
+
+        def emit_more(kind: str, what: Any) -> None:
+            nonlocal known
+            emit(kind, what)
+            if kind in ("rows", "waits") and (now := self.group.unreached()) != known:
+                known = now
+                emit("unreached", now)
+
+        return emit_more
 
     def _witness(self, run: int, emit: Emit) -> Witness:
         """Whoever looks at this run's collectives before they go to the backend."""

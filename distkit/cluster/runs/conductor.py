@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -127,6 +128,8 @@ class Conductor:
         self.replacements: list[dict[str, Any]] = []
         self._vacant: dict[int, str] = {}  # ranks to be replaced, and how they ended
         self._on_crash = "halt"  # of a rank that dies
+        #: Two machines, and the ranks that do not reach the other of them.
+        self._unreached: dict[frozenset[str], set[int]] = defaultdict(set)
         self._interrupted, self._afterwards = False, "the cluster is ready for the next run"
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
         self.changed = threading.Condition()
@@ -260,6 +263,8 @@ class Conductor:
                 self._hear_state(rank, kind, what)
             case "on_crash":
                 self._on_crash = what
+            case "unreached":
+                self._hear_unreached(rank, what)
             case _:
                 self._hear_fact(rank, kind, what)
 
@@ -286,6 +291,19 @@ class Conductor:
             self.live.note(kind, rank, [*known, what])
         elif kind == "unreduced":
             self.live.note(kind, rank, what)
+
+    def _hear_unreached(self, rank: int, machines: list[str]) -> None:
+        """What a rank has sent to these machines is not acknowledged: say so once for each two."""
+        here = self.live.meta["ranks"][str(rank)]["host"]
+        lost = {frozenset((here, other)) for other in machines}
+        for two in lost | {two for two, ranks in self._unreached.items() if rank in ranks}:
+            ranks = self._unreached[two]
+            known = bool(ranks)
+            (ranks.add if two in lost else ranks.discard)(rank)
+            if known != bool(ranks):
+                (other,) = two - {here}
+                say = report.of_reached if known else report.of_unreached
+                self.prints.add(rank, "stderr", say(rank, here, other) + "\n")
 
     def _hear_stop(self, rank: int, number: int, since: float) -> None:
         """A process was stopped by this signal, then; with 0 it goes on."""

@@ -130,6 +130,20 @@ def of_stop(rank: int, how: str, pid: int) -> str:
     )
 
 
+def of_unreached(rank: int, here: str, other: str) -> str:
+    """A rank whose messages to another machine are lost on the way, or the answers to them."""
+    return (
+        f"rank {rank} on {here} does not reach {other}: nothing has come back from there for a "
+        "second. The run goes on if the network does; cluster.interrupt() ends it. "
+        f"distkit doctor --hosts {here},{other} tells what is lost."
+    )
+
+
+def of_reached(rank: int, here: str, other: str) -> str:
+    """The end of that."""
+    return f"{here} and {other} reach each other again"
+
+
 def interrupted(name: str, after: str, stopped: dict[str, str]) -> RunInterrupted:
     """The error of ``cluster.interrupt()``; ``stopped``: who was, by signals."""
     said = [f"{name} was interrupted on all ranks; {after}."]
