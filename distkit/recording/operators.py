@@ -86,10 +86,14 @@ def reduction(frame: FrameType) -> str:
 
 
 def of_objects(frame: FrameType | None) -> str:
-    """The name of the ``dist.*_object*`` function that this call is a part of; "" if of none."""
-    while frame is not None and frame.f_code.co_filename in _TORCHS:
-        if "_object" in frame.f_code.co_name:
-            return frame.f_code.co_name
+    """The name of the ``dist.*_object*`` function that this call is a part of; "" if of none.
+
+    Between the two there may be frames of the program: of a mode that watches torch's functions.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if "_object" in code.co_name and code.co_filename in _TORCHS:
+            return code.co_name
         frame = frame.f_back
     return ""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.overrides import TorchFunctionMode
 
 import distkit as dk
 from distkit.events import Op, State
@@ -141,3 +143,24 @@ def test_a_collective_in_the_background_that_nobody_waits_for_is_warned_about() 
     first, second = [str(warning.message) for warning in said]
     assert first.startswith("ranks 0 and 1 never waited for all_reduce(async_op=True) at ")
     assert second.startswith("rank 1 never waited for broadcast(async_op=True) at ")
+
+
+class Watching(TorchFunctionMode):
+    """A mode of the program's own, that watches torch's functions."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_on_one_rank_makes_no_other_calls_of_its_own() -> None:
+    def exchange() -> list[Any]:
+        with Watching() if dist.get_rank() == 0 else nullcontext():
+            found: list[Any] = [None] * 2
+            dist.all_gather_object(found, dist.get_rank())
+            x = torch.tensor(dist.get_rank())
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return [*found, int(x)]
+
+    run = dk.run_ranks(exchange, 2)
+    assert run.results == [[0, 1, 1]] * 2
+    assert not run.trace.diagnose()
