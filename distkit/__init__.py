@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from distkit.exercises import check, hint, solution
     from distkit.experiments import Experiment
     from distkit.experiments.sweep import sweep
+    from distkit.following import follow
     from distkit.parallel import Layout, shards
     from distkit.recording.attached import attach
     from distkit.recording.gradients import watch_gradients
@@ -96,6 +97,7 @@ _HOMES = {
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
     "distkit.recording.attached": ["attach"],
+    "distkit.following": ["follow"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
@@ -167,6 +169,7 @@ __all__ = [  # noqa: RUF022
     "Trace",
     "Finding",
     "equal",
+    "follow",
     "mark",
     "attach",
     "Compare",

@@ -40,9 +40,13 @@ def load(files: Sequence[Path], kind: type[Log]) -> Log:
     Raises:
         TraceFileError: a file is damaged, or of a newer version.
     """
-    merged: Log = foreign.checked(
-        files, lambda: foreign.sound(kind(*merge([rankfile.read(path) for path in files])))
-    )
+    return of([rankfile.read(path) for path in files], kind)
+
+
+def of(records: Sequence[Record], kind: type[Log]) -> Log:
+    """The same of files that were read already."""
+    files = [record.path for record in records]
+    merged: Log = foreign.checked(files, lambda: foreign.sound(kind(*merge(records))))
     return merged
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from waiting import until
 
 import distkit as dk
 from distkit.cluster.processes.rank_spec import free_port
-from distkit.events import Op, State
+from distkit.events import Event, Op, State
 from distkit.recording.rankfile import found, read
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
+from distkit.views.widget.live import Live
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
@@ -222,3 +224,38 @@ def test_two_nodes_write_into_one_folder() -> None:
     assert "clocks" not in trace.meta  # they are of one machine
     assert len(trace.collectives) == 3
     assert Path("shared.gz").exists()
+
+
+GOES_ON = """
+import sys, time
+import torch, torch.distributed as dist
+from pathlib import Path
+
+dist.init_process_group("gloo")
+x = torch.ones(2)
+dist.all_reduce(x)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+dist.all_reduce(x)
+"""
+
+
+def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
+    script, word = tmp_path / "goes_on.py", tmp_path / "word"
+    script.write_text(GOES_ON)
+    running = subprocess.Popen([*TWO, "-m", "distkit.attach", str(script), str(word)], cwd=tmp_path)
+    try:
+        run = dk.follow(tmp_path / "trace", timeout=LONG)
+        heard: list[Event] = []
+        ended = threading.Event()
+        run.subscribe(lambda events: heard.extend(events) if events else ended.set())
+        until(lambda: sum(e.state is State.COMPLETED for e in heard) == 2, within=LONG)
+        assert not run.finished
+        assert isinstance(run, Live)
+        word.touch()
+        assert ended.wait(LONG)
+    finally:
+        running.wait(LONG)
+    assert run.finished
+    assert len(heard) == len(run.trace.events) == 12
+    assert not run.diagnose()
