@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from distkit.experiments.sweep import sweep
     from distkit.following import follow
     from distkit.parallel import Layout, shards
-    from distkit.recording.attached import attach
+    from distkit.recording.attached import record
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -96,7 +96,7 @@ _HOMES = {
     "distkit.diagnosis.findings": ["Finding"],
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
-    "distkit.recording.attached": ["attach"],
+    "distkit.recording.attached": ["record"],
     "distkit.following": ["follow"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],
@@ -171,7 +171,7 @@ __all__ = [  # noqa: RUF022
     "equal",
     "follow",
     "mark",
-    "attach",
+    "record",
     "Compare",
     "Gradients",
     "Servers",

@@ -1,6 +1,6 @@
 """``torchrun -m distkit.attach train.py``: a script on ranks that others start, recorded.
 
-It is run, not imported: ``distkit.attach`` is the function with which a script does the same.
+A script does the same by itself with :func:`distkit.record`.
 """
 
 import sys

@@ -24,7 +24,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     """Follow ranks that torchrun, ``srun`` or ``mpiexec`` has started, while they run.
 
     The ranks are recorded by ``distkit trace -- torchrun …``, ``torchrun -m distkit.attach …`` or
-    :func:`distkit.attach`. What this returns shows a live timeline, and every other view takes it,
+    :func:`distkit.record`. What this returns shows a live timeline, and every other view takes it,
     too: ``dk.Stage(dk.follow())``.
 
     Args:

@@ -46,7 +46,7 @@ _ENDING = signal.SIGTERM, signal.SIGINT
 _here: Attached | None = None
 
 
-def attach(folder: str | Path = FOLDER) -> None:
+def record(folder: str | Path = FOLDER) -> None:
     """Record this rank's communication from now on, whoever has started it.
 
     Call it before ``init_process_group``. Afterwards ``distkit replay FOLDER`` shows all ranks.
@@ -62,7 +62,7 @@ def attach(folder: str | Path = FOLDER) -> None:
 
     Example:
         >>> import distkit as dk                        # doctest: +SKIP
-        >>> dk.attach()                                 # doctest: +SKIP
+        >>> dk.record()                                 # doctest: +SKIP
     """
     global _here
     of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
@@ -264,7 +264,7 @@ def main(argv: list[str]) -> None:
         raise SystemExit(2)
     sys.argv[:] = words
     try:
-        attach(folder)
+        record(folder)
     except StartError as error:
         print(f"distkit: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -64,7 +64,7 @@ class Trace(EventLog):
         and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
         their folder. The rank is what a file says, or the last number of its name.
 
-        A folder in which :func:`distkit.attach` has recorded a run's ranks becomes one trace, also
+        A folder in which :func:`distkit.record` has recorded a run's ranks becomes one trace, also
         while they run; of several runs it is the latest.
 
         Args:

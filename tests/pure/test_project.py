@@ -28,7 +28,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
 PUBLIC = """
     Cluster run_ranks Run Stepper doctor
-    Event Message Op Span State Summary Trace Finding equal follow mark attach
+    Event Message Op Span State Summary Trace Finding equal follow mark record
     Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment sweep progress
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
     shared_memory_all_reduce use_algorithm ddp_hook

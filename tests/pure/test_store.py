@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from distkit.cluster.hosts.store import StoreClient, StoreServer
 from distkit.cluster.rank.process_group import FilePlace, PatientStore
 
 
@@ -74,3 +75,22 @@ def test_a_signal_ends_a_wait(store: PatientStore, through: str) -> None:
         threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
         used.get("never")
     assert time.monotonic() - start < 1
+
+
+def test_ranks_of_several_machines_share_a_store(tmp_path: Path) -> None:
+    server = StoreServer(str(tmp_path))
+    one, same, other = (StoreClient(str(tmp_path), group) for group in "aab")
+    one.set("k", b"v")
+    assert [one.add("n", 2), same.add("n", 3), other.add("n", 1)] == [2, 5, 1]
+    assert [same.get("k"), same.check(["k", "n"]), other.check(["k"])] == [b"v", True, False]
+    assert [one.compare_set("k", "v", "w"), one.compare_set("k", "v", "x")] == [b"w", b"w"]
+    assert [one.num_keys(), one.delete_key("k"), one.delete_key("k"), other.num_keys()] == [
+        2,
+        True,
+        False,
+        1,
+    ]
+    for client in (one, same, other):
+        assert client._channel is not None
+        client._channel.close()
+    server.close()

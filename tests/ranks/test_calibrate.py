@@ -42,7 +42,7 @@ def test_it_finds_links_and_how_sure_they_are(machine: Measured) -> None:
 
 def test_it_is_a_network_to_simulate_on(machine: Measured) -> None:
     n = machine.n
-    times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 20)]
+    times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 26)]
     assert 0 < times[0] < times[1]
     trace = dk.simulate("tree", n, 4096, machine)
     assert len(trace.messages) == 2 * (n - 1)

@@ -75,13 +75,13 @@ else:
 
 ATTACHES = """
 import distkit as dk
-dk.attach("here")
+dk.record("here")
 import torch, torch.distributed as dist
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 if __name__ == "__main__":
-    dk.attach("here")  # once more: nothing
+    dk.record("here")  # once more: nothing
     dist.init_process_group("gloo")
     dist.barrier()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # imports this file
@@ -94,7 +94,7 @@ if __name__ == "__main__":
 
 SPAWNS = """
 import distkit as dk
-dk.attach("here")
+dk.record("here")
 import torch.distributed as dist, torch.multiprocessing as mp
 
 def work(rank):
@@ -195,7 +195,7 @@ def test_a_script_spawns_its_ranks(tmp_path: Path) -> None:
 
 def test_ranks_that_are_recorded_already_need_no_files() -> None:
     def program() -> None:
-        dk.attach("nowhere")
+        dk.record("nowhere")
         dist.barrier()
 
     assert len(dk.run_ranks(program, 2).trace.collectives) == 1

@@ -23,16 +23,6 @@ class StoreServer:
 
     Args:
         folder: the cluster's own.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     server = StoreServer(folder)
-    ...     one, other = StoreClient(folder, "a"), StoreClient(folder, "b")
-    ...     one.set("k", b"v")
-    ...     said = one.add("n", 2), one.add("n", 3), one.get("k"), other.check(["k"])
-    ...     server.close()
-    >>> said
-    (2, 5, b'v', False)
     """
 
     def __init__(self, folder: str) -> None:
