@@ -137,13 +137,19 @@ def _break(how: str) -> tuple[list[str], float | None, str]:
         else:
             job.kill()
         said = _words(job, began + GONE)
-        while time.monotonic() < began + GONE and processes(lab):
+        while time.monotonic() < began + GONE and _left(lab, job):
             time.sleep(0.05)
-        left = processes(lab)
+        left = _left(lab, job)
         job.kill()
         job.communicate()
     seconds = said["at"] - began if "at" in said else None
     return left, seconds, said.get("error", "")
+
+
+def _left(lab: Laboratory, job: subprocess.Popen[str]) -> list[str]:
+    """What is left; a kernel that is still there has a process to fork from on its machine."""
+    lives = job.poll() is None
+    return [line for line in processes(lab) if not (lives and line.startswith("head:"))]
 
 
 def _words(job: subprocess.Popen[str], until: float) -> dict[str, Any]:
