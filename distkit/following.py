@@ -66,7 +66,7 @@ class Following:
         #: Who is told of events, and of which each was.
         self._told: dict[Callable[[list[Event]], None], set[tuple[int, int, str]]] = {}
         self._reading, self._works = threading.RLock(), False
-        self._sizes: dict[Path, int] = {}
+        self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
         self._trace, self._records = Trace([], {}), list[rankfile.Record]()
         self._look()
 
@@ -86,6 +86,11 @@ class Following:
     @property
     def finished(self) -> bool:
         """True if all ranks have ended, and nobody is there to start them anew."""
+        with self._reading:
+            self._look()
+            return self._is_over()
+
+    def _is_over(self) -> bool:
         if not self.whole or len(self._trace.meta["ends"]) < len(self._trace.meta["ranks"]):
             return False
         here = [r.about for r in self._records if r.about["clock"] == rankfile.clock()]
@@ -98,9 +103,11 @@ class Following:
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Have all events handed over: those so far now, others from a thread; [] at the end."""
         with self._reading:
-            self._told[callback] = set()
+            over, self._told[callback] = self.finished, set()
             self._tell(callback)
-            if not self._works:
+            if over:
+                callback([])
+            elif not self._works:
                 self._works = True
                 threading.Thread(target=self._work, name="distkit-follow", daemon=True).start()
 
@@ -129,8 +136,8 @@ class Following:
                 self._works = bool(self._told)
                 if not self._works:
                     return
-                self._look()
                 over = self.finished
+                self._works = not over
                 for callback in list(self._told):
                     self._tell(callback)
                     if over:
@@ -138,7 +145,9 @@ class Following:
             time.sleep(max(PERIOD, PAUSE * (time.monotonic() - began)))
 
     def _tell(self, callback: Callable[[list[Event]], None]) -> None:
-        told = self._told[callback]
+        told = self._told.get(callback)
+        if told is None:  # who does not listen any more
+            return
         new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in told]
         told.update((e.rank, e.seq, e.state.value) for e in new)
         if new:
@@ -149,11 +158,13 @@ class Following:
         with self._reading:
             files = rankfile.found([self._folder]) if self._folder.is_dir() else []
             sizes = {path: path.stat().st_size for path in files}
-            if not files or (sizes == self._sizes and self.finished):
+            due = self._read + merge.RECENT  # the end of a rank that says nothing is known by time
+            if not files or (sizes == self._sizes and (self._is_over() or time.monotonic() < due)):
                 return
             try:
                 self._records = [rankfile.read(path) for path in files]
                 self._trace, self._sizes = merge.of(self._records, Trace), sizes
+                self._read = time.monotonic()
             except TraceFileError:  # a rank has just made its file
                 return
 

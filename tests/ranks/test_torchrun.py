@@ -256,6 +256,10 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
         assert ended.wait(LONG)
     finally:
         running.wait(LONG)
+    late = dk.follow(tmp_path / "trace")
+    over: list[list[Event]] = []
+    late.subscribe(over.append)  # what has ended says so at once
+    assert [len(events) for events in over] == [12, 0]
     assert run.finished
     assert len(heard) == len(run.trace.events) == 12
     assert not run.diagnose()
