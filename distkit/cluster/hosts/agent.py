@@ -35,6 +35,7 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
+from distkit.recording.launched import recognise
 
 #: The environment variable that says where the kernel is.
 AGENT = "DISTKIT_AGENT"
@@ -65,7 +66,7 @@ class Agent:
     """
 
     def __init__(self, where: dict[str, Any]) -> None:
-        self._where = where
+        self._where, self._place = where, recognise(os.environ, platform.node())
         self._answered, self._over = threading.Event(), threading.Event()
         self._folders: dict[str, int | None] = {}
         #: The exit status: 0 if the kernel has ended this agent, or itself.
@@ -79,7 +80,7 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until the kernel is gone, then leave nothing behind."""
-        if any(os.environ.get(name) == "0" for name in _LOCAL) or self._where.get("name"):
+        if self._where.get("name") or self._place.local_rank == 0:
             self._start_zygote()  # sure to be used: it imports torch while the kernel is told
         self._relay.start()
         self._tunnel.say({"here": self._facts()})
@@ -129,16 +130,11 @@ class Agent:
             **versions(),
             "executable": sys.executable,
             "pid": os.getpid(),
-            "order": self._order(),
+            "order": self._where.get("order", self._place.rank),
             "port": _free_port(address),
             **surroundings(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
-
-    def _order(self) -> int:
-        """The number of this process among those that were started together."""
-        said = (os.environ[name] for name in _ORDER if os.environ.get(name, "").isdigit())
-        return int(self._where.get("order", next(said, 0)))
 
     def _start_zygote(self) -> None:
         self._zygote, theirs = Channel.pair()
@@ -241,11 +237,7 @@ class Agent:
         self._relay.close()
 
 
-#: How schedulers number the processes that they start: those of a machine, and all.
-_LOCAL = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-_ORDER = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-
-#: What they say of the agent's own process, which ranks must not take for themselves.
+#: What launchers say of the agent's own process, which ranks must not take for themselves.
 _LAUNCHER = re.compile("OMPI_|PMIX_|PMI_|MPI_LOCAL|HYDI_|SLURM_(?!JOB)")
 
 
