@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -38,6 +39,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.parent.name
         item.add_marker(folder if folder in ("ranks", "cluster") else "pure")
+
+
+@cache
+def _gpus() -> int:
+    """GPUs that torch counts by NVML: CUDA stays untouched in this process, which starts ranks."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without enough GPUs skip what needs them; where they are required, fail for want of any."""
+    mark = item.get_closest_marker("gpu")
+    needed = mark.args[0] if mark and mark.args else 1
+    if mark and _gpus() < needed:
+        required = not _gpus() and os.environ.get("DISTKIT_GPU") == "required"
+        (pytest.fail if required else pytest.skip)(f"GPUs needed: {needed}, there: {_gpus()}")
 
 
 # -- nobody is left running ----------------------------------------------------
