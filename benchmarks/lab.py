@@ -30,6 +30,29 @@ _FOLDERS = {
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
 }
 
+#: What tools for tests bring to every JupyterLab beside them, and users do not have.
+_FOREIGN = {
+    "config/jupyter_server_config.json": {
+        "ServerApp": {
+            "jpserver_extensions": {
+                "notebook": False,
+                **{
+                    f"nbgrader.server_extensions.{name}": False
+                    for name in (
+                        "formgrader",
+                        "validate_assignment",
+                        "assignment_list",
+                        "course_list",
+                    )
+                },
+            }
+        }
+    },
+    "config/labconfig/page_config.json": {
+        "disabledExtensions": {"@jupyter/nbgrader": True, "@jupyter-notebook/lab-extension": True}
+    },
+}
+
 #: In the page: whether the notebook in front is open and its kernel has nothing to do.
 IDLE = """() => {
     const panel = window.jupyterapp?.shell.currentWidget;
@@ -60,10 +83,13 @@ class Lab:
 
 def surroundings(home: Path) -> dict[str, str]:
     """The environment of a JupyterLab that reads and writes nothing of the user's."""
-    file = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    file.parent.mkdir(parents=True, exist_ok=True)
     # answers the question about news in advance: it would lie over the notebook
-    file.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    news = "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    asked = {"fetchNews": "false", "checkForUpdates": False}
+    for name, settings in {news: asked, **_FOREIGN}.items():
+        file = home / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
     return {name: str(home / folder) for name, folder in _FOLDERS.items()}
 
 
