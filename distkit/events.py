@@ -122,6 +122,9 @@ class Attributes(dict[str, Any]):
 
 NO_ATTRIBUTES = Attributes()
 
+#: What is said of a call beside its name.
+_ASIDE = frozenset({"caller", "device", "stream", "memory", "device_seconds"})
+
 
 def label_of(it: Any) -> str:
     """An operation's attributes in words, as a picture shows them. Nothing reads them back.
@@ -130,8 +133,8 @@ def label_of(it: Any) -> str:
     'w'
     """
     facts = it.attributes
-    if "caller" in facts:
-        facts = {name: value for name, value in facts.items() if name != "caller"}
+    if not _ASIDE.isdisjoint(facts):
+        facts = {name: value for name, value in facts.items() if name not in _ASIDE}
     match facts:
         case {"label": name} | {"reduction": name} | {"function": name}:
             return str(name)
@@ -201,6 +204,9 @@ class Event:
                                      push's ``clock``; a reply's ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the page of ``where``, a
                                      function such as ``dk.ring_all_reduce``; of stepped runs
+    any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
+                                     bytes of the rank's tensors there at that time; once completed
+                                     ``device_seconds``: how long the GPU itself was at it
     ===============================  ============================================================
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))

@@ -202,7 +202,7 @@ def _one_or_more(value: Any, field: str) -> None:
     (items(anything) if type(value) is list else anything)(value, field)
 
 
-_NUMBERS = "version", "step", "steps", "ranks", "clock", "dropped", "staleness", "backup"
+_NUMBERS = "version", "step", "steps", "ranks", "clock", "dropped", "staleness", "backup", "memory"
 _WORDS = "label", "mode", "method", "optimizer", "reduction", "function", "watched", "name"
 #: The attributes that are computed with, or looked up.
 _known = record(
@@ -215,6 +215,8 @@ _known = record(
         "checksum": text,
         "wait_for": whole,
         "caller": text,
+        "device": text,
+        "device_seconds": number,
         **dict.fromkeys(_NUMBERS, whole),
         **dict.fromkeys(_WORDS, text),
     }

@@ -13,6 +13,7 @@ from traces import (
     MS,
     Script,
     big,
+    gpus,
     hang,
     odd_values,
     parameter_server,
@@ -27,9 +28,18 @@ from distkit.views.timeline import columns
 from distkit.views.timeline.bars import Bars
 from distkit.views.timeline.columns import project
 from distkit.views.timeline.packing import packed
+from distkit.views.timeline.static import to_svg
+from distkit.views.timeline.view import Timeline
 
 FEW = settings(max_examples=50, deadline=None)
-TRACES = {**DEMOS, "odd": odd_values, "big": lambda: big(400), "stores": stores, "empty": Trace}
+TRACES = {
+    **DEMOS,
+    "gpus": gpus,
+    "odd": odd_values,
+    "big": lambda: big(400),
+    "stores": stores,
+    "empty": Trace,
+}
 
 
 def test_what_was_not_recorded_is_said() -> None:
@@ -401,6 +411,21 @@ def notes(rank, seq, at):
             dtype="float32",
         ),
     ]
+
+
+def test_what_a_gpu_has_in_use_is_a_line_behind_its_rank(monkeypatch):
+    picture = project(trace := gpus())
+    said = "cuda:1 · stream 7 · 250 µs there · 8 MiB in use"
+    assert said in {bar["gpu"] for bar in picture["bars"]}
+    assert {bar.get("label") for bar in picture["bars"]} == {None}  # none of it is the call's name
+    shares = [[share for _, share in lane["memory"]] for lane in picture["lanes"]]
+    assert shares == [[0.125, 0.5, 0.25], [0.25, 1, 0.5]]
+    assert picture["compared"][0][::2] == ["8 MiB", "rank 0: 4 MiB\nrank 1: 8 MiB"]
+    assert to_svg(picture).count('fill-opacity=".22"') == 2
+    assert "8 MiB of GPU memory in use by a rank" in repr(Timeline(trace))
+    monkeypatch.setattr(columns, "STEPS", 2)  # peaks stay where there are more steps than that
+    assert [share for _, share in project(trace)["lanes"][1]["memory"]] == [1, 0.5]
+    assert "memory" not in project(ring())["lanes"][0]
 
 
 def test_notes_of_watched_gradients_are_not_drawn():

@@ -43,6 +43,18 @@ class Script:
         return Trace(self.events, meta)
 
 
+def gpus() -> Trace:
+    """Made up, as no GPU said it: two ranks, whose tensors on their GPUs grow and shrink."""
+    script = Script()
+    for step, used in enumerate([1, 4, 2]):
+        for rank in (0, 1):
+            on = {"device": f"cuda:{rank}", "stream": 7, "memory": used * (rank + 1) << 20}
+            about = dict(nbytes=4096, shape=(1024,), dtype="float32")
+            about["attributes"] = {**on, "device_seconds": 0.25 * MS}
+            script.op(rank, Op.ALL_REDUCE, step * MS, (step + 0.5) * MS, **about)
+    return script.trace(name="made up", world_size=2)
+
+
 def names(*roles: str) -> dict[str, dict[str, str]]:
     """``meta["ranks"]`` for worker, worker, server, scheduler …"""
     seen: dict[str, int] = defaultdict(int)

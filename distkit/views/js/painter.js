@@ -76,6 +76,7 @@ export class Painter {
       c.fillStyle = look.lane;
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
+      if (lane.memory) this.#memory(lane, top, height);
       if (height < 9) return;
       c.fillStyle = this.color(lane.rank);
       roundRect(c, 2, middle - 5, 10, 10, 5);
@@ -84,6 +85,26 @@ export class Painter {
       this.text(lane.name, 21, middle - (two ? 7 : 0), look.fg, `600 13px ${look.font}`);
       if (two) this.text(lane.detail, 21, middle + 9, look.muted, `12px ${look.font}`);
     });
+  }
+
+  // Steps behind the bars: the memory that a rank has in use on its GPU.
+  #memory({ memory, rank }, top, height) {
+    const { c, at } = this;
+    c.save();
+    c.beginPath();
+    c.rect(at.left - 4, top, at.right - at.left + 8, height);
+    c.clip();
+    c.beginPath();
+    c.moveTo(at.x(memory[0][0]), top + height);
+    memory.forEach(([time, share], i) => {
+      const y = top + height - share * (height - 2);
+      c.lineTo(at.x(time), y);
+      c.lineTo(i + 1 < memory.length ? at.x(memory[i + 1][0]) : at.right + 4, y);
+    });
+    c.lineTo(at.right + 4, top + height);
+    c.fillStyle = alpha(this.color(rank), 0.22);
+    c.fill();
+    c.restore();
   }
 
   // A host's name, and a rule above its lanes.

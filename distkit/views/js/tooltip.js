@@ -109,6 +109,7 @@ function rest(item, store) {
       item.kind === "mark" ? null : item.label],
     ["tag", item.tag || null],
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
+    ["GPU", item.gpu],
     ["line", item.where],
     ["values", kept(item) ? null : "not recorded this late in a long trace"],
   ];

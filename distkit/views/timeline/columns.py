@@ -22,6 +22,7 @@ from distkit.trace.log import EventLog
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
+from distkit.views.scene.units import human_bytes
 from distkit.views.timeline.causes import Causes, causes, unknown
 from distkit.views.timeline.coverage import coverage
 from distkit.views.timeline.looks import compact, look_of, rounded
@@ -34,6 +35,9 @@ LATE, REST = 0.5, 0.75
 
 #: Only the first so many operations carry their values along.
 MAX_VALUES = 2_000
+
+#: Steps of a rank's line of memory, at most.
+STEPS = 200
 
 #: Shorter waits are told of nobody [s].
 LEAST = 1e-6
@@ -257,17 +261,19 @@ class Columns:
             "collective_bytes": int(sizes[members].sum()),
         }
         stuck = [] if self._live else np.flatnonzero(~ops.ended).tolist()
+        around = frame(
+            self.meta,
+            sums,
+            int(self._drawn.sum()),
+            self._lane,
+            np.unique(ops.rank).tolist(),
+            [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
+            self._live,
+            self.traffic,
+        )
         return {
-            **frame(
-                self.meta,
-                sums,
-                int(self._drawn.sum()),
-                self._lane,
-                np.unique(ops.rank).tolist(),
-                [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
-                self._live,
-                self.traffic,
-            ),
+            **around,
+            "compared": around["compared"] + self._most_memory(),
             "start": rounded(ops.span[0] if ops.span else None),
             "end": rounded(self._until),
             "opening": self._opening,
@@ -352,6 +358,31 @@ class Columns:
         hosts = several(self.meta)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
+    @cached_property
+    def memory(self) -> dict[int, list[tuple[float, int]]]:
+        """When a rank had how many bytes in use on its GPU, where that was recorded."""
+        table = self._table
+        used = table.each(look.attributes.get("memory", -1) for look in table.looks)
+        found = {}
+        for rank in np.unique(table.rank[used >= 0]).tolist():
+            mine = np.flatnonzero((used >= 0) & (table.rank == rank))
+            mine = mine[np.diff(used[mine], prepend=-1) != 0]
+            parts = np.array_split(mine, STEPS) if len(mine) > STEPS else mine[:, None]
+            peaks = [part[used[part].argmax()] for part in parts]
+            found[rank] = [(float(table.time[i]), int(used[i])) for i in peaks]
+        return found
+
+    def _shares(self, rank: int) -> list[list[float | None]]:
+        """The same as shares of what the rank with most had in use."""
+        most = max((used for line in self.memory.values() for _, used in line), default=0) or 1
+        return [[rounded(at), round(used / most, 4)] for at, used in self.memory.get(rank, [])]
+
+    def _most_memory(self) -> list[list[str]]:
+        most = {rank: max(used for _, used in line) for rank, line in self.memory.items()}
+        each = "\n".join(f"rank {rank}: {human_bytes(used)}" for rank, used in most.items())
+        words = "of GPU memory in use by a rank, at most"
+        return [[human_bytes(max(most.values())), words, each]] if most else []
+
     def _lane(self, rank: int) -> Json:
         """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""
         mine, died = self._mine(rank), self._died(rank)
@@ -366,7 +397,7 @@ class Columns:
             "waiting": round(min(waiting, busy) / seconds, 4) if seconds > 0 else 0.0,
             "messages": messages,
             "bytes": nbytes,
-            **compact(died=rounded(died)),
+            **compact(died=rounded(died), memory=self._shares(rank)),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op
 from distkit.trace.calls import call, op_name
 from distkit.trace.columns import Look
 from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.units import human_bytes, human_seconds
 
 TOUCHED = "buffer used before wait()"
 
@@ -32,7 +34,17 @@ def look_of(it: Look) -> Json:
         tag=it.tag,
         where=clean(it.where.rpartition("/")[2]),
         label=clean(label),
+        gpu=clean(_gpu(it.attributes)),
     )
+
+
+def _gpu(facts: Mapping[str, Any]) -> str:
+    """Where on a GPU an operation was, how long the GPU took for it, and the memory in use then."""
+    told = [str(facts["device"])] if "device" in facts else []
+    told += [f"stream {facts['stream']}"] if "stream" in facts else []
+    told += [f"{human_seconds(facts['device_seconds'])} there"] if "device_seconds" in facts else []
+    told += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
+    return " · ".join(told)
 
 
 def kind_of(op: Op) -> str:

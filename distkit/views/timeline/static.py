@@ -131,6 +131,8 @@ class _Painter:
             middle = top + height / 2
             width = self.at.right - self.at.left + 8
             yield svg.rect(self.at.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
+            if "memory" in lane:
+                yield self._memory(lane, top, height)
             yield f'<circle cx="29" cy="{middle:.1f}" r="5" fill="{self.colors[rank]}"/>'
             up = 4 if lane["detail"] else 0
             yield svg.text(
@@ -138,6 +140,18 @@ class _Painter:
             )
             if up:
                 yield svg.text(42, middle + 14, lane["detail"], GRAY)
+
+    def _memory(self, lane: Json, top: float, height: float) -> str:
+        """Steps behind the bars: the memory that a rank has in use on its GPU."""
+        times, shares = zip(*lane["memory"], strict=True)
+        edge = self.at.right + 4
+        xs = [min(max(self.at.x(time), self.at.left - 4), edge) for time in times]
+        steps = "".join(
+            f"V{top + height - share * (height - 2):.1f}H{until:.1f}"
+            for share, until in zip(shares, [*xs[1:], edge], strict=True)
+        )
+        path = f"M{xs[0]:.1f} {top + height:.1f}{steps}V{top + height:.1f}z"
+        return f'<path d="{path}" fill="{self.colors[lane["rank"]]}" fill-opacity=".22"/>'
 
     def _host(self, name: str, y: float) -> Iterator[str]:
         """A host's name, and a rule above its lanes."""
