@@ -231,6 +231,16 @@ def test_the_critical_path_goes_through_the_straggler_and_not_through_who_waited
     assert told["waits"] == ["0.1"] and told["waited"] == pytest.approx([4 * MS], abs=1e-5)
 
 
+def test_a_send_that_was_waited_for_late_is_explained_by_its_own_rank() -> None:
+    """Its receiver came at 1 ms and was done at 2 ms: the run is longer because of rank 2."""
+    s = Script()
+    s.op(0, Op.SEND, 0, 10.1 * MS, peer=1, **CHUNK)
+    s.op(0, Op.RECV, 0.1 * MS, 10 * MS, peer=2, **CHUNK)
+    s.op(1, Op.RECV, 1 * MS, 2 * MS, peer=0, **CHUNK)
+    s.op(2, Op.SEND, 9 * MS, 10 * MS, peer=0, **CHUNK)
+    assert on_path(Columns(s.trace(world_size=3))) == [(0, Op.SEND), (2, Op.SEND)]
+
+
 def test_the_rounds_are_the_same_in_every_repetition() -> None:
     found = [counted(traces.ring(4, seed=seed)) for seed in range(8)]
     assert {f["rounds"] for f in found} == {6}

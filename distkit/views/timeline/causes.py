@@ -19,6 +19,9 @@ from distkit.views.timeline.pairing import Pairs
 
 #: Clocks are no finer [s].
 SOON = 1e-9
+#: An operation that ends so soon after another of its rank, as a part of its own time, ended since
+#: the rank asked for it only then: the ``wait()`` of an ``isend`` often comes last.
+LATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def causes(ops: Operations, pairs: Pairs, end: float) -> Causes:
     since = np.fmax(_last_active(ops, final), ops.blocked)
     waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)
     waited[ops.scheduled] = 0
-    return Causes(since, waited, _over(ops, pairs), *_critical(ops, pairs, waited, final))
+    return Causes(since, waited, _over(ops, pairs), *_critical(ops, pairs, since, waited, final))
 
 
 def _lanes(rank: Ints) -> list[tuple[int, slice]]:
@@ -110,15 +113,18 @@ def _over(ops: Operations, pairs: Pairs) -> Bools:
 
 
 def _critical(
-    ops: Operations, pairs: Pairs, waited: Floats, final: Floats
+    ops: Operations, pairs: Pairs, since: Floats, waited: Floats, final: Floats
 ) -> tuple[list[int], list[int]]:
     """The critical path: an operation that waited is explained by the last to arrive.
 
     Any other is explained by what its rank did before.
     """
     told = ~_around(ops)
-    flat, first, before = _order_of_ends(ops, told)
-    slow, blamed = (waited > SOON).tolist(), _blamed(ops, pairs).tolist()
+    if not told.any():
+        return [], []
+    arrived = np.where(waited > SOON, since + waited, math.inf)
+    flat, first, before, late = _order_of_ends(ops, told, arrived, final)
+    slow, blamed = ((waited > SOON) & ~late).tolist(), _blamed(ops, pairs).tolist()
     path: dict[int, None] = {}
     via: dict[int, None] = {}
     at = int(np.where(told, final, -math.inf).argmax())
@@ -136,24 +142,31 @@ def _critical(
     return list(path), list(via)
 
 
-def _order_of_ends(ops: Operations, told: Bools) -> tuple[list[int], list[int], list[int]]:
+def _order_of_ends(
+    ops: Operations, told: Bools, arrived: Floats, final: Floats
+) -> tuple[list[int], list[int], list[int], Bools]:
     """The told operations, rank by rank in the order of their ends.
 
     And for each operation: where its rank's begin, and where those begin that had not ended when
-    it started.
+    it started, or, True in the last array, when its rank asked for it late.
     """
     end = np.where(ops.ended, ops.end, math.inf)
     order = np.lexsort((end, ops.rank))
     order = order[told[order]]
     first, before = np.zeros((2, len(ops)), np.int64)
+    late = np.zeros(len(ops), bool)
     told_of = dict(_lanes(ops.rank[order]))
     for r, mine in _lanes(ops.rank):
         lane = told_of.get(r, slice(0, 0))
-        first[mine] = lane.start
-        before[mine] = lane.start + np.searchsorted(
-            end[order[lane]], ops.start[mine] + SOON, "right"
+        ends, start = end[order[lane]], ops.start[mine]
+        sooner = np.searchsorted(ends, final[mine])  # what ended before it did
+        freed = np.append(ends, -math.inf)[sooner - 1]  # the last place: nothing did
+        late[mine] = (freed > np.maximum(start, arrived[mine]) + SOON) & (
+            final[mine] - freed <= LATE * (final[mine] - start)
         )
-    return order.tolist(), first.tolist(), before.tolist()
+        since = np.searchsorted(ends, start + SOON, "right")
+        first[mine], before[mine] = lane.start, lane.start + np.where(late[mine], sooner, since)
+    return order.tolist(), first.tolist(), before.tolist(), late
 
 
 def _around(ops: Operations) -> Bools:
