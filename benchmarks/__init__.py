@@ -26,6 +26,7 @@ ALL = {
     "simulate": 5,
     "train": 5,
     "published": 1,
+    "gpu": 5,
     "hosts": 1,
     "house": 1,
     "abuse": 1,
@@ -36,18 +37,21 @@ ALL = {
 }
 
 
-def measure(names: Iterable[str], reps: int | None, say: Callable[[str], None]) -> Report:
+def measure(
+    names: Iterable[str], reps: int | None, say: Callable[[str], None], **options: str
+) -> Report:
     """Run benchmarks one after the other.
 
     Args:
         names: of :data:`ALL`.
         reps: repetitions, or each benchmark's own number when None.
         say: told what is going on, a line at a time.
+        options: arguments of these benchmarks alone.
     """
     report = Report(machine())
     for name in names:
         module = import_module(f"benchmarks.{name}")
-        figures, details = module.measure(reps or ALL[name], say)
+        figures, details = module.measure(reps or ALL[name], say, **options)
         report.figures += figures
         report.details[name] = details
     return report

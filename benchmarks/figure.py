@@ -16,7 +16,8 @@ class Figure:
     """One number with its reference; ``must`` and ``aim`` are upper limits.
 
     The limits hold for the ratio to the reference, or for the value itself when ``absolute``.
-    ``low`` and ``high`` are the extremes of the repetitions, ``value`` is their median.
+    ``low`` and ``high`` are the extremes of the repetitions, ``value`` is their median. ``note``
+    says why there is none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Figure:
     must: float | None = None
     aim: float | None = None
     absolute: bool = False
+    note: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -45,7 +47,7 @@ class Figure:
             return ""
         number = self.value if self.absolute else self.ratio
         if number is None:
-            return "reference missing"
+            return self.note or "reference missing"
         if self.aim is not None and number <= self.aim:
             return "aim"
         return "must" if self.must is not None and number <= self.must else "not reached"
@@ -83,6 +85,7 @@ def figure(
 
 def machine() -> dict[str, Any]:
     """What was measured on, and how busy it was before."""
+    from distkit import __version__
     from distkit.cluster import limits
 
     load = os.getloadavg()
@@ -92,7 +95,8 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "load_before": [round(x, 2) for x in load],
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "ipyparallel", "distkit")},
+        **{name: version(name) for name in ("torch", "ipyparallel")},
+        "distkit": __version__,  # it may run from a checkout, not installed
     }
 
 
@@ -120,11 +124,11 @@ class Report:
 
 def _paragraph(figure: Figure) -> str:
     """A figure in three lines that fit 80 columns."""
-    against = ""
+    against = f", {figure.note}" if figure.note else ""
     if figure.ratio is not None:
         against = f" = {_short(figure.ratio)} of {figure.reference}: "
         against += _number(figure.reference_value, figure.unit)
-    elif figure.reference and not figure.absolute:
+    elif figure.reference and not figure.absolute and not figure.note:
         against = f", {figure.reference}"
     sign = "" if figure.absolute else "x"
     limits = [

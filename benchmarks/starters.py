@@ -89,3 +89,30 @@ answer(cluster._room.folder)
 asked()
 """
 )
+
+
+def on_device(device: str, then: str = "pass") -> str:
+    """The same on a device; the answer has the ranks' processes, each with 64 MiB there, too."""
+    return f"""
+def first():
+    import torch, torch.distributed as dist
+    dist.all_reduce(torch.ones(1, device={device!r}))
+
+def keep():
+    global kept
+    import os, torch
+    kept = torch.ones(1 << 24, device={device!r})
+    return os.getpid()
+
+import distkit
+asked()
+start = time.monotonic()
+cluster = distkit.Cluster(4, device={device!r})
+cluster.run(first)
+seconds = time.monotonic() - start
+answer([seconds, cluster.run(keep).results])
+asked()
+{then}
+answer(0)
+asked()
+"""

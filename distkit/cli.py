@@ -510,6 +510,8 @@ def add_bench(commands: Any) -> None:
     bench.add_argument("name", metavar="NAME", help="a file of the checkout's benchmarks/, or all")
     bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
     bench.add_argument("--reps", type=int, metavar="N", help="repetitions of each measurement")
+    what = "with gpu: run the same code on the CPU, whose numbers say nothing about a GPU"
+    bench.add_argument("--stand-in", choices=["cpu"], help=what)
     bench.set_defaults(run=_bench, wrong=bench.error)
 
 
@@ -582,9 +584,12 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
         args.wrong(f"there is no benchmark {args.name!r}: {', '.join(benchmarks.ALL)} or all")
     if args.reps is not None and args.reps < 1:
         args.wrong("--reps must be at least 1")
+    if args.stand_in and args.name != "gpu":
+        args.wrong("--stand-in is an option of bench gpu alone")
     names = benchmarks.ALL if args.name == "all" else [args.name]
     say = partial(print, file=sys.stderr, flush=True)
-    report = benchmarks.measure(names, args.reps, say)
+    options = {"stand_in": args.stand_in} if args.stand_in else {}
+    report = benchmarks.measure(names, args.reps, say, **options)
     print(report.to_json() if args.json else report)
 
 

@@ -43,12 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @cache
 def _gpus() -> int:
-    """GPUs that torch counts by NVML: CUDA stays untouched in this process, which starts ranks."""
-    import torch
+    from benchmarks import gpu  # late: it imports torch
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return gpu.gpus()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -78,6 +78,7 @@ def test_python_m_distkit() -> None:
         (["hang", "up"], "unknown hang 'up': choose from recv_cycle, ring_of_recvs"),
         (["bench", "speed"], "there is no benchmark 'speed': start, "),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
+        (["bench", "tap", "--stand-in", "cpu"], "--stand-in is an option of bench gpu alone"),
     ],
 )
 def test_wrong_arguments(

@@ -7,5 +7,9 @@ is a GPU on that, too. What has no stand-in is marked ``gpu``, or ``gpu(2)`` if 
 import pytest
 
 on_devices = pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.stand_in),
+        pytest.param("cuda:0", marks=pytest.mark.gpu),
+    ],
 )

@@ -1,0 +1,35 @@
+"""The figures of `distkit bench gpu`: measured on the CPU, and told unproven without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu import ROWS, Row, measure, measured
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "STEPS", 2)
+    monkeypatch.setattr(gpu, "SIZE", 1 << 20)
+    figure = measured(row, 1, "cpu")
+    assert (figure.note, figure.reps, figure.reached) == ("", 1, "")
+    assert "[stand-in: cpu]" in figure.name
+    assert figure.value == 0 if row.unit == "MiB" else figure.value > 0
+
+
+def test_a_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "gpus", lambda: 0)
+    figures, details = measure(1, lambda _: None)
+    assert {f.reached for f in figures} == {"unproven: no GPU"}
+    assert [f.name for f in figures] == [row.name for row in ROWS]
+    assert details["torch"] and "date" in details
+
+
+def test_a_figure_that_fails_says_why() -> None:
+    def fail(device: str, reps: int) -> None:
+        raise ValueError(f"{reps} on {device}")
+
+    figure = measured(Row("x", "s", "y", fail, {"must": 1}), 3)
+    assert figure.reached == "failed: ValueError: 3 on cuda:0"
