@@ -494,7 +494,9 @@ class Conductor:
         if self.deadlock and not any(o.error and o.error.leaving for o in outcomes):
             self.error = report.deadlock(self.name, self.deadlock, outcomes)
         if self._interrupted and self._killed.issuperset(self.died):
-            self.error = report.interrupted(self.name, self._afterwards, self._who_is_stopped())
+            self.error = report.interrupted(
+                self.name, self._afterwards, self._who_is_stopped(), outcomes
+            )
         if self.cluster_failure and self.error is not None:
             self.error = RunError(f"{self.name} was ended: {self.cluster_failure}")
 

@@ -144,18 +144,30 @@ def of_reached(rank: int, here: str, other: str) -> str:
     return f"{here} and {other} reach each other again"
 
 
-def interrupted(name: str, after: str, stopped: dict[str, str]) -> RunInterrupted:
+def interrupted(
+    name: str, after: str, stopped: dict[str, str], outcomes: Iterable[Outcome]
+) -> RunInterrupted:
     """The error of ``cluster.interrupt()``; ``stopped``: who was, by signals."""
-    said = [f"{name} was interrupted on all ranks; {after}."]
+    said = [f"{name} was interrupted on all ranks; {after}.", *_where_they_were(outcomes)]
     said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
     return RunInterrupted(" ".join(said))
 
 
-def stopped(name: str, findings: list[Finding]) -> RunStopped:
+def stopped(name: str, findings: list[Finding], outcomes: Iterable[Outcome]) -> RunStopped:
     """The error of the stop button: with the reason, if the run could not have gone on."""
     told = Kind.STOPPED, Kind.IN_BACKEND
-    found = [str(f) for f in findings if f.hang or f.kind in told]
+    found = [str(f) for f in findings if f.hang or f.kind in told] or _where_they_were(outcomes)
     return RunStopped("\n".join([f"{name} was interrupted on all ranks.", *found]))
+
+
+def _where_they_were(outcomes: Iterable[Outcome]) -> list[str]:
+    """From which of the user's lines ranks were pulled out."""
+    places: dict[str, list[int]] = {}
+    for o in outcomes:
+        if o.error and o.error.released and (line := _users_line(o.error.frames)):
+            places.setdefault(line, []).append(o.rank)
+    said = [f"{verb(r, 'were')}{at(line)}" for line, r in places.items()]
+    return [text[:1].upper() + text[1:] for text in [f"{'; '.join(said)}."] if said]
 
 
 def of_findings(findings: list[Finding]) -> list[str]:

@@ -216,7 +216,9 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
         moved = not short and not run._conductor.stands  # nothing to explain, which would take long
         run.interrupt()
         run._conductor.prints.print_until(lambda: run.finished, None)
-        error = report.stopped(run.name, found if found or moved else run.findings)
+        if not (found or moved):
+            found = run.findings
+        error = report.stopped(run.name, found, run._conductor.outcomes.values())
         error.run = run
         raise error from None
 

@@ -1,0 +1,132 @@
+"""A plug-in of pytest: ``pytest --distkit-notebooks lessons/`` runs each notebook as a test.
+
+A cell that raises fails the test, unless Jupyter's tag ``raises-exception`` says that it shall.
+A cell that takes too long is interrupted as by the stop button, so that the test fails with what
+distkit says of the ranks, instead of hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+#: Seconds that a kernel has to end a cell that was interrupted.
+_GRACE = 30.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the plug-in's options."""
+    group = parser.getgroup("distkit")
+    group.addoption(
+        "--distkit-notebooks", action="store_true", help="run each *.ipynb that is found as a test"
+    )
+    group.addoption(
+        "--distkit-notebook-timeout",
+        type=float,
+        default=240,
+        metavar="SECONDS",
+        help="how long a cell may take before it is interrupted (default: %(default)s)",
+    )
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect a notebook, where that was asked for."""
+    wanted = file_path.suffix == ".ipynb" and ".ipynb_checkpoints" not in file_path.parts
+    if wanted and parent.config.getoption("--distkit-notebooks"):
+        return NotebookFile.from_parent(parent, path=file_path)
+    return None
+
+
+class NotebookFile(pytest.File):
+    """A notebook, which is one test."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Return the one test."""
+        yield NotebookItem.from_parent(self, name="runs")
+
+
+class NotebookItem(pytest.Item):
+    """The run of a notebook from top to bottom, with a new kernel in an empty folder."""
+
+    def runtest(self) -> None:
+        """Run it."""
+        import nbformat
+
+        try:
+            notebook = nbformat.read(self.path, as_version=4)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise NotebookFailed(f"Jupyter cannot read it: {error}") from None
+        limit = self.config.getoption("--distkit-notebook-timeout")
+        with TemporaryDirectory(prefix="distkit-notebook-") as folder:
+            execute(notebook, Path(folder), limit)
+
+    def repr_failure(  # type: ignore[override]
+        self, excinfo: pytest.ExceptionInfo[BaseException], **_: Any
+    ) -> str:
+        """Tell what failed in it; the traceback of this plug-in would not help."""
+        if isinstance(excinfo.value, NotebookFailed):
+            return f"{self.path.name}: {excinfo.value}"
+        return str(super().repr_failure(excinfo))
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Name the notebook in the report's heading."""
+        return self.path, None, self.path.name
+
+
+class NotebookFailed(Exception):
+    """A notebook does not run to its end; the message says at which cell, and why."""
+
+
+def execute(notebook: Any, folder: Path, limit: float = 240) -> None:
+    """Run a notebook in a folder; what its cells show is in it afterwards.
+
+    Args:
+        notebook: as ``nbformat.read`` returns it.
+        folder: what its cells write is written there.
+        limit: how long a cell may take before it is interrupted [s].
+
+    Raises:
+        NotebookFailed: A cell has raised an error or taken too long, or the kernel has died.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    at, timer, late = 0, None, 0
+    interrupts: list[asyncio.Future[None]] = []
+
+    def interrupt() -> None:
+        nonlocal late
+        late = at
+        interrupts.append(asyncio.ensure_future(client.km.interrupt_kernel()))
+
+    def begin(cell: Any, cell_index: int) -> None:
+        nonlocal at, timer
+        at = cell_index + 1
+        timer = asyncio.get_running_loop().call_later(limit, interrupt)
+
+    client: Any = NotebookClient(
+        notebook,
+        timeout=limit + _GRACE,
+        resources={"metadata": {"path": str(folder)}},
+        on_cell_execute=begin,
+        on_cell_executed=lambda **_: timer.cancel() if timer else None,
+    )
+    why = ""
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        why = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    except CellTimeoutError:
+        why = "It did not end then."
+    except DeadKernelError as error:
+        raise NotebookFailed(f"cell {at}: {error}") from error
+    if late:
+        raise NotebookFailed(f"cell {late} took longer than {limit:g} s and was interrupted. {why}")
+    if why:
+        raise NotebookFailed(f"cell {at} failed. {why}")

@@ -1,0 +1,87 @@
+"""A teacher's own notebooks are tests: one that hangs fails with the diagnosis."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+CLUSTER = """
+import distkit as dk, torch, torch.distributed as dist
+cluster = dk.Cluster(2)
+"""
+HANGS = """
+def cross():
+    dist.recv(torch.zeros(1), 1 - dist.get_rank())
+cluster.run(cross)
+"""
+LOOPS = """
+def forever():
+    while dist.get_rank() == 1:
+        pass
+cluster.run(forever)
+"""
+
+
+def write(path: Path, *cells: str, tags: list[str] | None = None) -> None:
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    notebook.cells[-1].metadata.tags = tags or []
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, jupyter_home: Path, leftovers: Callable[[], list[str]]
+) -> Callable[..., tuple[dict[str, str], str]]:
+    """Run pytest on the notebooks: what became of each, and all that it says."""
+
+    def run(*options: str) -> tuple[dict[str, str], str]:
+        command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "--color=no"]
+        done = subprocess.run(
+            [*command, "--rootdir", tmp_path, "-c", "/dev/null", *options, tmp_path],
+            capture_output=True,
+            text=True,
+        )
+        assert not leftovers()
+        said = [line.split() for line in done.stdout.splitlines() if ".ipynb::" in line]
+        outcomes = {words[1].split("::")[0]: words[0] for words in said}
+        return outcomes, done.stdout
+
+    return run
+
+
+def test_each_notebook_is_a_test(run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path):
+    write(tmp_path / "good.ipynb", CLUSTER, "assert cluster.run(dist.get_rank).results == [0, 1]")
+    write(tmp_path / "meant.ipynb", "1 / 0", tags=["raises-exception"])
+    write(tmp_path / "hangs.ipynb", CLUSTER, HANGS)
+    write(tmp_path / "dies.ipynb", "import os; os.kill(os.getpid(), 9)")
+    (tmp_path / "bad.ipynb").write_text("{}")
+    outcomes, said = run("--distkit-notebooks")
+    failed = dict.fromkeys(["bad.ipynb", "dies.ipynb", "hangs.ipynb"], "FAILED")
+    assert outcomes == failed | dict.fromkeys(["good.ipynb", "meant.ipynb"], "PASSED")
+    assert "rank 0 waits in recv(src=1) at In[2]:3" in said  # and not after a timeout
+    assert "bad.ipynb: Jupyter cannot read it" in said
+    assert "dies.ipynb: cell 1: Kernel died" in said
+
+
+def test_a_cell_that_takes_too_long_is_interrupted(
+    run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path
+):
+    write(tmp_path / "loops.ipynb", CLUSTER + "cluster.run(dist.barrier)", LOOPS)
+    outcomes, said = run("--distkit-notebooks", "--distkit-notebook-timeout=20")
+    assert outcomes == {"loops.ipynb": "FAILED"}
+    assert "cell 2 took longer than 20 s and was interrupted" in said
+    assert "Rank 1 was at In[2]:3" in said or "Rank 1 was at In[2]:4" in said
+
+
+def test_notebooks_are_left_alone_where_nobody_asked(
+    run: Callable[..., tuple[dict[str, str], str]], tmp_path: Path
+):
+    write(tmp_path / "dies.ipynb", "import os; os.kill(os.getpid(), 9)")
+    outcomes, said = run()
+    assert not outcomes and "no tests ran" in said
