@@ -30,6 +30,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,9 @@ PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywi
 #: What starts ranks, and what a laboratory is made with.
 COMMANDS = ("ssh", "srun", "mpiexec", "ip", "nsenter", "setpriv", "unshare")
 
+#: The program that starts NVIDIA's Multi-Process Service and talks to it.
+MPS = "nvidia-cuda-mps-control"
+
 #: A probe that nobody asks for so long ends: the line to the doctor is cut [s].
 LONELY = 60
 
@@ -70,6 +75,9 @@ _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", 
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+#: The NVIDIA driver's own files.
+_DRIVER = Path("/proc/driver/nvidia")
 
 Json = dict[str, Any]
 
@@ -96,7 +104,6 @@ def machine() -> Json:
         "processes": processes(),
         "ports": [int(n) for n in _words(_PORTS)],
         "gpus": gpus(),
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "interfaces": interfaces(),
         "loopback": loopback(),
         "commands": {name: shutil.which(name, path=_PATH) for name in COMMANDS},
@@ -215,26 +222,142 @@ def digest(name: str) -> str:
 
 
 def gpus() -> Json:
-    """The GPUs that NVML knows, with their memory [bytes]. CUDA is not touched."""
+    """The GPUs that the driver knows, and what decides who sees them. CUDA is not touched.
+
+    NVML tells them (nvidia-smi asks it, too); where only the driver's files are, these.
+    """
+    around = {
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "mps": shutil.which(MPS, path=_PATH),
+        "site": os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
+    }
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return {"found": []}
-    nvml.nvmlErrorString.restype = ctypes.c_char_p
-    if code := nvml.nvmlInit_v2():
-        return {"found": [], "error": nvml.nvmlErrorString(code).decode()}
-    number = ctypes.c_uint()
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-    return {"found": [_gpu(nvml, i) for i in range(number.value)]}
+        return {**_nvml().gpus(), **around}
+    except OSError as error:
+        if isinstance(error, _NvmlError):
+            return {"found": [], "error": str(error), **around}
+        return {"found": _from_files(), **around}
 
 
-def _gpu(nvml: Any, index: int) -> Json:
-    handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-    memory = (ctypes.c_ulonglong * 3)()  # total, free, used
-    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    nvml.nvmlDeviceGetName(handle, name, len(name))
-    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return {"name": name.value.decode(), "total": memory[0], "free": memory[1]}
+def holders(uuid: str) -> dict[int, int]:
+    """The processes that hold memory of a GPU: pid -> bytes, 0 where the driver does not tell.
+
+    A container's driver tells the pids outside of it, if any.
+    """
+    with suppress(OSError):
+        return _nvml().holders(uuid)
+    return {}
+
+
+def _from_files() -> list[Json]:
+    """The GPUs by the driver's files, without their memory."""
+    found = []
+    for index, path in enumerate(sorted(_DRIVER.glob("gpus/*/information"))):
+        facts = dict(re.findall(r"(?m)^(.+?):\s*(.*?)\s*$", path.read_text()))
+        uuid, name = facts.get("GPU UUID", ""), facts.get("Model", "")
+        found.append({"index": index, "name": name, "uuid": uuid, "total": 0, "free": 0})
+    return found
+
+
+class _NvmlError(OSError):
+    """What NVML says."""
+
+
+class _Process(ctypes.Structure):
+    """A process that uses a GPU: ``nvmlProcessInfo_t``."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("bytes", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("part", ctypes.c_uint),
+    )
+
+
+class _Nvml:
+    """The driver's library; raises OSError where there is none, and for what it cannot do."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library.nvmlErrorString.restype = ctypes.c_char_p
+        self.call("Init_v2")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library."""
+        if code := getattr(self._library, f"nvml{name}")(*arguments):
+            raise _NvmlError(self._library.nvmlErrorString(code).decode())
+
+    def number(self, name: str, *before: Any) -> int:
+        """The number that a function gives."""
+        number = ctypes.c_uint()
+        self.call(name, *before, ctypes.byref(number))
+        return number.value
+
+    def text(self, name: str, *before: Any) -> str:
+        """The text that a function gives."""
+        text = ctypes.create_string_buffer(96)
+        self.call(name, *before, text, len(text))
+        return text.value.decode()
+
+    def handle(self, name: str, *before: Any) -> ctypes.c_void_p:
+        """The device that a function gives."""
+        handle = ctypes.c_void_p()
+        self.call(name, *before, ctypes.byref(handle))
+        return handle
+
+    def gpus(self) -> Json:
+        """All of them, the driver's version, and the CUDA that it is for."""
+        version = self.number("SystemGetCudaDriverVersion_v2")
+        return {
+            "found": [self._gpu(index) for index in range(self.number("DeviceGetCount_v2"))],
+            "driver": self.text("SystemGetDriverVersion"),
+            "cuda": [version // 1000, version % 1000 // 10],
+        }
+
+    def _gpu(self, index: int) -> Json:
+        try:
+            handle = self.handle("DeviceGetHandleByIndex_v2", index)
+            return {"index": index, **self._device(handle), **self._slices(handle)}
+        except _NvmlError as error:  # it is lost
+            return {"index": index, "error": str(error)}
+
+    def _device(self, handle: ctypes.c_void_p) -> Json:
+        memory = (ctypes.c_ulonglong * 3)()  # total, free, used
+        self.call("DeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        return {
+            "name": self.text("DeviceGetName", handle),
+            "uuid": self.text("DeviceGetUUID", handle),
+            "total": memory[0],
+            "free": memory[1],
+        }
+
+    def _slices(self, handle: ctypes.c_void_p) -> Json:
+        """What a GPU in MIG mode was cut into."""
+        now, later = ctypes.c_uint(), ctypes.c_uint()
+        try:
+            self.call("DeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
+        except _NvmlError:  # it cannot be cut
+            return {}
+        slices = []
+        for n in range(self.number("DeviceGetMaxMigDeviceCount", handle) if now.value else 0):
+            with suppress(_NvmlError):  # there are fewer
+                part = self.handle("DeviceGetMigDeviceHandleByIndex", handle, n)
+                slices.append(self._device(part))
+        return {"slices": slices} if now.value else {}
+
+    def holders(self, uuid: str) -> dict[int, int]:
+        """The processes on one, and their memory."""
+        handle = self.handle("DeviceGetHandleByUUID", uuid.encode())
+        room, found = ctypes.c_uint(1024), (_Process * 1024)()
+        self.call("DeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(room), found)
+        known = (1 << 64) - 1  # what it says where it does not know
+        return {one.pid: one.bytes % known for one in found[: room.value]}
+
+
+@cache
+def _nvml() -> _Nvml:
+    """The library, asked to get ready once: that may take long."""
+    return _Nvml()
 
 
 def interfaces() -> dict[str, Json]:
@@ -278,7 +401,7 @@ def torch() -> Json:
     code = (
         "import json, torch, torch.distributed as d; v = getattr(torch._C, '_nccl_version', None);"
         "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
-        "'gloo': d.is_gloo_available(), 'nccl': v() if v else None}))"
+        "'gloo': d.is_gloo_available(), 'nccl': torch.cuda.nccl.version() if v else None}))"
     )
     command = [sys.executable, "-c", "import sys; sys.path[:]=[p for p in sys.path if p];" + code]
     try:

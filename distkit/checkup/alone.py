@@ -12,12 +12,14 @@ from distkit.checkup.facts import (
     comfortable,
     cores,
     fitting,
-    usable_gpus,
+    gpus,
 )
 from distkit.cluster import limits
+from distkit.cluster.gpus import Gpus
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
+from distkit.probe import MPS
 from distkit.views.scene.units import count, human_bytes, joined
 
 #: Docker gives a container so much shared memory if nothing is said [bytes].
@@ -31,9 +33,6 @@ THREADS = 20
 
 #: Ranks connect to each other and to the controller: fewer ports are soon used up.
 FEW_PORTS = 1000
-
-#: From this version on NCCL can be told to serve several ranks on one GPU.
-MULTI_RANK_NCCL = (2, 30)
 
 #: distkit itself needs at least this Python.
 OLDEST = (3, 10)
@@ -238,43 +237,40 @@ def _torch(host: str, machine: Json) -> Iterator[Check]:
 
 
 def _gpus(host: str, machine: Json) -> Iterator[Check]:
-    found, n = machine["gpus"], usable_gpus(machine)
-    built = (machine.get("torch") or {}).get("cuda")
-    if "error" in found:
-        what = f"the GPU driver {on(host)} does not answer: {found['error']}."
-        yield warning("gpus.driver", what, "Reboot, or load the driver anew.", host)
-    elif n and "torch" in machine and "version" in machine["torch"] and not built:
-        what = f"{count(n, 'GPU')} {on(host)}, and torch there is built without CUDA."
-        yield warning("gpus.torch", what, "Install torch with CUDA to use them.", host)
-        n = 0
-    elif found["found"] and not n:
-        what = f"{count(len(found['found']), 'GPU')} {on(host)}, hidden by CUDA_VISIBLE_DEVICES."
-        yield warning("gpus.hidden", what, "Unset it to use them.", host)
-    yield fine("backend", backend(machine, n), host)
+    found, usable = machine["gpus"], gpus(machine)
+    if why := usable.obstacle:
+        yield warning(
+            f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.what}.", why.remedy, host
+        )
+    for lost in (each for each in found["found"] if "error" in each and usable.usable):
+        what = f"GPU {lost['index']} {on(host)} does not answer: {lost['error']}."
+        yield warning("gpus.lost", what, "Look at nvidia-smi and dmesg; reset it, or reboot.", host)
+    if usable.usable:
+        cuda = ".".join(map(str, found.get("cuda", ["?"])))
+        nccl = ".".join(map(str, usable.nccl)) or "none"
+        mps = "can be started" if usable.mps else f"cannot be started: no {MPS}"
+        mps = f"is run by this site ({usable.site})" if usable.site else mps
+        kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
+        memory = human_bytes(sum(gpu.free for gpu in usable.usable))
+        what = f"{kinds}, {memory} free; driver {found.get('driver', '?')} for CUDA {cuda}"
+        yield fine("gpus", f"{what}, torch's NCCL {nccl}; MPS {mps}", host)
+    yield fine("backend", backend(machine, usable), host)
 
 
-def backend(machine: Json, gpus: int) -> str:
+def backend(machine: Json, usable: Gpus) -> str:
     """How ranks of this machine would communicate, and why."""
-    try:
-        numbers = {"cpus": cores(machine), "memory": machine["memory"]["free"], "gpus": gpus}
-        note = make_plan(max(2, gpus), 0, "auto", "auto", **numbers).note
-    except StartError as error:
-        return str(error)
-    if not gpus:
-        return f"no GPU: {note}"
-    kinds = dict.fromkeys(gpu["name"] for gpu in machine["gpus"]["found"])
-    memory = human_bytes(sum(gpu["free"] for gpu in machine["gpus"]["found"]))
-    return f"{count(gpus, 'GPU')} ({', '.join(kinds)}, {memory} free); {note}; {_nccl(machine)}"
+    numbers = {"cpus": cores(machine), "memory": machine["memory"]["free"]}
 
+    def of(ranks: int) -> str:
+        try:
+            return make_plan(ranks, 0, "auto", "auto", **numbers, gpus=usable).note
+        except StartError as error:
+            return str(error)
 
-def _nccl(machine: Json) -> str:
-    version = (machine.get("torch") or {}).get("nccl")
-    if not version:
-        return "torch has no NCCL"
-    name = ".".join(map(str, version))
-    if tuple(version[:2]) >= MULTI_RANK_NCCL:
-        return f"NCCL {name} takes several ranks on one GPU if NCCL_MULTI_RANK_GPU_ENABLE=1"
-    return f"NCCL {name} refuses several ranks on one GPU: they use gloo"
+    n = len(usable.usable)
+    if not n:
+        return f"no GPU: {of(2)}"
+    return "; ".join(f"{count(ranks, 'rank')}: {of(ranks)}" for ranks in (n, 2 * n))
 
 
 def _launchers(machine: Json) -> Iterator[Check]:

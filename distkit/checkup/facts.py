@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
 from distkit.simulation.fitting import NO_TIME, lines, quiet, regimes
 
@@ -121,7 +122,6 @@ def comfortable(machine: Json) -> int:
     return int(min(fitting(machine), COMFORTABLE * cores(machine)))
 
 
-def usable_gpus(machine: Json) -> int:
-    """GPUs that torch would see."""
-    visible, found = machine["visible"], len(machine["gpus"]["found"])
-    return found if visible is None else min(found, len([x for x in visible.split(",") if x]))
+def gpus(machine: Json) -> Gpus:
+    """The GPUs that ranks may use there, or why they may not."""
+    return examine(machine["gpus"], machine.get("torch") or {})

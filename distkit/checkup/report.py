@@ -12,7 +12,7 @@ from functools import cached_property
 
 from distkit.checkup import alone, together
 from distkit.checkup.check import Check, Level
-from distkit.checkup.facts import HERE, Facts, cores, usable_gpus
+from distkit.checkup.facts import HERE, Facts, cores, gpus
 from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT, channels
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 
@@ -169,7 +169,7 @@ def machines(facts: Facts) -> Rows:
             facts.addresses.get(label, "?"),
             str(cores(m)),
             human_bytes(m["memory"]["free"]),
-            str(usable_gpus(m)),
+            str(len(gpus(m).usable)),
             human_bytes(m["shm"].get("free", 0)),
             human_bytes(m["temporary"].get("free", 0)),
             m["python"]["version"],

@@ -58,12 +58,13 @@ def status(room: Supervisor) -> Status:
     if plan.servers:
         what = f"{count(plan.ranks, 'worker')}, {count(plan.servers, 'server')}, 1 scheduler"
     stage = room.failure if room.stage == "failed" else room.stage
-    note = f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} a rank"
+    parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} a rank", *room.memory()]
+    note = " · ".join(parts)
     return Status(f"distkit cluster: {what}", stage, note, _rows(room))
 
 
 def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
-    running = room.run
+    running, plan = room.run, room.plan
     rows = []
     for name, facts in sorted(room.meta()["ranks"].items(), key=lambda kv: int(kv[0])):
         rank = int(name)
@@ -79,7 +80,8 @@ def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
         else:
             verb = "stepping" if running and running.stepped else "running"
             state = f"{verb} {running.name}" if running and rank in running.waiting else "idle"
-        rows.append((facts["name"], facts["host"], facts["pid"], facts["device"], state))
+        device = plan.seats[rank].where if rank < plan.ranks else facts["device"]
+        rows.append((facts["name"], facts["host"], facts["pid"], device, state))
     return rows
 
 

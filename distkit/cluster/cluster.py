@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import card, limits
+from distkit.cluster.gpus import CPU
 from distkit.cluster.hosts import site
 from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
@@ -49,6 +50,11 @@ class Cluster:
         device: "auto" (GPUs if there are any), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
+        mps: "off", "on" or "auto" (where ranks share a GPU and it can be had): NVIDIA's
+            Multi-Process Service, by which ranks of one GPU compute at the same time. The cluster
+            starts a daemon a GPU, and ends it. A crash on a GPU ends all of its ranks then.
+        memory_fraction: the part of its GPU's memory that torch may take on a rank, in (0, 1]; by
+            default an equal part of what is free where ranks share a GPU, else all.
         heartbeat_timeout: with servers: seconds after which a worker or server without a sign of
             life is ended, and treated as crashed. One that is only computing gives signs of life.
         hosts: how many ranks on which machines, reached by SSH: ``{"alpha": 2, "beta": 2}``; or
@@ -86,6 +92,8 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
+        mps: str = "off",
+        memory_fraction: float | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         hosts: site.Hosts | None = None,
         engines: str = "",
@@ -109,6 +117,8 @@ class Cluster:
                 device,
                 backend,
                 threads,
+                mps,
+                memory_fraction,
             )
             self._open_far(wish, servers, heartbeat_timeout)
             return
@@ -125,6 +135,8 @@ class Cluster:
             memory=limits.memory(),
             gpus=server().gpus(device),
             threads=threads,
+            mps=mps,
+            memory_fraction=memory_fraction,
         )
         report.warn([plan.crowd] if plan.crowd else [], UserWarning)
         self._open(plan, heartbeat_timeout)
@@ -170,7 +182,7 @@ class Cluster:
         """Start the processes on other machines; what these have is known when they are there."""
         _of_cells.add(cell(), self)
         count = wish.count
-        plan = Plan(count, servers, "gloo", ("cpu",) * count, 1, "on other machines")
+        plan = Plan(count, servers, "gloo", (CPU,) * count, 1, "on other machines")
         self._open(plan, heartbeat_timeout, wish)
         self._card.show(self._room)
         _made.add(self)

@@ -6,8 +6,9 @@ Pure: the machine's numbers come in, a plan or a :class:`StartError` comes out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from distkit.cluster.gpus import Gpus, Seat, Wanted, seat_ranks
 from distkit.errors import StartError
 
 #: What one more rank takes, with torch shared by fork and room for small work [bytes].
@@ -24,19 +25,25 @@ HEARTBEAT_TIMEOUT = 30.0
 class Plan:
     """The plan of a cluster.
 
-    ``devices`` has one entry per rank; ``note`` says why this backend, for the status card;
+    ``seats`` has one entry per rank; ``note`` says why this backend, for the status card;
     ``crowd`` what to expect where the machine has few cores for so many processes; ``far`` are
-    the arguments of ``dk.Cluster`` that tell other machines.
+    the arguments of ``dk.Cluster`` that tell other machines; ``insists``: MPS was asked for.
     """
 
     ranks: int
     servers: int
     backend: str
-    devices: tuple[str, ...]
+    seats: tuple[Seat, ...]
     threads: int
     note: str = ""
     crowd: str = ""
     far: str = ""
+    insists: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each rank, as it names it."""
+        return tuple(seat.device for seat in self.seats)
 
     @property
     def processes(self) -> int:
@@ -51,6 +58,16 @@ class Plan:
         of_servers = [f"servers={self.servers}"] if self.servers else []
         return ", ".join([*of_ranks, *of_servers, *([self.far] if self.far else [])])
 
+    def without_mps(self, why: str) -> Plan:
+        """The same where MPS did not start: NCCL does not serve several ranks of a GPU then."""
+        nccl = self.backend == "nccl" and all(seat.sharers == 1 for seat in self.seats)
+        return replace(
+            self,
+            backend="nccl" if nccl else "gloo",
+            seats=tuple(replace(seat, mps="") for seat in self.seats),
+            note=f"{'nccl' if nccl else 'gloo'}: no MPS on these GPUs: {why}",
+        )
+
 
 def make_plan(
     ranks: int,
@@ -60,8 +77,10 @@ def make_plan(
     *,
     cpus: int,
     memory: int,
-    gpus: int,
+    gpus: Gpus | None = None,
     threads: int | None = None,
+    mps: str = "off",
+    memory_fraction: float | None = None,
 ) -> Plan:
     """Decide on devices, backend and threads.
 
@@ -72,35 +91,22 @@ def make_plan(
         backend: "auto", "gloo" or "nccl".
         cpus: processors that may be used.
         memory: bytes that new processes may take.
-        gpus: how many GPUs are there.
+        gpus: what there is of GPUs; None for nothing.
         threads: torch threads per rank; as many as the processors give when None.
+        mps: "off", "on" or "auto".
+        memory_fraction: of its GPU's memory that a rank may take.
 
     Raises:
         StartError: what was asked for is not to be had; the message says what is.
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
-    use_gpu = _wants_gpu(device, gpus)
-    if backend not in ("auto", "gloo", "nccl"):
-        raise StartError(f"backend={backend!r} is not known. Use backend='auto', 'gloo' or 'nccl'.")
-    if backend == "nccl" and not (use_gpu and gpus >= ranks and device in ("auto", "cuda")):
-        raise StartError(
-            f"backend='nccl' needs one GPU for each of {ranks} ranks; "
-            f"{gpus if use_gpu else 0} can be used. Use backend='auto', or fewer ranks."
-        )
-    devices = tuple(_device(device, r, gpus) if use_gpu else "cpu" for r in range(ranks))
-    nccl = backend != "gloo" and use_gpu and len(set(devices)) == ranks
+    wanted = Wanted(device, backend, mps, memory_fraction)
+    seats, backend, note = seat_ranks(ranks, wanted, gpus or Gpus())
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    return Plan(
-        ranks,
-        servers,
-        "nccl" if nccl else "gloo",
-        devices,
-        threads,
-        _note(use_gpu, nccl),
-        _crowd(ranks + servers, cpus),
-    )
+    crowd = _crowd(ranks + servers, cpus)
+    return Plan(ranks, servers, backend, seats, threads, note, crowd, insists=mps == "on")
 
 
 @dataclass(frozen=True)
@@ -111,12 +117,18 @@ class Machine:
     ranks: int
     cpus: int
     memory: int
-    gpus: int
+    gpus: Gpus
     servers: int = 0
 
 
 def plan_for_machines(
-    machines: Sequence[Machine], servers: int, device: str, backend: str, threads: int | None
+    machines: Sequence[Machine],
+    servers: int,
+    device: str,
+    backend: str,
+    threads: int | None,
+    mps: str = "off",
+    memory_fraction: float | None = None,
 ) -> Plan:
     """Decide for ranks on several machines, as :func:`make_plan` does for those of one.
 
@@ -125,24 +137,43 @@ def plan_for_machines(
     """
     plans = []
     for m in machines:
-        known = {"cpus": m.cpus, "memory": m.memory, "gpus": m.gpus, "threads": threads}
         try:
-            plans.append(make_plan(m.ranks, m.servers, device, backend, **known))  # type: ignore[arg-type]
+            plans.append(
+                make_plan(
+                    m.ranks,
+                    m.servers,
+                    device,
+                    backend,
+                    cpus=m.cpus,
+                    memory=m.memory,
+                    gpus=m.gpus,
+                    threads=threads,
+                    mps=mps,
+                    memory_fraction=memory_fraction,
+                )
+            )
         except StartError as error:
             raise StartError(f"on {m.name}: {error}") from error
     nccl = all(plan.backend == "nccl" for plan in plans)
     where = ", ".join(f"{m.ranks} on {m.name}" for m in machines)
     if servers:
         where += " · servers on " + ", ".join(m.name for m in machines if m.servers)
+    if any(device != "cpu" for plan in plans for device in plan.devices):
+        where += "".join(
+            f" · {m.name}: {', '.join(dict.fromkeys(p.devices))}"
+            + (f", {p.note}" if p.backend == "gloo" else "")
+            for m, p in zip(machines, plans, strict=True)
+        )
     crowds = [f"{m.name}: {p.crowd}" for m, p in zip(machines, plans, strict=True) if p.crowd]
     return Plan(
         sum(m.ranks for m in machines),
         servers,
         "nccl" if nccl else "gloo",
-        tuple(device for plan in plans for device in plan.devices),
+        tuple(seat for plan in plans for seat in plan.seats),
         min(plan.threads for plan in plans),
         f"{where} · {'nccl' if nccl else 'gloo'}",
         "\n".join(crowds),
+        insists=mps == "on",
     )
 
 
@@ -182,41 +213,3 @@ def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
             f"{wanted} processes need about {wanted * RANK_BYTES / 1e9:.1f} GB and "
             f"{memory / 1e9:.1f} GB of memory is free: {fit} fit. {remedy}."
         )
-
-
-def _wants_gpu(device: str, gpus: int) -> bool:
-    if device == "auto":
-        return gpus > 0
-    if device == "cpu":
-        return False
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or (index and not index.isdigit()):
-        raise StartError(
-            f"device={device!r} is not known. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
-        )
-    if gpus == 0:
-        raise StartError(
-            f"device={device!r} was asked for, and torch sees no GPU here (no driver, or a CPU "
-            "build of torch). Use device='cpu' or 'auto', or install torch with CUDA."
-        )
-    if index and int(index) >= gpus:
-        raise StartError(
-            f"device={device!r} was asked for, and there are {gpus} GPUs: cuda:0 to "
-            f"cuda:{gpus - 1}. Name one of those, or use device='auto'."
-        )
-    return True
-
-
-def _device(device: str, rank: int, gpus: int) -> str:
-    return device if ":" in device else f"cuda:{rank % gpus}"
-
-
-def _note(use_gpu: bool, nccl: bool) -> str:
-    if nccl:
-        return "nccl: every rank has a GPU of its own"
-    if use_gpu:
-        return (
-            "gloo: several ranks share a GPU, which NCCL refuses; "
-            "send and recv go through host memory"
-        )
-    return "gloo on CPU"

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.gpus import Gpu, in_use, mps_environ
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
 from distkit.cluster.hosts.store import NAME, StoreServer
 from distkit.cluster.kvstore_nodes import Nodes
@@ -85,6 +86,7 @@ class Supervisor(RankController):
         self._lock, self._failing = threading.RLock(), threading.Lock()
         self._engines: Engines | None = None
         self._controller: Child | None = None
+        self._daemons: list[Child] = []  # of MPS
         self._call: tuple[bytes, dict[str, Any]] = b"", {}  # of the latest run
         self._deaf = [self._fork.on_loss(self._fail)]  # to hear no loss any more
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
@@ -134,6 +136,7 @@ class Supervisor(RankController):
             self._settle_in(self._fleet)
             self._stage("importing torch")
         self.nodes.start()
+        self._start_mps()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
         self._await_registration(range(self.plan.ranks))
@@ -151,6 +154,41 @@ class Supervisor(RankController):
             self._deaf.append(place.server.on_loss(self._fail))
         self.plan = fleet.wish.plan(self._places, self.plan.servers)
 
+    def _start_mps(self) -> None:
+        """Start the daemons of the GPUs that are to be shared by MPS, one each."""
+        asked: dict[tuple[str, Gpu], Child] = {}
+        for r, seat in enumerate(self.plan.seats):
+            place = self.place(r)
+            server = self._fork if place is None else place.server
+            if seat.mps and seat.gpu is not None and (server.host, seat.gpu) not in asked:
+                folder = self.folder if place is None else place.folder
+                asked[server.host, seat.gpu] = server.fork(
+                    "distkit.cluster.processes.mps:serve",
+                    folder=folder,
+                    log=f"mps-{seat.gpu.index}.log",
+                    control=seat.mps,
+                    uuid=seat.gpu.uuid,
+                    environ=mps_environ(folder, seat.gpu),
+                )
+        self._daemons = list(asked.values())
+        for (host, gpu), child in asked.items():
+            try:
+                why = child.channel.recv()
+            except EOFError:
+                why = self._log(f"mps-{gpu.index}.log")
+            if why and self.plan.insists:
+                raise StartError(
+                    f"mps='on' was asked for, and {gpu.label} on {host} has none: {why}. "
+                    "Use mps='off'."
+                )
+            if why:
+                self.plan = self.plan.without_mps(f"{gpu.label} on {host}: {why}")
+            child.on_exit(partial(self._on_mps_exit, gpu))
+
+    def _on_mps_exit(self, gpu: Gpu, status: int) -> None:
+        if any(seat.mps for seat in self.plan.seats):
+            self._fail(f"the MPS daemon of {gpu.label} ended ({cause(status)}).")
+
     def _offset(self, rank: int) -> Offset | None:
         """The clock of the machine that a rank is on; None if it is this machine's."""
         place = self.place(rank)
@@ -166,6 +204,11 @@ class Supervisor(RankController):
         """ipyparallel's client, once the controller has told where it is."""
         assert self._engines is not None
         return self._engines
+
+    def memory(self) -> list[str]:
+        """How full this machine's GPUs are that ranks use."""
+        seats = [] if self._places else [seat for seat in self.plan.seats if seat.gpu is not None]
+        return list(in_use(self._fork.devices()["found"], seats)) if seats else []
 
     def reports(self, rank: int) -> bool:
         """True if a rank's engine has said that it is there."""
@@ -215,7 +258,7 @@ class Supervisor(RankController):
             rank=r,
             world_size=plan.ranks,
             backend=plan.backend,
-            device=plan.devices[r],
+            seat=plan.seats[r],
             threads=plan.threads,
             node=self.nodes.node("worker", r, place=place) if plan.servers else None,
             **{"folder": self.folder, "port": self._port, **around},
@@ -504,7 +547,7 @@ class Supervisor(RankController):
 
     def _end_all(self) -> None:
         self.nodes.closed = True
-        children = [*self.ranks.values(), *self.nodes.children.values()]
+        children = [*self.ranks.values(), *self.nodes.children.values(), *self._daemons]
         if self._controller is not None:
             children.append(self._controller)
         if self._engines is not None:

@@ -45,7 +45,9 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
     plan = SimpleNamespace(ranks=ranks, servers=servers, note="", backend="gloo", threads=1)
-    room: Any = SimpleNamespace(plan=plan, stage="ready", run=None, meta=lambda: {"ranks": {}})
+    room: Any = SimpleNamespace(
+        plan=plan, stage="ready", run=None, meta=lambda: {"ranks": {}}, memory=list
+    )
     assert card.status(room).title == f"distkit cluster: {says} · ready"
 
 

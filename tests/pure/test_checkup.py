@@ -36,7 +36,6 @@ def healthy(name: str, address: str) -> Json:
         "processes": {"left": None},
         "ports": [32768, 60999],
         "gpus": {"found": []},
-        "visible": None,
         "interfaces": {
             "lo": {"address": "127.0.0.1", "mtu": 65536},
             "eth0": {"address": address, "mtu": 1500},
@@ -146,24 +145,39 @@ def test_faults_of_one_machine(
     assert "on beta" in str(found[0])
 
 
+GPUS: Json = {
+    "found": [
+        {"index": i, "name": "H200", "uuid": f"GPU-{i}", "total": 139 * GIB, "free": 139 * GIB}
+        for i in range(2)
+    ],
+    "driver": "580.65.06",
+    "cuda": [13, 0],
+    "mps": None,
+}
+
+
 @pytest.mark.parametrize(
-    ("torch", "visible", "said"),
+    ("torch", "gpus", "said"),
     [
-        (
-            {"cuda": "12.8", "nccl": [2, 29, 7]},
-            None,
-            "NCCL 2.29.7 refuses several ranks on one GPU",
-        ),
-        ({"cuda": "12.8", "nccl": [2, 30, 1]}, None, "NCCL_MULTI_RANK_GPU_ENABLE=1"),
-        ({"cuda": "12.8", "nccl": [2, 30, 1]}, "", "hidden by CUDA_VISIBLE_DEVICES"),
-        ({"cuda": None}, None, "torch there is built without CUDA"),
+        ({}, {}, "ok GPU 0 (H200) and GPU 1 (H200), 278 GiB free; driver 580.65.06 for CUDA 13.0"),
+        ({}, {}, "torch's NCCL 2.29.7; MPS cannot be started: no nvidia-cuda-mps-control"),
+        ({}, {}, "2 ranks: nccl: every rank has a GPU of its own; 4 ranks: gloo: ranks 0 and 2"),
+        ({}, {}, "dk.Cluster(2) would use NCCL"),
+        ({}, {"mps": "/usr/bin/it"}, "MPS can be started"),
+        ({}, {"site": "/run/mps"}, "MPS is run by this site (/run/mps)"),
+        ({"nccl": [2, 30, 1]}, {}, "NCCL 2.30.1 is slow there without MPS"),
+        ({}, {"visible": ""}, "no GPU can be used here: CUDA_VISIBLE_DEVICES='' names none"),
+        ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
+        ({}, {"cuda": [12, 2]}, "driver 580.65.06 is for CUDA 12.2, and torch for CUDA 13.0"),
+        ({}, {"found": [*GPUS["found"], {"index": 2, "error": "GPU is lost"}]}, "GPU 2 here does"),
+        ({}, {"found": [{**GPUS["found"][0], "slices": []}]}, "MIG mode and have no slices"),
+        ({}, {"found": [{**GPUS["found"][0], "free": 0}]}, "gloo on CPU: GPU 0 has 0 B of 139 GiB"),
     ],
 )
-def test_gpus(torch: Json, visible: str | None, said: str) -> None:
+def test_gpus(torch: Json, gpus: Json, said: str) -> None:
     machine = healthy("login", "10.0.0.1")
-    machine["gpus"]["found"] = [{"name": "H200", "total": 139 * GIB, "free": 139 * GIB}]
-    machine["visible"] = visible
-    machine["torch"].update(torch)
+    machine["gpus"] = {**GPUS, **gpus}
+    machine["torch"].update({"cuda": "13.0", "nccl": [2, 29, 7], **torch})
     assert said in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 

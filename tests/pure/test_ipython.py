@@ -46,15 +46,15 @@ def test_a_result_is_no_function(given: object) -> None:
 
 def test_errors_of_others_are_left_alone() -> None:
     assert shown(a_function) == ("'own'", ["shown", "a_function"])
-    said, way = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1, gpus=0).ranks)  # type: ignore[arg-type]
+    said, way = shown(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
     assert "whole number" in said and way == ["shown", "<lambda>"]
-    said, way = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory="", gpus=0))  # type: ignore[arg-type]
+    said, way = shown(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
     assert "unsupported operand" in said and "_check_memory" in way  # a mistake of the library's
 
 
 def test_a_crowd_is_told_what_to_expect() -> None:
     def crowd(ranks: int, cpus: int) -> str:
-        return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12, gpus=0).crowd
+        return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12).crowd
 
     assert crowd(16, 2) == crowd(219, 64) == ""
     assert crowd(219, 2).startswith("219 processes share 2 cores:")

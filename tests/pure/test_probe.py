@@ -7,10 +7,11 @@ import math
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from gpus import Device, Nvml
 
 from distkit import probe
 from distkit.cluster import limits
@@ -50,40 +51,59 @@ def test_what_a_cgroup_allows(
     assert limits.memory() == left if left < math.inf else limits.memory() > 0
 
 
-class Nvml:
-    """The driver's library: two GPUs, or a driver that does not fit."""
-
-    def __init__(self, code: int) -> None:
-        def init() -> int:
-            return code
-
-        def count(number: Any) -> int:
-            number._obj.value = 2
-            return 0
-
-        def name(handle: ctypes.c_void_p, text: Any, size: int) -> int:
-            text.value = b"NVIDIA H200"
-            return 0
-
-        def memory(handle: ctypes.c_void_p, numbers: Any) -> int:
-            numbers._obj[:] = (100, 60, 40)
-            return 0
-
-        def words(code: int) -> bytes:
-            return b"Driver/library version mismatch"
-
-        self.nvmlInit_v2, self.nvmlDeviceGetCount_v2 = init, count
-        self.nvmlDeviceGetHandleByIndex_v2 = lambda index, handle: 0
-        self.nvmlDeviceGetName, self.nvmlDeviceGetMemoryInfo = name, memory
-        self.nvmlErrorString = words
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
+    """The driver's library, with GPUs that the test gives it."""
+    library = Nvml()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    probe._nvml.cache_clear()
+    yield library
+    probe._nvml.cache_clear()
 
 
-def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml(0))
-    gpu = {"name": "NVIDIA H200", "total": 100, "free": 60}
-    assert probe.gpus() == {"found": [gpu, gpu]}
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml(18))
-    assert probe.gpus() == {"found": [], "error": "Driver/library version mismatch"}
+def test_gpus(nvml: Nvml) -> None:
+    nvml.gpus = [Device("GPU-a"), Device("GPU-b", lost=True), Device("GPU-c", slices=2)]
+    nvml.users = {4711: 1 << 30, 4712: (1 << 64) - 1}
+    found = probe.gpus()
+    whole = {"name": "NVIDIA H200", "total": 100, "free": 60}
+    assert found["found"] == [
+        {"index": 0, "uuid": "GPU-a", **whole},
+        {"index": 1, "error": "GPU is lost"},
+        {
+            "index": 2,
+            "uuid": "GPU-c",
+            **whole,
+            "slices": [{"uuid": f"MIG-GPU-c{n}", **whole} for n in range(2)],
+        },
+    ]
+    assert (found["driver"], found["cuda"], found["visible"]) == ("580.65.06", [13, 0], None)
+    assert probe.holders("GPU-a") == {4711: 1 << 30, 4712: 0}
+    assert probe.holders("GPU-x") == {}
+
+
+def test_a_driver_that_does_not_fit(nvml: Nvml) -> None:
+    nvml.code = 18
+    assert probe.gpus()["error"] == "Driver/library version mismatch"
+
+
+def test_gpus_without_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    probe._nvml.cache_clear()
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(probe, "_DRIVER", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert (probe.gpus()["found"], probe.gpus()["visible"]) == ([], "0")
+    folder = tmp_path / "gpus" / "0000:18:00.0"
+    folder.mkdir(parents=True)
+    folder.joinpath("information").write_text(
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t GPU-a\n"
+    )
+    gpu = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-a", "total": 0, "free": 0}
+    assert probe.gpus()["found"] == [gpu]
+    assert probe.holders("GPU-a") == {}
 
 
 def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

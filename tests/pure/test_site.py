@@ -80,7 +80,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_an_error_says_how_to_make_the_cluster_again() -> None:
-    plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40, gpus=0)
+    plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40)
     on = {"alpha": 2, "beta": 1}
     assert replace(plan, far=Wish(on).call).wish == "hosts={'alpha': 2, 'beta': 1}"
     assert replace(plan, far=Wish(3, "slurm").call).wish == "3, engines='slurm'"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from gpus import some_gpus
 
 import distkit as dk
 from distkit.cluster.cluster import Cluster
@@ -194,7 +195,7 @@ def record(value: float = 0.5, **given: Any) -> Record:
 def opened(path: Path, fn: Callable[..., Any], **asked: Any) -> Folder:
     """A folder of runs on a machine with 8 GPUs."""
     wish: dict[str, Any] = {"servers": 0, "device": "cpu", "backend": "auto"} | asked
-    machine: dict[str, Any] = {"cpus": 8, "memory": 10**12, "gpus": 8}
+    machine: dict[str, Any] = {"cpus": 8, "memory": 10**12, "gpus": some_gpus(8)}
     return Folder(path, fn, lambda ranks: make_plan(ranks, **wish, **machine))
 
 
@@ -275,7 +276,7 @@ def test_runs_of_another_distkit_are_others(
 
 def test_a_sweep_knows_the_plan_of_its_clusters() -> None:
     class Given:
-        plan = make_plan(2, 1, "cpu", "gloo", cpus=8, memory=10**12, gpus=0, threads=3)
+        plan = make_plan(2, 1, "cpu", "gloo", cpus=8, memory=10**12, threads=3)
 
     clusters = Clusters(cast(Cluster, Given()))
     assert clusters.plan(2) is Given.plan

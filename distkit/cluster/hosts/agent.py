@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from distkit import probe
 from distkit.cluster import limits
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
@@ -126,7 +127,7 @@ class Agent:
             "interface": interface_of(address),
             "cpus": limits.cpus(),
             "memory": limits.memory(),
-            "has_gpus": bool(list(Path("/dev").glob("nvidia[0-9]*"))),
+            "gpus": probe.gpus(),
             **versions(),
             "executable": sys.executable,
             "pid": os.getpid(),

@@ -38,7 +38,7 @@ class Wish:
             socket that listens; "" to find it.
         timeout: how long the machines may take to come [s].
         options: of the launcher.
-        device, backend, threads: as of a cluster.
+        device, backend, threads, mps, memory_fraction: as of a cluster.
     """
 
     ranks: dict[str, int] | int
@@ -50,11 +50,14 @@ class Wish:
     device: str = "auto"
     backend: str = "auto"
     threads: int | None = None
+    mps: str = "off"
+    memory_fraction: float | None = None
 
     def plan(self, places: list[Place], servers: int) -> Plan:
         """The plan for the machines that are there."""
         machines = [place.facts(self.device) for place in places]
-        plan = plan_for_machines(machines, servers, self.device, self.backend, self.threads)
+        asked = self.device, self.backend, self.threads, self.mps, self.memory_fraction
+        plan = plan_for_machines(machines, servers, *asked)
         return replace(plan, far=self.call)
 
     @property

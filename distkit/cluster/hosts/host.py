@@ -123,8 +123,9 @@ class HostForkServer(ForkServer):
         remedy = said or " " + _LOOK.format(self.host)
         return f"{self.host} is lost, with {self.what_is_there}: {lost}.{remedy}{self.words()}"
 
-    def _has_gpu_files(self) -> bool:
-        return bool(self.facts["has_gpus"])
+    def devices(self) -> dict[str, Any]:
+        """What its agent has found."""
+        return dict(self.facts["gpus"])
 
     @property
     def clock(self) -> Offset | None:

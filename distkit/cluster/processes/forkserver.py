@@ -23,17 +23,16 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from distkit import probe
 from distkit.cluster import limits
+from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.errors import StartError
 from distkit.shadowing import libraries
-
-_WSL = Path("/dev/dxg")  # how Windows' Linux shows its GPU
 
 #: A zygote answers within this time [s]; it may be importing torch.
 ANSWER = 60.0
@@ -181,14 +180,14 @@ class ForkServer:
                 ours.close()
             raise
 
-    def gpus(self, device: str) -> int:
-        """The number of GPUs that torch sees; asks torch only where there are device files."""
-        if device == "cpu" or not self._has_gpu_files():
-            return 0
-        return int(self._ask({"do": "gpus"})["gpus"])
+    def gpus(self, device: str) -> Gpus:
+        """The GPUs that ranks may use; torch is asked only where there are some."""
+        found = {"found": []} if device == "cpu" else self.devices()
+        return examine(found, self._ask({"do": "torch"}) if found["found"] else {})
 
-    def _has_gpu_files(self) -> bool:
-        return bool(list(Path("/dev").glob("nvidia[0-9]*"))) or _WSL.exists()
+    def devices(self) -> dict[str, Any]:
+        """The machine's answer of :func:`distkit.probe.gpus`."""
+        return probe.gpus()
 
     def kill(self, children: list[Child]) -> None:
         """End children, and whatever they started."""
@@ -378,6 +377,7 @@ def _environ() -> dict[str, str]:
     """The zygote's surroundings: what it imports is told, and what ranks import is up to them."""
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     environ.pop("PYTHONPATH", None)
+    environ.pop("CUDA_VISIBLE_DEVICES", None)  # of a MIG slice: torch would ask CUDA, not NVML
     return environ
 
 

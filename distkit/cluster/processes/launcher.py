@@ -56,7 +56,7 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
             [
                 {
                     "spec": Spec(
-                        r, n, self._folder, plan.backend, plan.devices[r], plan.threads, **around
+                        r, n, self._folder, plan.backend, plan.seats[r], plan.threads, **around
                     ),
                     "connection": connection,
                     "ident": f"{Path(self._folder).name}-{r}",

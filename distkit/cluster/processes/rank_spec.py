@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.gpus import CPU, Seat
+
 #: The exit status of a rank whose program has closed the line to its starter.
 LINE_CLOSED = 86
 
@@ -17,7 +19,7 @@ LINE_CLOSED = 86
 class Spec:
     """All that a forked rank is told about itself.
 
-    ``threads`` is torch's intra-op thread count; ``backend`` and ``device`` are decided, not
+    ``threads`` is torch's intra-op thread count; ``backend`` and ``seat`` are decided, not
     "auto"; ``node`` describes its role in a parameter server, if the cluster has servers;
     ``port`` is a free one, for programs that meet at ``MASTER_PORT`` by themselves, at the
     ``address`` of rank 0's machine. Of ``hosts`` machines it is number ``host``, and there
@@ -29,7 +31,7 @@ class Spec:
     world_size: int
     folder: str
     backend: str = "gloo"
-    device: str = "cpu"
+    seat: Seat = CPU
     threads: int = 1
     node: Any = None
     environ: dict[str, str] = field(default_factory=dict)
@@ -42,6 +44,11 @@ class Spec:
     hosts: int = 1
     local_rank: int | None = None
     local_world_size: int | None = None
+
+    @property
+    def device(self) -> str:
+        """The device, as the rank names it."""
+        return self.seat.device
 
     @property
     def launched(self) -> dict[str, str]:
@@ -69,6 +76,7 @@ class Spec:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
             "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            **self.seat.environ(self.folder, self.backend),
         }
 
 

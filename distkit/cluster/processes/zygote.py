@@ -36,6 +36,7 @@ from distkit.cluster.processes.descendants import (
     end_all_children,
     end_children,
 )
+from distkit.errors import DistkitError
 
 #: How often to look whether the kernel is still there, besides waiting for its line to break [s].
 WATCH = 1.0
@@ -82,11 +83,12 @@ class Zygote:
             if function:
                 getattr(sys.modules[module], function)()
 
-    def do_gpus(self, fd: int | None) -> None:
-        """Count the GPUs by NVML: the count initialises nothing that a fork would inherit."""
+    def do_torch(self, fd: int | None) -> None:
+        """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""
         import torch
 
-        self.channel.send({"gpus": torch.cuda.device_count()})
+        found = nccl_version() if hasattr(torch._C, "_nccl_version") else None
+        self.channel.send({"cuda": torch.version.cuda, "nccl": found})
 
     def do_fork(self, fd: int, run: str, **arguments: Any) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments."""
@@ -154,6 +156,8 @@ class Zygote:
             status = 0
         except SystemExit as e:
             status = e.code if isinstance(e.code, int) else 1
+        except DistkitError as error:
+            print(error, file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -204,6 +208,19 @@ def _next_changed() -> tuple[int, int] | None:
         pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         return (pid, status) if pid else None
     return None
+
+
+def nccl_version() -> tuple[int, ...]:
+    """The version of the NCCL that torch has loaded: not always that which it was built with."""
+    import ctypes
+
+    import torch
+
+    number = ctypes.c_int()
+    with suppress(OSError):  # it is linked into torch
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+        return number.value // 10000, number.value % 10000 // 100, number.value % 100
+    return tuple(torch.cuda.nccl.version())
 
 
 def _redirect(path: str) -> None:

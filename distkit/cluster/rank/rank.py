@@ -29,7 +29,7 @@ from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
-from distkit.cluster.rank import interpreter, seeds
+from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import Group
 from distkit.cluster.rank.settings import Settings, outside_of_loops
@@ -129,6 +129,8 @@ class Rank:
             os.chdir(spec.cwd)
         torch.set_num_threads(spec.threads)
         seeds.set_all()  # forked processes would all draw the same numbers
+        if spec.device != "cpu":
+            gpu.take(spec)
         if spec.device != "cpu" and spec.backend == "gloo":
             from distkit.cluster.rank import gpu_staging
 
@@ -280,6 +282,7 @@ class Rank:
                 outcome.result, outcome.result_type = _dump_result(value), type(value).__name__
         except BaseException as error:
             outcome.error = self._tell(error, emit)
+            outcome.gpu_ruined = gpu.is_ruined(error)
         outcome.intact = outcome.intact and not self._pulled and self.group.intact()
         outcome.groups_made = self.group.made()
         outcome.zombie_threads = any(
@@ -292,7 +295,7 @@ class Rank:
         released = self._pulled or issubclass(type(error), Released)
         emit("failing", outline(error, released=released))  # to say more may not end well
         told = describe(error, released=released)
-        said = told.text + interpreter.hint(error)
+        said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
         told = replace(told, text=said, frames=told.frames or interpreter.called(error))
         emit("failing", told)  # nor may the end of its variables
         return told

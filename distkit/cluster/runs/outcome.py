@@ -90,6 +90,7 @@ class Outcome:
         collectives: how many it has issued, by group.
         zombie_threads: threads of the function communicate still, or were released.
         unrestored: what it changed in its process that cannot be undone.
+        gpu_ruined: CUDA works no more in its process.
         grown: containers of the notebook whose copies it has filled.
         missed: what :func:`distkit.trouble` was to do and did not.
         dropped, without_values, unwaited, unseen: of the recorder, for the trace.
@@ -110,6 +111,7 @@ class Outcome:
     collectives: dict[str, int] = field(default_factory=dict)
     zombie_threads: bool = False
     unrestored: list[str] = field(default_factory=list)
+    gpu_ruined: bool = False
     grown: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     dropped: int = 0
@@ -125,7 +127,7 @@ class Outcome:
     @property
     def unfit(self) -> bool:
         """True if the process is of no more use."""
-        return self.zombie_threads or bool(self.unrestored)
+        return self.zombie_threads or self.gpu_ruined or bool(self.unrestored)
 
 
 def outline(error: BaseException, *, released: bool) -> Failure:

@@ -54,7 +54,7 @@ def run_ranks(
     """
     seed, kwargs = seeds.of_call(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
-    plan = make_plan(n, 0, "cpu", "gloo", cpus=limits.cpus(), memory=limits.memory(), gpus=0)
+    plan = make_plan(n, 0, "cpu", "gloo", cpus=limits.cpus(), memory=limits.memory())
     made = trouble.current()
     if made is not None:
         made.check(n)

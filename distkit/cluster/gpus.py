@@ -1,0 +1,433 @@
+"""Which rank computes on which GPU, by what the ranks talk then, and why. Pure.
+
+What a machine has comes from NVML (:func:`distkit.probe.gpus`), what its torch can do from there,
+and what is chosen is said in words: on the status card, by the doctor, and in errors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from distkit.errors import StartError
+from distkit.trace.calls import named
+from distkit.views.scene.units import count, human_bytes, joined
+
+#: What a rank takes on a GPU: CUDA's context, libraries, a little for tensors [bytes]; estimated.
+GPU_RANK_BYTES = 700_000_000
+
+#: From this version on NCCL can be told to serve several ranks on one GPU, and so many of them.
+MULTI_RANK_NCCL, RANKS_A_GPU = (2, 30), 2
+
+#: How it is told so; multicast by the switch is not for ranks that share a GPU.
+_MULTI_RANK = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
+
+
+class Obstacle(NamedTuple):
+    """Why a machine's GPUs cannot be used, and the remedy."""
+
+    kind: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a slice of one (MIG).
+
+    ``index`` is NVML's and nvidia-smi's; ``slice`` is the number of a slice there, None for a whole
+    GPU; sizes are in bytes, 0 if nobody tells them.
+    """
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    total: int = 0
+    free: int = 0
+    slice: int | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        part = "" if self.slice is None else f"slice {self.slice} of "
+        return f"{part}GPU {self.index}"
+
+    @property
+    def fit(self) -> float:
+        """So many ranks have room in its memory."""
+        return self.free // GPU_RANK_BYTES if self.total else float("inf")
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What ranks on one machine may use.
+
+    Args:
+        usable: the GPUs in the order in which CUDA numbers them.
+        obstacle: why there are none, although there could be.
+        nccl: the version of torch's NCCL, () if it has none.
+        mps: the program that starts MPS, "" if there is none.
+        site: where the site runs an MPS daemon of its own, "" if it does not.
+    """
+
+    usable: tuple[Gpu, ...] = ()
+    obstacle: Obstacle | None = None
+    nccl: tuple[int, ...] = ()
+    mps: str = ""
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank computes.
+
+    Args:
+        device: as the rank names it.
+        gpu: which that is, None for the CPU.
+        fraction: of the GPU's memory that torch may take; 0 for all of it.
+        sharers: how many ranks have this GPU.
+        alone: the rank sees no other GPU, so that this one is its cuda:0.
+        mps: the program by which to ask the GPU's MPS daemon, if the cluster runs one.
+    """
+
+    device: str = "cpu"
+    gpu: Gpu | None = None
+    fraction: float = 0.0
+    sharers: int = 1
+    alone: bool = False
+    mps: str = ""
+
+    @property
+    def where(self) -> str:
+        """The device, for the status card."""
+        most = f", at most {human_bytes(self.limit)}" if self.gpu and self.limit else ""
+        other = f" = {self.gpu.label}" if self.gpu and self.alone else ""
+        return f"{self.device}{other}{most}"
+
+    @property
+    def limit(self) -> int:
+        """How much of the GPU's memory torch may take [bytes], 0 for all of it."""
+        return int(self.fraction * self.gpu.total) if self.gpu else 0
+
+    def environ(self, folder: str, backend: str) -> dict[str, str]:
+        """The environment variables by which CUDA, NCCL and MPS know of it."""
+        if self.gpu is None:
+            return {}
+        found = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.alone else {}
+        if self.mps:
+            found |= mps_environ(folder, self.gpu)
+        return found | (_MULTI_RANK if backend == "nccl" and self.sharers > 1 else {})
+
+
+CPU = Seat()
+
+
+def mps_environ(folder: str, gpu: Gpu) -> dict[str, str]:
+    """Where the MPS daemon of a GPU meets its clients: in the cluster's private folder."""
+    place = f"{folder}/mps-{gpu.index}"
+    return {"CUDA_MPS_PIPE_DIRECTORY": place, "CUDA_MPS_LOG_DIRECTORY": place}
+
+
+# -- what there is ---------------------------------------------------------------------------------
+
+
+def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
+    """The GPUs that CUDA would show, or why it shows none.
+
+    Args:
+        found: the answer of :func:`distkit.probe.gpus`.
+        torch: its versions of CUDA and NCCL; empty if nobody asked it.
+    """
+    devices = [gpu for each in found["found"] for gpu in _devices(each)]
+    usable, obstacle = _visible(devices, found.get("visible"))
+    for why in (_no_driver(found), obstacle, _no_torch(found, torch)):
+        if why is not None and (found["found"] or why.kind == "driver"):
+            return Gpus((), why)
+    nccl = tuple(int(n) for n in (torch.get("nccl") or ())[:3])
+    return Gpus(tuple(usable), None, nccl, found.get("mps") or "", found.get("site") or "")
+
+
+def _devices(each: Mapping[str, Any]) -> list[Gpu]:
+    """What CUDA takes a GPU for: itself; in MIG mode its slices, each to who sees no other."""
+    facts = ("name", "uuid", "total", "free")
+    slices = each.get("slices")
+    if slices is None:
+        known = {name: each[name] for name in facts if name in each}
+        return [] if "error" in each else [Gpu(each.get("index", 0), **known)]
+    return [
+        Gpu(each["index"], **{name: part[name] for name in facts}, slice=n)
+        for n, part in enumerate(slices)
+    ]
+
+
+def _no_driver(found: Mapping[str, Any]) -> Obstacle | None:
+    lost = [f"GPU {each['index']}: {each['error']}" for each in found["found"] if "error" in each]
+    if "error" in found or (lost and len(lost) == len(found["found"])):
+        what = f"the GPU driver does not answer: {found.get('error') or joined(lost)}"
+        return Obstacle("driver", what, "Reboot, or load the driver anew.")
+    return None
+
+
+def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Obstacle | None]:
+    """What CUDA_VISIBLE_DEVICES leaves, by CUDA's rules: the first wrong name ends the list."""
+    if not devices:
+        remedy = "Make some (nvidia-smi mig -cgi … -C), or switch MIG off (nvidia-smi -mig 0)."
+        return [], Obstacle("mig", "the GPUs are in MIG mode and have no slices", remedy)
+    if setting is None:
+        return list(devices), None
+    found: list[Gpu] = []
+    for name in filter(None, (name.strip() for name in setting.split(","))):
+        meant = [gpu for gpu in devices if _is_meant(gpu, name)]
+        if not meant or (len({gpu.index for gpu in meant}) > 1):
+            break
+        if meant[0] in found:
+            what = (
+                f"CUDA_VISIBLE_DEVICES={setting!r} names {meant[0].label} twice, so CUDA shows none"
+            )
+            return [], Obstacle("hidden", what, "Name each GPU once.")
+        found += meant
+    if found:
+        return found, None
+    there = joined([gpu.label for gpu in devices])
+    what = f"CUDA_VISIBLE_DEVICES={setting!r} names none of what is there: {there}"
+    return [], Obstacle("hidden", what, "Unset it: del os.environ['CUDA_VISIBLE_DEVICES'].")
+
+
+def _is_meant(gpu: Gpu, name: str) -> bool:
+    """True for a GPU's number, and for the beginning of its UUID or its slice's."""
+    return name == str(gpu.index) or (not name.isdigit() and gpu.uuid.startswith(name))
+
+
+def _no_torch(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Obstacle | None:
+    if "cuda" not in torch:
+        return None
+    if not torch["cuda"]:
+        return Obstacle("torch", "torch is built without CUDA", "Install torch with CUDA.")
+    wants, has = int(torch["cuda"].split(".")[0]), found.get("cuda")
+    if has and has[0] < wants:
+        what = (
+            f"the driver {found.get('driver', '')} is for CUDA {'.'.join(map(str, has))}, and "
+            f"torch for CUDA {torch['cuda']}"
+        )
+        remedy = f"Install a newer driver, or torch for CUDA {has[0]}."
+        return Obstacle("old", what, remedy)
+    return None
+
+
+# -- who gets what -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asks for, as of :class:`distkit.Cluster`."""
+
+    device: str = "auto"
+    backend: str = "auto"
+    mps: str = "off"
+    memory_fraction: float | None = None
+
+    def check(self) -> None:
+        """See whether these are known.
+
+        Raises:
+            StartError: one is not.
+        """
+        kind, _, index = self.device.partition(":")
+        if self.device not in ("auto", "cpu") and (
+            kind != "cuda" or (":" in self.device and not index.isdigit())
+        ):
+            raise StartError(
+                f"device={self.device!r} is not known. Use device='auto', 'cpu', 'cuda' or "
+                "'cuda:0'."
+            )
+        choices = {"backend": ("auto", "gloo", "nccl"), "mps": ("off", "on", "auto")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                listed = f"{known[0]!r}, {known[1]!r} or {known[2]!r}"
+                raise StartError(f"{name}={getattr(self, name)!r} is not known. Use {listed}.")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise StartError(
+                f"memory_fraction={self.memory_fraction}: give a part of a GPU's memory, more than "
+                "0 and at most 1."
+            )
+
+
+def seat_ranks(ranks: int, wanted: Wanted, gpus: Gpus) -> tuple[tuple[Seat, ...], str, str]:
+    """Each rank's place, the backend, and why, for the status card.
+
+    Ranks go round the GPUs. NCCL serves them if each has a GPU of its own; else gloo, with copies
+    in host memory.
+
+    Raises:
+        StartError: what was asked for is not to be had; the message says what is.
+    """
+    wanted.check()
+    usable, why = _choose(ranks, wanted.device, gpus)
+    if not usable:
+        _refuse_on_cpu(ranks, wanted, why)
+        return (CPU,) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
+    taken = [usable[r % len(usable)] for r in range(ranks)]
+    shared = Counter(taken)
+    most = max(shared.values())
+    mps, of_mps = _mps(wanted.mps, most > 1, taken, gpus)
+    slow = _why_not_nccl(taken, wanted.backend, mps, gpus)
+    if slow and wanted.backend == "nccl":
+        raise StartError(
+            f"backend='nccl' needs one GPU for each of {ranks} ranks: {slow}. Use backend='auto', "
+            f"or at most {count(len(usable), 'rank')}."
+        )
+    alone = bool(mps and not gpus.site) or any(gpu.slice is not None for gpu in taken)
+    seats = tuple(
+        Seat(
+            "cuda:0" if alone else f"cuda:{gpus.usable.index(gpu)}",
+            gpu,
+            wanted.memory_fraction or _part(gpu, shared[gpu]),
+            shared[gpu],
+            alone,
+            mps if mps != gpus.site else "",
+        )
+        for gpu in taken
+    )
+    backend = "gloo" if slow or wanted.backend == "gloo" else "nccl"
+    faster = _faster(usable, most, mps, gpus) if backend == "gloo" else ""
+    return seats, backend, "; ".join(filter(None, [_say(backend, slow, most), of_mps, faster]))
+
+
+def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:
+    """The GPUs to go round; none, and why, where "auto" is the CPU."""
+    if device == "cpu":
+        return (), ""
+    usable, why = list(gpus.usable), str(gpus.obstacle or "")
+    if not usable and device != "auto":
+        why = why or (
+            "torch sees no GPU here (no driver, or a CPU build of torch). Use device='cpu' or "
+            "'auto', or install torch with CUDA."
+        )
+        raise StartError(f"device={device!r} was asked for, and {why}")
+    if ":" in device:
+        index = int(device.partition(":")[2])
+        if index >= len(usable):
+            have = f"cuda:0 to cuda:{len(usable) - 1}" if len(usable) > 1 else "cuda:0"
+            raise StartError(
+                f"device={device!r} was asked for, of {count(len(usable), 'GPU')} here: {have}. "
+                "Name one of those, or use device='auto'."
+            )
+        usable = usable[index : index + 1]
+    roomy = [gpu for gpu in usable if gpu.fit >= 1] or usable
+    full = _full(Counter(roomy[r % len(roomy)] for r in range(ranks))) if roomy else ""
+    if full and device != "auto":
+        raise StartError(
+            f"{full} Use fewer ranks or device='cpu', or stop other programs there: nvidia-smi "
+            "lists them."
+        )
+    return ((), full) if full else (roomy, why)
+
+
+def _full(shared: Mapping[Gpu, int]) -> str:
+    """What is wrong with the first GPU that has no room for its ranks; "" if all have."""
+    for gpu, n in shared.items():
+        if n > gpu.fit:
+            return (
+                f"{gpu.label} has {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free, too "
+                f"little for {count(n, 'rank')}: about {human_bytes(n * GPU_RANK_BYTES)}, so "
+                f"{gpu.fit:g} fit."
+            )
+    return ""
+
+
+def _refuse_on_cpu(ranks: int, wanted: Wanted, why: str) -> None:
+    for name, asked in (("backend", wanted.backend), ("mps", wanted.mps)):
+        if asked in ("nccl", "on"):
+            need = f"one GPU for each of {ranks} ranks" if name == "backend" else "a GPU"
+            raise StartError(
+                f"{name}={asked!r} needs {need}; 0 can be used. {why or 'Leave it out.'}"
+            )
+
+
+def _mps(asked: str, shared: bool, taken: Sequence[Gpu], gpus: Gpus) -> tuple[str, str]:
+    """The program that starts MPS, if it is to serve these ranks; and what the card says of it."""
+    if gpus.site:
+        return gpus.site, f"MPS of this site ({gpus.site})"
+    if asked == "off":
+        return "", ""
+    why, remedy = "", ""
+    if any(gpu.slice is not None for gpu in taken):
+        why, remedy = "MIG slices are not shared by it", "Use mps='off'"
+    elif not gpus.mps:
+        why = "nvidia-cuda-mps-control is not there"
+        remedy = "Install it (it comes with the driver), or use mps='off'"
+    if why and asked == "on":
+        raise StartError(f"mps='on' was asked for, and {why}. {remedy}.")
+    if not why and asked == "auto" and not shared:
+        why = "no ranks share a GPU"
+    if why:
+        return "", f"no MPS: {why}"
+    return gpus.mps, "MPS: ranks of one GPU compute at the same time"
+
+
+def _why_not_nccl(taken: Sequence[Gpu], backend: str, mps: str, gpus: Gpus) -> str:
+    """The reason why NCCL does not serve these ranks; "" if it does."""
+    if not gpus.nccl:
+        return "torch is built without NCCL"
+    sharers = {gpu: [r for r, other in enumerate(taken) if other == gpu] for gpu in taken}
+    gpu, ranks = max(sharers.items(), key=lambda item: len(item[1]))
+    version = ".".join(map(str, gpus.nccl))
+    if len(taken) > 1 and any(gpu.slice is not None for gpu in taken):
+        return "NCCL does not connect MIG slices"
+    if len(ranks) == 1:
+        return ""
+    share = f"{named(ranks)} share {gpu.label}"
+    if gpus.nccl[:2] < MULTI_RANK_NCCL:
+        return f"{share}, and NCCL {version} needs one GPU a rank"
+    if len(ranks) > RANKS_A_GPU:
+        return f"{share}, and NCCL {version} takes at most {RANKS_A_GPU} ranks a GPU"
+    if not mps and backend != "nccl":  # their kernels wait for each other: by turns, that is slow
+        return f"{share}, and NCCL {version} is slow there without MPS"
+    return ""
+
+
+def _part(gpu: Gpu, sharers: int) -> float:
+    """An equal part of what is free, without what each rank takes beside its tensors."""
+    if sharers == 1:
+        return 0.0
+    if not gpu.total:
+        return 1 / sharers
+    return max(0.01, (gpu.free - sharers * GPU_RANK_BYTES / 2) / sharers / gpu.total)
+
+
+def _say(backend: str, slow: str, most: int) -> str:
+    if backend == "nccl":
+        each = "every rank has a GPU of its own" if most == 1 else f"{most} ranks a GPU"
+        return f"nccl: {each}"
+    return f"gloo: {slow or 'as asked'}, so messages go through host memory"
+
+
+def _faster(usable: Sequence[Gpu], most: int, mps: str, gpus: Gpus) -> str:
+    """What would be faster, "" if nothing is known to be."""
+    if most == 1:
+        return ""
+    whole = all(gpu.slice is None for gpu in usable)
+    if len(usable) > 1 and whole and gpus.nccl:
+        return f"dk.Cluster({len(usable)}) would use NCCL"
+    if whole and gpus.mps and not mps:
+        return "mps='on' would let them compute at the same time"
+    return ""
+
+
+def in_use(now: Sequence[Mapping[str, Any]], seats: Sequence[Seat]) -> Iterator[str]:
+    """How full the ranks' GPUs are, each once.
+
+    Args:
+        now: GPUs and slices as :func:`distkit.probe.gpus` finds them at this moment.
+        seats: of the ranks.
+    """
+    known = {gpu.uuid: gpu for each in now for gpu in _devices(each)}
+    for gpu in dict.fromkeys(seat.gpu for seat in seats):
+        if gpu is not None and (found := known.get(gpu.uuid)) is not None and found.total:
+            used = human_bytes(found.total - found.free)
+            yield f"{gpu.label}: {used} of {human_bytes(found.total)} in use"

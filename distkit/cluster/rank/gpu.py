@@ -1,0 +1,146 @@
+"""A rank's GPU: taken after the fork, with its part of the memory; and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from distkit import probe
+from distkit.cluster.processes import mps
+from distkit.cluster.processes.rank_spec import Spec
+from distkit.cluster.runs.outcome import slot
+from distkit.errors import StartError
+from distkit.views.scene.units import human_bytes
+
+#: What CUDA says, and what to do about it.
+_MEANING = (
+    (
+        "bad fork|re-initialize|initialization error",
+        "a module that Python imports at its start (sitecustomize, *.pth) uses CUDA, in the "
+        "process that ranks are forked from: find it with python -X importtime -c pass",
+    ),
+    (
+        "driver version is insufficient|driver on your system is too old",
+        "install a newer driver, or torch for an older CUDA: see distkit doctor",
+    ),
+    ("not compiled with CUDA", "install torch with CUDA, or use device='cpu'"),
+    (
+        "no CUDA-capable device|No CUDA GPUs|invalid device ordinal|is lost|fallen off the bus",
+        "it is gone or not visible: nvidia-smi and the system's log (dmesg) tell more; use another "
+        "one, or device='cpu'",
+    ),
+    (
+        "out of memory",
+        "other programs fill it (nvidia-smi lists them): stop them, or use fewer ranks or "
+        "device='cpu'",
+    ),
+    ("busy or unavailable", "another process has it to itself, or its compute mode forbids CUDA"),
+    ("MPS|mps", "use mps='off'"),
+)
+
+#: So many holders of a GPU's memory are named.
+MOST = 8
+
+#: What torch says of a tensor that its backend does not take: the type of its device.
+_FOREIGN = re.compile(r"No backend type associated with device type (\w+)|must be CUDA and dense")
+
+
+def take(spec: Spec) -> None:
+    """Initialize CUDA on the rank's GPU, which no other process of ours has done for it.
+
+    Raises:
+        StartError: the GPU cannot be used, or not by MPS; the message says why.
+    """
+    seat = spec.seat
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as NVML and nvidia-smi number them
+    Path(_pid(spec, spec.rank)).write_text(str(os.getpid()))
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(seat.device)
+        if seat.fraction:
+            torch.cuda.set_per_process_memory_fraction(seat.fraction)
+        torch.cuda.synchronize()
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).partition("\n")[0].rstrip(".")
+        raise StartError(f"{_who(spec)} cannot use it: {said}; {_remedy(said)}.") from error
+    if seat.mps and not mps.attached(seat.mps, os.environ):
+        raise StartError(
+            f"{_who(spec)} does not use MPS, although its daemon runs"
+            f"{mps.last_words(os.environ)}. Use mps='off'."
+        )
+
+
+def _pid(spec: Spec, rank: int) -> str:
+    """Where a rank's pid is, for whoever lists the processes on a GPU."""
+    return f"{spec.folder}/rank-{rank}.pid"
+
+
+def _who(spec: Spec) -> str:
+    gpu = spec.seat.gpu
+    named = f" ({', '.join(filter(None, [gpu.label, gpu.name]))})" if gpu else ""
+    return f"rank {spec.rank} on {spec.device}{named}"
+
+
+def _remedy(said: str) -> str:
+    meant = (what for text, what in _MEANING if re.search(text, said, re.IGNORECASE))
+    return next(meant, "distkit doctor tells what this machine has")
+
+
+def hint(error: BaseException, spec: Spec) -> str:
+    """What to add to an exception of torch's: who holds the GPU's memory, what its words mean."""
+    kinds = type.mro(type(error))
+    if torch.OutOfMemoryError in kinds:
+        return f"\n{_who(spec)}: {_memory(spec)}. {_LESS}"
+    said = _said(error)
+    if found := _FOREIGN.search(said):
+        return (
+            f"\nTensors of a collective are on its backend's device. {_who(spec)} communicates "
+            f"by {spec.backend}, and this tensor is on {found[1] or 'the CPU'}: move it with "
+            f'x.to("{spec.device}").'
+        )
+    if "CUDA error" in said:
+        again = " Its process is replaced by another." if is_ruined(error) else ""
+        return f"\n{_who(spec)}: {_remedy(said)}.{again}"
+    return ""
+
+
+def _said(error: BaseException) -> str:
+    """What torch says, past what the user's classes make of it."""
+    return "".join(text for text in slot(error, "args") if type(text) is str)
+
+
+def is_ruined(error: BaseException) -> bool:
+    """True if CUDA is of no more use to this process: it never recovers from a failed kernel."""
+    if "CUDA error" not in _said(error) or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.current_stream().query()  # to synchronize may never end
+    except RuntimeError:
+        return True
+    return False
+
+
+_LESS = (
+    "Use smaller batches or fewer ranks, or give a rank more: dk.Cluster(…, memory_fraction=…). "
+    "The cluster is ready for the next run: what its variables still hold is lost with "
+    "cluster.restart()."
+)
+
+
+def _memory(spec: Spec) -> str:
+    """Who holds how much of the rank's GPU."""
+    gpu = spec.seat.gpu
+    if gpu is None:
+        return "it computes on the CPU"
+    ranks = {}
+    for rank in range(spec.world_size):
+        with suppress(OSError):  # it is on another machine
+            ranks[Path(_pid(spec, rank)).read_text()] = f"rank {rank}"
+    held = sorted(probe.holders(gpu.uuid).items(), key=lambda item: -item[1])
+    each = [f"{ranks.get(str(p), f'process {p}')} {human_bytes(n)}" for p, n in held[:MOST]]
+    most = f"it may take {human_bytes(spec.seat.limit)}; " if spec.seat.limit else ""
+    return f"{most}of {human_bytes(gpu.total)} hold: {', '.join(each) or 'unknown processes'}"

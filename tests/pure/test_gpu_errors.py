@@ -1,0 +1,142 @@
+"""What a rank says when its GPU cannot be used, is full or fails: the CPU stands in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpus import GIB
+
+from distkit import probe
+from distkit.cluster.gpus import Gpu, Seat
+from distkit.cluster.processes import mps
+from distkit.cluster.processes.rank_spec import Spec
+from distkit.cluster.processes.zygote import nccl_version
+from distkit.cluster.rank import gpu
+from distkit.errors import StartError
+
+HERE = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
+
+
+def spec(folder: Path, **seat: Any) -> Spec:
+    return Spec(1, 4, str(folder), "nccl", Seat("cuda:0", HERE, **seat))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The calls of torch.cuda, of a GPU that works."""
+    made: dict[str, Any] = {}
+    for name in ("init", "set_device", "set_per_process_memory_fraction", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: made.update({name: given}))
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    return made
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+def test_a_rank_takes_its_part(calls: dict[str, Any], tmp_path: Path) -> None:
+    gpu.take(spec(tmp_path, fraction=0.25))
+    assert calls["set_device"] == ("cuda:0",)
+    assert calls["set_per_process_memory_fraction"] == (0.25,)
+    assert os.environ.pop("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    assert tmp_path.joinpath("rank-1.pid").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("CUDA error: no CUDA-capable device is detected", "it is gone or not visible"),
+        ("CUDA error: invalid device ordinal\nCompile with …", "it is gone or not visible"),
+        ("CUDA error: device is lost", "it is gone or not visible"),
+        ("The NVIDIA driver on your system is too old", "install a newer driver"),
+        ("Cannot re-initialize CUDA in forked subprocess.", "sitecustomize"),
+        ("CUDA error: initialization error", "sitecustomize"),
+        ("Torch not compiled with CUDA enabled", "install torch with CUDA"),
+        ("CUDA error: out of memory", "other programs fill it"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "to itself"),
+        ("CUDA error: MPS client failed to connect to the MPS control daemon", "use mps='off'"),
+        ("something else", "distkit doctor"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used(
+    said: str,
+    remedy: str,
+    calls: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", raising(RuntimeError(said)))
+    with pytest.raises(StartError) as refused:
+        gpu.take(spec(tmp_path))
+    first = said.partition("\n")[0].rstrip(".")
+    assert str(refused.value).startswith(f"rank 1 on cuda:0 (GPU 0, H200) cannot use it: {first};")
+    assert remedy in str(refused.value)
+
+
+def test_a_rank_that_is_no_client_of_mps(
+    calls: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "attached", lambda control, environ: False)
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path))
+    tmp_path.joinpath("control.log").write_text("one\nServer failed to start\n")
+    with pytest.raises(StartError, match=r"daemon runs: Server failed to start. Use mps='off'"):
+        gpu.take(spec(tmp_path, mps="/bin/it"))
+
+
+def test_a_full_memory_names_who_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "holders", lambda uuid: {11: 9 * GIB, 12: 60 * GIB, 13: 1 * GIB})
+    tmp_path.joinpath("rank-1.pid").write_text("11")
+    tmp_path.joinpath("rank-2.pid").write_text("12")
+    said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path, fraction=0.125))
+    assert "rank 1 on cuda:0 (GPU 0, H200): it may take 10 GiB; of 80 GiB hold: " in said
+    assert "rank 2 60 GiB, rank 1 9 GiB, process 13 1 GiB. Use smaller batches" in said
+    monkeypatch.setattr(probe, "holders", lambda uuid: {})
+    said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path))
+    assert "of 80 GiB hold: unknown processes." in said
+
+
+def test_a_failed_kernel_ruins_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def query(self) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    assert not gpu.is_ruined(error)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    assert gpu.is_ruined(error) and not gpu.is_ruined(RuntimeError("CUDA is a word"))
+    assert "Its process is replaced by another." in gpu.hint(error, spec(tmp_path))
+    monkeypatch.setattr(Stream, "query", lambda self: True)
+    assert not gpu.is_ruined(error)
+
+
+def test_the_nccl_that_is_loaded_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def ncclGetVersion(self, number: Any) -> None:
+            number._obj.value = 23007
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    assert nccl_version() == (2, 30, 7)
+    monkeypatch.setattr(ctypes, "CDLL", raising(OSError("no libnccl.so.2")))
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    assert nccl_version() == (2, 29, 7)
+
+
+def test_a_tensor_elsewhere_is_explained(tmp_path: Path) -> None:
+    for said, where in (
+        ("No backend type associated with device type cpu", "on cpu"),
+        ("Tensors must be CUDA and dense", "on the CPU"),
+    ):
+        hint = gpu.hint(RuntimeError(said), spec(tmp_path))
+        assert "communicates by nccl" in hint and where in hint and 'x.to("cuda:0")' in hint
+    assert gpu.hint(ValueError("no"), spec(tmp_path)) == ""

@@ -1,0 +1,275 @@
+"""Who computes on which GPU, by what ranks talk, and what is said of it, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gpus import GIB, some_gpus
+
+from distkit.cluster.gpus import Gpu, Gpus, Seat, Wanted, examine, in_use, seat_ranks
+from distkit.cluster.plan import Machine, make_plan, plan_for_machines
+from distkit.errors import StartError
+
+NEW = (2, 30, 1)
+
+
+def seated(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
+    """The devices, the backend and the note."""
+    seats, backend, note = seat_ranks(ranks, Wanted(**wanted), gpus)
+    assert len(seats) == ranks
+    return [seat.device for seat in seats], backend, note
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "devices", "backend", "said"),
+    [
+        (4, some_gpus(0), ["cpu"] * 4, "gloo", ["gloo on CPU"]),
+        (1, some_gpus(1), ["cuda:0"], "nccl", ["every rank has a GPU of its own"]),
+        (2, some_gpus(2), ["cuda:0", "cuda:1"], "nccl", ["every rank has a GPU of its own"]),
+        (2, some_gpus(8), ["cuda:0", "cuda:1"], "nccl", ["every rank has a GPU of its own"]),
+        (
+            4,
+            some_gpus(1),
+            ["cuda:0"] * 4,
+            "gloo",
+            ["ranks 0, 1, 2 and 3 share GPU 0, and NCCL 2.29.7 needs one", "through host memory"],
+        ),
+        (
+            3,
+            some_gpus(2),
+            ["cuda:0", "cuda:1", "cuda:0"],
+            "gloo",
+            ["ranks 0 and 2 share GPU 0", "dk.Cluster(2) would use NCCL"],
+        ),
+        (2, some_gpus(2, ()), ["cuda:0", "cuda:1"], "gloo", ["torch is built without NCCL"]),
+        (2, some_gpus(1, NEW), ["cuda:0"] * 2, "gloo", ["NCCL 2.30.1 is slow there without MPS"]),
+    ],
+)
+def test_ranks_go_round_the_gpus(
+    ranks: int, gpus: Gpus, devices: list[str], backend: str, said: list[str]
+) -> None:
+    found, chosen, note = seated(ranks, gpus)
+    assert (found, chosen) == (devices, backend)
+    assert all(words in note for words in said), note
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "wanted", "backend", "said"),
+    [
+        (2, some_gpus(2), {"device": "cpu"}, "gloo", "gloo on CPU"),
+        (2, some_gpus(2), {"backend": "gloo"}, "gloo", "as asked"),
+        (2, some_gpus(2), {"device": "cuda:1"}, "gloo", "ranks 0 and 1 share GPU 1"),
+        (2, some_gpus(1, NEW), {"backend": "nccl"}, "nccl", "2 ranks a GPU"),
+        (2, some_gpus(1, NEW, "/mps"), {"mps": "on"}, "nccl", "MPS: ranks of one GPU"),
+        (2, some_gpus(1, NEW, "/mps"), {"mps": "auto"}, "nccl", "MPS: ranks of one GPU"),
+        (3, some_gpus(1, NEW, "/mps"), {"mps": "auto"}, "gloo", "at most 2 ranks a GPU"),
+        (2, some_gpus(1, mps="/mps"), {"mps": "on"}, "gloo", "MPS: ranks of one GPU"),
+        (2, some_gpus(1, mps="/mps"), {}, "gloo", "mps='on' would let them compute at the same"),
+        (2, some_gpus(1), {"mps": "auto"}, "gloo", "no MPS: nvidia-cuda-mps-control is not there"),
+        (2, some_gpus(2, mps="/mps"), {"mps": "auto"}, "nccl", "no MPS: no ranks share a GPU"),
+        (
+            2,
+            replace(some_gpus(1), site="/run/mps"),
+            {"mps": "on"},
+            "gloo",
+            "MPS of this site (/run/mps)",
+        ),
+    ],
+)
+def test_what_was_asked_for_decides(
+    ranks: int, gpus: Gpus, wanted: dict[str, str], backend: str, said: str
+) -> None:
+    _, chosen, note = seated(ranks, gpus, **wanted)
+    assert chosen == backend and said in note, note
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "wanted", "said"),
+    [
+        (2, some_gpus(0), {"device": "cuda"}, "torch sees no GPU here"),
+        (2, some_gpus(2), {"device": "cuda:2"}, "of 2 GPUs here: cuda:0 to cuda:1"),
+        (2, some_gpus(1), {"device": "cuda:1"}, "of 1 GPU here: cuda:0."),
+        (2, some_gpus(2), {"device": "cuda:"}, "device='cuda:' is not known"),
+        (2, some_gpus(2), {"device": "gpu"}, "device='gpu' is not known"),
+        (2, some_gpus(2), {"backend": "mpi"}, "backend='mpi' is not known"),
+        (2, some_gpus(2), {"mps": "yes"}, "mps='yes' is not known. Use 'off', 'on' or 'auto'"),
+        (2, some_gpus(2), {"memory_fraction": 1.5}, "memory_fraction=1.5"),
+        (4, some_gpus(2), {"backend": "nccl"}, "at most 2 ranks"),
+        (3, some_gpus(1, NEW), {"backend": "nccl"}, "at most 2 ranks a GPU"),
+        (2, some_gpus(0), {"backend": "nccl"}, "one GPU for each of 2 ranks; 0 can be used"),
+        (2, some_gpus(0), {"mps": "on"}, "mps='on' needs a GPU"),
+        (2, some_gpus(1), {"mps": "on"}, "nvidia-cuda-mps-control is not there. Install it"),
+        (2, some_gpus(1, mps="/m", slice=0), {"mps": "on"}, "MIG slices are not shared by it"),
+        (2, some_gpus(1, free=GIB), {"device": "cuda"}, "GPU 0 has 1 GiB of 80 GiB free"),
+    ],
+)
+def test_what_cannot_be_had_is_told(
+    ranks: int, gpus: Gpus, wanted: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(StartError) as refused:
+        seated(ranks, gpus, **wanted)
+    assert said in str(refused.value), refused.value
+
+
+def test_a_full_gpu_is_passed_by() -> None:
+    two = some_gpus(2)
+    gpus = replace(two, usable=(replace(two.usable[0], free=0), two.usable[1]))
+    assert seated(2, gpus, device="cuda")[0] == ["cuda:1", "cuda:1"]
+    devices, backend, note = seated(2, some_gpus(1, free=GIB))
+    assert (devices, backend) == (["cpu", "cpu"], "gloo")
+    assert "gloo on CPU: GPU 0 has 1 GiB of 80 GiB free" in note and "1 fit" in note
+
+
+def test_memory_is_shared_out() -> None:
+    def seats(**given: Any) -> list[Seat]:
+        fraction = given.pop("memory_fraction", None)
+        return list(seat_ranks(4, Wanted(memory_fraction=fraction), some_gpus(1, **given))[0])
+
+    shares = [seat.fraction for seat in seats()]
+    assert len(set(shares)) == 1 and 0.24 < shares[0] < 0.25  # with room for CUDA's contexts
+    assert {seat.fraction for seat in seats(total=0, free=0)} == {0.25}  # nobody tells
+    assert 0.1 < seats(free=40 * GIB)[0].fraction < 0.125  # others have the half
+    assert {seat.fraction for seat in seats(memory_fraction=0.1)} == {0.1}
+    assert seats(memory_fraction=0.1)[0].where == "cuda:0, at most 8 GiB"
+    assert [seat.fraction for seat in seat_ranks(2, Wanted(), some_gpus(2))[0]] == [0.0, 0.0]
+
+
+def test_a_rank_is_told_by_its_environment() -> None:
+    (one, _), backend, _ = seat_ranks(2, Wanted(), some_gpus(2))
+    assert one.environ("/folder", backend) == {}
+    (one, _), backend, _ = seat_ranks(2, Wanted(mps="on"), some_gpus(1, NEW, "/mps"))
+    assert (one.device, one.where.partition(",")[0]) == ("cuda:0", "cuda:0 = GPU 0")
+    assert one.environ("/folder", backend) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-0",
+        "CUDA_MPS_PIPE_DIRECTORY": "/folder/mps-0",
+        "CUDA_MPS_LOG_DIRECTORY": "/folder/mps-0",
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+    }
+    site = replace(some_gpus(1), site="/run/mps")
+    assert seat_ranks(2, Wanted(mps="on"), site)[0][0].environ("/folder", "gloo") == {}
+    assert Seat().environ("/folder", "gloo") == {}
+
+
+def test_each_rank_sees_its_slice_alone() -> None:
+    parts = [{"name": "MIG 1g.10gb", "uuid": f"MIG-{n}", "total": 9 * GIB, "free": 9 * GIB}
+             for n in range(2)]  # fmt: skip
+    gpu = {"index": 0, "name": "H100", "uuid": "GPU-0", "total": 80 * GIB, "free": 0}
+    gpus = examine({"found": [{**gpu, "slices": parts}]}, {"cuda": "13.0", "nccl": [2, 29, 7]})
+    seats, backend, note = seat_ranks(2, Wanted(), gpus)
+    assert [seat.environ("/f", backend)["CUDA_VISIBLE_DEVICES"] for seat in seats] == [
+        "MIG-0",
+        "MIG-1",
+    ]
+    assert {seat.device for seat in seats} == {"cuda:0"}
+    assert (seats[1].where, backend) == ("cuda:0 = slice 1 of GPU 0", "gloo")
+    assert "NCCL does not connect MIG slices" in note
+    assert seat_ranks(1, Wanted(), gpus)[1] == "nccl"
+    with pytest.raises(StartError, match="does not connect MIG"):
+        seat_ranks(2, Wanted(backend="nccl"), gpus)
+
+
+FOUND: dict[str, Any] = {
+    "found": [
+        {"index": i, "name": "H100", "uuid": f"GPU-{uuid}", "total": 80 * GIB, "free": 70 * GIB}
+        for i, uuid in enumerate(["aa", "ab", "bb"])
+    ],
+    "driver": "580.65.06",
+    "cuda": [13, 0],
+}
+TORCH = {"cuda": "13.0", "nccl": [2, 29, 7]}
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        (" 1 ,", [1]),
+        ("GPU-b", [2]),
+        ("GPU-ab,GPU-aa", [1, 0]),
+        ("1,7,0", [1]),  # what comes after a wrong one is not there
+        ("1,-1,0", [1]),
+    ],
+)
+def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
+    gpus = examine({**FOUND, "visible": visible, "mps": None, "site": None}, TORCH)
+    assert [gpu.index for gpu in gpus.usable] == indices
+    assert (gpus.nccl, gpus.obstacle) == ((2, 29, 7), None)
+    seats, _, _ = seat_ranks(1, Wanted(), gpus)
+    assert (seats[0].device, seats[0].gpu) == ("cuda:0", gpus.usable[0])
+
+
+LOST = {"index": 0, "error": "GPU is lost"}
+EMPTY = {"index": 0, "name": "H100", "uuid": "GPU-a", "slices": []}
+
+
+@pytest.mark.parametrize(
+    ("found", "torch", "kind", "said"),
+    [
+        ({"visible": ""}, {}, "hidden", "CUDA_VISIBLE_DEVICES='' names none of what is there"),
+        ({"visible": "7"}, {}, "hidden", "GPU 0, GPU 1 and GPU 2. Unset it"),
+        ({"visible": "GPU-a"}, {}, "hidden", "names none"),  # of two
+        ({"visible": "MIG-x"}, {}, "hidden", "names none"),
+        ({"visible": "0,0"}, {}, "hidden", "names GPU 0 twice"),
+        ({}, {"cuda": None}, "torch", "torch is built without CUDA. Install torch with CUDA"),
+        ({"cuda": [12, 4]}, {}, "old", "is for CUDA 12.4, and torch for CUDA 13.0. Install a new"),
+        ({"found": [LOST]}, {}, "driver", "GPU 0: GPU is lost"),
+        ({"found": [], "error": "Driver not loaded"}, {}, "driver", "Driver not loaded. Reboot"),
+        ({"found": [EMPTY]}, {}, "mig", "in MIG mode and have no slices. Make some"),
+    ],
+)
+def test_what_stands_in_the_way(
+    found: dict[str, Any], torch: dict[str, Any], kind: str, said: str
+) -> None:
+    gpus = examine({**FOUND, **found}, {**TORCH, **torch})
+    assert gpus.obstacle is not None and gpus.obstacle.kind == kind
+    assert said in str(gpus.obstacle)
+    assert seated(2, gpus)[1:] == ("gloo", f"gloo on CPU: {gpus.obstacle}")
+    with pytest.raises(StartError) as refused:
+        seated(2, gpus, device="cuda")
+    assert said in str(refused.value)
+
+
+def test_a_lost_gpu_leaves_the_others() -> None:
+    gpus = examine({**FOUND, "found": [*FOUND["found"][1:], LOST]}, TORCH)
+    assert [gpu.index for gpu in gpus.usable] == [1, 2]
+    assert examine({"found": [], "visible": ""}, {}) == Gpus()  # a machine without any
+
+
+def test_how_full_they_are() -> None:
+    seats, _, _ = seat_ranks(4, Wanted(), examine(FOUND, TORCH))
+    assert list(in_use(FOUND["found"], seats))[:2] == [
+        "GPU 0: 10 GiB of 80 GiB in use",
+        "GPU 1: 10 GiB of 80 GiB in use",
+    ]
+    assert list(in_use(FOUND["found"], [Seat(), Seat("cuda:0", Gpu(9, uuid="gone"))])) == []
+
+
+def test_each_machine_chooses_for_its_ranks() -> None:
+    def plan(*gpus: int, **wanted: Any) -> Any:
+        machines = [
+            Machine(name, 2, 8, 10**12, some_gpus(n))
+            for name, n in zip(("alpha", "beta"), gpus, strict=True)
+        ]
+        return plan_for_machines(machines, 0, **{"device": "auto", "backend": "auto"} | wanted)
+
+    every = plan(2, 4, threads=None)
+    assert (every.backend, every.devices) == ("nccl", ("cuda:0", "cuda:1") * 2)
+    mixed = plan(2, 1, threads=None)
+    assert (mixed.backend, mixed.devices[2:]) == ("gloo", ("cuda:0", "cuda:0"))
+    assert "alpha: cuda:0, cuda:1 · beta: cuda:0, gloo: ranks 0 and 1 share GPU 0" in mixed.note
+    assert plan(0, 0, threads=None).note == "2 on alpha, 2 on beta · gloo"
+    with pytest.raises(StartError, match="on beta: device='cuda' was asked for"):
+        plan(2, 0, threads=None, device="cuda")
+
+
+def test_without_mps_nccl_serves_one_rank_a_gpu() -> None:
+    known: dict[str, Any] = {"cpus": 8, "memory": 10**12, "mps": "auto"}
+    plan = make_plan(2, 0, "auto", "auto", gpus=some_gpus(1, NEW, "/mps"), **known)
+    assert (plan.backend, plan.seats[0].mps, plan.insists) == ("nccl", "/mps", False)
+    without = plan.without_mps("GPU 0: its daemon does not answer")
+    assert (without.backend, without.seats[0].mps) == ("gloo", "")
+    assert "GPU 0: its daemon does not answer" in without.note
