@@ -207,6 +207,19 @@ def test_the_next_run_may_follow_an_interrupt_at_once(usable: dk.Cluster) -> Non
     assert usable.run(dist.get_rank).results == [0, 1, 2]
 
 
+def test_an_interrupt_says_where_ranks_computed(usable: dk.Cluster, tmp_path: Path) -> None:
+    def endless() -> None:
+        (tmp_path / str(dist.get_rank())).touch()
+        while True:
+            pass
+
+    run = usable.submit(endless)
+    until(lambda: len(list(tmp_path.iterdir())) == 3)
+    usable.interrupt()
+    with pytest.raises(dk.RunInterrupted, match=r"were at .*test_cluster\.py:\d+\.$"):
+        run.wait(10)
+
+
 def test_the_stop_button(usable: dk.Cluster) -> None:
     run = usable.submit(hang, wait_forever=True)
 
