@@ -84,19 +84,20 @@ def surroundings() -> dict[str, Any]:
     """Date, GPUs, driver, and torch with its CUDA and NCCL."""
     import torch
 
+    from distkit.cluster.processes.zygote import nccl_version
+
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         smi = subprocess.run(asked, capture_output=True, text=True, timeout=60)
         there = smi.stdout.split("\n")[:-1] if smi.returncode == 0 else []
     except (OSError, subprocess.TimeoutExpired):
         there = []
-    version = getattr(torch._C, "_nccl_version", None)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpus": there,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, version())) if version else None,
+        "nccl": ".".join(map(str, nccl_version())) if hasattr(torch._C, "_nccl_version") else None,
     }
 
 

@@ -21,6 +21,9 @@ GPU_RANK_BYTES = 700_000_000
 #: From this version on NCCL can be told to serve several ranks on one GPU, and so many of them.
 MULTI_RANK_NCCL, RANKS_A_GPU = (2, 30), 2
 
+#: NCCL would listen on any other interface; ranks on several machines are told theirs later.
+_NCCL = {"NCCL_SOCKET_IFNAME": "=lo"}
+
 #: How it is told so; multicast by the switch is not for ranks that share a GPU.
 _MULTI_RANK = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 
@@ -121,7 +124,9 @@ class Seat:
         found = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.alone else {}
         if self.mps:
             found |= mps_environ(folder, self.gpu)
-        return found | (_MULTI_RANK if backend == "nccl" and self.sharers > 1 else {})
+        if backend == "nccl":
+            found |= _NCCL | (_MULTI_RANK if self.sharers > 1 else {})
+        return found
 
 
 CPU = Seat()

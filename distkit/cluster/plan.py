@@ -26,7 +26,7 @@ class Plan:
     """The plan of a cluster.
 
     ``seats`` has one entry per rank; ``note`` says why this backend, for the status card;
-    ``crowd`` what to expect where the machine has few cores for so many processes; ``far`` are
+    ``crowd`` what to expect where processes have few cores, or no room on a GPU; ``far`` are
     the arguments of ``dk.Cluster`` that tell other machines; ``insists``: MPS was asked for.
     """
 
@@ -105,7 +105,8 @@ def make_plan(
     seats, backend, note = seat_ranks(ranks, wanted, gpus or Gpus())
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    crowd = _crowd(ranks + servers, cpus)
+    full = device == "auto" and gpus is not None and gpus.usable and not seats[0].gpu
+    crowd = "\n".join(filter(None, [_crowd(ranks + servers, cpus), note if full else ""]))
     return Plan(ranks, servers, backend, seats, threads, note, crowd, insists=mps == "on")
 
 

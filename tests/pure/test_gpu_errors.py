@@ -63,7 +63,8 @@ def test_a_rank_takes_its_part(calls: dict[str, Any], tmp_path: Path) -> None:
         ("CUDA error: initialization error", "sitecustomize"),
         ("Torch not compiled with CUDA enabled", "install torch with CUDA"),
         ("CUDA error: out of memory", "other programs fill it"),
-        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "to itself"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "use mps='on'"),
+        ("CUDA error: no kernel image is available for execution on the device", "generation"),
         ("CUDA error: MPS client failed to connect to the MPS control daemon", "use mps='off'"),
         ("something else", "distkit doctor"),
     ],
@@ -139,4 +140,6 @@ def test_a_tensor_elsewhere_is_explained(tmp_path: Path) -> None:
     ):
         hint = gpu.hint(RuntimeError(said), spec(tmp_path))
         assert "communicates by nccl" in hint and where in hint and 'x.to("cuda:0")' in hint
+    ordinal = RuntimeError("CUDA error: invalid device ordinal")  # set_device(LOCAL_RANK)
+    assert "(GPU 0, H200) has no other GPU" in gpu.hint(ordinal, spec(tmp_path))
     assert gpu.hint(ValueError("no"), spec(tmp_path)) == ""

@@ -120,6 +120,9 @@ def test_a_full_gpu_is_passed_by() -> None:
     devices, backend, note = seated(2, some_gpus(1, free=GIB))
     assert (devices, backend) == (["cpu", "cpu"], "gloo")
     assert "gloo on CPU: GPU 0 has 1 GiB of 80 GiB free" in note and "1 fit" in note
+    plan = make_plan(2, 0, "auto", "auto", cpus=8, memory=10**12, gpus=some_gpus(1, free=GIB))
+    assert plan.crowd == note  # warned of, too: nobody may look at a card
+    assert make_plan(2, 0, "cpu", "auto", cpus=8, memory=10**12, gpus=some_gpus(1)).crowd == ""
 
 
 def test_memory_is_shared_out() -> None:
@@ -138,13 +141,14 @@ def test_memory_is_shared_out() -> None:
 
 def test_a_rank_is_told_by_its_environment() -> None:
     (one, _), backend, _ = seat_ranks(2, Wanted(), some_gpus(2))
-    assert one.environ("/folder", backend) == {}
+    assert one.environ("/folder", backend) == {"NCCL_SOCKET_IFNAME": "=lo"}
     (one, _), backend, _ = seat_ranks(2, Wanted(mps="on"), some_gpus(1, NEW, "/mps"))
     assert (one.device, one.where.partition(",")[0]) == ("cuda:0", "cuda:0 = GPU 0")
     assert one.environ("/folder", backend) == {
         "CUDA_VISIBLE_DEVICES": "GPU-0",
         "CUDA_MPS_PIPE_DIRECTORY": "/folder/mps-0",
         "CUDA_MPS_LOG_DIRECTORY": "/folder/mps-0",
+        "NCCL_SOCKET_IFNAME": "=lo",
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
     }

@@ -38,7 +38,8 @@ _MEANING = (
         "other programs fill it (nvidia-smi lists them): stop them, or use fewer ranks or "
         "device='cpu'",
     ),
-    ("busy or unavailable", "another process has it to itself, or its compute mode forbids CUDA"),
+    ("busy or unavailable", "another process has it to itself (its compute mode): use mps='on'"),
+    ("no kernel image", "torch's build has no code for this GPU: install one for its generation"),
     ("MPS|mps", "use mps='off'"),
 )
 
@@ -102,6 +103,8 @@ def hint(error: BaseException, spec: Spec) -> str:
             f"by {spec.backend}, and this tensor is on {found[1] or 'the CPU'}: move it with "
             f'x.to("{spec.device}").'
         )
+    if "invalid device ordinal" in said:
+        return f"\n{_who(spec)} has no other GPU: torch.device('cuda') means it."
     if "CUDA error" in said:
         again = " Its process is replaced by another." if is_ruined(error) else ""
         return f"\n{_who(spec)}: {_remedy(said)}.{again}"
