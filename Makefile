@@ -9,11 +9,11 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check \
 # come and start with the machine, these tests are skipped without them.
 SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin
 
-.PHONY: help demo lab test check bench clean
+.PHONY: help demo lab test test-gpu check bench clean
 
 help:   ## this list
-	@sed -n 's/^\([a-z]*\):.*## */\1 /p' Makefile | \
-	    while read -r name what; do printf '  make %-7s%s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
+	    while read -r name what; do printf '  make %-9s%s\n' "$$name" "$$what"; done
 
 demo: $(VENV)/.installed    ## the four demos on four real ranks, and their replay in demo.html
 	@$(BIN)/distkit demo all --html demo.html
@@ -27,6 +27,9 @@ test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with AR
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest $(ARGS)
+
+test-gpu: ## all tests and figures that need a GPU, on a machine that has one; a report of them
+	@tools/gpu-check $(ARGS)
 
 check: $(VENV)/.installed-test ## ruff and mypy
 	$(BIN)/ruff check .

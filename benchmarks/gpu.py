@@ -18,10 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import starters
-from benchmarks.driver import Driver
 from benchmarks.figure import Figure, figure
 
 #: Ranks that share a GPU; bytes of the large all-reduce; how long memory may take to go [s].
@@ -115,6 +112,8 @@ dist.destroy_process_group()
 
 
 def _start(device: str, reps: int) -> Samples:
+    from benchmarks.driver import Driver
+
     ours, torchrun = [], []
     for _ in range(reps):
         with Driver(starters.on_device(device)) as driver:
@@ -307,6 +306,8 @@ def _leaving(killed: bool) -> Callable[[str, int], Samples]:
 
 def _left(device: str, killed: bool) -> float:
     """MiB in use that were not before, within 5 s after the cluster's end or its kernel's."""
+    from benchmarks.driver import Driver
+
     before = _used(device, [])
     with Driver(starters.on_device(device, then="cluster.stop()")) as driver:
         _, ranks = driver.ask()
@@ -331,6 +332,8 @@ def _used(device: str, ranks: list[int]) -> float:
 
 
 def _resident(pid: int) -> float:
+    import psutil
+
     try:
         return float(psutil.Process(pid).memory_info().rss)
     except psutil.Error:  # it has ended

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from devices import on_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,16 +119,18 @@ def test_compressed_pushes_add_up_and_are_counted() -> None:
 # -- devices ----------------------------------------------------------------------
 
 
+@on_devices
 @pytest.mark.parametrize(("name", "copied"), [("local", 3 * 8), ("device", 0)])
-def test_devices_are_added_before_one_push(name: str, copied: int) -> None:
+def test_devices_are_added_before_one_push(name: str, copied: int, device: str) -> None:
     kv = kvstore.create(name)
     kv.init("w", torch.zeros(2))
-    gradients = [torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 3.0)]
+    gradients = [torch.full((2,), n, device=device) for n in (1.0, 2.0, 3.0)]
     kv.push("w", gradients)
     assert kv.pull("w").tolist() == [6, 6]
     assert [g.tolist() for g in gradients] == [[1, 1], [2, 2], [3, 3]]
     traffic = kv.traffic
     assert (traffic.gradients, traffic.to_host, traffic.sent) == (24, copied, 8)
+    assert f"{copied} copied to the host ({24 - copied} saved)" in str(traffic)
 
 
 # -- rows, priorities, updaters, guards -------------------------------------------

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from traceback import walk_tb
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,25 @@ def test_what_is_lent_is_not_sent() -> None:
     assert pool.empty(LARGE, torch.float32).data_ptr() != address
     near.take_back([back])
     assert pool.empty(LARGE, torch.float32).data_ptr() == address
+
+
+def test_page_locked_memory_is_locked_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[int] = []
+
+    def lock(address: int, size: int, flags: int) -> int:
+        locked.append(size)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lock))
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    pool = Pool()
+    values = [pool.pinned(LARGE, torch.float32).fill_(7) for _ in range(2)]
+    assert len(locked) == 1
+    place = values[0].data_ptr()
+    del values
+    pool.trim()  # a GPU would go on writing to pages that are gone
+    assert pool.empty(LARGE, torch.float32).data_ptr() == place
+    assert pool.empty(LARGE, torch.float32).sum() == 7 * LARGE
 
 
 def hostile_places() -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import zmq
+from devices import on_devices
 from kvstore_nodes import WAIT, Nodes, forks, interrupt, started, until
 
 from distkit import kvstore
@@ -44,6 +46,47 @@ def pair(warm: None) -> Iterator[Nodes]:
     """2 workers and a server, to be broken."""
     with started(2, 1) as nodes:
         yield nodes
+
+
+# -- devices ---------------------------------------------------------------------
+
+
+def of_several_devices(kv: KVStore, *, device: str) -> list[object]:
+    """Push what two devices of each worker have of a small key, a large one and a narrow one."""
+    shapes = {"small": (3,), "big": (300, 100), "narrow": (5,)}
+    kinds = {"narrow": torch.bfloat16}
+    tensors = {k: torch.zeros(shape, dtype=kinds.get(k)) for k, shape in shapes.items()}
+    kv.init([*shapes], [*tensors.values()])
+    for n in range(3):
+        both = [
+            [torch.full_like(t.t(), value, device=device).t() for value in (n + kv.rank, 1)]
+            for t in tensors.values()
+        ]
+        kv.push([*shapes], both)
+        for pair in both:
+            for t in pair:
+                t.fill_(9)  # what was pushed has left
+    out = [torch.zeros(t.shape, dtype=t.dtype, device=device) for t in tensors.values()]
+    kv.pull([*shapes], out)
+    return [[t.unique().tolist() for t in out], str({t.device.type for t in out}), vars(kv.traffic)]
+
+
+@on_devices
+@pytest.mark.parametrize("mode", ["dist_sync", "dist_sync_device"])
+def test_what_a_worker_s_devices_have_is_added_up_before_one_push(
+    nodes: Nodes, mode: str, device: str
+) -> None:
+    for pulled, kind, traffic in nodes.run(mode, partial(of_several_devices, device=device)):
+        assert pulled == [[12.0]] * 3  # in the last round: (2 + 0 + 1) + (2 + 1 + 1) + (2 + 2 + 1)
+        assert kind == str({torch.device(device).type})
+        one = 3 * (3 * 4 + 30_000 * 4 + 5 * 2)
+        on_device = mode.endswith("_device")
+        assert traffic == {
+            "gradients": 2 * one,
+            "to_host": one if on_device else 2 * one,
+            "held": 120_000 if on_device else 0,
+            "sent": one,
+        }
 
 
 # -- values ----------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 One gradient is made from those of a worker's devices. Without ``device`` in a store's name each
 device's gradient is copied to host memory and added there; with it they are added on the first of
-the devices, and one sum is copied: fewer copies, more device memory. Source: MXNet's ``device`` and
-``dist_sync_device``.
+the devices, and one sum is copied: fewer copies, more device memory. Sums of several keys leave a
+GPU on a stream of their own: while one is sent, the next is added up and copied. Source: MXNet's
+``device`` and ``dist_sync_device``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.placement import DTYPES, NARROW, Part, dtype_name
-from distkit.kvstore.transport.memory import LARGE, empty
+from distkit.kvstore.transport.memory import LARGE, empty, pinned
 
 #: One key or several.
 Keys: TypeAlias = "Key | Sequence[Key]"
@@ -185,8 +186,68 @@ class Traffic:
     held: int = 0
     sent: int = 0
 
+    def __str__(self) -> str:
+        return (
+            f"{self.gradients:,} bytes of gradients, {self.to_host:,} copied to the host "
+            f"({self.gradients - self.to_host:,} saved), {self.held:,} of device memory for a sum, "
+            f"{self.sent:,} sent"
+        )
 
-def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True) -> Tensor:
+
+class Copies:
+    """Copies of sums to the host; from a GPU they run on a stream of their own.
+
+    >>> copies = Copies()
+    >>> [copies.wait(host) for host in ahead(map(copies.start, [torch.ones(1, 2)]))]
+    [tensor([1., 1.])]
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        self._ends: dict[int, Any] = {}  # of copies on their way: by address
+
+    def start(self, total: Tensor) -> Tensor:
+        """A flat copy, to be waited for."""
+        if not total.is_cuda:
+            return fresh([total])
+        device = total.device
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        side = self._streams[device]
+        side.wait_stream(torch.cuda.current_stream(device))
+        host = pinned(total.numel(), total.dtype)
+        with torch.cuda.stream(side):
+            host.copy_(total.reshape(-1), non_blocking=True)
+        total.record_stream(side)
+        self._ends[host.data_ptr()] = side.record_event()
+        return host
+
+    def wait(self, host: Any) -> Any:
+        """The same once it has arrived; what is no such copy is there already."""
+        if self._ends and isinstance(host, Tensor):
+            if (end := self._ends.pop(host.data_ptr(), None)) is not None:
+                end.synchronize()
+        return host
+
+
+def ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """The same items, each made before the one in front of it is used."""
+    waiting: list[Any] = []
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+def add_up(
+    tensors: Sequence[Tensor],
+    where: str,
+    traffic: Traffic,
+    *,
+    copy: bool = True,
+    copies: Copies | None = None,
+) -> Tensor:
     """The sum of a worker's tensors of one key: flat.
 
     Args:
@@ -195,6 +256,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
             copied to the host. "stay": added on the first device, where the sum stays.
         traffic: counts the bytes.
         copy: whether the caller may change its tensors while the sum is on its way.
+        copies: what copies a sum from the device, and has to be asked whether it is there.
 
     >>> import torch
     >>> add_up([torch.ones(2), torch.ones(2)], "device", counted := Traffic())
@@ -218,7 +280,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
     if where == "stay":
         return total.reshape(-1).clone() if not rest else total.reshape(-1)
     traffic.to_host += first.nbytes
-    return fresh([total])
+    return copies.start(total) if copies else fresh([total])
 
 
 def split_data(

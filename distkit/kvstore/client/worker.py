@@ -19,10 +19,12 @@ from distkit.kvstore.client.base import KVStoreBase
 from distkit.kvstore.client.key_directory import KeyDirectory, Outs
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
+    Copies,
     Keys,
     Traffic,
     Values,
     add_up,
+    ahead,
     by_priority,
     cut,
     each,
@@ -98,6 +100,7 @@ class KVStore(KVStoreBase):
         self.at_end: list[Callable[[], None]] = []
         #: What its pushes came to so far.
         self.traffic = Traffic()
+        self._copies = Copies()
 
     def __repr__(self) -> str:
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"
@@ -617,7 +620,8 @@ class KVStore(KVStoreBase):
                 for tensor in tensors:
                     self._compression.check(k, tensor)
         sums: Iterable[tuple[Key, Tensor | Rows]]
-        sums = ((k, self._gathered(k, tensors, copy)) for k, tensors in together)
+        gathered = ((k, self._gathered(k, tensors, copy)) for k, tensors in together)
+        sums = ((k, self._copies.wait(total)) for k, total in ahead(gathered))
         if self._check_finite:  # all of them, before the first leaves
             sums = [(k, self._finite(k, total)) for k, total in sums]
         if gates:
@@ -653,7 +657,7 @@ class KVStore(KVStoreBase):
             return self._compressed(key, tensors, self._compression)
         place = "device" if self._mode.endswith("_device") else "host"
         where = "stay" if self._mode == "device" else place
-        return add_up(tensors, where, self.traffic, copy=copy)
+        return add_up(tensors, where, self.traffic, copy=copy, copies=self._copies)
 
     def _compressed(self, key: Key, tensors: list[Tensor], by: Compression) -> Tensor:
         """The sum of what each device says of its gradient, in fewer bits."""

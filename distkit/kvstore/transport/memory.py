@@ -83,6 +83,17 @@ class Pool:
         start += int(tensor.storage_offset()) * tensor.element_size()
         return Place(os.getpid(), file.number, file.inode, start, tensor.nbytes)
 
+    def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
+        """The same, page-locked, with the whole file that it is in: it stays so."""
+        tensor = self.empty(size, dtype)
+        file = self._used[tensor.data_ptr()][0]
+        if not file.pinned:
+            whole = over(file.memory, torch.uint8)
+            code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), len(whole), 0)
+            torch.cuda.check_error(int(code))
+            file.pinned = True
+        return tensor
+
     @property
     def taken(self) -> int:
         """Bytes of all blocks so far, used or free."""
@@ -92,7 +103,8 @@ class Pool:
         """Give the memory of free blocks back to the system."""
         for room, blocks in self._free.items():
             for file, start in blocks:
-                file.memory.madvise(mmap.MADV_REMOVE, start, room)
+                if not file.pinned:  # a GPU would write to the pages that are gone
+                    file.memory.madvise(mmap.MADV_REMOVE, start, room)
 
     def _take(self, room: int) -> tuple[_File, int]:
         if self._free.get(room):
@@ -115,7 +127,7 @@ class _File:
         fcntl.fcntl(self.number, fcntl.F_ADD_SEALS, _SEALS)
         self.memory = mmap.mmap(self.number, size)
         self.inode = os.fstat(self.number).st_ino
-        self.left = size
+        self.left, self.pinned = size, False
 
     def cut(self, room: int) -> int:
         """The next ``room`` bytes: where they start."""
@@ -273,3 +285,10 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def pinned(size: int, dtype: torch.dtype) -> Tensor:
+    """The same, page-locked: a GPU copies to it by itself while the program goes on."""
+    if _pool is None or size * dtype.itemsize < LARGE:
+        return torch.empty(size, dtype=dtype, pin_memory=True)
+    return _pool.pinned(size, dtype)

@@ -1,0 +1,148 @@
+"""What has been proven on a GPU and what has not, row by row: docs/measured/README.md.
+
+The rows are the figures of :mod:`benchmarks.gpu` and the tests that are marked for a GPU, as they
+are in the sources; the results are those of the newest report beside the README.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.gpu import ROWS
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "measured"
+UNPROVEN = "unproven: no GPU"
+
+#: Results, the worst first.
+_WORST = ["failed", "skipped", "passed"]
+
+#: What no test and no figure can say.
+BEYOND = ("the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, MPS, time-slicing",)
+
+_HEAD = """# Measured on GPUs
+
+`tools/gpu-check --render` writes this page from the tests and figures that need a GPU, and from the
+newest report in this folder. Do not edit it: a test compares.
+
+`make test-gpu` runs all of them on a machine with an NVIDIA GPU, and writes `gpu-report.json` and
+traces into the folder `gpu-report`. `tools/gpu-check` is the same, and needs nothing installed but
+the driver and some Python with torch for CUDA. To publish a report, copy it into this folder, named
+for the GPU and the date, with its traces, and render.
+"""
+
+
+class Test(NamedTuple):
+    """A test that needs GPUs: its file, its name, and whether the CPU stands in elsewhere."""
+
+    file: str
+    name: str
+    stand_in: bool
+
+    @property
+    def words(self) -> str:
+        """What it proves."""
+        return self.name.removeprefix("test_").replace("_", " ")
+
+
+@cache
+def tests() -> list[Test]:
+    """The tests that are marked ``gpu``, found in the sources."""
+    files = sorted((ROOT / "tests").glob("*/test_*.py"))
+    return [test for file in files for test in _marked(file)]
+
+
+def _marked(file: Path) -> Iterator[Test]:
+    tree = ast.parse(file.read_text())
+    whole = any(
+        isinstance(node, ast.Assign)
+        and "pytestmark" in (said := ast.unparse(node))
+        and "gpu" in said
+        for node in tree.body
+    )
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            said = "\n".join(map(ast.unparse, node.decorator_list))
+            if whole or re.search(r"\bmark\.gpu\b|\bon_devices\b", said):
+                stand_in = "on_devices" in said or "stand_in" in said
+                yield Test(file.relative_to(ROOT).as_posix(), node.name, stand_in)
+
+
+def newest(folder: Path = FOLDER) -> dict[str, Any]:
+    """The report with the latest date; {} if there is none. Stand-ins prove nothing."""
+    found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    return max(
+        (r for r in found if not r.get("stand_in")), key=lambda r: str(r.get("date")), default={}
+    )
+
+
+def rendered(report: dict[str, Any]) -> str:
+    """The text of the README."""
+    figures = {f["name"]: f for f in report.get("figures", [])}
+    results: dict[tuple[str, str], str] = {}
+    for test in report.get("tests", []):  # of several with other parameters the worst
+        key = test["file"], test["name"]
+        results[key] = min(results.get(key, test["result"]), test["result"], key=_WORST.index)
+    said = "No report yet: every row is unproven."
+    if report:
+        versions = ", ".join(f"{k} {report.get(k)}" for k in ("torch", "cuda", "nccl"))
+        gpus = "; ".join(report.get("gpus", []))
+        said = f"Measured {report.get('date')} on {gpus} (name, memory, driver), {versions}."
+    figure_rows = (
+        (row.name, row.reference or "–", _limits(row.limits), _figure(figures.get(row.name)))
+        for row in ROWS
+    )
+    test_rows = (
+        (
+            test.words,
+            f"`{test.file}`",
+            "yes" if test.stand_in else "–",
+            results.get(test[:2], UNPROVEN),
+        )
+        for test in tests()
+    )
+    return "\n".join(
+        [
+            _HEAD,
+            said,
+            "\n## Figures (`distkit bench gpu`)\n",
+            *_table(("what", "reference, same run", "limits", "result"), figure_rows),
+            "\n## Tests (`pytest -m gpu`)\n",
+            *_table(("what", "where", "green on the CPU", "on a GPU"), test_rows),
+            "\n## Neither\n",
+            *_table(("what", "on a GPU"), ((what, UNPROVEN) for what in BEYOND)),
+            "",
+        ]
+    )
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    sign = "" if limits.get("absolute") else "×"
+    return ", ".join(f"{w} ≤ {limits[w]}{sign}" for w in ("must", "aim") if w in limits)
+
+
+def _figure(found: dict[str, Any] | None) -> str:
+    if not found or found["value"] is None:
+        return found["note"] if found else UNPROVEN
+    against = f" = {found['ratio']:.3g}×" if found["ratio"] is not None else ""
+    return f"{found['value']:.3g} {found['unit']}{against}: {found['reached']}"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    lines = [[*head], *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def render() -> Path:
+    """Write the README; its path."""
+    FOLDER.mkdir(exist_ok=True)
+    page = FOLDER / "README.md"
+    page.write_text(rendered(newest()))
+    return page

@@ -1,0 +1,162 @@
+"""tools/gpu-check as far as it goes without a GPU, and the page of what is unproven."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import measured
+from benchmarks.gpu import ROWS
+from distkit import probe
+
+TOOL = measured.ROOT / "tools" / "gpu-check"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("gpu_check", str(TOOL))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+    loader.exec_module(module)
+    return module
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_the_page_of_what_is_unproven_is_up_to_date() -> None:
+    page = (measured.FOLDER / "README.md").read_text()
+    assert page == measured.rendered(measured.newest()), "run tools/gpu-check --render"
+
+
+def test_every_figure_and_every_marked_test_has_its_row() -> None:
+    page = measured.rendered({})
+    assert all(f"| {row.name} |" in page for row in ROWS)
+    assert f"| {measured.BEYOND[0]} | {measured.UNPROVEN} |" in page
+    found = {test.name: test for test in measured.tests()}
+    added = found["test_what_a_worker_s_devices_have_is_added_up_before_one_push"]
+    assert (added.file, added.stand_in) == ("tests/ranks/test_kvstore_nodes.py", True)
+    assert f"| {added.words} | `{added.file}` | yes | {measured.UNPROVEN} |" in page
+
+
+def test_results_come_from_the_newest_report_of_a_gpu(tmp_path: Path) -> None:
+    row, test = ROWS[0], measured.tests()[0]
+    figure = {"name": row.name, "value": 1.5, "unit": "s", "ratio": 0.4, "reached": "must"}
+    case = {"file": test.file, "name": test.name}
+    ours = {
+        "date": "2026-02-01",
+        "gpus": ["H200, 143771 MiB, 570.1"],
+        "figures": [figure],
+        "tests": [{**case, "result": "passed"}, {**case, "result": "failed"}],
+    }
+    older = {**ours, "date": "2026-01-01", "gpus": ["T4"]}
+    stand_in = {**ours, "date": "2027-01-01", "stand_in": "cpu"}
+    for number, report in enumerate([older, ours, stand_in]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(report))
+    page = measured.rendered(measured.newest(tmp_path))
+    assert "Measured 2026-02-01 on H200, 143771 MiB, 570.1" in page
+    assert "| 1.5 s = 0.4×: must |" in page
+    assert f"| {test.words} | `{test.file}` | {'yes' if test.stand_in else '–'} | failed |" in page
+
+
+# -- the tool ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(probe.gpus()["found"]), reason="there is a GPU")
+def test_without_a_driver_it_says_so_and_runs_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOL), "--out", str(tmp_path / "report")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("gpu-check: no GPU: ") and "Nothing was run" in ran.stderr
+    assert not (tmp_path / "report").exists()
+
+
+GOOD = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "stand_in", "why"),
+    [
+        ({}, "", ""),
+        ({"gpus": 0, "cuda": None}, "", "torch 2.9.1+cu128 is built without CUDA"),
+        ({"gpus": 0}, "", "torch 2.9.1+cu128 sees no GPU"),
+        ({"gpus": 0}, "cpu", ""),
+        ({"torch": "2.5.1"}, "cpu", "torch 2.5.1 is older than 2.6"),
+        ({"python": [3, 9]}, "", "older than Python 3.10"),
+        ({"error": "Traceback …\nNo module named 'torch'"}, "", "No module named 'torch'"),
+    ],
+)
+def test_why_a_python_does_not_serve(
+    tool: ModuleType, change: dict[str, Any], stand_in: str, why: str
+) -> None:
+    assert tool.unfit({**GOOD, **change}, stand_in) == why
+
+
+def test_a_python_says_what_it_has_and_lacks(tool: ModuleType) -> None:
+    facts = tool.probed(sys.executable)
+    assert tool.unfit(facts, "cpu") == ""
+    assert facts["missing"] == []
+    assert tool.equipped(sys.executable, facts, Path("nowhere"), None) == (sys.executable, [])
+    assert "torch" in map(tool.bare, tool.needed())
+
+
+def test_what_is_missing_and_nowhere_to_be_had_is_reported(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "needed", lambda: ["torch>=2.6", "no-such-package>=1"])
+    facts = tool.probed(sys.executable)
+    assert facts["missing"] == ["no_such_package"]
+    python, missing = tool.equipped(sys.executable, facts, tmp_path, tmp_path)
+    assert missing == ["no_such_package"]
+    assert python == str(tmp_path / "env" / "bin" / "python")
+    found = tool.probed(python)  # torch is that of the Python it was made from
+    assert found["torch"] == facts["torch"]
+
+
+def test_a_report_in_words_and_as_an_exit_status(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """<x><testcase classname="tests.ranks.test_a" name="test_b[cuda:0]" time="1.5"/>
+    <testcase classname="tests.ranks.test_a" name="test_c" time="0"><failure message="no"/>
+    </testcase></x>"""
+    good, bad = map(tool.case, xml.fromstring(text))
+    assert (good["file"], good["name"], good["parameters"], good["result"]) == (
+        "tests/ranks/test_a.py",
+        "test_b",
+        "cuda:0",
+        "passed",
+    )
+    assert (bad["result"], bad["message"]) == ("failed", "no")
+    report = {"missing": [], "figures": [{"value": 1.0}], "traces": ["one.trace"]}
+    assert tool.told({**report, "tests": [good]}, Path("r")) == 0
+    assert tool.told({**report, "tests": [good, bad]}, Path("r")) == 1
+    assert tool.told({**report, "tests": [good], "figures": [{"value": None}]}, Path("r")) == 1
+    assert "Tests: 1 of 2 passed" in capsys.readouterr().out
+
+
+def test_each_part_is_in_the_report_even_if_the_next_one_fails(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = SimpleNamespace(
+        render=False, stand_in="cpu", out=tmp_path, wheels=None, reps=1, k="no such test"
+    )
+    monkeypatch.setattr(tool, "arguments", lambda: arguments)
+    monkeypatch.setattr(tool, "chosen", lambda _: (sys.executable, {"missing": []}))
+    monkeypatch.setattr(tool, "run", lambda *words, **_: "")
+    assert tool.main() == 1
+    report = json.loads((tmp_path / "gpu-report.json").read_text())
+    assert report == {
+        "stand_in": "cpu",
+        "missing": [],
+        "tests": [],
+        "figures": [],
+        "traces": [],
+    }
