@@ -286,7 +286,8 @@ def seat_ranks(ranks: int, wanted: Wanted, gpus: Gpus) -> tuple[tuple[Seat, ...]
             f"backend='nccl' needs one GPU for each of {ranks} ranks: {slow}. Use backend='auto', "
             f"or at most {count(len(usable), 'rank')}."
         )
-    alone = bool(mps and not gpus.site) or any(gpu.slice is not None for gpu in taken)
+    # CUDA shows who sees a slice nothing beside it
+    alone = bool(mps and not gpus.site) or any(gpu.slice is not None for gpu in gpus.usable)
     seats = tuple(
         Seat(
             "cuda:0" if alone else f"cuda:{gpus.usable.index(gpu)}",

@@ -171,6 +171,10 @@ def test_each_rank_sees_its_slice_alone() -> None:
     assert (seats[1].where, backend) == ("cuda:0 = slice 1 of GPU 0", "gloo")
     assert "NCCL does not connect MIG slices" in note
     assert seat_ranks(1, Wanted(), gpus)[1] == "nccl"
+    whole = replace(gpus, usable=(*some_gpus(1).usable, *gpus.usable))
+    assert seat_ranks(1, Wanted(), whole)[0][0].environ("/f", "gloo") == {
+        "CUDA_VISIBLE_DEVICES": "GPU-0"  # or CUDA would show a slice in its place
+    }
     with pytest.raises(StartError, match="does not connect MIG"):
         seat_ranks(2, Wanted(backend="nccl"), gpus)
 
