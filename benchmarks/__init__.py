@@ -34,6 +34,7 @@ ALL = {
     "programs": 1,
     "upstream": 1,
     "kills": 126,
+    "course": 30,
 }
 
 

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_export, add_lab)
-    for add in (*adding, add_lab_hosts, add_bench):
+    for add in (*adding, add_lab_hosts, add_grade, add_progress, add_assignments, add_bench):
         add(commands)
     return parser
 
@@ -479,6 +479,70 @@ def _export(args: argparse.Namespace, rest: list[str]) -> None:
     text = export(args.source, args.function)
     write(out, lambda: out.write_text(text, "utf-8"))
     print(f"Written: {out}. Run: torchrun --nproc-per-node=4 {out}")
+
+
+# -- distkit grade, progress and assignments: exercises ------------------------------------------
+
+
+def add_grade(commands: Any) -> None:
+    """Tell the parser about ``grade``."""
+    grade = commands.add_parser(
+        "grade",
+        help="grade submissions of the exercises",
+        description="Grade submissions. Exit status 0: all pass; 1: some do not; 2: some are "
+        "blocked, as the machine is too busy, and all others pass.",
+    )
+    what = "a notebook or a Python file with functions of the exercises' names"
+    grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
+    where = "where the reports go, a JSON file for each submission (reports)"
+    grade.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
+    which = "these exercises, separated by commas; those of a submission without it"
+    grade.add_argument("--exercises", default="", metavar="NAMES", help=which)
+    grade.set_defaults(run=_grade, wrong=grade.error)
+
+
+def _grade(args: argparse.Namespace, rest: list[str]) -> int:
+    from distkit.exercises.grading import grade
+
+    names = [name for name in args.exercises.split(",") if name]
+    write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
+    codes = set()
+    for submission in args.submissions:
+        report = grade(submission, args.reports / f"{submission.stem}.json", names)
+        codes.add(report.exit_code)
+        points, most = (sum(c[key] for c in report.criteria) for key in ("points", "max"))
+        print(f"{submission}: {points} of {most} points, {report.path}")
+    return 1 if 1 in codes else max(codes)
+
+
+def add_progress(commands: Any) -> None:
+    """Tell the parser about ``progress``."""
+    progress = commands.add_parser("progress", help="print a class's points as CSV")
+    what = "a report of distkit grade"
+    progress.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help=what)
+    progress.set_defaults(run=_progress)
+
+
+def _progress(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit.exercises.grading import progress
+
+    print(progress(args.reports), end="")
+
+
+def add_assignments(commands: Any) -> None:
+    """Tell the parser about ``assignments``."""
+    made = commands.add_parser("assignments", help="write the exercises as nbgrader's assignments")
+    made.add_argument("folder", type=Path, metavar="DIR", help="of a course of nbgrader")
+    which = "beginnings of lessons' names, such as 02; all without them"
+    made.add_argument("lessons", nargs="*", metavar="LESSON", help=which)
+    made.set_defaults(run=_assignments)
+
+
+def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit.exercises import assignments
+
+    for file in assignments.write(args.folder, args.lessons):
+        print(file)
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------

@@ -9,46 +9,52 @@ Example::
     dk.check.ring_all_reduce(mine)        # right? as few messages and bytes as can be?
     dk.hint.ring_all_reduce()             # the next hint
     dk.solution.ring_all_reduce()         # the library's own page
+    dk.solution.too_short()               # of a question in words: three answers to compare with
 
 ``dk.check`` lists the exercises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from distkit.exercises import collectives, placing, serving, training
-from distkit.exercises.task import Source, Task, Verdict, Words, source
+from distkit.exercises import collectives, messages, models, placing, serving, training
+from distkit.exercises.questions import LESSONS, QUESTIONS, Question
+from distkit.exercises.task import Answer, Source, Task, Verdict, Words, source
 
-__all__ = ["check", "hint", "solution"]
+__all__ = ["LESSONS", "QUESTIONS", "TASKS", "check", "hint", "solution"]
 
-#: Every exercise by name.
+#: Every exercise that is checked, by name.
 TASKS = {
     task.name: task
-    for task in (*collectives.TASKS, *training.TASKS, *serving.TASKS, *placing.TASKS)
+    for part in (messages, collectives, training, models, serving, placing)
+    for task in part.TASKS
 }
 
 
 class _Desk:
     """One attribute per exercise; its repr tells what they are."""
 
-    def __init__(self, what: str, make: Callable[[Task], Callable[..., Any]]) -> None:
-        self._what, self._make = what, make
+    def __init__(
+        self, what: str, make: Callable[[Any], Callable[..., Any]], known: Mapping[str, Any]
+    ) -> None:
+        self._what, self._make, self._known = what, make, known
         self.__doc__ = f"{__doc__}\n{self!r}"  # for help(dk.check)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in TASKS:
-            raise AttributeError(f"there is no exercise {name!r}. There are: {', '.join(TASKS)}.")
-        return self._make(TASKS[name])
+        if (one := self._known.get(name)) is None:
+            there = ", ".join(self._known)
+            raise AttributeError(f"there is no exercise {name!r}. There are: {there}.")
+        return self._make(one)
 
     def __dir__(self) -> Iterable[str]:
-        return list(TASKS)
+        return list(self._known)
 
     def __repr__(self) -> str:
-        width = max(map(len, TASKS))
-        lines = (f"  {name:{width}}  {task.title}" for name, task in TASKS.items())
+        width = max(map(len, self._known))
+        lines = (f"  {name:{width}}  {one.title}" for name, one in self._known.items())
         return "\n".join([self._what, *lines])
 
 
@@ -58,7 +64,7 @@ class _Check:
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    def __call__(self, mine: Callable[..., Any]) -> Verdict:
+    def __call__(self, mine: Answer) -> Verdict:
         return self._task.judge(mine)
 
     def __repr__(self) -> str:
@@ -68,19 +74,23 @@ class _Check:
 _given: dict[str, int] = {}
 
 
-def _hint(task: Task) -> Words:
+def _hint(one: Task | Question) -> Words:
     """The next hint; after the last one it begins again."""
-    nth = _given.get(task.name, 0) % len(task.hints)
-    _given[task.name] = nth + 1
-    return Words(f"Hint {nth + 1} of {len(task.hints)}: {task.hints[nth]}")
+    nth = _given.get(one.name, 0) % len(one.hints)
+    _given[one.name] = nth + 1
+    return Words(f"Hint {nth + 1} of {len(one.hints)}: {one.hints[nth]}")
 
 
-def _solution(task: Task) -> Source:
-    return source(task.page)
+def _solution(one: Task | Question) -> Source | Words:
+    return source(one.page) if isinstance(one, Task) else Words(one.answers)
 
 
-check = _Desk("dk.check.NAME(f) judges f on real ranks:", _Check)
-hint = _Desk("dk.hint.NAME() gives the next hint:", lambda task: partial(_hint, task))
+_ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}
+
+check = _Desk("dk.check.NAME(f) judges f on real ranks:", _Check, TASKS)
+hint = _Desk("dk.hint.NAME() gives the next hint:", lambda one: partial(_hint, one), _ALL)
 solution = _Desk(
-    "dk.solution.NAME() shows the library's page:", lambda task: partial(_solution, task)
+    "dk.solution.NAME() shows the library's page, or answers to compare yours with:",
+    lambda one: partial(_solution, one),
+    _ALL,
 )

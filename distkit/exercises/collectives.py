@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from torch import Tensor, arange, cat, equal, stack, tensor, zeros
+import torch.distributed as dist
+from torch import Tensor, arange, cat, empty_like, equal, stack, tensor, zeros
 
 from distkit import events
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import traffic
-from distkit.cluster.notebook import place
-from distkit.cluster.runs.run import Run
-from distkit.cluster.runs.run_ranks import run_ranks
-from distkit.errors import DeadlockError, RankError, RunError
-from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, name_of
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit.exercises.trials import at_most, measured, tried
 from distkit.trace.trace import Trace
-from distkit.views.compare.figures import rounds
 from distkit.views.scene.units import count
-from distkit.views.timeline.columns import Columns
 
 #: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
 Call = Callable[[Callable[..., object], int, int, int], Tensor]
@@ -38,9 +31,6 @@ WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
 #: Where messages, bytes and rounds are counted: ranks, and elements of four bytes.
 N, LENGTH = 4, 1024
-
-#: One frame of a rank's traceback.
-_FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,7 @@ class OnRanks:
     into: str
     parts: bool = False
 
-    def __call__(self, mine: Answer) -> Iterator[Point]:
+    def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """Run an answer; every rank calls it."""
         for n in WORLDS:
             run = tried(trial, mine, n, self.call, mine, LENGTHS)
@@ -70,8 +60,8 @@ class OnRanks:
                 raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
             if wrong := self._wrong(n, run.results):
                 attempted = n == 1 or self._touched(n, run.results, run.trace)
-                raise Mistake(wrong) if attempted else NotAttempted
-        yield Point(True, f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
+                raise Mistake(wrong, run.trace) if attempted else NotAttempted
+        yield Criterion("values", f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
         yield from self._compared(tried(trial, mine, N, self.call, mine, (LENGTH,)).trace)
 
     def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
@@ -105,43 +95,18 @@ class OnRanks:
         held = [[got for got, _ in outcomes] for outcomes in results]
         return held != before or bool(trace.messages)
 
-    def _compared(self, trace: Trace) -> Iterator[Point]:
+    def _compared(self, trace: Trace) -> Iterator[Criterion]:
         """Messages, bytes and rounds beside the algorithm's."""
-        best, columns = self.algorithm, Columns(trace)
+        best, sent = self.algorithm, measured(trace)
         size = 4 * LENGTH * (N if self.parts else 1)
-        optimum = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
-        for what, mine, theirs in zip(("messages", "bytes"), columns.sent, optimum, strict=True):
-            most = int(mine.max(initial=0))
-            yield _point(f"{what} sent by the busiest rank", most, int(theirs.max()), best.title)
-        yield _point("rounds", rounds(columns), best.rounds(N), best.title)
-
-
-def _point(what: str, got: int, optimum: int, title: str) -> Point:
-    good = got <= optimum
-    return Point(good, f"{got:,} {what}" + ("" if good else f"; {title} needs {optimum:,}"))
-
-
-def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Run:
-    """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
-
-    Raises:
-        NotAttempted: it is a stub.
-        Mistake: the run failed.
-    """
-    named = partial(program, *arguments)
-    named.__name__ = name_of(mine)  # type: ignore[attr-defined]
-    try:
-        return run_ranks(named, n)
-    except RunError as error:
-        if isinstance(error, RankError) and "NotImplementedError" in str(error):
-            raise NotAttempted from None
-        raise Mistake(f"on {_ranks(n)}:\n{_said(error, mine)}") from error
+        needed = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
+        optimum = (*(int(of.max()) for of in needed), best.rounds(N))
+        for name, most in zip(("messages", "bytes", "rounds"), optimum, strict=True):
+            yield at_most(name, sent[name], most, f"{best.title} needs {most:,}", trace)
 
 
 def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
     """On each rank: what it holds after the call, and what the call returned, for each length."""
-    import torch.distributed as dist
-
     rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
 
     def noted(*args: object) -> None:
@@ -160,21 +125,6 @@ def _numbers(returned: object) -> list[float] | None:
 # -- in words --------------------------------------------------------------------------
 
 
-def _said(error: RunError, mine: Answer) -> str:
-    """The error, with the learner's lines only."""
-    if isinstance(error, DeadlockError):
-        return f"deadlock in {name_of(mine)}: " + "\n".join(map(str, error.findings))
-    if not isinstance(error, RankError) or not error.traceback:
-        return str(error)
-    ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
-    frames = "".join(
-        frame[0]
-        for frame in _FRAME.finditer(error.traceback)
-        if "-packages/" not in frame[1] and str(Path(frame[1]).parent) != ours
-    )
-    return str(error).replace(error.traceback, frames)
-
-
 def _ranks(n: int) -> str:
     return count(n, "rank")
 
@@ -183,7 +133,7 @@ def _few(numbers: list[float]) -> str:
     return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"
 
 
-# -- the exercises ---------------------------------------------------------------------
+# -- how they are called ---------------------------------------------------------------
 
 
 def numbers(rank: int, length: int) -> Tensor:
@@ -224,6 +174,154 @@ def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> T
     return output
 
 
+# -- usual mistakes ----------------------------------------------------------------------
+
+
+def to_everybody(x: Tensor) -> None:
+    """All ranks send everything to all others."""
+    rank, n, mine = dist.get_rank(), dist.get_world_size(), x.clone()
+    others = [r for r in range(n) if r != rank]
+    sending = [dist.isend(mine, r) for r in others]
+    for r in others:
+        theirs = empty_like(x)
+        dist.recv(theirs, r)
+        x += theirs
+    for work in sending:
+        work.wait()  # type: ignore[union-attr]
+
+
+def over_rank_0(x: Tensor) -> None:
+    """Rank 0 adds, and sends the sum to all: the right values, and a bottleneck."""
+    others = range(1, dist.get_world_size())
+    if dist.get_rank():
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return
+    for r in others:
+        theirs = empty_like(x)
+        dist.recv(theirs, r)
+        x += theirs
+    for r in others:
+        dist.send(x, r)
+
+
+def torchs_all_reduce(x: Tensor) -> None:
+    """Somebody else's."""
+    dist.all_reduce(x)
+
+
+def not_in_place(x: Tensor) -> Tensor:
+    """A sum that x does not hold."""
+    result = x.clone()
+    to_everybody(result)
+    return result
+
+
+def receives_first(x: Tensor) -> None:
+    """Everybody receives, nobody sends."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    theirs = empty_like(x)
+    dist.recv(theirs, (rank - 1) % n)
+    dist.send(x, (rank + 1) % n)
+    x += theirs
+
+
+def averages(x: Tensor) -> None:
+    """A mean is no sum."""
+    to_everybody(x)
+    x /= dist.get_world_size()
+
+
+def star(x: Tensor, src: int) -> None:
+    """The root sends all messages."""
+    if dist.get_rank() != src:
+        dist.recv(x, src)
+        return
+    for r in range(dist.get_world_size()):
+        if r != src:
+            dist.send(x, r)
+
+
+def chain(x: Tensor, src: int) -> None:
+    """One after the other."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != src:
+        dist.recv(x, (rank - 1) % n)
+    if (rank + 1) % n != src:
+        dist.send(x, (rank + 1) % n)
+
+
+def torchs_broadcast(x: Tensor, src: int) -> None:
+    """Somebody else's."""
+    dist.broadcast(x, src)
+
+
+def from_rank_0(x: Tensor, src: int) -> None:
+    """Another root."""
+    star(x, 0)
+
+
+def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
+    """A list that nobody sees."""
+    mine = [empty_like(x) for _ in outputs]
+    COLLECTIVES["all_gather"].page(mine, x)
+    return mine
+
+
+def torchs_all_gather(outputs: list[Tensor], x: Tensor) -> None:
+    """Somebody else's."""
+    dist.all_gather(outputs, x)
+
+
+def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
+    """What is here needs no message, but a copy."""
+    COLLECTIVES["all_gather"].page(outputs, x)
+    outputs[dist.get_rank()].zero_()
+
+
+def gathers_over_rank_0(outputs: list[Tensor], x: Tensor) -> None:
+    """Rank 0 gets everything and sends everything to everybody."""
+    outputs[dist.get_rank()].copy_(x)
+    others = range(1, dist.get_world_size())
+    if dist.get_rank():
+        dist.send(x, 0)
+        for output in outputs:
+            dist.recv(output, 0)
+        return
+    for r in others:
+        dist.recv(outputs[r], r)
+    for r in others:
+        for output in outputs:
+            dist.send(output, r)
+
+
+def reduces_everything(output: Tensor, inputs: list[Tensor]) -> None:
+    """All parts to everybody, where one is needed."""
+    whole = cat(inputs)
+    to_everybody(whole)
+    output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()])
+
+
+def torchs_reduce_scatter(output: Tensor, inputs: list[Tensor]) -> None:
+    """Somebody else's."""
+    dist.reduce_scatter(output, inputs)
+
+
+def keeps_its_own(output: Tensor, inputs: list[Tensor]) -> None:
+    """No message, no sum."""
+    output.copy_(inputs[dist.get_rank()])
+
+
+def takes_part_0(output: Tensor, inputs: list[Tensor]) -> None:
+    """Everybody gets the same part."""
+    whole = cat(inputs)
+    to_everybody(whole)
+    output.copy_(whole[: len(output)])
+
+
+# -- the exercises -------------------------------------------------------------------------
+
+
 def _task(
     best: Algorithm,
     signature: str,
@@ -231,6 +329,7 @@ def _task(
     call: Call,
     right: Right,
     *hints: str,
+    wrong: tuple[tuple[Answer, str], ...],
     parts: bool = False,
 ) -> Task:
     name, _, parameters = signature.rstrip(")").partition("(")
@@ -239,10 +338,11 @@ def _task(
         f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
     )
     trial = OnRanks(best, call, right, parameters.split(", ")[0], parts)
-    return Task(name, signature, goal, told, best.page, hints, trial)
+    return Task(name, signature, goal, told, best.page, hints, trial, wrong, worth=4)
 
 
 def _all_reduce(name: str, *hints: str) -> Task:
+    sent = f"12,288 bytes sent by the busiest rank; {ALL_REDUCES[name].title} needs"
     return _task(
         ALL_REDUCES[name],
         f"{name}_all_reduce(x)",
@@ -250,6 +350,14 @@ def _all_reduce(name: str, *hints: str) -> Task:
         in_place,
         total,
         *hints,
+        wrong=(
+            (to_everybody, sent),
+            (over_rank_0, sent),
+            (torchs_all_reduce, "it calls dist.all_reduce: write it with send and recv"),
+            (not_in_place, "it returns the right result, but x has to hold it: write into x"),
+            (receives_first, "deadlock in receives_first: "),
+            (averages, "where [30] would be right"),
+        ),
     )
 
 
@@ -265,6 +373,12 @@ TASKS: list[Task] = [
         "Count ranks from the root: place = (rank - src) % n. Place 0 has the tensor.",
         "In the round with distance d = …, 4, 2, 1 every place that is a multiple of 2d "
         "sends to place + d, where there is one.",
+        wrong=(
+            (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
+            (chain, "3 rounds; Broadcast needs 2"),
+            (torchs_broadcast, "it calls dist.broadcast: write it with send and recv"),
+            (from_rank_0, "where [20] would be right"),
+        ),
     ),
     _all_reduce(
         "ring",
@@ -302,6 +416,12 @@ TASKS: list[Task] = [
         lambda rank, n, length: cat([numbers(r, length) for r in range(n)]),
         "Put your own x into outputs[rank] first.",
         "In round s pass on to the right what came in the round before: that of rank r-s.",
+        wrong=(
+            (gathers_anew, "it returns the right result, but outputs has to hold it"),
+            (torchs_all_gather, "it calls dist.all_gather: write it with send and recv"),
+            (forgets_its_own, "where [10, 20] would be right"),
+            (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
+        ),
         parts=True,
     ),
     _task(
@@ -314,6 +434,12 @@ TASKS: list[Task] = [
         "The sum of part p travels once round the ring and ends at rank p: so it begins at "
         "rank p + 1.",
         "Do not write into inputs; a copy of the part that travels is enough.",
+        wrong=(
+            (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
+            (torchs_reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
+            (keeps_its_own, "where [30] would be right"),
+            (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
+        ),
         parts=True,
     ),
 ]

@@ -21,6 +21,22 @@ def mean_loss(losses: Tensor) -> Tensor:
     return both[0] / both[1]
 
 
+def average_gradients(gradients: list[Tensor]) -> None:
+    """All gradients travel in one tensor, as in DDP's buckets."""
+    whole = torch.cat(gradients)
+    dist.all_reduce(whole)
+    whole /= dist.get_world_size()
+    for gradient, mean in zip(gradients, whole.split([len(g) for g in gradients]), strict=True):
+        gradient.copy_(mean)
+
+
+def clip_gradients(gradients: Tensor, most: float) -> None:
+    """The norm that counts is that of the mean: every rank computes the same one."""
+    dist.all_reduce(gradients)
+    gradients /= dist.get_world_size()
+    gradients *= min(1.0, most / gradients.norm().item())
+
+
 @dataclass
 class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
@@ -70,6 +86,27 @@ def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
 def staleness_bound(step: float, pause: float) -> int:
     """While one worker pauses the others make ``pause / step`` gradients, rounded up."""
     return math.ceil(pause / step)
+
+
+def round_ends(arrivals: Sequence[float], backup: int) -> float:
+    """The last gradient that the round needs completes it."""
+    return sorted(arrivals)[len(arrivals) - backup - 1]
+
+
+def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """A push is known if it was applied, or if its worker has settled it."""
+    seen, settled, applied = set[tuple[int, int]](), dict[int, int](), []
+    for worker, number, below in pushes:
+        if (worker, number) not in seen and number >= settled.get(worker, 0):
+            applied.append((worker, number, below))
+            seen.add((worker, number))
+        settled[worker] = max(settled.get(worker, 0), below)
+    return applied
+
+
+def best_order(hosts: Sequence[str]) -> list[int]:
+    """Ranks of the same machine beside each other, so that each machine has one way out."""
+    return sorted(range(len(hosts)), key=lambda rank: hosts[rank])
 
 
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:

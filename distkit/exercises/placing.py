@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from distkit.algorithms.schedules import ring
 from distkit.exercises import pages
-from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, attempt
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt
+from distkit.exercises.trials import Apart
 
 #: The bytes of a tensor, in chunks of a thousand for each rank.
 CHUNK = 1000
@@ -30,7 +31,7 @@ def sent_between(hosts: list[str]) -> int:
     return CHUNK * int(sum(apart))
 
 
-def judge_bytes(mine: Answer) -> Iterator[Point]:
+def judge_bytes(mine: Answer) -> Iterator[Criterion]:
     """Compare the answer with the messages of the schedule, for every order of ranks."""
     count = 0
     for hosts in placements():
@@ -42,7 +43,35 @@ def judge_bytes(mine: Answer) -> Iterator[Point]:
         if not _equal(said, right):
             raise Mistake(f"{case}: it returns {said!r} where {right} is right{_why(hosts, said)}")
         count += 1
-    yield Point(True, f"as the messages of the ring in {count:,} orders of ranks")
+    yield Criterion("values", f"as the messages of the ring in {count:,} orders of ranks")
+
+
+def open_ended(hosts: list[str], nbytes: int) -> float:
+    """The ring is not closed."""
+    apart = sum(a != b for a, b in pairwise(hosts))
+    return apart * 2 * (len(hosts) - 1) * nbytes / len(hosts)
+
+
+def judge_order(mine: Answer) -> Iterator[Criterion]:
+    """Count the neighbours that are apart."""
+    for count, hosts in enumerate(placements()):
+        case = f"hosts={hosts}"
+        said = attempt(mine, case, list(hosts))
+        if said is None and not count:
+            raise NotAttempted
+        if not isinstance(said, list | tuple) or sorted(map(str, said)) != [
+            str(r) for r in range(len(hosts))
+        ]:
+            raise Mistake(
+                f"{case}: it returns {said!r}: return each rank once, from 0 to {len(hosts) - 1}"
+            )
+        machines, least = [hosts[r] for r in said], len(set(hosts))
+        apart = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
+        if apart > (least if least > 1 else 0):
+            raise Mistake(
+                f"{case}: in {said} {apart} pairs of neighbours are apart; {least} suffice"
+            )
+    yield Criterion("values", f"the best in {count + 1:,} placements")
 
 
 def _equal(said: Any, right: float) -> bool:
@@ -75,6 +104,30 @@ TASKS = [
             "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
             "Each of them sends 2(n-1) messages of nbytes/n.",
         ),
-        judge_bytes,
-    )
+        Apart(judge_bytes),
+        (
+            (lambda hosts, nbytes: pages.bytes_between(hosts, nbytes) / 2, "goes round twice"),
+            (open_ended, "the last rank sends to the first"),
+            (lambda hosts, nbytes: 2 * (len(hosts) - 1) * nbytes, "neighbour is elsewhere count"),
+            (lambda hosts, nbytes: "all", "it returns 'all' where 0 is right"),
+        ),
+    ),
+    Task(
+        "best_order",
+        "best_order(hosts)",
+        "return the ranks in an order in which a ring sends least between machines",
+        "hosts[r] is the machine of rank r, as in ['alpha', 'beta', 'alpha', 'beta'].",
+        pages.best_order,
+        (
+            "Each pair of neighbours on two machines costs the same. How few can there be?",
+            "As few as there are machines, if there are two or more: put the ranks of a machine "
+            "beside each other. sorted has a key.",
+        ),
+        Apart(judge_order),
+        (
+            (lambda hosts: list(range(len(hosts))), "4 pairs of neighbours are apart; 2 suffice"),
+            (lambda hosts: sorted(hosts), "return each rank once, from 0 to 1"),
+            (lambda hosts: sorted(range(len(hosts)), key=lambda r: r % 2), "2 suffice"),
+        ),
+    ),
 ]

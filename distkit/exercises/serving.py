@@ -9,6 +9,7 @@ for: the messages come in the order of their times.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +23,8 @@ from torch import Tensor
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.exercises import pages
 from distkit.exercises.pages import Server
-from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task, attempt, raised
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt, raised
+from distkit.exercises.trials import Apart, Calls
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 
@@ -136,7 +138,7 @@ def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
         yield step
 
 
-def judge(mine: Answer) -> Iterator[Point]:
+def judge(mine: Answer) -> Iterator[Criterion]:
     """Play games of every kind, until one goes wrong."""
     if _idle(mine):
         raise NotAttempted
@@ -146,8 +148,8 @@ def judge(mine: Answer) -> Iterator[Point]:
             workers = 2 + n % 3
             if wrong := play(mine, sync, workers, list(game(sync, again, workers, rng))):
                 raise Mistake(wrong)
-        yield Point(True, words)
-    yield Point(True, f"as the real server in {GAMES * len(KINDS)} random orders")
+        yield Criterion("values", words)
+    yield Criterion("values", f"as the real server in {GAMES * len(KINDS)} random orders")
 
 
 def _idle(mine: Answer) -> bool:
@@ -319,7 +321,7 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
                 yield worker, dict(enumerate(clocks)), bound
 
 
-def judge_waits(mine: Answer) -> Iterator[Point]:
+def judge_waits(mine: Answer) -> Iterator[Criterion]:
     """Compare the rule with the library's, in every small state."""
     count = 0
     for worker, clocks, bound in states():
@@ -330,7 +332,7 @@ def judge_waits(mine: Answer) -> Iterator[Point]:
         if not isinstance(said, COLLECTIONS) or set(said) != right:
             raise Mistake(_differs(said, right, worker, clocks, bound))
         count += 1
-    yield Point(True, f"as the real rule in {count:,} states")
+    yield Criterion("values", f"as the real rule in {count:,} states")
 
 
 def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
@@ -356,7 +358,7 @@ def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int],
 # -- which bound -----------------------------------------------------------------------
 
 
-def judge_bound(mine: Answer) -> Iterator[Point]:
+def judge_bound(mine: Answer) -> Iterator[Criterion]:
     """Train on the real server with the bound, and with the next smaller one."""
     for step, pause in PAIRS:
         case = f"steps of {1e3 * step:g} ms, a pause of {1e3 * pause:g} ms"
@@ -380,7 +382,7 @@ def judge_bound(mine: Answer) -> Iterator[Point]:
                 f"ever more than {ahead} ahead: {ahead} would do. A larger bound "
                 "allows staler gradients"
             )
-        yield Point(True, f"{case}: {bound}")
+        yield Criterion("values", f"{case}: {bound}")
 
 
 def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
@@ -416,6 +418,94 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
     return float(waited), ahead
 
 
+# -- usual mistakes ----------------------------------------------------------------------
+
+
+def counts_twice(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """Remembers no push."""
+    server.seen.clear()
+    return pages.push_handler(server, worker, number, gradient)
+
+
+def averages(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """Divides, which the learning rate does."""
+    if server.sync:
+        gradient = gradient / server.workers
+    return pages.push_handler(server, worker, number, gradient)
+
+
+def waits_for_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """Updates at once."""
+    server.update(gradient)
+    answered, server.waiting = server.waiting, []
+    return answered
+
+
+def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """Updates, and lets all wait."""
+    waiting = list(server.waiting)
+    pages.push_handler(server, worker, number, gradient)
+    server.waiting = waiting
+    return []
+
+
+def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """The next round begins with the gradients of this one."""
+    kept = {**server.inbox, worker: gradient}
+    answered = pages.push_handler(server, worker, number, gradient)
+    server.inbox.update(kept)
+    return answered
+
+
+def waits_at_the_bound(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
+    """Exactly bound is allowed."""
+    return {w for w in clocks if w != worker and clocks[w] <= clocks[worker] - bound}
+
+
+def waits_for_those_ahead(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
+    """In both directions."""
+    return {w for w in clocks if abs(clocks[w] - clocks[worker]) > bound}
+
+
+def waits_for_all_behind(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
+    """Whatever the bound."""
+    return {w for w in clocks if clocks[w] < clocks[worker]}
+
+
+def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) -> str:
+    inside = returned in arrivals
+    if inside and returned > right:
+        return "it waits for all, the backup workers too" if backup else ""
+    if inside and not backup and returned == min(arrivals):
+        return "it counts from the first: without backup workers the last one completes the round"
+    return "it drops one too many" if inside else ""
+
+
+#: Two workers' pushes: repeated, of the same numbers, settled, and late.
+_PUSHES = [
+    ([(0, 1, 0), (0, 1, 0)],),
+    ([(0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 1, 0)],),
+    ([(0, 1, 0), (0, 3, 3), (0, 2, 0), (1, 1, 0), (0, 3, 3), (0, 4, 3)],),
+]
+
+
+def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, int]]) -> str:
+    if not isinstance(returned, list):
+        return "return a list of pushes"
+    if lost := [p for p in right if p not in returned]:
+        return f"{lost[0]} is of another worker: numbers are each worker's own"
+    again = [p for p in returned if returned.count(p) > right.count(p) > 0]
+    if again:
+        return f"{again[0]} comes again: it counts once"
+    late = [p for p in returned if p not in right]
+    return f"{late[0]} is below what its worker has settled" if late else ""
+
+
+def forgets_settled(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """What is settled and was never seen is applied."""
+    return [*dict.fromkeys(pushes)]
+
+
 #: The exercises.
 TASKS: list[Task] = [
     Task(
@@ -441,7 +531,15 @@ TASKS: list[Task] = [
             "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
             "server.seen: a push may be sent again rounds later.",
         ),
-        judge,
+        Apart(judge),
+        (
+            (counts_twice, "applied 2 times: a push that comes again counts once"),
+            (averages, "went in 0.50 times: it averages. A server sums up"),
+            (waits_for_nobody, "but the round is not complete: worker"),
+            (answers_nobody, "wait for ever. Return everybody in server.waiting"),
+            (keeps_the_inbox, "it was still in the inbox from the round before"),
+        ),
+        worth=5,
     ),
     Task(
         "waits_for",
@@ -455,7 +553,14 @@ TASKS: list[Task] = [
             "It waits for those who are more than bound gradients behind it: exactly bound is "
             "still allowed.",
         ),
-        judge_waits,
+        Apart(judge_waits),
+        (
+            (waits_at_the_bound, "is 2 behind, exactly 2: that is allowed"),
+            (waits_for_those_ahead, "is ahead: a pull waits only for workers behind it"),
+            (lambda worker, clocks, bound: set(), "is 3 behind, more than 2"),
+            (waits_for_all_behind, "is 1 behind, less than 2: that is allowed"),
+            (lambda worker, clocks, bound: bool(bound), "Return a set of workers"),
+        ),
     ),
     Task(
         "staleness_bound",
@@ -468,6 +573,60 @@ TASKS: list[Task] = [
             "How many gradients do the others push while one of them pauses?",
             "A bound is a whole number of gradients, and part of a step counts: math.ceil.",
         ),
-        judge_bound,
+        Apart(judge_bound),
+        (
+            (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
+            (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
+            (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
+            (lambda step, pause: 5, "a pause of 0 ms: with your bound of 5 nobody waits"),
+        ),
+        worth=len(PAIRS),
+    ),
+    Task(
+        "round_ends",
+        "round_ends(arrivals, backup)",
+        "return when a round of dist_sync with backup workers is complete",
+        "arrivals[w] is the second at which the gradient of worker w arrives. A round does not "
+        "wait\nfor the last ``backup`` gradients.",
+        pages.round_ends,
+        (
+            "Without backup workers, which gradient completes the round?",
+            "Sort the arrivals. How many of them does the round need?",
+        ),
+        Apart(
+            Calls(
+                pages.round_ends,
+                [([0.2, 0.9, 0.3], 0), ([0.2, 0.9, 0.3], 1), ([5.0, 1.0, 4.0, 3.0, 2.0], 2)],
+                _why_round,
+            )
+        ),
+        (
+            (lambda arrivals, backup: max(arrivals), "it waits for all, the backup workers too"),
+            (lambda arrivals, backup: sorted(arrivals)[backup], "it counts from the first"),
+            (lambda arrivals, backup: sorted(arrivals)[-backup - 2], "it drops one too many"),
+        ),
+    ),
+    Task(
+        "counted_once",
+        "counted_once(pushes)",
+        "return the pushes that a server applies, in their order",
+        "pushes is a list of (worker, number, settled), as they arrive; a push may come several "
+        "times. Every\npush of its worker with a number below settled has been answered: it is "
+        "applied no more.",
+        pages.counted_once,
+        (
+            "(worker, number) identifies a push. Remember those that you have applied.",
+            "A worker's highest settled so far counts: what is below it is applied no more, "
+            "even if you have never seen it.",
+        ),
+        Apart(Calls(pages.counted_once, _PUSHES, _why_counted)),
+        (
+            (list, "(0, 1, 0) comes again: it counts once"),
+            (
+                lambda pushes: [*{p[1]: p for p in reversed(pushes)}.values()][::-1],
+                "(1, 1, 0) is of another worker: numbers are each worker's own",
+            ),
+            (forgets_settled, "(0, 2, 0) is below what its worker has settled"),
+        ),
     ),
 ]

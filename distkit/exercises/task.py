@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from types import ModuleType
 from typing import Any
+
+from distkit.trace.trace import Trace
 
 Answer = Callable[..., Any]
 
@@ -19,45 +22,89 @@ class NotAttempted(Exception):
 
 
 class Mistake(Exception):
-    """The mistakes in an answer, in words."""
+    """The mistakes in an answer, in words; and the trace that shows them, if there is one."""
+
+    def __init__(self, text: str, trace: Trace | None = None) -> None:
+        super().__init__(text)
+        self.trace = trace
+
+
+PASS, FAIL, WASTEFUL, BLOCKED = "pass", "fail", "wasteful", "blocked"
+NOT_ATTEMPTED = "not attempted"
+
+#: Their colours in a notebook, and their signs.
+_COLOURS = {PASS: "#009e73", NOT_ATTEMPTED: "#7f8c99", BLOCKED: "#7f8c99"}
+_WRONG = "#d55e00"
 
 
 @dataclass(frozen=True)
-class Point:
-    """One thing that was looked at, and whether it is as it should be."""
+class Criterion:
+    """One thing that was looked at.
 
-    good: bool
+    Args:
+        name: in a word: "values", "messages".
+        text: what was seen.
+        status: pass, fail, wasteful (right, but more than needed) or blocked (not to be judged
+            here and now: worth nothing, and costs nothing).
+        trace: of the run in which it was seen.
+    """
+
+    name: str
     text: str
+    status: str = PASS
+    trace: Trace | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return (
+            f"{'✓' if self.status == PASS else '–' if self.status == BLOCKED else '✗'} {self.text}"
+        )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an answer; true when the exercise is solved.
+    """The verdict on an answer; true when it passes.
 
-    ``status`` is "solved", "right, but not the best", "not right yet" or "not attempted".
+    ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted"; ``points`` of ``max``
+    are given for it, one for each criterion that is met.
     """
 
     name: str
     status: str
-    points: tuple[Point, ...] = ()
+    criteria: tuple[Criterion, ...] = ()
     advice: str = ""
+    worth: int = 0
 
     def __bool__(self) -> bool:
-        return self.status == "solved"
+        return self.status == PASS
+
+    @property
+    def points(self) -> int:
+        """The points that it gets."""
+        return sum(c.status == PASS for c in self.criteria)
+
+    @property
+    def max(self) -> int:
+        """The points that it can get: none for what is blocked."""
+        return self.worth - sum(c.status == BLOCKED for c in self.criteria)
+
+    @property
+    def credit(self) -> float:
+        """The points for graders that know no blocked criteria: the same part of all points."""
+        return self.points * self.worth / self.max if self.max else 0.0
 
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.status}"]
-        lines += [f"  {'✓' if p.good else '✗'} {_indented(p.text)}" for p in self.points]
+        lines += [f"  {_indented(str(c))}" for c in self.criteria]
         return "\n".join([*lines, *([f"  {self.advice}"] if self.advice else [])])
 
     def _repr_html_(self) -> str:
         """The same for a notebook."""
-        colour = {"solved": "#009e73", "not attempted": "#7f8c99"}.get(self.status, "#d55e00")
+        colour = _COLOURS.get(self.status, _WRONG)
         rows = "".join(
-            f'<tr><td style="color:{"#009e73" if p.good else "#d55e00"};vertical-align:top">'
-            f'{"✓" if p.good else "✗"}</td><td style="text-align:left;white-space:pre-wrap">'
-            f"{escape(p.text)}</td></tr>"
-            for p in self.points
+            f'<tr><td style="color:{_COLOURS.get(c.status, _WRONG)};vertical-align:top">'
+            f'{str(c)[0]}</td><td style="text-align:left;white-space:pre-wrap">'
+            f"{escape(c.text)}</td></tr>"
+            for c in self.criteria
         )
         advice = self.advice and f'<div style="white-space:pre-wrap">{escape(self.advice)}</div>'
         return (
@@ -66,8 +113,8 @@ class Verdict:
         )
 
 
-#: Tries an answer: yields what is right, or right but not the best. Raises NotAttempted or Mistake.
-Trial = Callable[[Answer], Iterator[Point]]
+#: Tries an answer: yields a criterion after the other. Raises NotAttempted or Mistake.
+Trial = Callable[[Answer], Iterator[Criterion]]
 
 
 @dataclass(frozen=True)
@@ -82,6 +129,8 @@ class Task:
         page: the library's own answer.
         hints: the first says least.
         trial: tries a function that takes what it should.
+        wrong: usual mistakes, and what is said of each.
+        worth: its points: one for each criterion that the page meets.
     """
 
     name: str
@@ -91,20 +140,24 @@ class Task:
     page: Answer
     hints: tuple[str, ...]
     trial: Trial
+    wrong: tuple[tuple[Answer, str], ...]
+    worth: int = 1
 
     def __str__(self) -> str:
-        return (
-            f"Write  def {self.signature}:\n    {self.goal}.\n{self.told}\n"
-            f"Then: dk.check.{self.name}(your_function)"
-        )
+        return f"{self.question}\nThen: dk.check.{self.name}(your_function)"
+
+    @property
+    def question(self) -> str:
+        """What is to be written."""
+        return f"Write  def {self.signature}:\n    {self.goal}.\n{self.told}".rstrip()
 
     @property
     def title(self) -> str:
         """A few words for a list."""
         return f"{self.signature}: {self.goal}"
 
-    def judge(self, mine: Answer) -> Verdict:
-        """The verdict on an answer.
+    def judge(self, mine: Answer, seen: Callable[[Criterion], None] = lambda c: None) -> Verdict:
+        """The verdict on an answer; ``seen`` is told each criterion as soon as it is known.
 
         Raises:
             TypeError: it is no function.
@@ -114,21 +167,28 @@ class Task:
                 f"dk.check.{self.name} judges a function, not {type(mine).__name__}. "
                 f"Write def {self.signature} and pass it without calling it."
             )
-        points: list[Point] = []
+        criteria: list[Criterion] = []
+        try:
+            for criterion in self._tried(mine):
+                criteria.append(criterion)
+                seen(criterion)
+        except NotAttempted:
+            advice = f"{self}\nStuck? dk.hint.{self.name}()"
+            return Verdict(self.name, NOT_ATTEMPTED, (), advice, self.worth)
+        seldom = {c.status for c in criteria} - {PASS}
+        status = next((s for s in (FAIL, WASTEFUL, BLOCKED) if s in seldom), PASS)
+        advice = self.help if seldom - {BLOCKED} else ""
+        return Verdict(self.name, status, tuple(criteria), advice, self.worth)
+
+    def _tried(self, mine: Answer) -> Iterator[Criterion]:
+        """The criteria up to the first mistake, which is one, too."""
         try:
             if not _takes(mine, self.signature.count(",") + 1):
                 yours = inspect.signature(mine)
                 raise Mistake(f"write def {self.signature}: yours takes {yours}")
-            for point in self.trial(mine):
-                points.append(point)
-        except NotAttempted:
-            return Verdict(self.name, "not attempted", (), f"{self}\nStuck? dk.hint.{self.name}()")
+            yield from self.trial(mine)
         except Mistake as mistake:
-            points.append(Point(False, str(mistake)))
-            return Verdict(self.name, "not right yet", tuple(points), self.help)
-        if all(p.good for p in points):
-            return Verdict(self.name, "solved", tuple(points))
-        return Verdict(self.name, "right, but not the best", tuple(points), self.help)
+            yield Criterion("values", str(mistake), FAIL, mistake.trace)
 
     @property
     def help(self) -> str:
@@ -201,7 +261,7 @@ def source(page: Callable[..., Any]) -> Source:
     """A page with the imports that it needs."""
     home = inspect.getmodule(inspect.unwrap(page))
     assert home is not None
-    code = inspect.getsource(page).rstrip()
+    code = re.sub("  # type: .*", "", inspect.getsource(page)).rstrip()
     used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     return Source("\n".join([*_imports(home, used - {page.__name__}), "", "", code]))
 

@@ -12,11 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit.events import COLLECTIVES, P2P
 from distkit.exercises import pages
-from distkit.exercises.collectives import tried
-from distkit.exercises.task import Answer, Mistake, NotAttempted, Point, Task
-from distkit.views.scene.units import count
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit.exercises.trials import Both, Program, Quicker, at_most, measured, same, tried
 
 #: How many examples the ranks of each trial have; the first one tells the usual mistakes apart.
 SIZES = ((1, 2, 6), (3, 0, 2, 1), (4,))
@@ -34,20 +32,21 @@ def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
     return float(number) if isinstance(number, int | float) else type(got).__name__
 
 
-def trial(mine: Answer) -> Iterator[Point]:
+def trial(mine: Answer) -> Iterator[Criterion]:
     """Try an answer on ranks with different numbers of examples."""
+    traces = []
     for sizes in SIZES:
         run = tried(returned, mine, len(sizes), mine, sizes)
-        calls = [s for s in run.trace.spans if s.rank == 0 and s.op in COLLECTIVES | P2P]
-        if {*run.results} == {"NoneType"} and not calls:
+        if {*run.results} == {"NoneType"} and not run.trace.spans:
             raise NotAttempted
         if wrong := _wrong(sizes, run.results):
-            raise Mistake(f"ranks with {_listed(sizes)} examples: {wrong}")
-        if sizes is SIZES[0]:
-            sent = len(calls)
-    yield Point(True, f"right on ranks with {', then '.join(map(_listed, SIZES))} examples")
-    more = "" if sent == 1 else "; one all-reduce of the sum and the number together suffices"
-    yield Point(sent == 1, f"{count(sent, 'communication')} of a rank{more}")
+            raise Mistake(f"ranks with {_listed(sizes)} examples: {wrong}", run.trace)
+        traces.append(run.trace)
+    several = ", then ".join(map(_listed, SIZES))
+    yield Criterion("values", f"right on ranks with {several} examples")
+    sent = measured(traces[0])
+    more = "one all-reduce of the sum and the number together suffices"
+    yield at_most("calls", sent["calls"] + sent["messages"], 1, more, traces[0])
 
 
 def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
@@ -96,6 +95,121 @@ def _listed(sizes: tuple[int, ...]) -> str:
     return f"{', '.join(some)} and {last}" if some else last
 
 
+# -- usual mistakes ----------------------------------------------------------------------
+
+
+def mean_of_means(losses: Tensor) -> Tensor:
+    """Ranks count alike, examples do not."""
+    dist.all_reduce(mean := losses.mean())
+    return mean / dist.get_world_size()
+
+
+def by_ranks(losses: Tensor) -> float:
+    """The number of ranks is not that of examples."""
+    dist.all_reduce(total := losses.sum())
+    return total.item() / dist.get_world_size()
+
+
+def by_own_number(losses: Tensor) -> Tensor:
+    """Each rank knows its own number alone."""
+    dist.all_reduce(total := losses.sum())
+    return total / len(losses)
+
+
+def of_weighted_means(losses: Tensor) -> Tensor:
+    """The mean over no examples is NaN."""
+    both = torch.stack([losses.mean() * len(losses), torch.tensor(len(losses))])
+    dist.all_reduce(both)
+    return both[0] / both[1]
+
+
+def in_two_calls(losses: Tensor) -> Tensor:
+    """Right, with twice the latency."""
+    dist.all_reduce(total := losses.sum())
+    dist.all_reduce(number := torch.tensor(len(losses)))
+    return total / number
+
+
+def one_by_one(gradients: list[Tensor]) -> None:
+    """A collective for each tensor."""
+    for g in gradients:
+        dist.all_reduce(g)
+        g /= dist.get_world_size()
+
+
+def sums(gradients: list[Tensor]) -> None:
+    """Undivided."""
+    whole = torch.cat(gradients)
+    dist.all_reduce(whole)
+    for g, total in zip(gradients, whole.split([len(g) for g in gradients]), strict=True):
+        g.copy_(total)
+
+
+def averages_a_copy(gradients: list[Tensor]) -> None:
+    """The gradients stay as they are."""
+    whole = torch.cat(gradients)
+    dist.all_reduce(whole)
+    whole /= dist.get_world_size()
+
+
+def clips_first(gradients: Tensor, most: float) -> None:
+    """Each rank by its own norm."""
+    gradients *= min(1.0, most / gradients.norm().item())
+    dist.all_reduce(gradients)
+    gradients /= dist.get_world_size()
+
+
+def clips_the_sum(gradients: Tensor, most: float) -> None:
+    """The sum is longer than the mean."""
+    dist.all_reduce(gradients)
+    gradients *= min(1.0, most / gradients.norm().item())
+    gradients /= dist.get_world_size()
+
+
+def always_scales(gradients: Tensor, most: float) -> None:
+    """Short gradients grow."""
+    dist.all_reduce(gradients)
+    gradients /= dist.get_world_size()
+    gradients *= most / gradients.norm()
+
+
+def _several(rank: int, tensors: int = 40, length: int = 50) -> list[Tensor]:
+    return [torch.full((length,), float((rank + 1) * (i % 5))) for i in range(tensors)]
+
+
+def _averaged(mine: Answer, rank: int, n: int) -> list[float]:
+    gradients = _several(rank)
+    mine(gradients)
+    return [g.mean().item() for g in gradients[:5]]
+
+
+def _clipped(mine: Answer, rank: int, n: int) -> list[list[float]]:
+    long, short = _steep(rank), 0.1 * _steep(rank)
+    mine(long, 1.0)
+    mine(short, 1.0)
+    return [long.tolist(), short.tolist()]
+
+
+def _steep(rank: int) -> Tensor:
+    return torch.tensor([3.0, 4.0]) if rank else torch.tensor([1.0, 0.0])
+
+
+def _why_clipped(results: list[list[list[float]]], rights: list[list[list[float]]]) -> str:
+    """The order of clipping, summing and dividing that gives this."""
+    n, (long, short) = len(results), results[0]
+    if not same(short, rights[0][1]):
+        return "gradients whose norm is at most 1 stay as they are"
+    norm = torch.tensor(long).norm().item()
+    if same(norm, 1 / n):
+        return "it clips the sum and divides then: divide first"
+    return "it clips what each rank has: average first" if norm < 1 else f"the norm is {norm:.2f}"
+
+
+def _clipped_right(rank: int, n: int) -> list[list[float]]:
+    mean = sum((_steep(r) for r in range(n)), torch.zeros(2)) / n
+    return [(g * min(1.0, 1.0 / g.norm().item())).tolist() for g in (mean, 0.1 * mean)]
+
+
 #: The exercises.
 TASKS: list[Task] = [
     Task(
@@ -112,5 +226,73 @@ TASKS: list[Task] = [
             "the first by the second.",
         ),
         trial,
-    )
+        (
+            (mean_of_means, "1, 2 and 6 examples: 21 is the mean of the ranks' means"),
+            (by_ranks, "82 is the sum divided by the number of ranks; 27.33 would be right"),
+            (by_own_number, "each rank divides the sum by its own number of examples"),
+            (of_weighted_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
+            (in_two_calls, "2 collective operations of a rank; one all-reduce of the sum"),
+        ),
+        worth=2,
+    ),
+    Task(
+        "average_gradients",
+        "average_gradients(gradients)",
+        "average each tensor of the list over all ranks, in place",
+        "The tensors are one-dimensional, and there are 40 of them, of 50 elements each. Be at "
+        "least\ntwice as quick as one all-reduce for each tensor.",
+        pages.average_gradients,
+        (
+            "A small all-reduce takes its latency, whatever its size. How many do you need?",
+            "torch.cat makes one tensor of many; split cuts it again.",
+            "What split gives are views of the sum: copy_ them into the gradients.",
+        ),
+        Both(
+            (
+                Program(
+                    _averaged,
+                    lambda rank, n: [(n + 1) / 2 * i for i in range(5)],
+                    (2, 3),
+                    {"calls": (lambda n: 1, "put all gradients into one tensor")},
+                ),
+                Quicker(
+                    lambda mine, rank, n: mine(_several(rank)),
+                    one_by_one,
+                    ratio=2.0,
+                    why="Each small all-reduce takes its latency: put all into one tensor",
+                ),
+            )
+        ),
+        (
+            (one_by_one, "40 collective operations of a rank; 1 suffice"),
+            (sums, "rank 0 has [0.0, 3.0, 6.0, 9.0, 12.0] where [0.0, 1.5, 3.0, 4.5, 6.0]"),
+            (averages_a_copy, "rank 0 has [0.0, 1.0, 2.0, 3.0, 4.0] where"),
+        ),
+        worth=3,
+    ),
+    Task(
+        "clip_gradients",
+        "clip_gradients(gradients, most)",
+        "average gradients over all ranks, in place, then shorten them to the norm most",
+        "gradients is one tensor. As one process on the whole batch would: a mean whose norm is at "
+        "most\n``most`` stays as it is, a longer one is scaled down to that norm.",
+        pages.clip_gradients,
+        (
+            "Which gradients does one process clip: those of a quarter of the batch, or the mean?",
+            "All-reduce and divide first. Then every rank knows the same norm.",
+        ),
+        Program(
+            _clipped,
+            _clipped_right,
+            (2, 3),
+            {"calls": (lambda n: 2, "one for each call, as every rank computes the norm itself")},
+            _why_clipped,
+        ),
+        (
+            (clips_first, "it clips what each rank has: average first"),
+            (clips_the_sum, "it clips the sum and divides then: divide first"),
+            (always_scales, "gradients whose norm is at most 1 stay as they are"),
+        ),
+        worth=2,
+    ),
 ]

@@ -1,4 +1,4 @@
-"""The exercises that need no ranks: solutions solve them, and each usual mistake has its words."""
+"""The exercises that need no ranks, judged in this process: each mistake has its words."""
 
 from __future__ import annotations
 
@@ -7,44 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from answers import answer, check_is_no_attempt, empty, stub
+from answers import answer, here
 from hypothesis import given
 from hypothesis import strategies as st
 
-import distkit as dk
-from distkit.exercises import TASKS, placing, serving
+from distkit.algorithms.catalogue import PIPELINES
+from distkit.algorithms.schedules import ring
+from distkit.exercises.models import broadcast_seconds, chunk_sent, crossover, order_1f1b
 from distkit.exercises.pages import Server
 from distkit.exercises.serving import STEPS, trained
-
-NAMES = [task.name for task in (*serving.TASKS, *placing.TASKS)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_solution_is_one(name: str) -> None:
-    verdict = getattr(dk.check, name)(answer(name))
-    assert verdict, repr(verdict)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("nothing", [empty, stub])
-def test_a_stub_is_no_attempt(name: str, nothing: Any) -> None:
-    check_is_no_attempt(name, nothing)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_answer(name: str) -> None:
-    with pytest.raises(TypeError, match=f"dk.check.{name} judges a function, not int"):
-        getattr(dk.check, name)(3)
-    assert "yours takes ()" in repr(getattr(dk.check, name)(lambda: None))
-    assert "ZeroDivisionError" in repr(getattr(dk.check, name)(lambda *args: 1 / 0))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_hint_is_given(name: str) -> None:
-    assert len({repr(getattr(dk.hint, name)()) for _ in TASKS[name].hints}) == len(
-        TASKS[name].hints
-    )
-
+from distkit.exercises.task import Criterion, Verdict
+from distkit.exercises.trials import judged
+from distkit.simulation import cost
+from distkit.simulation.network import Link, Network
+from distkit.simulation.simulator import finish_times
 
 # -- the push handler ------------------------------------------------------------------
 
@@ -134,20 +110,20 @@ def scalar(server: Server) -> None:
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
-    assert dk.check.push_handler(handler())
-    verdict = dk.check.push_handler(handler(**mistake))
-    assert verdict.status == "not right yet"
-    assert says in verdict.points[-1].text and not verdict.points[-1].good
+    assert here("push_handler")(handler())
+    verdict = here("push_handler")(handler(**mistake))
+    assert verdict.status == "fail"
+    assert says in verdict.criteria[-1].text and verdict.criteria[-1].status == "fail"
 
 
 def test_who_waits_for_all_under_dist_async_has_dist_sync_right() -> None:
-    verdict = dk.check.push_handler(handler(patient=True))
-    assert [p.good for p in verdict.points] == [True, False]
-    assert "dist_async applies each gradient at once" in verdict.points[1].text
+    verdict = here("push_handler")(handler(patient=True))
+    assert [c.status for c in verdict.criteria] == ["pass", "fail"] and verdict.points == 1
+    assert "dist_async applies each gradient at once" in verdict.criteria[1].text
 
 
 def test_the_messages_before_the_mistake_are_told() -> None:
-    (point,) = dk.check.push_handler(handler(by=averages)).points
+    (point,) = here("push_handler")(handler(by=averages)).criteria
     first, *story, _ = point.text.splitlines()
     assert first == "dist_sync with 2 workers:"
     assert any("pulls, and waits" in line for line in story) and "push 0 of worker" in story[0]
@@ -177,8 +153,8 @@ def test_the_messages_before_the_mistake_are_told() -> None:
     ],
 )
 def test_a_wrong_rule_is_shown_where_it_is_wrong(rule: Any, says: str) -> None:
-    verdict = dk.check.waits_for(rule)
-    assert verdict.status == "not right yet" and says in verdict.points[0].text
+    verdict = here("waits_for")(rule)
+    assert verdict.status == "fail" and says in verdict.criteria[0].text
 
 
 @pytest.mark.parametrize(
@@ -191,8 +167,8 @@ def test_a_wrong_rule_is_shown_where_it_is_wrong(rule: Any, says: str) -> None:
     ],
 )
 def test_a_wrong_bound_is_told_what_it_costs(bound: Any, says: str) -> None:
-    verdict = dk.check.staleness_bound(bound)
-    assert verdict.status == "not right yet" and says in verdict.points[-1].text
+    verdict = here("staleness_bound")(bound)
+    assert verdict.status == "fail" and says in verdict.criteria[-1].text
 
 
 @given(st.integers(1, 50), st.integers(0, 400))
@@ -221,5 +197,54 @@ def test_the_bound_is_the_smallest_with_which_nobody_waits(step: int, pause: int
     ],
 )
 def test_wrong_bytes_are_told_with_a_usual_reason(mistaken: Any, says: str) -> None:
-    verdict = dk.check.bytes_between(mistaken)
-    assert verdict.status == "not right yet" and says in verdict.points[0].text
+    verdict = here("bytes_between")(mistaken)
+    assert verdict.status == "fail" and says in verdict.criteria[0].text
+
+
+# -- models --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 2), (4, 9)])
+def test_the_order_of_1f1b_is_that_of_the_catalogue(ranks: int, microbatches: int) -> None:
+    orders = PIPELINES["1f1b"].orders(ranks, microbatches)
+    ours = [order_1f1b(rank, ranks, microbatches) for rank in range(ranks)]
+    assert ours == [[(a.kind, a.microbatch) for a in order] for order in orders]
+
+
+@given(st.integers(1, 40), st.sampled_from([Link(1e-6, 1e-9), Link(5e-6, 8e-11)]))
+def test_the_time_of_a_broadcast_is_the_simulators(n: int, link: Link) -> None:
+    simulated = finish_times("broadcast", n, 4000, Network(link)).max()
+    assert math.isclose(broadcast_seconds(n, 4000, link), simulated, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("n", [6, 8, 16])
+def test_the_crossover_is_that_of_the_cost_formulas(n: int) -> None:
+    at = crossover(n, 1e-6, 1e-9)
+    found = cost.crossovers(n, Link(1e-6, 1e-9), among=["tree", "ring"])
+    assert [name for _, name in found] == ["tree", "ring"]
+    assert math.isclose(found[1][0], at, rel_tol=1e-3)
+
+
+@given(st.integers(2, 7))
+def test_the_chunks_of_the_ring_are_those_of_the_schedule(n: int) -> None:
+    for step, one in enumerate(ring(n)):
+        assert one.chunk.tolist() == [chunk_sent(int(rank), step, n) for rank in one.src]
+
+
+# -- time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "busy", "status"),
+    [(2.0, False, "pass"), (2.0, True, "pass"), (1.0, False, "wasteful"), (1.0, True, "blocked")],
+)
+def test_a_busy_machine_blocks_what_it_cannot_tell(ratio: float, busy: bool, status: str) -> None:
+    noisy = [(1.0, ratio), (1.0, ratio), (9.0, ratio), (1.0, 9.0), (1.0, ratio)]
+    assert judged(noisy, 1.5, busy).status == status
+
+
+def test_what_is_blocked_is_worth_nothing_and_costs_nothing() -> None:
+    met, blocked = Criterion("values", "right"), Criterion("time", "too busy", "blocked")
+    verdict = Verdict("overlap", "blocked", (met, blocked), worth=2)
+    assert (verdict.points, verdict.max, verdict.credit) == (1, 1, 2.0) and not verdict
+    assert "– too busy" in repr(verdict) and "blocked" in verdict._repr_html_()

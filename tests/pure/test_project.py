@@ -62,7 +62,7 @@ LAYERS = {
     "laboratory": WAIST + "cluster",  # for its folders
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
     "checkup": WAIST + "cluster simulation views",
-    "exercises": WAIST + "algorithms kvstore cluster views",
+    "exercises": WAIST + "algorithms kvstore cluster views simulation",
     "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top
 }
 TOP = {

@@ -406,3 +406,13 @@ def test_torchs_excepthook_is_not_put_around_itself() -> None:
         return [sys.excepthook.__module__, threading.excepthook.__module__]
 
     assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank.rank"] * 2] * 2
+
+
+def test_ranks_are_killed_when_their_time_is_over() -> None:
+    def endless() -> None:
+        while True:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    with pytest.raises(dk.RunInterrupted, match="it did not end within 1 s"):
+        dk.run_ranks(endless, 2, within=1)
+    assert dk.run_ranks(dist.get_rank, 2, within=100).results == [0, 1]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import distkit as dk
 from distkit.exercises import TASKS
+from distkit.exercises.assignments import solved
+from distkit.exercises.trials import Apart
 
 
 def answer(name: str) -> Any:
-    """The solution's text, run as in a notebook's cell."""
+    """The solution's text, as an assignment has it, run as in a notebook's cell."""
     space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(getattr(dk.solution, name)(), "answer", "exec"), space)
-    return space[TASKS[name].page.__name__]
+    exec(compile(solved(TASKS[name]), "answer", "exec"), space)
+    return space[name]
 
 
 def empty(*args: object) -> None: ...
@@ -22,8 +24,8 @@ def stub(*args: object) -> None:
     raise NotImplementedError
 
 
-def check_is_no_attempt(name: str, nothing: Any) -> None:
-    """It is told what to write, and is not judged."""
-    verdict = getattr(dk.check, name)(nothing)
-    assert not verdict and verdict.status == "not attempted"
-    assert TASKS[name].signature in repr(verdict)
+def here(name: str) -> Any:
+    """The judge of an exercise that needs no messages, in this process."""
+    task = TASKS[name]
+    assert isinstance(task.trial, Apart)
+    return replace(task, trial=task.trial.trial).judge

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def run_ranks(
     record: bool = True,
     wait_forever: bool = False,
     seed: int | None = None,
+    within: float | None = None,
     **kwargs: Any,
 ) -> Run:
     """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
@@ -40,9 +42,11 @@ def run_ranks(
         record: whether to record a trace; without one no deadlock is detected.
         wait_forever: do not release ranks that wait for each other forever.
         seed: of the ranks' random numbers, as of :meth:`Cluster.run`.
+        within: kill the ranks after so many seconds, whatever they do.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
+        RunInterrupted: the time ``within`` which it had to end is over.
 
     Example:
         >>> def total():
@@ -69,9 +73,27 @@ def run_ranks(
             expected_exits=made.kill if made is not None else (),
         )
         gang.submit(conductor, payload, {"record": record, "trouble": made, "seed": seed})
-        return Run(conductor).wait()
+        with _ended(within, gang, conductor):
+            return Run(conductor).wait()
     finally:
         gang.close()
+
+
+@contextmanager
+def _ended(within: float | None, gang: _Gang, conductor: Conductor) -> Iterator[None]:
+    """Kill the ranks when the time is over; a thread does, as those who print may never stop."""
+
+    def kill() -> None:
+        conductor.abandon(f"it did not end within {within:g} s")
+        gang.end(gang.ranks)
+
+    timer = threading.Timer(within or 0, kill)
+    if within is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Gang(RankController):

@@ -1,0 +1,338 @@
+"""The exercises of messages: pass on, swap, overlap, and loops of unequal length."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distkit.exercises.task import Answer, Task
+from distkit.exercises.trials import Both, Program, Quicker
+
+#: The receiver of ``overlap`` is so late, and the sender's work takes so long [s].
+LATE = 0.06
+
+
+# -- pages ---------------------------------------------------------------------------------
+
+
+def relay(x: Tensor) -> None:
+    """Each rank receives, adds 1 and passes on."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if rank > 0:
+        dist.recv(x, rank - 1)
+    x += 1
+    if rank < last:
+        dist.send(x, rank + 1)
+
+
+def swap(x: Tensor, y: Tensor) -> None:
+    """One rank sends first, the other one receives first."""
+    other = 1 - dist.get_rank()
+    if dist.get_rank() == 0:
+        dist.send(x, other)
+        dist.recv(y, other)
+    else:
+        dist.recv(y, other)
+        dist.send(x, other)
+
+
+def overlap(x: Tensor, work: Answer) -> None:
+    """The message is on its way while rank 0 works."""
+    if dist.get_rank() == 0:
+        sending = dist.isend(x, 1)
+        work()
+        sending.wait()  # type: ignore[union-attr]
+    else:
+        work()
+        dist.recv(x, 0)
+
+
+def total_of_all(batches: list[Tensor]) -> Tensor:
+    """All ranks take as many rounds as the one with most batches."""
+    most = torch.tensor(len(batches))
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    total = torch.zeros(1)
+    for i in range(int(most)):
+        mine = batches[i].clone() if i < len(batches) else torch.zeros(1)
+        dist.all_reduce(mine)
+        total += mine
+    return total
+
+
+# -- usual mistakes ------------------------------------------------------------------------
+
+
+def never_passes_on(x: Tensor) -> None:
+    """Only adds."""
+    x += 1
+
+
+def all_to_the_last(x: Tensor) -> None:
+    """Everybody sends before it has anything."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x += 1
+    if rank < last:
+        dist.send(x, last)
+        return
+    theirs = torch.zeros_like(x)
+    for r in range(last):
+        dist.recv(theirs, r)
+        x += theirs
+
+
+def waits_for_the_last(x: Tensor) -> None:
+    """A ring has no beginning."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    dist.recv(x, (rank - 1) % n)
+    x += 1
+    dist.send(x, (rank + 1) % n)
+
+
+def both_receive(x: Tensor, y: Tensor) -> None:
+    """As in the lesson."""
+    other = 1 - dist.get_rank()
+    dist.recv(y, other)
+    dist.send(x, other)
+
+
+def one_way(x: Tensor, y: Tensor) -> None:
+    """Rank 0 gets nothing."""
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+        y.copy_(x)
+    else:
+        dist.recv(y, 0)
+
+
+def by_gathering(x: Tensor, y: Tensor) -> None:
+    """A collective for two."""
+    both = [torch.zeros_like(x) for _ in range(2)]
+    dist.all_gather(both, x)
+    y.copy_(both[1 - dist.get_rank()])
+
+
+def twice(x: Tensor, y: Tensor) -> None:
+    """Says everything twice."""
+    swap(x, y)
+    swap(x, y)
+
+
+def sends_first(x: Tensor, work: Answer) -> None:
+    """Waits, then works."""
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+        work()
+    else:
+        work()
+        dist.recv(x, 0)
+
+
+def waits_at_once(x: Tensor, work: Answer) -> None:
+    """A handle is of no use if nothing is done before it is waited for."""
+    if dist.get_rank() == 0:
+        dist.isend(x, 1).wait()  # type: ignore[union-attr]
+        work()
+    else:
+        work()
+        dist.recv(x, 0)
+
+
+def leaves_out_half(x: Tensor, work: Answer) -> None:
+    """Quick, as nobody works."""
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+
+
+def own_batches(batches: list[Tensor]) -> Tensor:
+    """Ranks with more batches wait for ever."""
+    total = torch.zeros(1)
+    for batch in batches:
+        dist.all_reduce(mine := batch.clone())
+        total += mine
+    return total
+
+
+def fewest_batches(batches: list[Tensor]) -> Tensor:
+    """Drops what others have not."""
+    dist.all_reduce(least := torch.tensor(len(batches)), dist.ReduceOp.MIN)
+    total = torch.zeros(1)
+    for batch in batches[: int(least)]:
+        dist.all_reduce(mine := batch.clone())
+        total += mine
+    return total
+
+
+def own_total(batches: list[Tensor]) -> Tensor:
+    """Nobody else's."""
+    return sum(batches, torch.zeros(1))
+
+
+# -- how they are called -------------------------------------------------------------------
+
+
+def _relayed(mine: Answer, rank: int, n: int) -> float:
+    x = torch.zeros(1)
+    mine(x)
+    return x.item()
+
+
+def _swapped(mine: Answer, rank: int, n: int) -> list[float]:
+    x, y = torch.full((8,), rank + 1.0), torch.zeros(8)
+    mine(x, y)
+    return y.tolist()
+
+
+def _overlapped(mine: Answer, rank: int, n: int) -> list[Any]:
+    x, done = torch.full((4,), 3.0 - 3.0 * rank), list[None]()
+
+    def work() -> None:
+        time.sleep(LATE)
+        done.append(None)
+
+    mine(x, work)
+    return [len(done), x.tolist()]
+
+
+def _summed(mine: Answer, rank: int, n: int) -> float | None:
+    said = mine([torch.full((1,), float(i + 1)) for i in range(2 * rank)])
+    return None if said is None else float(said)
+
+
+def _why_relayed(results: list[float], rights: list[float]) -> str:
+    alone = all(result == 1 for result in results)
+    return "every rank adds 1 to its own 0: receive from the rank before first" if alone else ""
+
+
+def _why_summed(results: list[float], rights: list[float]) -> str:
+    """How many batches were summed."""
+    if results == [float(r * (2 * r + 1)) for r in range(len(results))]:
+        return "this is the sum of the rank's own batches"
+    return "batches of some ranks are missing: take as many rounds as the longest list"
+
+
+#: The exercises.
+TASKS: list[Task] = [
+    Task(
+        "relay",
+        "relay(x)",
+        "receive x from the rank before, add 1, and send it to the next rank",
+        "x is 0 everywhere. Rank 0 receives from nobody, the last rank sends to nobody: rank r "
+        "ends with r + 1.",
+        relay,
+        (
+            "dist.recv(x, rank - 1) on every rank but 0, dist.send(x, rank + 1) on every rank but "
+            "the last.",
+            "The order matters: receive, add, send.",
+        ),
+        Program(
+            _relayed,
+            lambda rank, n: rank + 1.0,
+            (3, 2, 4),
+            {"messages": (lambda n: 1, "to the next rank")},
+            _why_relayed,
+        ),
+        (
+            (never_passes_on, "every rank adds 1 to its own 0: receive from the rank before"),
+            (all_to_the_last, "on 3 ranks, rank 1 has 1.0 where 2.0 is right"),
+            (waits_for_the_last, "deadlock in waits_for_the_last: "),
+        ),
+        worth=2,
+    ),
+    Task(
+        "swap",
+        "swap(x, y)",
+        "on two ranks, put the other rank's x into y",
+        "Use send and recv, or isend. One message in each direction suffices.",
+        swap,
+        (
+            "If both ranks receive first, nobody sends.",
+            "Let one rank send first and the other one receive first; or begin both sends with "
+            "dist.isend, and wait() for them after the recv.",
+        ),
+        Program(
+            _swapped,
+            lambda rank, n: [2.0 - rank] * 8,
+            (2,),
+            {
+                "messages": (lambda n: 1, "x to the other rank"),
+                "calls": (lambda n: 0, "write it with send and recv"),
+            },
+            lambda results, rights: "each rank gets the other one's x",
+        ),
+        (
+            (both_receive, "deadlock in both_receive: "),
+            (one_way, "each rank gets the other one's x"),
+            (by_gathering, "1 collective operations of a rank; 0 suffice: write it with send"),
+            (twice, "2 messages sent by the busiest rank; 1 suffice: x to the other rank"),
+        ),
+        worth=3,
+    ),
+    Task(
+        "overlap",
+        "overlap(x, work)",
+        "send x from rank 0 to rank 1, and call work() once on both",
+        "Rank 1 needs x only after its work, so that it receives late. Rank 0 is to work meanwhile,"
+        "\ninstead of waiting for rank 1.",
+        overlap,
+        (
+            "dist.isend returns at once, with a handle.",
+            "Begin to send, then work, then wait() for the handle.",
+        ),
+        Both(
+            (
+                Program(
+                    _overlapped,
+                    lambda rank, n: [1, [3.0] * 4],
+                    (2,),
+                    {"messages": (lambda n: 1, "")},
+                    lambda results, rights: "both call work() once, and rank 1 ends with x",
+                ),
+                Quicker(
+                    _overlapped,
+                    sends_first,
+                    ratio=1.4,
+                    why="Rank 0 has to work while rank 1 does: between isend and wait",
+                ),
+            )
+        ),
+        (
+            (leaves_out_half, "both call work() once, and rank 1 ends with x"),
+            (lambda x, work: work(), "both call work() once, and rank 1 ends with x"),
+            (sends_first, "Rank 0 has to work while rank 1 does: between isend and wait"),
+            (waits_at_once, "Rank 0 has to work while rank 1 does: between isend and wait"),
+        ),
+        worth=3,
+    ),
+    Task(
+        "total_of_all",
+        "total_of_all(batches)",
+        "all-reduce each batch with those of the other ranks, and return the sum of all",
+        "Ranks have lists of different lengths, some an empty one; each batch is a tensor of one "
+        "element.\nDo not write into them. All ranks return the same total.",
+        total_of_all,
+        (
+            "A rank that has finished its loop calls no all-reduce. Who waits for it then?",
+            "First all-reduce the number of batches, with dist.ReduceOp.MAX.",
+            "A rank without a batch left takes part with zeros.",
+        ),
+        Program(
+            _summed,
+            lambda rank, n: float(sum(r * (2 * r + 1) for r in range(n))),
+            (3, 2),
+            {"calls": (lambda n: 2 * n - 1, "one for the number, one for each batch")},
+            _why_summed,
+        ),
+        (
+            (own_batches, "on 3 ranks:\n"),
+            (fewest_batches, "take as many rounds as the longest list"),
+            (own_total, "this is the sum of the rank's own batches"),
+        ),
+        worth=2,
+    ),
+]

@@ -1,0 +1,428 @@
+"""The exercises of formulas, schedules and pipelines: functions that send nothing themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from distkit.algorithms.rounds import Round, held
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt
+from distkit.exercises.trials import Apart, Calls, same
+from distkit.simulation.network import Link
+
+# -- 02: the ring ------------------------------------------------------------------------------
+
+
+def chunk_sent(rank: int, step: int, n: int) -> int:
+    """What came in the round before is passed on, in both halves."""
+    return (rank - step) % n
+
+
+def _why_chunk(said: Any, right: int, rank: int, step: int, n: int) -> str:
+    if step >= n - 1 and said == (rank - step % (n - 1)) % n:
+        return "after n-1 rounds a rank has the whole sum of chunk rank+1, and sends that first"
+    if said == (rank + step) % n:
+        return "each round the chunk before: what came from the left in the last round"
+    return "number the chunks modulo n" if same(said, rank - step) else ""
+
+
+# -- 06: cost models ---------------------------------------------------------------------------
+
+
+def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
+    """Each round doubles the ranks that have the tensor; a round is one message."""
+    return math.ceil(math.log2(n)) * (link.alpha + nbytes * link.beta)
+
+
+def _why_broadcast(said: Any, right: float, n: int, nbytes: float, link: Link) -> str:
+    message = link.alpha + nbytes * link.beta
+    if same(said, (n - 1) * message):
+        return "one message after the other; in a tree all who have the tensor send"
+    if same(said, math.log2(n) * message):
+        return "there is no part of a round: round up"
+    return "each round sends the whole tensor" if isinstance(said, float) and said < right else ""
+
+
+def crossover(n: int, alpha: float, beta: float) -> float:
+    """The size at which 2(n-1)(α + βK/n) = 2⌈lg n⌉(α + βK)."""
+    ring, tree = n - 1, math.ceil(math.log2(n))
+    return alpha * (ring - tree) / (beta * (tree - ring / n))
+
+
+def _why_crossover(said: Any, right: float, n: int, alpha: float, beta: float) -> str:
+    ring, tree = n - 1, math.ceil(math.log2(n))
+    if same(said, alpha * (ring - tree) / (beta * tree)):
+        return "the ring sends bytes, too: (n-1)/n of the tensor, twice"
+    if same(said, alpha * (ring - tree) / (beta * (tree - ring))):
+        return "each message of the ring has a chunk only: K/n"
+    return "put the two formulas equal and solve for K"
+
+
+# -- 07: a schedule ----------------------------------------------------------------------------
+
+
+def scatter_reduce(n: int) -> Iterator[Round]:
+    """Everybody sends chunk r to rank r, which adds, and sends the sum to everybody."""
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    yield Round(src, dst, chunk=dst, reduce=True)
+    yield Round(src, dst, chunk=src, reduce=False)
+
+
+def judge_schedule(mine: Answer) -> Iterator[Criterion]:
+    """Whose contributions are in each chunk of each rank in the end?"""
+    for n in range(2, 7):
+        rounds = attempt(lambda n: list(mine(n) or ()), f"n={n}", n)
+        if len(rounds) < 2:  # the first one is given
+            raise NotAttempted
+        try:
+            have = held(rounds, n)
+        except ValueError as error:
+            raise Mistake(f"n={n}: {error}") from None
+        if (have > 1).any():
+            rank, chunk, whose = np.argwhere(have > 1)[0]
+            many = f"the numbers of rank {whose} {have[rank, chunk, whose]} times"
+            raise Mistake(f"n={n}: chunk {chunk} of rank {rank} contains {many}: they count once")
+        if (have < 1).any():
+            rank, chunk, whose = np.argwhere(have < 1)[0]
+            raise Mistake(f"n={n}: chunk {chunk} of rank {rank} lacks the numbers of rank {whose}")
+    yield Criterion("values", "an all-reduce on 2 to 6 ranks")
+    if len(rounds) > 2:
+        raise Mistake(f"{len(rounds)} rounds; two suffice")
+    yield Criterion("rounds", "two rounds")
+
+
+def only_from_rank_0(n: int) -> Iterator[Round]:
+    """One chunk of n."""
+    first, second = scatter_reduce(n)
+    yield first
+    some = second.src == 0
+    yield Round(second.src[some], second.dst[some], second.chunk[some], reduce=False)
+
+
+def adds_again(n: int) -> Iterator[Round]:
+    """Sums are added to sums."""
+    first, second = scatter_reduce(n)
+    yield first
+    yield Round(second.src, second.dst, second.chunk, reduce=True)
+
+
+def sends_theirs(n: int) -> Iterator[Round]:
+    """The chunk of the receiver, of which it has the sum."""
+    first, second = scatter_reduce(n)
+    yield first
+    yield Round(second.src, second.dst, second.dst, reduce=False)
+
+
+# -- 08: does it pay? --------------------------------------------------------------------------
+
+
+def smallest_ranks(compute: float, sync: float) -> int:
+    """R > 1 + Tsync/Tcomp: the next whole number above."""
+    return math.floor(1 + sync / compute) + 1
+
+
+def _why_ranks(said: Any, right: int, compute: float, sync: float) -> str:
+    if said == right - 1:
+        return "with so few ranks it is at best as quick as one rank: R > 1 + Tsync/Tcomp"
+    return "R > 1 + Tsync/Tcomp: the smallest whole number above"
+
+
+def learning_rate(step: int, base: float, ranks: int, warmup: int) -> float:
+    """From base to R·base in even steps, then constant."""
+    return base * (1 + (ranks - 1) * min(1.0, step / warmup))
+
+
+def _why_rate(said: Any, right: float, step: int, base: float, ranks: int, warmup: int) -> str:
+    if same(said, base * ranks):
+        return "without a warm-up: it begins at base"
+    if same(said, base * ranks * min(1.0, step / warmup)):
+        return "it begins at base, not at 0"
+    if same(said, base * (1 + (ranks - 1) * step / warmup)):
+        return "after the warm-up it stays at R times base"
+    return "the batch is R times as large: so is the rate in the end" if step >= warmup else ""
+
+
+# -- 09: pipelines -----------------------------------------------------------------------------
+
+
+def order_1f1b(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:
+    """Forward until the pipeline is full, then one of each, then the backward passes that are left.
+
+    Harlap et al., 2018; Narayanan et al., 2021.
+    """
+    ahead = min(ranks - 1 - rank, microbatches)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(microbatches - ahead):
+        order += [("F", ahead + i), ("B", i)]
+    return order + [("B", i) for i in range(microbatches - ahead, microbatches)]
+
+
+def _why_order(said: Any, right: list[Any], rank: int, ranks: int, microbatches: int) -> str:
+    if not isinstance(said, list):
+        return "return a list of pairs"
+    if sorted(map(str, said)) != sorted(map(str, right)):
+        return "each micro-batch goes forward once and backward once"
+    if said == [(kind, i) for kind in "FB" for i in range(microbatches)]:
+        return "this is GPipe: it holds all micro-batches. Go backward as soon as possible"
+    return "rank r goes forward ranks-1-r times before one forward and one backward alternate"
+
+
+def bubble(ranks: int, microbatches: int) -> float:
+    """p - 1 of the m + p - 1 steps of each rank are idle."""
+    return (ranks - 1) / (microbatches + ranks - 1)
+
+
+def _why_bubble(said: Any, right: float, ranks: int, microbatches: int) -> str:
+    if same(said, (ranks - 1) / microbatches):
+        return "that is idle time over busy time: divide by the whole time"
+    return "the last rank begins p-1 steps late, and is busy for m steps"
+
+
+def whole_loss(losses: list[float], rows: list[int]) -> float:
+    """Each micro-batch counts by its rows."""
+    return sum(a * n for a, n in zip(losses, rows, strict=True)) / sum(rows)
+
+
+def _why_loss(said: Any, right: float, losses: list[float], rows: list[int]) -> str:
+    if same(said, sum(losses) / len(losses)):
+        return "this is the mean of means: a small piece counts as much as a large one"
+    if same(said, right * sum(rows)):
+        return "this is a sum over all rows: divide by their number"
+    return "this is the sum of the means" if same(said, sum(losses)) else ""
+
+
+# -- the exercises -----------------------------------------------------------------------------
+
+_LINKS = (Link(1.0, 0.001), Link(5e-6, 8e-11))
+
+
+def _calls(page: Answer, why: Any, cases: Any) -> Apart:
+    return Apart(Calls(page, [*cases], why))
+
+
+TASKS: list[Task] = [
+    Task(
+        "chunk_sent",
+        "chunk_sent(rank, step, n)",
+        "return the chunk that a rank sends in a round of the ring all-reduce",
+        "Rounds are counted from 0 to 2(n-1)-1. In round 0 rank r sends chunk r to its right "
+        "neighbour.",
+        chunk_sent,
+        (
+            "A rank passes on what came in the round before. From whom did it come?",
+            "Its left neighbour, rank - 1, sent in round step - 1 what this rank sends in round "
+            "step: rank - step, modulo n. After n-1 rounds that is rank + 1, whose sum is whole.",
+        ),
+        _calls(
+            chunk_sent,
+            _why_chunk,
+            [(r, s, n) for n in (4, 2, 3, 5) for s in range(2 * n - 2) for r in range(n)],
+        ),
+        (
+            (
+                lambda rank, step, n: (rank - step % (n - 1)) % n,
+                "has the whole sum of chunk rank+1",
+            ),
+            (lambda rank, step, n: (rank + step) % n, "each round the chunk before"),
+            (lambda rank, step, n: rank - step, "number the chunks modulo n"),
+        ),
+    ),
+    Task(
+        "broadcast_seconds",
+        "broadcast_seconds(n, nbytes, link)",
+        "return the time of a broadcast by a binomial tree [s]",
+        "Each round doubles the number of ranks that have the tensor. link.alpha is a message's "
+        "latency [s],\nlink.beta its time per byte [s]. Any number of ranks.",
+        broadcast_seconds,
+        (
+            "How many rounds do 2, 3, 4 and 5 ranks take?",
+            "⌈lg n⌉ rounds: math.ceil(math.log2(n)), each of one message with the whole tensor.",
+        ),
+        _calls(
+            broadcast_seconds,
+            _why_broadcast,
+            [(n, 4000.0, link) for link in _LINKS for n in (4, 2, 3, 5, 8, 39, 1)],
+        ),
+        (
+            (
+                lambda n, nbytes, link: (n - 1) * (link.alpha + nbytes * link.beta),
+                "in a tree all who have the tensor send",
+            ),
+            (
+                lambda n, nbytes, link: math.log2(n) * (link.alpha + nbytes * link.beta),
+                "there is no part of a round: round up",
+            ),
+            (
+                lambda n, nbytes, link: math.ceil(math.log2(n)) * (link.alpha),
+                "each round sends the whole tensor",
+            ),
+        ),
+    ),
+    Task(
+        "crossover",
+        "crossover(n, alpha, beta)",
+        "return the size [bytes] from which on a ring is quicker than a tree",
+        "Without the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
+        "bytes on n ranks.",
+        crossover,
+        (
+            "Put the two formulas equal. Which terms have K?",
+            "α((n-1) - ⌈lg n⌉) = βK(⌈lg n⌉ - (n-1)/n).",
+        ),
+        _calls(
+            crossover, _why_crossover, [(n, a.alpha, a.beta) for a in _LINKS for n in (8, 16, 6)]
+        ),
+        (
+            (lambda n, a, b: a * (n - 1 - _lg(n)) / (b * _lg(n)), "the ring sends bytes, too"),
+            (
+                lambda n, a, b: a * (n - 1 - _lg(n)) / (b * (_lg(n) - n + 1)),
+                "each message of the ring has a chunk only",
+            ),
+            (lambda n, a, b: a / b, "put the two formulas equal and solve for K"),
+        ),
+    ),
+    Task(
+        "scatter_reduce",
+        "scatter_reduce(n)",
+        "yield the two rounds of an all-reduce in which everybody sends to everybody",
+        "In the first, every rank sends its chunk r to rank r, which reduces it; in the second, "
+        "rank r sends\nthe sum to all others. Round(src, dst, chunk, reduce) takes arrays: "
+        "from distkit.algorithms.rounds import Round.",
+        scatter_reduce,
+        (
+            "src and dst of all pairs of different ranks: np.nonzero(~np.eye(n, dtype=bool)).",
+            "In the first round chunk is dst. Which one does rank src send in the second?",
+            "In the second round nothing is added: reduce=False.",
+        ),
+        Apart(judge_schedule),
+        (
+            (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the numbers of rank 1"),
+            (adds_again, "times: they count once"),
+            (sends_theirs, "n=2: chunk 0 of rank 0 lacks the numbers of rank 0"),
+        ),
+        worth=2,
+    ),
+    Task(
+        "smallest_ranks",
+        "smallest_ranks(compute, sync)",
+        "return the smallest number of ranks that is quicker than one",
+        "A step computes for ``compute`` seconds, then synchronizes for ``sync`` seconds, "
+        "whatever the number\nof ranks, each of which has its own batch.",
+        smallest_ranks,
+        (
+            "R ranks do R batches in compute + sync seconds. How long does one rank take for them?",
+            "R > 1 + Tsync/Tcomp: more than, not at least.",
+        ),
+        _calls(smallest_ranks, _why_ranks, [(1.0, 2.5), (1.0, 2.0), (2.0, 1.0), (0.5, 0.0)]),
+        (
+            (lambda c, s: math.ceil(1 + s / c), "with 1.0, 2.0 it returns 3 where 4 is right"),
+            (lambda c, s: math.floor(1 + s / c), "it is at best as quick as one rank"),
+            (lambda c, s: 2, "the smallest whole number above"),
+        ),
+    ),
+    Task(
+        "learning_rate",
+        "learning_rate(step, base, ranks, warmup)",
+        "return the learning rate of a step by the linear scaling rule with warm-up",
+        "With R ranks the rate is R times base. It begins at base in step 0, grows in equal steps, "
+        "and is\nthere in step ``warmup``.",
+        learning_rate,
+        (
+            "The part of the way that is done is step / warmup, and at most 1.",
+            "base + (ranks * base - base) times that part.",
+        ),
+        _calls(
+            learning_rate,
+            _why_rate,
+            [(step, 0.1, ranks, 10) for ranks in (4, 8) for step in (5, 0, 10, 15)],
+        ),
+        (
+            (lambda step, base, ranks, warmup: base * ranks, "without a warm-up"),
+            (
+                lambda step, base, ranks, warmup: base * ranks * min(1.0, step / warmup),
+                "it begins at base, not at 0",
+            ),
+            (
+                lambda step, base, ranks, warmup: base * (1 + (ranks - 1) * step / warmup),
+                "after the warm-up it stays at R times base",
+            ),
+        ),
+    ),
+    Task(
+        "order_1f1b",
+        "order_1f1b(rank, ranks, microbatches)",
+        'return what a rank does in 1F1B: a list of ("F", i) and ("B", i)',
+        "Any number of micro-batches, also fewer than ranks.",
+        order_1f1b,
+        (
+            "The last rank alternates from the beginning: F0, B0, F1, B1 …",
+            "A rank goes forward ranks-1-rank times first, so that the backward passes can begin.",
+            "At the end it goes backward as often as it was ahead.",
+        ),
+        _calls(
+            order_1f1b,
+            _why_order,
+            [(r, p, m) for p, m in ((2, 2), (4, 9), (1, 3), (4, 2)) for r in range(p)],
+        ),
+        (
+            (
+                lambda rank, ranks, m: [(kind, i) for kind in "FB" for i in range(m)],
+                "this is GPipe: it holds all micro-batches",
+            ),
+            (
+                lambda rank, ranks, m: [(kind, i) for i in range(m) for kind in "FB"],
+                "goes forward ranks-1-r times before",
+            ),
+            (
+                lambda rank, ranks, m: order_1f1b(rank, ranks, m)[:-1],
+                "each micro-batch goes forward once and backward once",
+            ),
+        ),
+    ),
+    Task(
+        "bubble",
+        "bubble(ranks, microbatches)",
+        "return the part of the time in which a rank of a pipeline is idle",
+        "Each micro-batch takes one step forward and one backward on each of p ranks, and no time "
+        "to travel.",
+        bubble,
+        (
+            "Draw p = 2, m = 2. Which steps of rank 1 are empty?",
+            "A rank is busy for m of m + p - 1 steps.",
+        ),
+        _calls(bubble, _why_bubble, product((4, 2, 8, 1), (8, 1, 3))),
+        (
+            (lambda p, m: (p - 1) / m, "that is idle time over busy time"),
+            (lambda p, m: p / (m + p), "the last rank begins p-1 steps late"),
+            (lambda p, m: m / (m + p - 1), "the last rank begins p-1 steps late"),
+        ),
+    ),
+    Task(
+        "whole_loss",
+        "whole_loss(losses, rows)",
+        "return the mean loss of a batch that was cut into micro-batches",
+        "losses[i] is the mean loss of micro-batch i, which has rows[i] rows.",
+        whole_loss,
+        (
+            "16 rows in 3 pieces are 6, 5 and 5. Does each piece count the same?",
+            "losses[i] * rows[i] is a sum over rows. Sums can be added.",
+        ),
+        _calls(whole_loss, _why_loss, [([1.0, 2.0, 3.0], [6, 5, 5]), ([4.0], [3])]),
+        (
+            (lambda losses, rows: sum(losses) / len(losses), "this is the mean of means"),
+            (
+                lambda losses, rows: sum(a * n for a, n in zip(losses, rows, strict=True)),
+                "divide by their number",
+            ),
+            (lambda losses, rows: sum(losses), "this is the sum of the means"),
+        ),
+    ),
+]
+
+
+def _lg(n: int) -> int:
+    return math.ceil(math.log2(n))

@@ -1,0 +1,63 @@
+"""The questions of the lessons that are answered in words, and which exercise belongs to which.
+
+They are in ``questions.md``: a heading for each lesson with the names of its checked exercises,
+then each question, with a hint and answers of three levels to compare one's own with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The levels of an answer, the best first.
+LEVELS = ("excellent", "good", "acceptable")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question whose answer nobody but a reader can judge."""
+
+    name: str
+    question: str
+    hints: tuple[str]
+    excellent: str
+    good: str
+    acceptable: str
+
+    @property
+    def title(self) -> str:
+        """A few words for a list."""
+        return self.question.partition("? ")[0].split("\n")[0][:90]
+
+    @property
+    def answers(self) -> str:
+        """All three."""
+        return "\n\n".join(f"{level}: {getattr(self, level)}" for level in LEVELS)
+
+
+def _read(text: str) -> Iterator[tuple[str, list[str], list[Question]]]:
+    """Each lesson: its name, its exercises, its questions."""
+    for lesson in re.split(r"^## ", text, flags=re.M)[1:]:
+        head, *parts = re.split(r"^### ", lesson, flags=re.M)
+        name, _, checked = head.partition("\n")
+        yield name.strip(), re.findall(r"`(\w+)`", checked), [*map(_question, parts)]
+
+
+def _question(part: str) -> Question:
+    name, _, body = part.partition("\n")
+    question, *rest = (" ".join(p.split()) for p in re.split(r"^- ", body, flags=re.M))
+    said = dict(line.split(": ", 1) for line in rest)
+    return Question(name.strip(), question, (said.pop("hint"),), **said)
+
+
+_lessons = [*_read(Path(__file__).with_suffix(".md").read_text(encoding="utf-8"))]
+
+#: Every question by name.
+QUESTIONS = {one.name: one for _, _, questions in _lessons for one in questions}
+
+#: The names of each lesson's exercises and questions, in their order.
+LESSONS = {
+    lesson: [*checked, *(one.name for one in questions)] for lesson, checked, questions in _lessons
+}

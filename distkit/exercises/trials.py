@@ -1,0 +1,344 @@
+"""Ways to try an answer, and what all of them look at. Each runs it on ranks of its own.
+
+Of a program with messages the results are compared, then what the busiest rank sent with what is
+needed; of a function its values; of a quick program its time, in pairs with a slow one's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from distkit import events
+from distkit.cluster import limits
+from distkit.cluster.notebook import place
+from distkit.cluster.processes.forkserver import server
+from distkit.cluster.runs.run import Run
+from distkit.cluster.runs.run_ranks import run_ranks
+from distkit.errors import CommunicationWarning, DeadlockError, RankError, RunError, RunInterrupted
+from distkit.exercises.confinement import CPU, SECONDS, confine
+from distkit.exercises.task import (
+    BLOCKED,
+    WASTEFUL,
+    Answer,
+    Criterion,
+    Mistake,
+    NotAttempted,
+    Trial,
+    attempt,
+    name_of,
+)
+from distkit.trace.trace import Trace
+from distkit.views.compare.figures import rounds
+from distkit.views.scene.units import count
+from distkit.views.timeline.columns import Columns
+
+#: One frame of a rank's traceback.
+_FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
+
+#: Runs of each program before its time counts, and pairs of runs that count.
+WARM_UPS, PAIRS = 2, 5
+
+
+# -- on ranks ----------------------------------------------------------------------------
+
+
+def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Run:
+    """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
+
+    Raises:
+        NotAttempted: it is a stub.
+        Mistake: the run failed.
+    """
+    named = partial(_confined, program, *arguments)
+    named.__name__ = name_of(mine)  # type: ignore[attr-defined]
+    server().preload(__package__)  # or each rank would import it for itself
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)  # on purpose
+            return run_ranks(named, n, within=SECONDS)
+    except RunError as error:
+        if isinstance(error, RankError) and "NotImplementedError" in str(error):
+            raise NotAttempted from None
+        trace = error.run.trace if isinstance(error.run, Run) else None
+        raise Mistake(f"on {count(n, 'rank')}:\n{_said(error, mine)}", trace) from error
+
+
+def _confined(program: Callable[..., object], *arguments: object) -> object:
+    confine()
+    return program(*arguments)
+
+
+def _said(error: RunError, mine: Answer) -> str:
+    """The error, with the learner's lines only."""
+    if isinstance(error, DeadlockError):
+        return f"deadlock in {name_of(mine)}: " + "\n".join(map(str, error.findings))
+    if isinstance(error, RunInterrupted):
+        return f"{name_of(mine)} did not end within {SECONDS} s"
+    if "SIGXCPU" in str(error):
+        return f"{name_of(mine)} computes for more than {CPU} s. Is there an endless loop?"
+    if not isinstance(error, RankError) or not error.traceback:
+        return str(error)
+    ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
+    frames = "".join(
+        frame[0]
+        for frame in _FRAME.finditer(error.traceback)
+        if "-packages/" not in frame[1] and str(Path(frame[1]).parent) != ours
+    )
+    return str(error).replace(error.traceback, frames)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Has a trial that needs no messages run on one rank, and tells what it found there."""
+
+    trial: Trial
+
+    def __call__(self, mine: Answer) -> Iterator[Criterion]:
+        """Run it; its mistake comes last."""
+        criteria, mistake = tried(_collected, mine, 1, self.trial, mine).results[0]
+        if mistake is None:
+            raise NotAttempted
+        yield from criteria
+        if mistake:
+            raise Mistake(mistake)
+
+
+def _collected(trial: Trial, mine: Answer) -> tuple[list[Criterion], str | None]:
+    """The criteria, and the mistake in words: "" for none, None for no attempt."""
+    criteria: list[Criterion] = []
+    try:
+        criteria.extend(trial(mine))
+    except NotAttempted:
+        return [], None
+    except Mistake as mistake:
+        return criteria, str(mistake)
+    return criteria, ""
+
+
+# -- values ------------------------------------------------------------------------------
+
+#: Why an answer is wrong: ``f(returned, right, *arguments)``, in words; "" for no idea.
+Why = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls a function and compares what it returns with what the page returns.
+
+    Args:
+        page: the right function.
+        cases: arguments to try, the plain ones first.
+        why: names usual reasons.
+    """
+
+    page: Answer
+    cases: Iterable[tuple[Any, ...]]
+    why: Why = lambda returned, right, *case: ""
+
+    def __call__(self, mine: Answer) -> Iterator[Criterion]:
+        """Stop at the first difference."""
+        number = 0
+        for number, case in enumerate(self.cases, 1):
+            words = ", ".join(map(repr, case))
+            right = self.page(*deepcopy(case))
+            returned = attempt(mine, f"with {words}", *deepcopy(case))
+            if returned is None and number == 1:
+                raise NotAttempted
+            if not same(returned, right):
+                why = self.why(returned, right, *case)
+                raise Mistake(
+                    f"with {words} it returns {returned!r} where {right!r} is right"
+                    + (f": {why}" if why else "")
+                )
+        yield Criterion("values", f"right in {count(number, 'case')}")
+
+
+def same(returned: Any, right: Any) -> bool:
+    """True if two values are equal, numbers but for rounding."""
+    if isinstance(right, list | tuple):
+        several = isinstance(returned, list | tuple) and len(returned) == len(right)
+        return several and all(map(same, returned, right))
+    if isinstance(right, float | int) and not isinstance(right, bool):
+        number = isinstance(returned, float | int) and not isinstance(returned, bool)
+        return number and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
+    try:
+        return bool(returned == right)
+    except Exception:  # what it returns may be anything
+        return False
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """Runs a program on several ranks and compares each rank's result.
+
+    Args:
+        call: calls the answer on rank ``rank`` of ``n``; returns plain data.
+        right: what it should return there.
+        worlds: numbers of ranks to try; what is sent is counted in the first.
+        most: what a rank may send on n ranks: "messages", "bytes", "rounds", "calls" (collective
+            operations); a reason may follow after the number.
+        why: names usual mistakes: ``f(results, rights)``.
+    """
+
+    call: Callable[[Answer, int, int], Any]
+    right: Callable[[int, int], Any]
+    worlds: Sequence[int] = (2, 3, 4)
+    most: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
+    why: Callable[[list[Any], list[Any]], str] = lambda results, rights: ""
+
+    def __call__(self, mine: Answer) -> Iterator[Criterion]:
+        """Values first, then what was sent in the first world."""
+        traces = [self._compared(mine, n) for n in self.worlds]
+        yield Criterion("values", f"right on {' and '.join(map(str, self.worlds))} ranks")
+        sent = measured(traces[0])
+        for name, (limit, why) in self.most.items():
+            most = limit(self.worlds[0])
+            yield at_most(
+                name, sent[name], most, f"{most:,} suffice{why and f': {why}'}", traces[0]
+            )
+
+    def _compared(self, mine: Answer, n: int) -> Trace:
+        run = tried(_called, mine, n, self.call, mine)
+        rights = [self.right(rank, n) for rank in range(n)]
+        untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
+        if same(run.results, untouched) and not run.trace.spans:
+            raise NotAttempted
+        for rank, (result, right) in enumerate(zip(run.results, rights, strict=True)):
+            if not same(result, right):
+                why = self.why(run.results, rights)
+                raise Mistake(
+                    f"on {count(n, 'rank')}, rank {rank} has {result!r} where {right!r} is right"
+                    + (f": {why}" if why else ""),
+                    run.trace,
+                )
+        return run.trace
+
+
+def _called(call: Callable[[Answer, int, int], Any], mine: Answer) -> Any:
+    import torch.distributed as dist
+
+    return call(mine, dist.get_rank(), dist.get_world_size())
+
+
+#: What is counted, in words.
+_COUNTED = {
+    "messages": "messages sent by the busiest rank",
+    "bytes": "bytes sent by the busiest rank",
+    "rounds": "rounds",
+    "calls": "collective operations of a rank",
+}
+
+
+def measured(trace: Trace) -> dict[str, int]:
+    """What the busiest rank sent: messages, bytes, rounds and calls of collectives."""
+    columns = Columns(trace)
+    messages, nbytes = (int(sent.max(initial=0)) for sent in columns.sent)
+    calls = [s.rank for s in trace.spans if s.op in events.COLLECTIVES]
+    most = max(map(calls.count, set(calls)), default=0)
+    return {"messages": messages, "bytes": nbytes, "rounds": rounds(columns), "calls": most}
+
+
+def at_most(name: str, got: int, most: int, else_: str, trace: Trace) -> Criterion:
+    """Met if no more was sent than needed; else wasteful."""
+    text = f"{got:,} {_COUNTED[name]}"
+    if got <= most:
+        return Criterion(name, text)
+    return Criterion(name, f"{text}; {else_}", WASTEFUL, trace)
+
+
+# -- time ------------------------------------------------------------------------------------
+
+#: On a machine with more runnable processes than this per core, a slow answer proves nothing.
+BUSY = 1.5
+
+
+@dataclass(frozen=True)
+class Quicker:
+    """Compares the time of an answer with that of a naive program, in pairs.
+
+    Args:
+        call: calls a program on rank ``rank`` of ``n``.
+        naive: the slow way.
+        ratio: how many times as quick as the naive one it has to be.
+        why: what takes the time of a slow one.
+        n: number of ranks.
+    """
+
+    call: Callable[[Answer, int, int], Any]
+    naive: Answer
+    ratio: float
+    why: str
+    n: int = 2
+
+    def __call__(self, mine: Answer) -> Iterator[Criterion]:
+        """One run of both in turn."""
+        run = tried(_timed, mine, self.n, self.call, mine, self.naive)
+        by_pair = zip(*run.results, strict=True)
+        slowest = [tuple(map(max, zip(*ranks, strict=True))) for ranks in by_pair]
+        yield judged(slowest, self.ratio, os.getloadavg()[0] / limits.cpus() > BUSY, self.why)
+
+
+def judged(
+    pairs: Sequence[tuple[float, float]], ratio: float, busy: bool, why: str = ""
+) -> Criterion:
+    """The criterion of time.
+
+    Args:
+        pairs: seconds of the answer and of the naive program, by the slowest rank.
+        ratio: how many times as quick it has to be.
+        busy: whether others use the machine.
+        why: what takes the time of a slow one.
+
+    >>> judged([(1.0, 2.0), (1.1, 2.1), (9.0, 2.0)], 1.5, busy=False).status
+    'pass'
+    >>> judged([(1.0, 1.0)] * 3, 1.5, busy=True).status
+    'blocked'
+    """
+    ratios = [naive / mine for mine, naive in pairs]
+    text = f"{median(ratios):.1f} times as quick as one after the other; {ratio:g} are needed"
+    if median(ratios) >= ratio:
+        return Criterion("time", text)
+    if busy:
+        return Criterion("time", f"{text}: the machine is too busy to tell", BLOCKED)
+    return Criterion("time", f"{text}. {why}", WASTEFUL)
+
+
+def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
+    """On each rank: seconds of each program, in turn."""
+    import torch.distributed as dist
+
+    rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
+    for _ in range(WARM_UPS + PAIRS):
+        seconds.append([0.0 for _ in programs])
+        for i, program in enumerate(programs):
+            dist.barrier()
+            began = time.perf_counter()
+            call(program, rank, n)
+            seconds[-1][i] = time.perf_counter() - began
+    return seconds[WARM_UPS:]
+
+
+@dataclass(frozen=True)
+class Both:
+    """One trial after the other, of the same answer."""
+
+    trials: tuple[Trial, ...]
+
+    def __call__(self, mine: Answer) -> Iterator[Criterion]:
+        """Up to the first mistake."""
+        for trial in self.trials:
+            yield from trial(mine)

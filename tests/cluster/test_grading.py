@@ -1,0 +1,213 @@
+"""Grading: what one answer does costs no other; nbgrader grades what is made of the exercises."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from waiting import until
+
+from benchmarks.course import HOSTILE, harmful
+from benchmarks.lab import surroundings
+from distkit.cli import main
+from distkit.errors import DistkitError
+from distkit.exercises import LESSONS, QUESTIONS, TASKS, assignments, trials
+from distkit.exercises.assignments import solved
+from distkit.exercises.grading import grade, progress, read
+
+RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
+
+
+def processes() -> set[int]:
+    below = psutil.Process().children(recursive=True)
+    return {p.pid for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
+
+
+def grades(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_answer_costs_no_other_and_leaves_nobody(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "SECONDS", 15)
+    file, report, others = tmp_path / "one.py", tmp_path / "one.json", tmp_path / "gradebook.db"
+    others.write_text("everybody's")
+    file.write_text(f"{harmful(TASKS['swap'], kind, others)}\n\n{RIGHT}")
+    grade(file, report, ["bubble"])  # what is kept warm runs from now on
+    before = processes()
+    code = grade(file, report).exit_code
+    rows = grades(report)["criteria"]
+    assert [(row["criterion"], row["status"], row["points"]) for row in rows] == [
+        ("swap.values", "fail", 0),
+        ("bubble.values", "pass", 1),
+    ]
+    assert (grades(report)["max"], code) == (4, 1)
+    if landlock():
+        assert others.read_text() == "everybody's"
+        until(lambda: processes() <= before)
+    until(lambda: len(processes()) <= len(before))
+
+
+def landlock() -> bool:
+    lsm = Path("/sys/kernel/security/lsm")
+    return sys.platform == "linux" and (not lsm.exists() or "landlock" in lsm.read_text())
+
+
+def test_a_report_tells_each_criterion_and_keeps_the_trace(tmp_path: Path) -> None:
+    wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); return swap(x, y)")
+    (tmp_path / "one.py").write_text(f"{wrong}\n\n{RIGHT}")
+    report = grade(tmp_path / "one.py", tmp_path / "one.json", ["swap", "bubble", "relay"])
+    rows = grades(tmp_path / "one.json")["criteria"]
+    assert [(r["criterion"], r["status"], r["points"], r["max"]) for r in rows] == [
+        ("swap.values", "pass", 1, 1),
+        ("swap.messages", "wasteful", 0, 1),
+        ("swap.calls", "pass", 1, 1),
+        ("bubble.values", "pass", 1, 1),
+        ("relay.attempt", "not attempted", 0, 2),
+    ]
+    assert rows[1]["message"].startswith("2 messages sent by the busiest rank; 1 suffice")
+    assert tmp_path.joinpath(rows[1]["evidence"]).exists() and report.exit_code == 1
+    assert report.criteria == rows
+
+
+def test_the_report_is_written_before_the_check_has_ended(tmp_path: Path) -> None:
+    program = (
+        "import os; from distkit.exercises import grading, trials\n"
+        "trials.tried = lambda *a: os._exit(3)\n"
+        "from pathlib import Path; grading.grade(Path('one.py'), Path('one.json'))"
+    )
+    (tmp_path / "one.py").write_text(RIGHT)
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path).returncode == 3
+    (row,) = grades(tmp_path / "one.json")["criteria"]
+    assert (row["status"], row["max"], row["message"]) == ("fail", 1, "the check did not end")
+
+
+def test_a_submission_is_read_not_run(tmp_path: Path) -> None:
+    cells = [
+        "import os, math\nSIZE = 3\nos._exit(1)",
+        "def helper(n):\n    return n - 1",
+        "%load_ext distkit\ndef mine(ranks, microbatches):\n    return helper(ranks) / SIZE\n\n\n"
+        "dk.check.bubble(mine)",
+        "def whole_loss(losses rows):",
+        "print('no answer')\nos._exit(1)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    nbformat.write(notebook, tmp_path / "one.ipynb")
+    found = read(tmp_path / "one.ipynb")
+    assert set(found) == {"bubble", "whole_loss"}
+    assert found["bubble"](4, 8) == 1.0 and "cannot be read" in found["whole_loss"]
+    with pytest.raises(DistkitError, match="is no submission that can be read"):
+        read(tmp_path / "none.ipynb")
+
+
+def test_the_command_grades_and_tells_a_classs_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ada.py").write_text(RIGHT)
+    (tmp_path / "bob.py").write_text(RIGHT.replace("- 1)", ")") + solved(TASKS["best_order"]))
+    reports = ["--reports", str(tmp_path / "reports")]
+    assert main(["grade", str(tmp_path / "ada.py"), *reports]) == 0
+    assert main(["grade", str(tmp_path / "bob.py"), *reports]) == 1
+    capsys.readouterr()
+    files = [str(tmp_path / "reports" / f"{name}.json") for name in ("ada", "bob")]
+    assert main(["progress", *files]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "submission,points,max,bubble,best_order",
+        "ada,1,1,1,",
+        "bob,1,2,0,1",
+    ]
+    with pytest.raises(DistkitError, match="is no report of distkit grade"):
+        progress([tmp_path / "ada.py"])
+    assert main(["grade", str(tmp_path / "ada.py"), "--exercises", "ring"]) == 1
+    assert "there is no exercise 'ring'" in capsys.readouterr().err
+
+
+# -- nbgrader ----------------------------------------------------------------------------------
+
+
+def test_assignments_have_the_metadata_of_nbgrader(tmp_path: Path) -> None:
+    files = assignments.write(tmp_path)
+    assert [file.stem for file in files] == list(LESSONS)
+    seen = set()
+    for file in files:
+        notebook = nbformat.read(file, as_version=4)
+        nbformat.validate(notebook)
+        for cell in notebook.cells:
+            told = cell.metadata.nbgrader
+            assert told.schema_version == 3 and ("points" in told) == told.grade
+            assert ("### BEGIN SOLUTION" in cell.source) == told.solution
+            seen.add(told.grade_id)
+            task = TASKS.get(told.grade_id.removeprefix("check-"))
+            assert not (task and told.grade) or told.points == task.worth
+    assert seen >= {*TASKS, *QUESTIONS}
+    with pytest.raises(DistkitError, match="is there already"):
+        assignments.write(tmp_path, ["02"])
+    with pytest.raises(DistkitError, match="there is no lesson '99'"):
+        assignments.write(tmp_path / "other", ["99"])
+
+
+LESSON = "06_cost_models"
+#: The bodies that students write for the first exercise, and the points of it and of the second.
+STUDENTS = {
+    "right": ("", 2),
+    "wrong": ("return 2 * n * link.alpha", 1),
+    "hostile": ("import os\n    os._exit(0)", 1),
+    "endless": ("while True: pass", 1),
+}
+
+
+def nbgrader(folder: Path, *command: str) -> str:
+    places = surroundings(folder / "jupyter")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it calls alembic
+    ran = subprocess.run(
+        [sys.executable, "-m", "nbgrader", *command],
+        cwd=folder,
+        env={**os.environ, **places, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def submit(folder: Path, student: str, body: str) -> None:
+    """The released notebook, with the first exercise as this student has it."""
+    released = nbformat.read(folder / "release" / LESSON / f"{LESSON}.ipynb", as_version=4)
+    for cell in released.cells:
+        name = cell.metadata.nbgrader.grade_id
+        if name in TASKS:
+            assert "raise NotImplementedError()" in cell.source and "math" not in cell.source
+            task = TASKS[name]
+            cell.source = solved(task)
+            if body and name == "broadcast_seconds":
+                cell.source = f"def {task.signature}:\n    {body}"
+    file = folder / "submitted" / student / LESSON / f"{LESSON}.ipynb"
+    file.parent.mkdir(parents=True)
+    nbformat.write(released, file)
+
+
+@pytest.mark.timeout(900)
+def test_nbgrader_grades_right_wrong_and_hostile_submissions(tmp_path: Path) -> None:
+    (tmp_path / "nbgrader_config.py").write_text(
+        "c = get_config()\nc.CourseDirectory.course_id = 'course'\nc.Execute.timeout = 240\n"
+    )
+    assignments.write(tmp_path, ["06"])
+    nbgrader(tmp_path, "generate_assignment", LESSON, "--create")
+    for student, (body, _) in STUDENTS.items():
+        submit(tmp_path, student, body)
+    nbgrader(tmp_path, "autograde", LESSON, "--create")
+    nbgrader(tmp_path, "export", "--to", "grades.csv")
+    with (tmp_path / "grades.csv").open() as table:
+        scores = {row["student_id"]: float(row["score"]) for row in csv.DictReader(table)}
+    assert scores == {student: points for student, (_, points) in STUDENTS.items()}
