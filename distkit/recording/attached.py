@@ -239,9 +239,9 @@ class _Flusher(Flusher):
         self._beat = beat
         super().__init__(recorder, emit, pack=list)
 
-    def flush(self) -> None:
+    def flush(self, last: bool = False) -> None:
         """Write what has been collected, and that the rank lives."""
-        super().flush()
+        super().flush(last)
         self._beat()
 
 

@@ -25,6 +25,7 @@ from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import Op, State
+from distkit.recording.device import Device, Flight, Later
 from distkit.recording.recorder import Recorder, is_users
 
 
@@ -38,7 +39,21 @@ def hook(undo: ExitStack, holder: Any, name: str, make: Callable[[Any], Any]) ->
 class Pending:
     """A started operation: completes once, by ``wait`` or by its future, whichever is first."""
 
-    __slots__ = ("_lock", "done", "fields", "look", "op", "outputs", "recorder", "seq")
+    __slots__ = (
+        "_lock",
+        "begin",
+        "called",
+        "device",
+        "done",
+        "fields",
+        "flight",
+        "look",
+        "op",
+        "outputs",
+        "recorder",
+        "seq",
+        "work",
+    )
 
     def __init__(
         self,
@@ -48,21 +63,64 @@ class Pending:
         fields: tuple[Any, ...],
         outputs: list[torch.Tensor],
         look: bool,
+        device: Device | None = None,
     ) -> None:
         self.recorder, self.seq, self.op, self.fields = recorder, seq, op, fields
-        self.outputs, self.look = outputs, look
+        self.outputs, self.look, self.device = outputs, look, device
         self._lock, self.done = threading.Lock(), False
+        self.begin: Any = None  # an event in the device's stream, put there at …
+        self.called = 0.0
+        self.work: Any = None
+        self.flight: tuple[Flight, Any] | None = None  # the device is at it; the values after it
+
+    def leaves(self) -> None:
+        """It goes to a backend that works in the device's stream, and waits there."""
+        if self.device is not None:
+            self.called, self.begin = time.monotonic(), self.device.event()
 
     def complete(self, peer: int | None = None) -> None:
         """Note that it is done; ``peer`` is who sent, where that was open."""
         now = time.monotonic()  # before looking at the values, which takes a while
         with self._lock:
-            if self.done:
+            if self.done or self.flight is not None:
                 return
-            self.done = True
-            fields = self.fields if peer is None else (peer, *self.fields[1:])
+            if peer is not None:
+                self.fields = peer, *self.fields[1:]
             values = self.recorder.look(*self.outputs) if self.look else None
-            self.recorder.put(self.seq, self.op, State.COMPLETED, now, fields, values)
+            if self.device is None:
+                self._end(now, values)
+            elif self.begin is None:
+                self._end(now, values, *self._memory(values))
+            else:
+                self.flight = Flight(self.device, self.work, self.begin, self.called), values
+                self.outputs = []
+                self.recorder.flying.append(self)
+
+    def lands(self) -> bool:
+        """Note the end of its flight, if the device says that it is over."""
+        with self._lock:
+            if self.done or self.flight is None:
+                return True
+            flight, values = self.flight
+            at = flight.landed()
+            if at is not None:
+                self._end(at, values, ("device_seconds", flight.seconds), *self._memory(values))
+            return at is not None
+
+    def is_in_this_stream(self) -> bool:
+        """True if this thread's current stream waits for it."""
+        flight, device = self.flight, self.device
+        return flight is not None and device is not None and flight[0].stream == device.stream
+
+    def _end(self, at: float, values: Any, *facts: tuple[str, Any]) -> None:
+        self.done = True
+        *call, where, known, match = self.fields
+        fields = (*call, where, (*known, *facts), match) if facts else self.fields
+        self.recorder.put(self.seq, self.op, State.COMPLETED, at, fields, values)
+
+    @staticmethod
+    def _memory(values: object) -> list[tuple[str, int]]:
+        return [("memory", values.memory)] if isinstance(values, Later) else []
 
     def fail(self) -> None:
         """Note that it ended with an error."""

@@ -26,6 +26,11 @@ from distkit.events import NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, S
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from distkit.recording.device import Later
+
+    #: A summary as a tuple, or one that is on its way from a GPU.
+    Values = tuple[Any, ...] | Later
+
 #: A summary shows at most this many values, and looks at every element only of smaller tensors.
 VALUES, EXACT = 64, 65_536
 _SAMPLE = 4096
@@ -46,6 +51,9 @@ SLOWEST = 0.2
 #: A wait that takes this long is noted [s].
 PATIENCE = 0.1
 
+#: An event waits this long for values that are on their way from a GPU [s], then goes without.
+HELD = 0.1
+
 #: An event on its way: number, operation, state and time; a tuple of the fields that the events of
 #: an operation share, from peer to match; and the summary as a plain tuple.
 Row = tuple[Any, ...]
@@ -59,6 +67,16 @@ class Waitable(Protocol):
     op: Op
     fields: tuple[Any, ...]
     done: bool
+
+
+class Flying(Waitable, Protocol):
+    """One that a GPU is still at, as its caller has waited for it in a stream."""
+
+    def lands(self) -> bool:
+        """Note its end if it is over."""
+
+    def is_in_this_stream(self) -> bool:
+        """True if this thread's current stream waits for it."""
 
 
 @dataclass(slots=True)
@@ -106,6 +124,8 @@ class Recorder:
         self._fields: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._seq = itertools.count()
         self._idle: tuple[int, int, float] | None = None  # where the main thread waits for others
+        self.flying: list[Flying] = []
+        self._late = False  # values may still be to come
         self._began, self._looked = time.monotonic(), 0.0
 
     def next_seq(self) -> int:
@@ -133,7 +153,7 @@ class Recorder:
         where: str = "",
         attributes: Facts = (),
         match: str | None = None,
-        summary: tuple[Any, ...] | None = None,
+        summary: Values | None = None,
     ) -> None:
         """Note one transition, now."""
         fields = peer, group, nbytes, shape, dtype, tag, where, attributes, match
@@ -146,7 +166,7 @@ class Recorder:
         state: State,
         at: float,
         fields: tuple[Any, ...],
-        summary: tuple[Any, ...] | None = None,
+        summary: Values | None = None,
     ) -> None:
         """Like :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
         if len(self._rows) >= self.limit:
@@ -154,6 +174,8 @@ class Recorder:
             return
         row = seq, op, state, at, fields, summary
         self._rows.append(row)
+        if summary is not None and type(summary) is not tuple:
+            self._late = True
         number = next(self._number)
         if self._keep is not None and state is not State.SCHEDULED:  # it has started right after
             self._keep(number, row)
@@ -171,7 +193,7 @@ class Recorder:
         self.without_values += 1
         return False
 
-    def look(self, *tensors: Tensor) -> tuple[Any, ...] | None:
+    def look(self, *tensors: Tensor) -> Values | None:
         """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
         began = time.thread_time()  # on a busy machine the others' time does not count
         torch = sys.modules["torch"]
@@ -217,7 +239,8 @@ class Recorder:
             for thread, wait in waits.items()
             if (seq := self._note_blocked(wait, now)) is not None
         }
-        idle = self._idle_since(now) if main not in waits else 0.0
+        autograd = found.keys() - {thread.ident for thread in threading.enumerate()}
+        idle = self._idle_since(now, bool(autograd)) if main not in waits else 0.0
         if not found or (main not in found and idle is None):
             return None
         those = [waits[thread] for thread in found]
@@ -237,23 +260,52 @@ class Recorder:
             self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, open_now.fields)
         return open_now.seq
 
-    def _idle_since(self, now: float) -> float | None:
-        """Since when the main thread is known to wait for another thread; None if it does not."""
+    def _idle_since(self, now: float, autograd: bool) -> float | None:
+        """Since when the main thread is known to wait for another thread; None if it does not.
+
+        In a backward pass it waits for autograd's threads, of which Python does not know.
+        """
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        if frame is None or not waits_for_a_thread(frame):
+        if frame is None or not (
+            waits_for_a_thread(frame)
+            or (autograd and frame.f_code.co_name == "_engine_run_backward")
+        ):
             self._idle = None
             return None
         if self._idle is None or self._idle[:2] != (id(frame), frame.f_lasti):
             self._idle = id(frame), frame.f_lasti, now
         return self._idle[2]
 
-    def drain(self) -> list[Row]:
-        """Take the rows recorded since the last call."""
+    def land(self) -> None:
+        """Note the ends of operations that the GPU has come to."""
+        for operation in list(self.flying):
+            if operation.lands():
+                self.flying.remove(operation)
+
+    def drain(self, last: bool = False) -> list[Row]:
+        """Take the rows recorded since the last call; all of them at last.
+
+        Not those behind one whose values are on their way, for a while.
+        """
         rows = self._rows
         if not rows:
             return []
-        taken = rows[:]
+        taken = rows[:] if not self._late else self._with_values(rows[:], last)
         del rows[: len(taken)]  # appends of other threads stay
+        return taken
+
+    def _with_values(self, rows: list[Row], last: bool) -> list[Row]:
+        """Those whose values are there, up to the first that may still get them."""
+        taken: list[Row] = []
+        for row in rows:
+            values = row[-1]
+            if values is not None and type(values) is not tuple:
+                values = values.take()
+                if values is None and not last and time.monotonic() - row[3] < HELD:
+                    return taken
+                self.without_values += values is None
+                row = *row[:-1], values
+            taken.append(row)
         return taken
 
     def put_back(self, rows: list[Row]) -> None:
@@ -317,11 +369,12 @@ def mark(label: str) -> Iterator[None]:
 # -- values ---------------------------------------------------------------------
 
 
-def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
+def summarize(*tensors: Tensor) -> Values | None:
     """A bounded picture of the values: Summary's fields, as a tuple. None for no elements.
 
     Several tensors count as one long one, and of a sparse one the stored values. Its cost does
     not grow with the size: beyond 65,536 elements the statistics come from a strided sample.
+    A GPU's are computed there, and come later.
     """
     import numpy as np  # late: the kernel reads no values
 
@@ -335,6 +388,11 @@ def summarize(*tensors: Tensor) -> tuple[Any, ...] | None:
     width = tensors[0].shape[-1] if tensors[0].dim() else 1
     stride = _stride(size, _SAMPLE, width) if sampled else 1
     parts = [_flat(t, stride) for t in tensors if t.numel()]
+    if tensors[0].device.type != "cpu":
+        from distkit.recording.device import Later  # late, as numpy
+
+        flat = parts[0] if len(parts) == 1 else sys.modules["torch"].cat(parts)
+        return Later(flat, _stride(len(flat), VALUES, width), size)
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
     values = flat[:: _stride(len(flat), VALUES, width)].tolist()
     with np.errstate(all="ignore"):  # a receive buffer may hold anything before it is filled
@@ -356,7 +414,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return *index, t.values()
 
 
-def _unnoticed(*tensors: Tensor) -> tuple[Any, ...] | None:
+def _unnoticed(*tensors: Tensor) -> Values | None:
     """Same as :func:`summarize`, invisible to modes by which the program watches its operations."""
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -373,13 +431,15 @@ def _stride(size: int, most: int, width: int) -> int:
 
 
 def _flat(tensor: Tensor, stride: int) -> Any:
-    """Every stride-th element as a flat numpy array of floats."""
+    """Every stride-th element as a flat numpy array of floats; a GPU's as a tensor there."""
     t = tensor.detach() if tensor.requires_grad else tensor
     if stride > 1:
         t = t.reshape(-1)[::stride]
     torch = sys.modules["torch"]
-    if t.is_cuda or t.dtype not in (torch.float64, torch.float32):  # numpy's fast paths take these
-        t = (t.real if t.is_complex() else t).to("cpu", torch.float64)
+    if t.device.type != "cpu" or t.dtype not in (torch.float64, torch.float32):
+        t = (t.real if t.is_complex() else t).to(torch.float64)  # numpy's fast paths take those
+    if t.device.type != "cpu":
+        return t.reshape(-1)
     return sys.modules["numpy"].from_dlpack(_Capsule(t)).reshape(-1)
 
 
@@ -421,7 +481,15 @@ _lines: dict[tuple[str, int], str] = {}
 
 def user_line(depth: int = 1) -> str:
     """``file:line`` of the innermost frame that is neither torch's nor distkit's machinery."""
-    frame = sys._getframe(depth)
+    return _line_of(sys._getframe(depth))
+
+
+def line_of_main() -> str:
+    """The line that the main thread is in; the GPU part of a backward pass has its own thread."""
+    return _line_of(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def _line_of(frame: FrameType | None) -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         known = _is_user.get(file)
@@ -433,7 +501,7 @@ def user_line(depth: int = 1) -> str:
             if line is None:
                 line = _lines[key] = f"{file}:{frame.f_lineno}"
             return line
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
@@ -537,11 +605,13 @@ class Flusher:
                 continue
             self._period = min(2 * self._period, SLOWEST)
 
-    def flush(self) -> None:
+    def flush(self, last: bool = False) -> None:
         """Send what has been collected, now."""
         with self._flushing:
+            if self._recorder.flying:
+                self._recorder.land()
             blocked = self._recorder.blocked()  # what happened before is among the rows
-            rows = self._recorder.drain()
+            rows = self._recorder.drain(last)
             try:
                 packed = self._pack(rows)
             except Exception:
@@ -557,4 +627,4 @@ class Flusher:
         self._over = True
         self._bell.release()
         self._thread.join()
-        self.flush()
+        self.flush(last=True)

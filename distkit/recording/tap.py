@@ -29,6 +29,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
+from distkit.recording.device import asking, device_of
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
@@ -43,7 +44,7 @@ from distkit.recording.operators import (
     tensors,
 )
 from distkit.recording.pending import Pending, Unwaited, hook
-from distkit.recording.recorder import Facts, Recorder, user_line, with_caller
+from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores, count_remote_calls
 from distkit.recording.witness import Witness
 
@@ -52,6 +53,11 @@ PATIENT = 60_000
 
 #: A signal's handler runs after so long, at the latest, while Python waits for a collective.
 TURN = timedelta(seconds=0.2)
+
+TURN_IS_OVER = "Operation timed out!"
+
+#: So often a run that is over asks the GPU whether it is [s].
+LOOK = 0.001
 
 #: Where the hooks sit: no key that any operator of c10d uses itself.
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
@@ -77,8 +83,10 @@ class Tap:
         self.on_threads: Callable[[str], None] = lambda group: None
         #: The groups that this rank communicates in.
         self.groups = Groups()
-        #: Whether collectives are gloo's, whose waits are cut into turns.
+        #: Whether collectives are gloo's, whose waits are cut into turns; NCCL's wait in streams.
         self.on_gloo = False
+        #: Whether this process computes on a GPU, and may wait for that.
+        self.on_gpu = False
         #: Looks at each collective before it goes to the backend.
         self.witness: Witness | None = None
         #: A call has failed: gloo may have closed connections, the group is not what it was.
@@ -114,6 +122,8 @@ class Tap:
         hook(undo, c10d, "_warn_not_in_group", self._noting_strangers)
         hook(undo, dist.Work, "wait", self._waiting)
         hook(undo, c10d, "_new_group_with_tag", self._making_groups)
+        if self.on_gpu:
+            self._watch_gpu(undo)
         self.unwaited.install(undo)
         self._stores.install(undo)
         count_remote_calls(undo)
@@ -128,7 +138,9 @@ class Tap:
     def settle(self) -> None:
         """Note completions whose notice is still on its way, when a run ends."""
         for work, pending in list(self._pending.values()):
-            if pending.op not in P2P and (_is_completed(work) or _has_result(work)):
+            if pending.op in P2P and pending.begin is None:
+                continue
+            if _is_completed(work) or _has_result(work):
                 self._settle(work, pending)
 
     @property
@@ -166,7 +178,9 @@ class Tap:
             _check_peer(call, args, pending)
             read = _read_by(call, args, pending) if pending.look else []
             self._hand_over(recorder, pending, read, called)
-            if call.blocks:
+            if not (self.on_gloo or pending.device is None):
+                pending.leaves()
+            if call.blocks or pending.begin is not None:
                 limit = None if call.limit is None else args[call.limit]
                 recorder.wait_begins(pending, limited=_is_limit(limit))
             try:
@@ -192,7 +206,7 @@ class Tap:
         """
         try:
             with DisableTorchFunction():  # a subclass does not hear of our looks
-                return self._read(recorder, call, args, sys._getframe(2))
+                return self._read(recorder, call, args, _caller(sys._getframe(1)))
         except Exception as error:
             recorder.miss(f"{call.op}: {type(error).__name__}: {error}")
             return None
@@ -212,7 +226,13 @@ class Tap:
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
         shape, dtype, nbytes = described(touched)
-        look = bool(touched) and recorder.can_look()
+        device = None if not touched or touched[0].is_cpu else device_of(touched[0].device)
+        facts = _facts(call, caller, in_backward)
+        if device is not None:
+            facts = (*facts, *device.facts)
+            if device.captures():
+                device, facts = None, (*facts, ("captured", True))
+        look = bool(touched) and (device is not None or touched[0].is_cpu) and recorder.can_look()
         seq = recorder.next_seq()
         match = None
         if not group.judged:
@@ -225,11 +245,11 @@ class Tap:
             shape,
             dtype,
             tag,
-            user_line(3),
-            _facts(call, caller, in_backward),
+            user_line(3) or line_of_main(),
+            facts,
             match,
         )
-        return Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look)
+        return Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look, device)
 
     def _note_thread(self, group: str, thread: int) -> None:
         """Tell of a group whose collectives several threads of this rank call: no order holds."""
@@ -264,16 +284,15 @@ class Tap:
         if not isinstance(script, torch.ScriptObject):
             pending.complete()  # monitored_barrier has no Work: it has finished
             return
-        work = dist.Work.unbox(script)
-        is_cuda = bool(pending.outputs) and pending.outputs[0].is_cuda
-        caller = sys._getframe(2)
+        if ("captured", True) in pending.fields[-2]:
+            pending.complete()  # it is in a graph, and happens when that is replayed
+            return
+        work = pending.work = dist.Work.unbox(script)
+        caller = _caller(sys._getframe(1))
         python = caller.f_code.co_filename == c10d.__file__
         if python and caller.f_code.co_name == "irecv" and pending.outputs:
             self._buffers.add(pending)
         background = call.op not in P2P and (is_async(call, args) or not python)
-        if is_cuda and not background:
-            pending.complete()  # stream-ordered, nobody waits: reading the values does
-            return
         self._pending[id(work)] = work, pending
         if python and background:
             self.unwaited.add(work, pending, caller)
@@ -312,7 +331,7 @@ class Tap:
         if self._alone is not None:
             work, pending = self._alone
             self._alone = None
-            if _is_completed(work):
+            if _is_completed(work) or pending.begin is not None:  # or its stream has waited for it
                 self._settle(work, pending)
             else:
                 self._by_future(work, pending)
@@ -396,6 +415,63 @@ class Tap:
             return None
         return self.groups.rank(group, work._source_rank())
 
+    def rest(self) -> None:
+        """Wait until the GPU has done what its callers have waited for in its streams."""
+        recorder = _recorder.current()
+        if recorder is None or not recorder.flying:
+            return
+        recorder.wait_begins(*recorder.flying)
+        try:
+            while recorder.flying:
+                recorder.land()
+                time.sleep(LOOK)
+        finally:
+            recorder.wait_ends()
+
+    def _watch_gpu(self, undo: ExitStack) -> None:
+        """Notice where this process waits for its GPU, and when a CUDA graph is captured."""
+        hook(undo, torch.cuda, "synchronize", partial(self._waiting_for_gpu, all_streams=True))
+        hook(undo, torch.cuda.Stream, "synchronize", self._waiting_for_gpu)
+        hook(undo, torch.cuda.CUDAGraph, "capture_begin", _not_asking)
+        hook(undo, torch.cuda.CUDAGraph, "capture_end", _asking_again)
+        library = torch.library.Library("aten", "IMPL")
+        undo.callback(library._destroy)
+        for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
+            with warnings.catch_warnings():  # one has a kernel there, which only chooses a key
+                warnings.simplefilter("ignore")
+                noted = self._to_host(operator.default._handle.redispatch_boxed)
+                library.impl(operator.default.name(), noted, "BackendSelect", with_keyset=True)
+
+    def _to_host(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
+        """An operator that waits for the GPU if it brings a tensor from there to the host."""
+        waiting = self._waiting_for_gpu(redispatch)
+
+        def noted(keys: Any, tensor: torch.Tensor, **how: Any) -> Any:
+            stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
+            return (redispatch if tensor.is_cpu or stays else waiting)(keys - _KEY, tensor, **how)
+
+        return noted
+
+    def _waiting_for_gpu(
+        self, wait: Callable[..., Any], all_streams: bool = False
+    ) -> Callable[..., Any]:
+        """A call that returns when the GPU has done what is in this thread's stream, or in all."""
+
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            recorder = _recorder.current()
+            flying = [] if recorder is None else list(recorder.flying)
+            if not all_streams:
+                flying = [p for p in flying if p.is_in_this_stream()]
+            if recorder is None or not flying:
+                return wait(*args, **kwargs)
+            recorder.wait_begins(*flying)
+            try:
+                return wait(*args, **kwargs)
+            finally:
+                recorder.wait_ends()
+
+        return waiting
+
     def _hook_wait_tensor(self) -> Any:
         """Functional collectives are waited for by one of their tensors, in C++."""
         operator = torch.ops._c10d_functional.wait_tensor.default
@@ -465,11 +541,39 @@ class Tap:
         return noting
 
 
+def _not_asking(capture_begin: Callable[..., Any]) -> Callable[..., Any]:
+    """A capture that nobody disturbs by asking the GPU whether it has come to an event."""
+
+    def beginning(*args: Any, **kwargs: Any) -> Any:
+        asking.acquire()
+        try:
+            return capture_begin(*args, **kwargs)
+        except BaseException:
+            asking.release()
+            raise
+
+    return beginning
+
+
+def _asking_again(capture_end: Callable[..., Any]) -> Callable[..., Any]:
+    def ending(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return capture_end(*args, **kwargs)
+        finally:
+            with suppress(RuntimeError):  # it had not begun
+                asking.release()
+
+    return ending
+
+
 def _in_turns(wait: Callable[..., Any], work: Any) -> Any:
     """Wait so that Python hears signals: gloo may never end the wait for a broken connection."""
     while not _is_completed(work):
-        with suppress(RuntimeError):  # the time is up, or the work has failed
+        try:
             return wait(work, TURN)
+        except RuntimeError as error:  # a reduce_scatter that has failed is never completed
+            if str(error) != TURN_IS_OVER:
+                raise
     return wait(work)
 
 
@@ -486,6 +590,11 @@ def _is_limit(given: timedelta | int | None) -> bool:
     if isinstance(given, timedelta):
         given = given // timedelta(milliseconds=1)
     return given is not None and 0 < given <= PATIENT
+
+
+def _caller(hook: FrameType) -> FrameType:
+    """The frame that has called a hook; its own in a thread of C++, as autograd has for a GPU."""
+    return hook.f_back or hook
 
 
 def _facts(call: Call, caller: FrameType, in_backward: bool) -> Facts:

@@ -130,7 +130,7 @@ def test_devices_are_added_before_one_push(name: str, copied: int, device: str) 
     assert [g.tolist() for g in gradients] == [[1, 1], [2, 2], [3, 3]]
     traffic = kv.traffic
     assert (traffic.gradients, traffic.to_host, traffic.sent) == (24, copied, 8)
-    assert f"{copied} copied to the host ({24 - copied} saved)" in str(traffic)
+    assert f"{copied} to the host ({24 - copied} saved)" in str(traffic)
 
 
 # -- rows, priorities, updaters, guards -------------------------------------------

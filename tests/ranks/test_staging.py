@@ -1,54 +1,223 @@
-"""Host staging for shared GPUs, tried on CPU tensors: staged calls must equal torch's own."""
+"""Host staging for GPUs that ranks share: staged calls equal gloo's own on the CPU.
+
+Where there is no GPU, a device that is none stands in for it: see :mod:`standin`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import distkit as dk
 
+devices = pytest.mark.parametrize(
+    "device", ["pretend:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+)
 
-def test_staged_calls_equal_gloos_own() -> None:
-    def program() -> list[list[float]]:
-        from distkit.cluster.rank import gpu_staging
 
-        gpu_staging.install(key="AutogradCPU")  # in front of gloo's CPU kernels instead of CUDA's
-        rank, n = dist.get_rank(), dist.get_world_size()
-        mine = torch.arange(4.0) + 10 * rank
-        into = torch.zeros(4)
-        coming = dist.irecv(into, src=(rank - 1) % n)
-        dist.send(mine, dst=(rank + 1) % n)
-        unfinished = into.sum().item()
-        assert coming is not None
-        coming.wait()
-        all_of_them = [torch.zeros(4) for _ in range(n)]
-        dist.all_gather(all_of_them, mine)
-        flat = torch.zeros(4 * n)
-        dist.all_gather_into_tensor(flat, mine)
-        swapped = torch.zeros(4)
-        dist.all_to_all_single(swapped, mine)
-        scattered = torch.zeros(4)
-        dist.scatter(scattered, list(all_of_them) if rank == 0 else None)
-        total = mine.clone()
-        dist.all_reduce(total)
-        return [
-            [unfinished],
-            into.tolist(),
-            torch.cat(all_of_them).tolist(),
-            flat.tolist(),
-            swapped.tolist(),
-            scattered.tolist(),
-            total.tolist(),
-        ]
+def shared(fn: Callable[..., Any], device: str, *args: Any, ranks: int = 2) -> dk.Run:
+    """Run ``fn(device, group, *args)`` on ranks that share a device, in a group for it."""
 
-    for rank, found in enumerate(dk.run_ranks(program, 2, record=False).results):
-        one, two = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
-        assert found == [
-            [0.0],
-            two if rank == 0 else one,
-            one + two,
-            one + two,
-            one[:2] + two[:2] if rank == 0 else one[2:] + two[2:],
-            one if rank == 0 else two,
-            [10.0, 12.0, 14.0, 16.0],
-        ]
+    def program() -> Any:
+        group = dist.group.WORLD
+        if device.startswith("pretend"):
+            import standin
+
+            standin.install()
+            standin.stage()
+            group = dist.new_group(backend="cpu:gloo,pretend:gloo")
+        return fn(device, group, *args)
+
+    if device.startswith("pretend"):
+        return dk.run_ranks(program, ranks)
+    with dk.Cluster(ranks, device=device, backend="gloo") as cluster:
+        return cluster.run(program)
+
+
+def everything(device: str, group: Any, dtype: torch.dtype) -> dict[str, list[Any]]:
+    """What each collective and message leaves in its buffers, or the error that it raises."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    mine = (torch.arange(4.0) + 10 * rank + 1).to(dtype).to(device)
+    many = [mine.clone() for _ in range(n)]
+
+    def room(like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(like.shape).to(dtype).to(device)
+
+    def rooms() -> list[torch.Tensor]:
+        return [room(mine) for _ in range(n)]
+
+    def in_place(call: Callable[..., Any], **how: Any) -> list[torch.Tensor]:
+        x = mine.clone()
+        call(x, group=group, **how)
+        return [x]
+
+    def filled(call: Callable[..., Any], into: Any, *given: Any, **how: Any) -> Any:
+        work = call(into, *given, group=group, async_op=True, **how)
+        work.wait()
+        return into
+
+    def messages(*ops: dist.P2POp) -> None:
+        for work in dist.batch_isend_irecv(list(ops)):
+            work.wait()
+
+    def ring() -> list[torch.Tensor]:
+        first, second = room(mine), room(mine)
+        right, left = (rank + 1) % n, (rank - 1) % n
+        there = [dist.isend(mine, right, group, tag=t) for t in (1, 2)]
+        back = [dist.irecv(t, left, group, tag=i) for i, t in ((2, second), (1, first))]
+        for work in (*back, *there):
+            assert work is not None
+            work.wait()
+        messages(
+            dist.P2POp(dist.isend, first, right, group),
+            dist.P2POp(dist.irecv, second, left, group),
+        )
+        return [first, second]
+
+    def in_flight() -> list[torch.Tensor]:
+        into = [rooms() for _ in range(3)]
+        works = [dist.all_gather(r, mine + i, group, async_op=True) for i, r in enumerate(into)]
+        if rank == 0:  # the others take part when they have this
+            dist.send(mine, 1, group)
+        elif rank == 1:
+            dist.recv(room(mine), 0, group)
+        failed: list[RuntimeError] = []
+        for work in reversed(works):
+            assert work is not None
+            try:
+                work.wait()
+            except RuntimeError as error:  # the others are waited for all the same
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return [t for r in into for t in r]
+
+    def coalesced() -> list[torch.Tensor]:
+        a, b = mine.clone(), many[0].clone()
+        dist.all_reduce_coalesced([a, b], group=group)
+        return [a, b]
+
+    long, base = torch.cat(many), dist.all_gather_single
+    calls: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "all_reduce": lambda: in_place(dist.all_reduce),
+        "broadcast": lambda: in_place(dist.broadcast, src=1),
+        "reduce": lambda: in_place(dist.reduce, dst=1)[: rank == 1],
+        "all_gather": lambda: filled(dist.all_gather, rooms(), mine),
+        "all_gather_single": lambda: [filled(base, room(long), mine)],
+        "reduce_scatter": lambda: [filled(dist.reduce_scatter, room(mine), many)],
+        "reduce_scatter_single": lambda: [filled(dist.reduce_scatter_single, room(mine), long)],
+        "all_to_all": lambda: filled(dist.all_to_all, rooms(), many),
+        "all_to_all_single": lambda: [filled(dist.all_to_all_single, room(long), long)],
+        "scatter": lambda: [filled(dist.scatter, room(mine), many if rank == 0 else None, src=0)],
+        "gather": lambda: filled(dist.gather, *((mine, rooms()) if rank == 0 else (mine,)), dst=0),
+        "coalesced": coalesced,
+        "ring": ring,
+        "in flight": in_flight,
+    }
+    found: dict[str, list[Any]] = {}
+    for name, call in calls.items():
+        try:
+            result = call()
+            flat = [result] if isinstance(result, torch.Tensor) else result
+            found[name] = [t.cpu().to(torch.complex128).tolist() for t in flat]
+        except (RuntimeError, ValueError, TypeError) as error:
+            found[name] = [str(error).partition("\n")[0]]
+    return found
+
+
+KINDS = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.bool,
+    torch.int16,
+]
+
+
+@devices
+def test_each_call_gives_what_it_gives_on_the_cpu(device: str) -> None:
+    def both(device: str, group: Any) -> Any:
+        return [(everything("cpu", group, t), everything(device, group, t)) for t in KINDS]
+
+    for results in shared(both, device).results:
+        for dtype, (expected, found) in zip(KINDS, results, strict=True):
+            assert (dtype, found) == (dtype, expected)
+
+
+@devices
+def test_tensors_of_any_layout_and_functional_collectives(device: str) -> None:
+    def program(device: str, group: Any) -> list[Any]:
+        from torch.distributed import _functional_collectives as functional
+
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = (torch.arange(12.0) + rank).view(3, 4).to(device)
+        turned, every_other = whole.t(), whole[:, ::2]
+        dist.all_reduce(turned, group=group)
+        parts = [torch.zeros(3, 2, device=device) for _ in range(n)]
+        dist.all_gather(parts, every_other, group=group)
+        total = functional.all_reduce(every_other, "sum", group) + 0
+        rows = functional.all_gather_tensor(every_other, 0, group) + 0
+        futures = [torch.zeros(2, device=device) for _ in range(n)]
+        work = dist.all_gather(futures, torch.ones(2, device=device), group, async_op=True)
+        assert work is not None
+        told = work.get_future().wait()
+        shown = (whole, *parts, total, rows, *futures, *tree(told))
+        return [t.cpu().tolist() for t in shown]
+
+    def tree(value: Any) -> list[torch.Tensor]:
+        return [value] if isinstance(value, torch.Tensor) else [t for v in value for t in tree(v)]
+
+    def plain(device: str, group: Any) -> list[Any]:
+        return program("cpu", group)
+
+    assert shared(program, device).results == shared(plain, device).results
+
+
+class Small(nn.Module):
+    """Two layers, of which FSDP shards each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute."""
+        result: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return result
+
+
+def trained(device: str, group: Any, wrap: Callable[[nn.Module, Any], nn.Module]) -> list[float]:
+    """Losses of some steps of a small model, on this rank's own data."""
+    torch.manual_seed(0)
+    model = wrap(Small().to(device), group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank(group))
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    losses = []
+    for _ in range(3):
+        loss = (model(x.to(device)) - y.to(device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@devices
+def test_ddp_trains_as_on_the_cpu_and_its_calls_are_recorded(device: str) -> None:
+    def ddp(model: nn.Module, group: Any) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(model, process_group=group)
+
+    run = shared(trained, device, ddp)
+    for found, expected in zip(run.results, shared(trained, "cpu", ddp).results, strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+    reduced = [s for s in run.trace.spans if s.attributes.get("gradients")]
+    assert len(reduced) == 2 * 3
+    assert all("test_staging" in s.where and s.end is not None for s in reduced)

@@ -162,7 +162,8 @@ class Nodes:
 @contextmanager
 def forks() -> Iterator[None]:
     """The process that nodes are forked from, gone at the end."""
-    START.set_forkserver_preload(["distkit.kvstore"])
+    # the package itself imports nothing, and each node would import torch
+    START.set_forkserver_preload(["distkit.kvstore.client.create", "distkit.kvstore.client.worker"])
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]

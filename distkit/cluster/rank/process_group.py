@@ -5,7 +5,8 @@
   Ranks on several machines meet in a store of the kernel's, to which their tunnels lead.
 * gloo is pinned to one interface: loopback, or that which leads to the other machines.
 * A blocked gloo call cannot be interrupted, but its connections can be shut down: then
-  it raises at once, and a fresh generation takes some milliseconds.
+  it raises at once, and a fresh generation takes some milliseconds. NCCL is told to abort: its
+  kernels end, and so does what waits for their stream, in Python or in C++.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import stat
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -48,6 +50,20 @@ _ACKNOWLEDGED = struct.Struct("=2xB21xI28xI")
 
 #: A machine that acknowledges nothing for so long [s], and of so many repetitions, is not reached.
 UNHEARD, REPEATED = 1.0, 3
+
+#: NCCL gets so long to abort [s], on each rank by itself.
+ABORT = 1.0
+
+#: By itself torch ends the process when a collective fails or seems to hang: the conductor sees to
+#: that. To hear of other ranks a thread of NCCL would ask the store, which wants Python's lock; who
+#: destroys the group may hold that, and joins the thread. Kernels' own times are recorded.
+NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ENABLE_TIMING": "1",
+}
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -83,6 +99,8 @@ class Group:
             self._worlds.append(dist.group.WORLD)
             with suppress(Exception):
                 dist.destroy_process_group()
+            if self.spec.device != "cpu":
+                torch.cuda.empty_cache()  # what the run has left is for whoever shares the GPU
         self.generation, self._joins, self._severed = generation, 0, False
         self._sockets.clear()
         self._let_go(keep=None)
@@ -248,11 +266,29 @@ class Group:
         Only for reading: gloo then closes them itself, and what it still writes does not fail.
         Only connected sockets: to shut gloo's listening socket down aborts the process.
         """
+        if self.spec.backend == "nccl" and not self._severed:
+            self._abort()
         for wire in self._wires():
             with suppress(OSError):
                 wire.shutdown(socket.SHUT_RD)
         self._sockets.clear()
         self._severed = True
+
+    def _abort(self) -> None:
+        """End what NCCL does on the GPU, in all groups at once: one may wait for another's kernels.
+
+        That may hang in the driver; who released this rank then ends it.
+        """
+        threads = [
+            threading.Thread(target=_quietly, args=(group.abort,), daemon=True)
+            for group in self._kept
+            if isinstance(group, dist.ProcessGroup)
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + ABORT
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def rest(self, wait: Callable[[float], bool]) -> None:
         """Wait until nothing travels on the group's connections, or ``wait`` says to go on.
@@ -287,6 +323,11 @@ class Group:
             if open_now.get(fd) == inode:
                 with suppress(OSError), socket.socket(fileno=os.dup(fd)) as wire:
                     yield wire
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    with suppress(Exception):
+        call()
 
 
 def _connections() -> list[tuple[int, int]]:

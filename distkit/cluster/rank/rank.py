@@ -31,7 +31,7 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.outbox import Outbox
-from distkit.cluster.rank.process_group import Group
+from distkit.cluster.rank.process_group import NCCL, Group
 from distkit.cluster.rank.settings import Settings, outside_of_loops
 from distkit.cluster.runs.outcome import SIGINT, Failure, Outcome, describe, outline, text
 from distkit.events import P2P, WORLD
@@ -123,6 +123,8 @@ class Rank:
         os.environ.clear()
         os.environ.update(spec.environ)
         os.environ.update(spec.launched, DISTKIT_RANK=str(spec.rank))
+        if spec.backend == "nccl":
+            os.environ.update(NCCL)
         if os.environ.get("MPLBACKEND", INLINE) == INLINE:
             os.environ["MPLBACKEND"] = f"module://{FIGURES}"
         with suppress(OSError):
@@ -134,10 +136,12 @@ class Rank:
         if spec.device != "cpu" and spec.backend == "gloo":
             from distkit.cluster.rank import gpu_staging
 
-            tap.remove()  # a receive is over when its copy has come back
+            tap.remove()  # it is to be outside: a receive is over when its copy has come back
             gpu_staging.install()
+        tap.on_gloo, tap.on_gpu = spec.backend == "gloo", spec.device != "cpu"
+        if tap.on_gpu:
+            tap.remove()
             tap.install()
-        tap.on_gloo = spec.backend == "gloo"
         self.group.adopt_user_calls()
         self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
         builtins.input = _no_keyboard
@@ -275,6 +279,7 @@ class Rank:
                     seeds.set_all(mine)
                 try:
                     value, outcome.grown = self._call(payload, after, settings)
+                    tap.rest()
                     if FIGURES in sys.modules:
                         sys.modules[FIGURES].show()
                 except Dropped as asked:

@@ -187,10 +187,10 @@ class Traffic:
     sent: int = 0
 
     def __str__(self) -> str:
+        saved = self.gradients - self.to_host
         return (
-            f"{self.gradients:,} bytes of gradients, {self.to_host:,} copied to the host "
-            f"({self.gradients - self.to_host:,} saved), {self.held:,} of device memory for a sum, "
-            f"{self.sent:,} sent"
+            f"bytes: {self.gradients:,} of gradients, {self.to_host:,} to the host "
+            f"({saved:,} saved), {self.held:,} on the device, {self.sent:,} sent"
         )
 
 

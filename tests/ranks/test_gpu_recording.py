@@ -1,0 +1,93 @@
+"""Recording of calls that a GPU is at when they return; a device that is none stands in for it.
+
+It comes to an event when the test says so. That the recorder never waits is told by the operators
+that run there: none that brings numbers to the host at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distkit as dk
+
+#: Operators that wait for a GPU; a copy from it does, unless it is told not to.
+WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "a copy that waits"}
+
+
+def on_device(fn: Callable[..., Any], *args: Any) -> dk.Run:
+    """Run ``fn(standin, group, *args)`` on two ranks whose backend works in streams."""
+
+    def program() -> Any:
+        import standin
+
+        standin.install()
+        standin.in_streams()
+        return fn(standin, dist.new_group(backend="cpu:gloo,pretend:gloo"), *args)
+
+    return dk.run_ranks(program, 2)
+
+
+def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
+    def program(standin: Any, group: Any) -> tuple[list[str], float]:
+        from distkit.recording.recorder import current
+
+        x = torch.arange(4.0).to("pretend")
+        dist.all_reduce(x, group=group)
+        stopped = time.monotonic()
+        standin.stop()
+        standin.heard.clear()
+        dist.all_reduce(x, group=group)
+        recorder = current()
+        assert recorder is not None
+        recorder.land()
+        assert [p.done for p in recorder.flying][-1:] == [False]
+        heard, still = list(standin.heard), time.monotonic() - stopped
+        standin.go()
+        return heard, still
+
+    run = on_device(program)
+    for rank, (heard, still) in enumerate(run.results):
+        assert heard
+        assert not {*heard} & WAITING
+        first, second = [s for s in run.trace.spans if s.op == "all_reduce" and s.rank == rank]
+        assert second.after is not None and second.after.values == (0.0, 1.0, 2.0, 3.0)
+        assert second.after.norm == pytest.approx(14**0.5)
+        assert second.before is None or second.before.max == 3.0  # it was there in time
+        assert first.end is not None and second.end is not None
+        assert second.end - first.end >= still
+        facts = dict(second.attributes)
+        assert facts.pop("device_seconds") >= 0
+        assert facts == {"device": "pretend:0", "stream": 0, "memory": 4096}
+
+
+def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
+    def program(standin: Any, group: Any) -> None:
+        x = torch.ones(4).to("pretend")
+        standin.stop()  # as NCCL's kernel does without the other rank
+        if dist.get_rank() == 0:
+            dist.all_reduce(x, group=group)
+            x.sum().item()
+        else:
+            dist.recv(torch.ones(1), 0)
+
+    with pytest.raises(dk.DeadlockError, match=r"all_reduce") as caught:
+        on_device(program)
+    assert "recv" in str(caught.value)
+
+
+def test_what_goes_into_a_graph_is_shown_as_captured() -> None:
+    def program(standin: Any, group: Any) -> None:
+        x = torch.ones(4).to("pretend")
+        with standin.capture():  # which fails if anybody asks the device for anything
+            dist.all_reduce(x, group=group)
+
+    run = on_device(program)
+    spans = [s for s in run.trace.spans if s.op == "all_reduce"]
+    assert len(spans) == 2
+    assert all(s.attributes["captured"] and s.before is s.after is None for s in spans)

@@ -1,0 +1,194 @@
+"""A device that is none, for tests where there is no GPU: its tensors lie in the host's memory.
+
+torch takes them for those of another device, ``pretend:0``: it finds kernels by their dispatch key,
+has a thread of its own for them in a backward pass, and needs a copy to bring them to the CPU. What
+the device does it has done at once, or after :func:`stop` when :func:`go` is called.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as tree
+from torch.utils import backend_registration as registration
+
+KEY = "PrivateUse1"
+
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_storage = torch._C._construct_storage_from_data_pointer
+#: By address, what the device has; it is never given back, so that an address stays one's own.
+_memory: dict[int, torch.UntypedStorage] = {}
+_libraries: list[Any] = []
+
+#: The operators that ran on the device, by name.
+heard: list[str] = []
+
+_works = threading.Event()
+_works.set()
+_open: list[Event] = []  # that the device has not come to
+_capturing = False
+
+
+class Event:
+    """As torch.cuda.Event."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at: float | None = None
+
+    def query(self) -> bool:
+        """True if the device has come to it."""
+        assert not _capturing, "a capture fails if the device is asked for anything"
+        return self.at is not None
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds to another one."""
+        assert self.at is not None and other.at is not None
+        return 1e3 * (other.at - self.at)
+
+
+class _Stream:
+    stream_id = 0
+
+    def record_event(self, event: Event) -> None:
+        assert not _capturing
+        if _works.is_set():
+            event.at = time.monotonic()
+        else:
+            _open.append(event)
+
+
+class _Module(registration._DummyBackendModule):
+    Event = Event
+
+    def current_stream(self, device: torch.device) -> _Stream:
+        return _Stream()
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return 4096
+
+    def is_current_stream_capturing(self) -> bool:
+        return _capturing
+
+
+def stop() -> None:
+    """From now on the device does nothing that it is given."""
+    _works.clear()
+
+
+def go() -> None:
+    """Have the device do all that it was given."""
+    for event in _open:
+        event.at = time.monotonic()
+    _open.clear()
+    _works.set()
+
+
+@contextmanager
+def capture() -> Iterator[None]:
+    """Capture a graph of calls."""
+    global _capturing
+    _capturing = True
+    try:
+        yield
+    finally:
+        _capturing = False
+
+
+def install() -> None:
+    """Make the device known in this process."""
+    registration._setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(_run, KEY)
+    _libraries.append(library)
+
+
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    heard.append(op.name())
+    if op is torch.ops.aten._local_scalar_dense.default:
+        _works.wait()
+    known: list[tuple[torch.Tensor, torch.Tensor]] = []  # a tensor in host memory, ours
+
+    def on_host(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+            return value
+        known.append((_to_host(value), value))
+        return known[-1][0]
+
+    def on_device(value: Any) -> Any:
+        ours = [ours for host, ours in known if host is value]
+        return ours[0] if ours else _to_device(value)
+
+    args, kwargs = tree.tree_map(on_host, (args, kwargs))
+    if op is torch.ops.aten._copy_from.default:
+        if len(known) == 1 and known[0][0] is args[0] and not (args[2:] and args[2]):
+            heard.append("a copy that waits")
+        return args[1].copy_(args[0])
+    result = tree.tree_map(on_device, op(*args, **kwargs))
+    for host, ours in known:
+        if host.shape != ours.shape:  # it was made larger for a result
+            _point(ours, host)
+    return result
+
+
+def _to_host(value: torch.Tensor) -> torch.Tensor:
+    memory = value.untyped_storage()
+    like = value.storage_offset(), value.shape, value.stride()
+    return torch.empty(0, dtype=value.dtype).set_(_memory[memory.data_ptr()], *like)
+
+
+def _to_device(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch._C._acc.create_empty_tensor((0,), value.dtype)
+    _point(made, value)
+    return made
+
+
+def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
+    """Have a tensor of the device be what one in host memory is."""
+    memory = host.untyped_storage()
+    _memory[memory.data_ptr()] = memory
+    storage = _storage(memory.data_ptr(), ours.device, memory.nbytes())
+    _set(_CPU, ours, storage, host.storage_offset(), host.shape, host.stride())
+
+
+def stage() -> None:
+    """Have gloo reach the device by host memory, as it reaches GPUs that ranks share."""
+    from distkit.cluster.rank import gpu_staging
+    from distkit.recording.tap import tap
+
+    tap.remove()  # a receive is over when its copy has come back
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are overridden is the point
+        gpu_staging.install(KEY, frozenset())
+    tap.install()
+
+
+def in_streams() -> None:
+    """Give the device a backend that returns at once, as NCCL does, and changes no tensor."""
+    from distkit.recording.tap import tap
+
+    tap.remove()
+    tap.on_gloo, tap.on_gpu = False, True
+    library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("allreduce_", "broadcast_"):
+            library.impl(name, lambda tensors, *_: (tensors, _work()), KEY, allow_override=True)
+    _libraries.append(library)
+    tap.install()
+
+
+def _work() -> Any:
+    done: torch.futures.Future[None] = torch.futures.Future()
+    done.set_result(None)
+    return torch._C._distributed_c10d._create_work_from_future(done).boxed()
