@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from distkit.algorithms.use import ddp_hook, use_algorithm
     from distkit.checkup.doctor import doctor
     from distkit.cluster.cluster import Cluster
+    from distkit.cluster.rank.attached import record
     from distkit.cluster.runs.run import Run
     from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.cluster.runs.stepper import Stepper
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from distkit.experiments.sweep import sweep
     from distkit.following import follow
     from distkit.parallel import Layout, shards
-    from distkit.recording.attached import record
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -96,7 +96,7 @@ _HOMES = {
     "distkit.diagnosis.findings": ["Finding"],
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
-    "distkit.recording.attached": ["record"],
+    "distkit.cluster.rank.attached": ["record"],
     "distkit.following": ["follow"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],

@@ -5,7 +5,7 @@ A script does the same by itself with :func:`distkit.record`.
 
 import sys
 
-from distkit.recording.attached import main
+from distkit.cluster.rank.attached import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

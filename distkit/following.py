@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
+from distkit.cluster.rank.attached import FOLDER
+from distkit.cluster.rank.line import is_mine
+from distkit.cluster.runs import report
+from distkit.cluster.runs.others import OthersRun, TheirRanks, outcome
+from distkit.cluster.runs.run import Run, draw_waits
+from distkit.cluster.runs.stepper import Stepper
+from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import TraceFileError
+from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
 from distkit.recording import merge, rankfile
-from distkit.recording.attached import FOLDER
+from distkit.trace.calls import at
+from distkit.trace.generations import split
 from distkit.trace.trace import Trace
 
 #: How often to look for something new [s]; and so many times as long as it took to read it.
 PERIOD, PAUSE = 0.2, 5
+#: What another machine writes into a shared folder may be seen here so late [s].
+LATE = 10.0
 
 
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
@@ -25,7 +34,8 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
 
     The ranks are recorded by ``distkit trace -- torchrun …``, ``torchrun -m distkit.attach …`` or
     :func:`distkit.record`. What this returns shows a live timeline, and every other view takes it,
-    too: ``dk.Stage(dk.follow())``.
+    too: ``dk.Stage(dk.follow())``. Ranks on this machine can be gone through step by step, and
+    ended; those of others are followed through a folder that they share.
 
     Args:
         folder: where the ranks' files are, on this machine or shared with theirs; of several runs
@@ -39,6 +49,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         >>> import distkit as dk
         >>> run = dk.follow("trace")                    # doctest: +SKIP
         >>> run.diagnose()                              # doctest: +SKIP
+        >>> run.step().next()                           # doctest: +SKIP
     """
     end = time.monotonic() + timeout
     while True:
@@ -55,7 +66,10 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
 
 
 class Following:
-    """A run by the files of its ranks: as a live :class:`distkit.Run`, but nobody can end it.
+    """A run of others, by the files of its ranks: its trace, findings and end as of a live Run's.
+
+    Ranks of this machine offer a line besides: by it :meth:`step` and :meth:`interrupt` reach them.
+    They do not depend on it; when this kernel ends, they go on.
 
     Args:
         folder: where the files are.
@@ -67,7 +81,12 @@ class Following:
         self._told: dict[Callable[[list[Event]], None], set[tuple[int, int, str]]] = {}
         self._reading, self._works = threading.RLock(), False
         self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
+        self._grew = dict[Path, float]()  # when a file was seen to have grown
         self._trace, self._records = Trace([], {}), list[rankfile.Record]()
+        self._generation, self._watchdog = 0, DeadlockWatchdog()
+        self._deadlock: list[Finding] = []
+        self._ending = False  # it was told to
+        self._held: tuple[TheirRanks, Stepper] | None = None  # of the present generation
         self._look()
 
     @property
@@ -94,11 +113,125 @@ class Following:
         if not self.whole or len(self._trace.meta["ends"]) < len(self._trace.meta["ranks"]):
             return False
         here = [r.about for r in self._records if r.about["clock"] == rankfile.clock()]
-        return not any(a["launcher"] == "torchrun" and _lives(a["parent"]) for a in here)
+        return not any(a["launcher"] == "torchrun" and rankfile.lives(a["parent"]) for a in here)
 
     def diagnose(self) -> list[Finding]:
         """The mistakes so far: which rank waits for which, and why."""
         return self.trace.diagnose()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The deadlock that the ranks are in for good, or what a diagnosis finds so far."""
+        trace = self.trace
+        return self._deadlock or trace.diagnose()
+
+    @property
+    def ends(self) -> dict[int, str]:
+        """The ranks that have ended, and how: "returned", "raised ValueError: … at train.py:7"."""
+        told = self.trace.meta.get("ends", {})
+        return {int(rank): _in_words(end) for rank, end in told.items()}
+
+    def wait(self, timeout: float | None = None) -> Following:
+        """Wait until all ranks have ended, and nobody starts them anew.
+
+        Raises:
+            RankError: the program raised on a rank, or a rank died.
+            DeadlockError: ranks wait for each other for ever, and still do.
+            TimeoutError: ``timeout`` seconds have passed.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            began = time.monotonic()
+            if self.finished:
+                break
+            if self._deadlock and not self._ending:
+                raise self._deadlocked(
+                    "The ranks still wait: run.interrupt() ends those of this machine."
+                )
+            if end is not None and began > end:
+                raise TimeoutError(f"{self._name} still runs after {timeout} s; it goes on")
+            _pause(began)
+        if self._deadlock:
+            raise self._deadlocked("All ranks have ended.")
+        last = split(self._trace)[-1]
+        outcomes = [outcome(int(rank), end) for rank, end in last.meta["ends"].items()]
+        error = report.verdict(self._name, outcomes, Trace(last.events, last.meta))
+        if error is not None:
+            raise error
+        return self
+
+    def _deadlocked(self, now: str) -> DeadlockError:
+        said = "\n".join([*map(str, self._deadlock), now])
+        error = DeadlockError(f"deadlock in {self._name}: {said}", self._deadlock)
+        error.draw = lambda: draw_waits(self._trace)
+        return error
+
+    # -- the ranks of this machine --------------------------------------------------------------
+
+    def step(self) -> Stepper:
+        """Stop each rank before its next communication, and go through the program from there.
+
+        Time limits of the program go on meanwhile. ``stepper.let_go()`` lets the ranks go on by
+        themselves, as does the end of this kernel; ``stepper.stop()`` ends them. Ranks that are
+        started anew are not stopped before the next call.
+
+        Raises:
+            StepError: a rank has ended, is on another machine, or offers no line.
+            RunError: a rank does not answer.
+        """
+        self._look()
+        ranks, away = self._ranks(), defaultdict[str, list[int]](list)
+        for rank, record in ranks.items():
+            away[_out_of_reach(record)].append(rank)
+        if said := [f"ranks {report.listing(away[why])} {why}" for why in sorted(away) if why]:
+            raise StepError(
+                f"{self._name} cannot be stepped through from here: {'; '.join(said)}. All ranks "
+                "have to be on the notebook's machine and of its user; views and findings need "
+                "only the folder."
+            )
+        theirs, stepper = self._hold(ranks)
+        theirs.step()
+        try:
+            return stepper.settle()
+        except KeyboardInterrupt:
+            stepper.let_go()
+            raise
+
+    def interrupt(self) -> None:
+        """End the program on the ranks of this machine, wherever they wait.
+
+        Each raises an error that says why: the deadlock, if they are in one. What follows is their
+        launcher's affair: torchrun ends the other ranks, or starts all anew if it was told to.
+
+        Raises:
+            RunError: no rank is here, or one does not answer.
+        """
+        found = [str(f) for f in self.findings if f.hang]
+        here = {r: record for r, record in self._ranks().items() if not _out_of_reach(record)}
+        if not here:
+            raise RunError(
+                f"no rank of {self._name} can be reached: they have ended, or are on other "
+                "machines. End their launcher there."
+            )
+        theirs, stepper = self._hold(here)
+        theirs.why = "\n".join(["ended in a notebook that follows it", *found])
+        self._ending = True
+        stepper.run.interrupt()
+
+    def _ranks(self) -> dict[int, rankfile.Record]:
+        return merge.generations_of(self._records)[-1]
+
+    def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[TheirRanks, Stepper]:
+        """Take the lines of these ranks up, if that has not been done."""
+        if self._held is None or self._held[1].finished:
+            meta = split(self._trace)[-1].meta
+            run = OthersRun(ranks, {name: meta[name] for name in ("world_size", "ranks")})
+            theirs = TheirRanks(run, ranks)
+            self._held = theirs, Stepper(Run(run), theirs.go)
+            threading.Thread(target=run.conduct, args=(theirs,), daemon=True).start()
+        return self._held
+
+    # -- listeners ------------------------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Have all events handed over: those so far now, others from a thread; [] at the end."""
@@ -117,9 +250,15 @@ class Following:
         return unsubscribe
 
     def __repr__(self) -> str:
-        state = "ended" if self.finished else "going on"
+        state = "ended" if self.finished else "waiting for ever" if self._deadlock else "going on"
         ranks, events = len(self._trace.meta.get("ranks", {})), len(self._trace.events)
+        ends = [f"rank {rank} {how}" for rank, how in self.ends.items() if how != "returned"]
+        state = ", ".join([state, *ends])
         return f"<Following {self._folder}: {ranks} ranks, {events} events, {state}>"
+
+    @property
+    def _name(self) -> str:
+        return str(self._trace.meta["name"])
 
     def _ipython_display_(self) -> None:
         from distkit.views import Timeline
@@ -142,7 +281,7 @@ class Following:
                     self._tell(callback)
                     if over:
                         callback([])
-            time.sleep(max(PERIOD, PAUSE * (time.monotonic() - began)))
+            _pause(began)
 
     def _tell(self, callback: Callable[[list[Event]], None]) -> None:
         told = self._told.get(callback)
@@ -158,20 +297,52 @@ class Following:
         with self._reading:
             files = rankfile.found([self._folder]) if self._folder.is_dir() else []
             sizes = {path: path.stat().st_size for path in files}
+            now = time.monotonic()
+            self._grew |= {path: now for path in files if sizes[path] != self._sizes.get(path)}
             due = self._read + merge.RECENT  # the end of a rank that says nothing is known by time
-            if not files or (sizes == self._sizes and (self._is_over() or time.monotonic() < due)):
+            if not files or (sizes == self._sizes and (self._is_over() or now < due)):
                 return
             try:
-                self._records = [rankfile.read(path) for path in files]
+                far = {r.path for r in self._records if r.about["clock"] != rankfile.clock()}
+                late = {path: LATE if path in far else merge.RECENT / 2 for path in files}
+                self._records = [
+                    rankfile.read(path, goes_on=now - self._grew[path] < late[path])
+                    for path in files
+                ]
                 self._trace, self._sizes = merge.of(self._records, Trace), sizes
-                self._read = time.monotonic()
+                self._read = now
             except TraceFileError:  # a rank has just made its file
                 return
+            self._watch()
+
+    def _watch(self) -> None:
+        """See whether the ranks wait for each other for ever."""
+        last = split(self._trace)[-1]
+        generation = len(self._trace.meta.get("generations", [last]))
+        if generation != self._generation:
+            self._generation, self._watchdog = generation, DeadlockWatchdog()
+            self._deadlock, self._ending = [], False
+        for rank, waits in last.meta["waits"].items():
+            self._watchdog.hear(int(rank), *waits)
+        running = [int(r) for r in last.meta["ranks"] if r not in last.meta["ends"]]
+        if not self._deadlock and self.whole and self._watchdog.due(running):
+            self._deadlock = self._watchdog.judge(last, running)
 
 
-def _lives(pid: int) -> bool:
-    """True if there is such a process, and it has not ended."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+def _pause(began: float) -> None:
+    """Wait before looking again, longer if that takes long."""
+    time.sleep(max(PERIOD, PAUSE * (time.monotonic() - began)))
+
+
+def _out_of_reach(record: rankfile.Record) -> str:
+    """Why this process cannot take up a rank's line; "" if it can."""
+    if record.fault or "end" in record.notes:
+        return "have ended"
+    if record.about["clock"] != rankfile.clock():
+        return f"are on {record.about['host']}"
+    return "" if is_mine(record.about.get("line", "")) else "offer no line to this user"
+
+
+def _in_words(end: dict[str, str]) -> str:
+    said = end["how"] + (f" ({end['text']})" if end["how"] == "died" else f" {end['text']}")
+    return f"{said.rstrip()}{at(end['where'])}"

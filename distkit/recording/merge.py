@@ -10,7 +10,7 @@ import itertools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -52,14 +52,19 @@ def of(records: Sequence[Record], kind: type[Log]) -> Log:
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], dict[str, Any]]:
     """The events of a run and its facts."""
-    run = _latest_run(list(records))
-    ranks = [r for r in run if r.rows or r.about["launcher"] != "none"]  # others may spawn ranks
-    generations = _generations(ranks or run)
+    generations = generations_of(records)
     last = generations[-1][min(generations[-1])]
     clocks = _Clocks(generations, reference=last.about["clock"])
     parts = [_part(ranks, clocks) for ranks in generations]
     events, meta = join(parts)
     return events, {**meta, "name": last.about["program"], **clocks.told}
+
+
+def generations_of(records: Iterable[Record]) -> list[dict[int, Record]]:
+    """The ranks of each generation of the latest run, by their numbers."""
+    run = _latest_run(list(records))
+    ranks = [r for r in run if r.rows or r.about["launcher"] != "none"]  # others may spawn ranks
+    return _generations(ranks or run)
 
 
 # -- which files belong together -----------------------------------------------------------------
@@ -181,6 +186,13 @@ class _Clocks:
         correction = self._corrections.get(record.about["clock"])
         return [*times] if correction is None else correction(times).tolist()
 
+    def surely(self, record: Record, since: float, until: float) -> list[float]:
+        """The part of a span that is within it whatever the clock's error."""
+        correction = self._corrections.get(record.about["clock"])
+        error = 0.0 if correction is None else correction.error
+        since, until = self(record, since, until)
+        return [since + error, until - error]
+
 
 def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
     """The messages between hosts, with the times that the ranks noted.
@@ -206,7 +218,12 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks) -> EventLog:
         "ranks": {rank: _about(record) for rank, record in told.items()},
         "groups": {WORLD: [*range(size)]} | groups,
         "began": {rank: clocks(r, r.about["began"][0])[0] for rank, r in told.items()},
-        "ends": {rank: end for rank, r in told.items() if (end := _end(r, clocks))},
+        "ends": {rank: end for rank, r in told.items() if (end := end_of(r, clocks))},
+        "waits": {
+            rank: (seqs, *clocks.surely(r, since, until))
+            for rank, r in told.items()
+            for seqs, since, until in _waits(r)
+        },
         "until": max(clocks(r, r.until)[0] for r in ranks.values()),
         "dropped": {rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
         "without_values": {rank: n for rank, r in told.items() if (n := _beat(r)[1])},
@@ -259,8 +276,14 @@ def _about(record: Record) -> dict[str, Any]:
 
 def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
     """What a rank has lost, has not looked at, and has not seen; and if it has used a GPU."""
-    *_, lost, without_values, unseen, cuda = record.latest("beat", (0, 0, 0, 0, {}, False))
+    *_, lost, without_values, unseen, cuda = record.latest("beat", (0, 0, None, 0, 0, {}, False))
     return lost, without_values, unseen, cuda
+
+
+def _waits(record: Record) -> list[Any]:
+    """What a rank that goes on waits in, since when and until when at least; [] for nothing."""
+    waits = record.latest("beat", (0, 0, None))[2]  # in an older file it is something else
+    return [waits] if isinstance(waits, tuple) and not end_of(record) else []
 
 
 def _unseen(record: Record) -> dict[str, int]:
@@ -282,7 +305,9 @@ _CRASHES = {
 }
 
 
-def _end(record: Record, clocks: _Clocks) -> dict[str, Any] | None:
+def end_of(
+    record: Record, clocks: Callable[..., list[float]] = lambda record, *times: [*times]
+) -> dict[str, Any] | None:
     """The end of a rank, for the trace's ``meta["ends"]``; None: it may run still."""
     if "end" in record.notes:
         how, text, where, at = record.latest("end")
@@ -296,10 +321,20 @@ def _end(record: Record, clocks: _Clocks) -> dict[str, Any] | None:
         return {"how": "died", "text": text, "where": _crashed_at(record), "time": at}
     if record.fault:  # whoever started it has ended it
         return {"how": "released", "text": "", "where": "", "time": at}
-    if time.monotonic() - record.until < RECENT and record.about["clock"] == rankfile.clock():
+    if _may_run(record):
         return None
     text = "without a report: killed, left by os._exit, or its host was lost"
     return {"how": "died", "text": text, "where": "", "time": at}
+
+
+def _may_run(record: Record) -> bool:
+    """True if a rank runs still that has not told of its end."""
+    if record.goes_on:
+        return True
+    if record.about["clock"] != rankfile.clock():
+        return abs(time.time() - _ended(record)) < RECENT
+    recent = time.monotonic() - record.until < RECENT
+    return recent or rankfile.lives(record.about["pid"], _began(record) + RECENT)
 
 
 def _crashed_at(record: Record) -> str:

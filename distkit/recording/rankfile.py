@@ -67,6 +67,23 @@ def clock() -> str:
         return socket.gethostname()
 
 
+def lives(pid: int, before: float = float("inf")) -> bool:
+    """True if there is such a process, and it has not ended.
+
+    Args:
+        pid: its number.
+        before: it had begun by then, by the wall clock [s]; else it is another one.
+    """
+    import psutil  # late: no rank needs it
+
+    try:
+        process = psutil.Process(pid)
+        began_before = process.create_time() <= before
+        return began_before and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 # -- writing -------------------------------------------------------------------------------------
 
 
@@ -151,10 +168,11 @@ class Record:
         about: ``rank``, ``world_size``, ``local_rank``, ``host``, ``pid``, ``parent`` (its pid),
             ``launcher``, ``restart``, ``clock`` (equal for processes with the same monotonic
             clock), ``began`` (the monotonic and the wall clock at one instant [s]), ``folder``
-            (the current one), ``program``.
+            (the current one), ``program``, ``line`` (a socket that it offers, "" for none).
         rows: its events.
         notes: facts by their names, in their order.
         fault: what the interpreter said of the signals that have come.
+        goes_on: its file was seen to grow a moment ago.
     """
 
     path: Path
@@ -162,6 +180,7 @@ class Record:
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, list[Any]] = field(default_factory=dict)
     fault: str = ""
+    goes_on: bool = False
 
     def latest(self, name: str, default: Any = None) -> Any:
         """The latest fact of a name."""
@@ -197,8 +216,12 @@ def _is(path: Path) -> bool:
         return file.read(len(MAGIC) - 2) == MAGIC[:-2]
 
 
-def read(path: Path) -> Record:
+def read(path: Path, *, goes_on: bool = False) -> Record:
     """Read the file of a rank, and what is beside it.
+
+    Args:
+        path: of the file.
+        goes_on: its latest events will be in the file soon, in order and with their values.
 
     Raises:
         TraceFileError: not such a file, or of a newer version.
@@ -218,6 +241,7 @@ def read(path: Path) -> Record:
         record = _record(path, decode(head), map(_chunk, chunks))
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
+    record.goes_on = goes_on
     _look_beside(record)
     return record
 
@@ -250,10 +274,10 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 def _look_beside(record: Record) -> None:
     """Add the events that had not been written, and the last words."""
     box, fault = (record.path.with_suffix(end) for end in (".box", ".fault"))
-    if box.exists() and len(record.rows) < MOST_ROWS:
+    if fault.exists():
+        record.fault = fault.read_text(errors="replace")[:20_000]
+    if (record.fault or not record.goes_on) and box.exists() and len(record.rows) < MOST_ROWS:
         try:
             record.rows += blackbox.read(box, 1, len(record.rows), decode)
         except (ValueError, IndexError, struct.error):  # the end came as one was written
             record.notes.setdefault("unseen", []).append({"a damaged black box": 1})
-    if fault.exists():
-        record.fault = fault.read_text(errors="replace")[:20_000]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distkit.cluster.rank.rank import Gate
+from distkit.cluster.rank.release import Gate
 
 
 class Walker:

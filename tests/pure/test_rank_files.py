@@ -13,6 +13,7 @@ import pytest
 
 import distkit as dk
 from distkit import cli
+from distkit.errors import DeadlockError, RankError, RunError, StepError
 from distkit.events import WORLD, Op, State
 from distkit.recording import merge, rankfile
 from distkit.recording.blackbox import BlackBox
@@ -407,3 +408,55 @@ def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> Non
 def test_merging_needs_files() -> None:
     with pytest.raises(dk.TraceFileError, match="no files of ranks"):
         merge.merge([])
+
+
+# -- followed ------------------------------------------------------------------------------------
+
+
+def waiting(folder: Path, rank: int, **more) -> Path:
+    """The file of a rank that waits for the other one's message, and says so."""
+    its = about(rank, **more)
+    file = RankFile(folder / f"{rank}.rank", its)
+    file.rows([*rows((Op.RECV, 11.0, None, 1 - rank))])
+    file.note("beat", (13.0, 1e9 + 13, ((0,), 11.0, 13.0), 0, 0, {}, False))
+    file.close()
+    return folder / f"{rank}.rank"
+
+
+def test_a_hang_on_another_machine_is_certain_but_not_ended_from_here(tmp_path: Path) -> None:
+    waiting(tmp_path, 0)
+    waiting(tmp_path, 1)
+    run = dk.follow(tmp_path)
+    with pytest.raises(DeadlockError, match=r"rank 0 waits in recv\(src=1\) at t.py:3, rank 1"):
+        run.wait(60)
+    assert (run.ends, run.finished) == ({}, False)
+    with pytest.raises(StepError, match=r"train.py cannot .*: ranks 0, 1 are on a\. All ranks"):
+        run.step()
+    with pytest.raises(RunError, match=r"no rank of train\.py can be reached"):
+        run.interrupt()
+
+
+def test_a_rank_that_waits_less_long_than_its_clock_may_be_wrong_is_not_accused(
+    tmp_path: Path,
+) -> None:
+    waiting(tmp_path, 0)
+    waiting(tmp_path, 1, host="b", clock="b")  # no message tells how far the clocks are apart
+    run = dk.follow(tmp_path)
+    with pytest.raises(TimeoutError, match=r"train\.py still runs"):
+        run.wait(0.0)
+    assert "going on" in repr(run)
+    assert run.findings[0].hang  # as far as one knows
+
+
+def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
+    write(tmp_path, about(0), [(Op.BARRIER, 11.0, 12.0)], end="returned")
+    file = RankFile(tmp_path / "1.rank", about(1))
+    file.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 12.0))
+    file.close()
+    run = dk.follow(tmp_path)
+    assert run.ends == {0: "returned", 1: "raised ValueError: on purpose at t.py:7"}
+    assert "ended, rank 1 raised ValueError: on purpose at t.py:7" in repr(run)
+    with pytest.raises(RankError, match="ValueError: on purpose"):
+        run.wait()
+    with pytest.raises(StepError, match="ranks 0, 1 have ended"):
+        run.step()

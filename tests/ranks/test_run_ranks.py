@@ -405,7 +405,7 @@ def test_torchs_excepthook_is_not_put_around_itself() -> None:
     def hooks() -> list[str]:
         return [sys.excepthook.__module__, threading.excepthook.__module__]
 
-    assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank.rank"] * 2] * 2
+    assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank.release"] * 2] * 2
 
 
 def test_ranks_are_killed_when_their_time_is_over() -> None:

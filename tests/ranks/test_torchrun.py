@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from waiting import until
 
 import distkit as dk
 from distkit.cluster.processes.rank_spec import free_port
+from distkit.diagnosis.rank_state import Doing
+from distkit.errors import DeadlockError, StepError
 from distkit.events import Event, Op, State
+from distkit.following import Following
 from distkit.recording.rankfile import found, read
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
@@ -171,6 +175,97 @@ def waiting() -> bool:
     """True if two ranks have noted that they are blocked."""
     records = [read(path) for path in found([Path("trace")] if Path("trace").is_dir() else [])]
     return [row[2] for r in records for row in r.rows].count(State.BLOCKED) == 2
+
+
+def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
+    Path("train.py").write_text(HANGS)
+    command = [*TWO, "-m", "distkit.attach", "train.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        run = dk.follow(timeout=LONG)
+        why = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
+        with pytest.raises(DeadlockError, match=re.escape(why)):
+            run.wait(LONG)
+        assert (run.ends, run.finished) == ({}, False)  # nobody is ended unasked
+        assert "waiting for ever" in repr(run)
+        run.interrupt()
+        _, said = process.communicate(timeout=LONG)
+    assert said.count("Released: ended in a notebook that follows it\n[rank") + 1
+    for rank in (0, 1):
+        assert f"[rank{rank}]: {why}" in said
+    assert "recv(x, " not in said  # nothing of torch's frames
+    with pytest.raises(DeadlockError, match="All ranks have ended"):
+        run.wait(LONG)
+    assert run.ends == {0: "released", 1: "released"}
+    assert len(list(Path("trace").iterdir())) == 2
+
+
+STEPPED = """
+import sys, time
+import torch, torch.distributed as dist
+from pathlib import Path
+
+dist.init_process_group("gloo")
+over = torch.zeros(1)
+while not over:
+    over.fill_(dist.get_rank() == 0 and Path(sys.argv[1]).exists())
+    dist.all_reduce(over)
+    time.sleep(0.05)
+"""
+
+HOLDS = """
+import sys
+import distkit as dk
+
+stepper = dk.follow(timeout=float(sys.argv[1])).step()
+print(*[state.doing for state in stepper.next().moment.standings], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
+    Path("train.py").write_text(STEPPED)
+    word = tmp_path / "word"
+    running = subprocess.Popen([*TWO, "-m", "distkit.attach", "train.py", str(word)])
+    try:
+        run = dk.follow(timeout=LONG)
+        stepper = run.step()
+        calls = [len(stepper.next().trace.spans) for _ in range(3)]
+        assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one of each rank
+        blocked = stepper.next(rank=1).moment.standings
+        assert [s.doing for s in blocked] == [Doing.PAUSED, Doing.BLOCKED]
+        assert {e.summary.values for e in stepper.trace.events[-6:] if e.summary} == {(0.0,)}
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as second:  # one notebook at a time
+            assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
+        stepper.let_go()
+        seen = len(run.trace)
+        until(lambda: len(run.trace) > seen, within=LONG)
+        hang_up(run)
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDS, str(LONG)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as notebook:
+            assert notebook.stdout.readline().split() == ["paused", "paused"]
+            notebook.kill()
+        word.touch()
+        assert running.wait(LONG) == 0
+    finally:
+        running.terminate()
+        running.wait(LONG)
+    assert run.wait(LONG).ends == {0: "returned", 1: "returned"}
+    with pytest.raises(StepError, match="ranks 0, 1 have ended"):
+        run.step()
+
+
+def hang_up(run: Following) -> None:
+    """As if the run had been followed in a notebook whose kernel has ended."""
+    theirs, _ = run._held
+    for channel in theirs._lines.values():
+        channel.hang_up()
+    run._held = None
 
 
 def test_a_hang_that_a_time_limit_ends_is_explained() -> None:

@@ -4,25 +4,21 @@
   let anybody in. Each generation has a file of its own: joining twice on one store hangs.
   Ranks on several machines meet in a store of the kernel's, to which their tunnels lead.
 * gloo is pinned to one interface: loopback, or that which leads to the other machines.
-* A blocked gloo call cannot be interrupted, but its connections can be shut down: then
-  it raises at once, and a fresh generation takes some milliseconds. NCCL is told to abort: its
-  kernels end, and so does what waits for their stream, in Python or in C++.
+* A blocked gloo call ends when its connections are cut, and a fresh generation takes some
+  milliseconds. NCCL is told to abort: its kernels end, and so does what waits for their stream, in
+  Python or in C++.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import socket
-import stat
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +27,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.cluster.hosts.store import StoreClient
+from distkit.cluster.rank.wires import REST, Wires
 from distkit.recording.witness import LATE
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.rank_spec import Spec
-
-#: How long the threads of a group get to finish what they are doing [s].
-REST = 0.02
-
-#: A group that is to be left while much travels gets this long to come to rest [s].
-MOVING = 0.5
-
-#: TCP_INFO and its size; in it, how many bytes of a connection have arrived, there and here.
-_INFO, _BYTES = (11, 136), slice(120, 136)
-
-#: In it: how often the oldest packet was repeated, packets under way, how long no news came [ms].
-_ACKNOWLEDGED = struct.Struct("=2xB21xI28xI")
-
-#: A machine that acknowledges nothing for so long [s], and of so many repetitions, is not reached.
-UNHEARD, REPEATED = 1.0, 3
 
 #: NCCL gets so long to abort [s], on each rank by itself.
 ABORT = 1.0
@@ -75,10 +57,9 @@ class Group:
         self.spec = spec
         self.generation = -1
         self._joins = 0  # how often this generation was joined, should a script leave and return
-        self._severed = False
         self._claimed = False  # a script called init_process_group and was given this group
         self.keeps = False  # the groups that this run makes are for those after it, too
-        self._sockets: dict[int, int] = {}  # fd -> inode of the group's connections
+        self.wires = Wires()
         self._worlds: list[Any] = []  # the default groups of the past that a program may hold
         self._kept: list[Any] = []  # every group made, until it is safe to let go of it
         self.busy: list[dist.Work] = []  # the collectives that a run has left under way …
@@ -101,8 +82,8 @@ class Group:
                 dist.destroy_process_group()
             if self.spec.device != "cpu":
                 torch.cuda.empty_cache()  # what the run has left is for whoever shares the GPU
-        self.generation, self._joins, self._severed = generation, 0, False
-        self._sockets.clear()
+        self.generation, self._joins = generation, 0
+        self.wires.clear()
         self._let_go(keep=None)
         self._join()
         self._meet()
@@ -190,7 +171,7 @@ class Group:
     def intact(self) -> bool:
         """True if the next run can use this group: neither severed nor destroyed, and alone."""
         alone = self.keeps or len(c10d._world.pg_map) == 1
-        return not self._severed and self._joins == 1 and dist.is_initialized() and alone
+        return not self.wires.severed and self._joins == 1 and dist.is_initialized() and alone
 
     def made(self) -> int:
         """The number of groups made in this generation: torch names the next one by it."""
@@ -223,15 +204,7 @@ class Group:
 
         for module in (dist, c10d):
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
-        helper = c10d._new_process_group_helper
-
-        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            with self._noting_sockets():
-                made = helper(*args, **kwargs)
-            self._kept.append(made[0] if isinstance(made, tuple) else made)
-            return made
-
-        c10d._new_process_group_helper = new_process_group_helper
+        self.wires.note_groups(self._kept.append)
 
     def leave_user_calls(self) -> None:
         """Let ``init_process_group`` be torch's own again."""
@@ -247,32 +220,11 @@ class Group:
                     f"Leave {name} out, or start as many ranks as the script wants."
                 )
 
-    # -- cutting the wires ------------------------------------------------------
-
-    @contextmanager
-    def _noting_sockets(self) -> Iterator[None]:
-        """Remember the connections that are opened meanwhile: they are the group's."""
-        before = set(_connections())
-        try:
-            yield
-        finally:
-            for fd, inode in _connections():
-                if (fd, inode) not in before:
-                    self._sockets[fd] = inode
-
     def sever(self) -> None:
-        """Shut the group's connections down, so that a call blocked on them raises.
-
-        Only for reading: gloo then closes them itself, and what it still writes does not fail.
-        Only connected sockets: to shut gloo's listening socket down aborts the process.
-        """
-        if self.spec.backend == "nccl" and not self._severed:
+        """Have what is blocked on the group raise: cut its wires, and abort NCCL."""
+        if self.spec.backend == "nccl" and not self.wires.severed:
             self._abort()
-        for wire in self._wires():
-            with suppress(OSError):
-                wire.shutdown(socket.SHUT_RD)
-        self._sockets.clear()
-        self._severed = True
+        self.wires.sever()
 
     def _abort(self) -> None:
         """End what NCCL does on the GPU, in all groups at once: one may wait for another's kernels.
@@ -290,62 +242,10 @@ class Group:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def rest(self, wait: Callable[[float], bool]) -> None:
-        """Wait until nothing travels on the group's connections, or ``wait`` says to go on.
-
-        gloo forgets what it is writing or reading when a connection breaks, and whoever waits for
-        it waits for ever (``Pair::signalException`` in its ``transport/tcp/pair.cc``).
-        """
-        before, end = None, time.monotonic() + MOVING
-        with suppress(OSError):  # only Linux tells
-            while time.monotonic() < end:
-                now = [w.getsockopt(socket.IPPROTO_TCP, *_INFO)[_BYTES] for w in self._wires()]
-                if now == before or wait(REST):
-                    return
-                before = now
-
-    def unreached(self) -> list[str]:
-        """The addresses of other machines that do not acknowledge what was sent to them."""
-        lost = set()
-        for wire in self._wires():
-            with suppress(OSError, struct.error):  # only Linux tells; or it has just been closed
-                repeated, unacknowledged, silent = _ACKNOWLEDGED.unpack(
-                    wire.getsockopt(socket.IPPROTO_TCP, *_INFO)[: _ACKNOWLEDGED.size]
-                )
-                if repeated >= REPEATED and unacknowledged and silent > 1000 * UNHEARD:
-                    lost.add(str(wire.getpeername()[0]))
-        return sorted(lost)
-
-    def _wires(self) -> Iterator[socket.socket]:
-        """The group's connections that are open, each while it is looked at."""
-        open_now = dict(_connections())
-        for fd, inode in self._sockets.items():
-            if open_now.get(fd) == inode:
-                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as wire:
-                    yield wire
-
 
 def _quietly(call: Callable[[], object]) -> None:
     with suppress(Exception):
         call()
-
-
-def _connections() -> list[tuple[int, int]]:
-    """``(fd, inode)`` of this process's connected TCP sockets."""
-    found = []
-    for name in Path("/dev/fd").iterdir():
-        fd = int(name.name)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISSOCK(status.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(fd)) as s:
-                if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
-                    s.getpeername()
-                    found.append((fd, status.st_ino))
-        except OSError:  # closed meanwhile, or not connected
-            continue
-    return found
 
 
 # -- the store that the group meets in --------------------------------------------------------

@@ -13,13 +13,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -32,6 +30,7 @@ from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
+from distkit.cluster.rank.release import Released, Releases
 from distkit.cluster.rank.settings import Settings, outside_of_loops
 from distkit.cluster.runs.outcome import SIGINT, Failure, Outcome, describe, outline, text
 from distkit.events import P2P, WORLD
@@ -42,50 +41,11 @@ from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
 from distkit.recording.witness import RollCall, Witness, enter_together
 
-
-class Gate:
-    """Holds a rank before each of its communications until it is let go.
-
-    It stands in the tap's hook, so that every program passes it, DDP's C++ reducer included. The
-    word to go on comes from another thread: the rank's main thread is the one that waits here.
-    What the others see of a waiting rank is an operation that is *scheduled* and not *started*;
-    :class:`distkit.diagnosis.rank_state.WaitForGraph` is the rule that makes sense of that.
-
-    ``arrived`` is called when a communication has to wait here.
-    """
-
-    def __init__(self) -> None:
-        self.arrived: Callable[[], None] = lambda: None
-        self._permits: float = 0
-        self._changed = threading.Condition()
-
-    def allow(self, count: int | None) -> None:
-        """Let ``count`` more through, or all there will be when None. From any thread."""
-        with self._changed:
-            self._permits += float("inf") if count is None else count
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait for a permit and use it up."""
-        with self._changed:
-            if not self._permits:
-                self.arrived()
-                self._changed.wait_for(lambda: self._permits)
-            self._permits -= 1
-
-
 #: The notebook's backend for matplotlib, and the one that takes its place on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
 
-#: A release that a destructor has swallowed is repeated after this long [s].
-AGAIN = 0.005
-
 #: Tells the starter something about the run: a kind, and what.
 Emit = Callable[[str, Any], None]
-
-
-class Released(BaseException):
-    """Raised inside a function that is ended because another rank failed, or by interrupt()."""
 
 
 class Rank:
@@ -106,16 +66,10 @@ class Rank:
             "__name__": "__main__",
         }
         self._pid, self._in_cell = os.getpid(), False
-        self._running: int | None = None  # number of the run whose function is executing
-        self._pulled = False  # out of its function, by the starter
-        self._released = 0  # the latest run that the starter wanted ended
+        self.releases = Releases(self.group.wires, self.group.sever)
         self._shown = 0  # figures of this run
         self._talking: set[int] = set()  # threads that have communicated in this run
-        self._obeying = threading.Lock()
-        self._let_go = threading.Event()  # the run that executes is released
-        self._out = threading.Event()  # no function is executing
         self._box = BlackBox(Path(spec.folder, f"rank-{spec.rank}.box"))
-        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
 
     def start(self) -> None:
         """Take on the starter's surroundings, and watch the lifeline from now on."""
@@ -146,7 +100,7 @@ class Rank:
         self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
         builtins.input = _no_keyboard
         interpreter.look_after_children(self._forget)
-        self._keep_releases_quiet()
+        self.releases.keep_quiet()
         interpreter.explain_launchers(spec.rank)
         self.modules = interpreter.Modules()
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
@@ -162,89 +116,17 @@ class Rank:
         """Obey the starter's words; end with the starter."""
         try:
             while True:
-                word, run, *what = self.lifeline.recv()
-                if word == "release":
-                    self._release(run)
-                elif word == "go":
-                    self._gates[run].allow(*what)
+                self.releases.obey(*self.lifeline.recv())
         except EOFError:
             os.killpg(0, signal.SIGKILL)
-
-    def _release(self, run: int) -> None:
-        """Get the main thread out of whatever it waits in, or not let it begin."""
-        with self._obeying:
-            self._released = run
-            if run != self._running:
-                return
-            self._pulled = True
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            self._gates[run].allow(None)  # another thread may wait there
-            self._let_go.set()
-        self.group.rest(self._out.wait)
-        with self._obeying:
-            if run == self._running:
-                self.group.sever()
-
-    def _keep_releases_quiet(self) -> None:
-        """Print nothing that a release leads to: not what destructors and threads say to it.
-
-        A destructor swallows the release, too: then it is repeated.
-        """
-        show, unraisable, in_thread = sys.excepthook, sys.unraisablehook, threading.excepthook
-
-        def excepthook(kind: type[BaseException], *error: Any) -> None:
-            if not issubclass(kind, Released):  # Cython comes here before the next one
-                show(kind, *error)
-
-        def unraisablehook(what: Any) -> None:
-            if issubclass(what.exc_type, Released):
-                threading.Timer(AGAIN, self._pull).start()
-            elif not self._pulled:
-                unraisable(what)
-
-        def threads_excepthook(what: Any) -> None:
-            if not self._pulled:
-                in_thread(what)
-
-        sys.excepthook, sys.unraisablehook = excepthook, unraisablehook
-        threading.excepthook = threads_excepthook
-
-    def _pull(self) -> None:
-        """Have the main thread raise, while it is in the function that is to end."""
-        with self._obeying:
-            if self._pulled and self._running is not None:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    @contextmanager
-    def _releasable(self, run: int) -> Iterator[None]:
-        """While inside, the starter may end the function from outside."""
-
-        def on_signal(number: int, frame: Any) -> None:
-            if self._pulled and _imports_a_library(frame):
-                threading.Timer(AGAIN, self._pull).start()
-            elif self._running is not None:
-                raise Released if self._pulled else KeyboardInterrupt(SIGINT)
-
-        before = signal.signal(signal.SIGINT, on_signal)
-        self._pulled, self._running, self._shown = False, run, 0
-        self._out.clear()
-        try:
-            if self._released == run:  # the word was quicker than the call
-                raise Released
-            yield
-        finally:
-            self._running = None  # a signal from now on does nothing …
-            self._out.set()
-            with self._obeying:  # … and has come before the handler goes
-                signal.signal(signal.SIGINT, before)
 
     # -- one run ----------------------------------------------------------------
 
     def show(self, picture: bytes) -> int:
         """Have the notebook show a PNG picture; returns how many this run has shown."""
         self._shown += 1
-        if self._running is not None and self._shown <= sys.modules[FIGURES].MOST:
-            self.outbox.emit(self._running, "figure", picture)
+        if self.releases.running is not None and self._shown <= sys.modules[FIGURES].MOST:
+            self.outbox.emit(self.releases.running, "figure", picture)
         return self._shown
 
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
@@ -257,7 +139,7 @@ class Rank:
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
         outcome, run = Outcome(self.spec.rank, intact=True), options["run"]
-        self._talking = set()
+        self._talking, self._shown = set(), 0
         try:
             if options["generation"] is None:
                 self.group.stay_out()
@@ -270,7 +152,7 @@ class Rank:
                 ExitStack() as after,
                 self._recording(options, emit, outcome),
                 self._undoing(outcome) as settings,
-                self._releasable(run),
+                self.releases.releasable(run, _interrupted),
                 outside_of_loops(),
                 self._kvstore(run, options.get("life", 0), emit),
             ):
@@ -288,16 +170,16 @@ class Rank:
         except BaseException as error:
             outcome.error = self._tell(error, emit)
             outcome.gpu_ruined = gpu.is_ruined(error)
-        outcome.intact = outcome.intact and not self._pulled and self.group.intact()
+        outcome.intact = outcome.intact and not self.releases.pulled and self.group.intact()
         outcome.groups_made = self.group.made()
         outcome.zombie_threads = any(
-            self._pulled or t.ident in self._talking for t in recorder.busy_threads()
+            self.releases.pulled or t.ident in self._talking for t in recorder.busy_threads()
         )
         return outcome
 
     def _tell(self, error: BaseException, emit: Emit) -> Failure:
         """Describe an exception; tell the starter what is known of it as soon as it is."""
-        released = self._pulled or issubclass(type(error), Released)
+        released = self.releases.pulled or issubclass(type(error), Released)
         emit("failing", outline(error, released=released))  # to say more may not end well
         told = describe(error, released=released)
         said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
@@ -320,7 +202,7 @@ class Rank:
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
         if self.group.generation >= 0:  # who takes a dead one's place comes alone
-            self._enter(self._running or 0)
+            self._enter(self.releases.running or 0)
         try:
             value = fn(*args, **kwargs)
         finally:
@@ -394,7 +276,7 @@ class Rank:
         tap.groups.on_group = on_group
         tap.on_threads = partial(emit, "threads")
         if mine.stepped:
-            gate = self._gates[run]
+            gate = self.releases.gates[run]
             gate.arrived = mine.hurry
             tap.before.append(lambda op, nbytes: gate.wait())
         strikes = [] if (made := options.get("trouble")) is None else [OnRank(made, self.spec.rank)]
@@ -407,10 +289,10 @@ class Rank:
             tap.before.clear()
             tap.groups.on_group = tap.witness = None
             witness.close()
-            self._gates.clear()
+            self.releases.gates.clear()
             tap.settle()
             self.group.busy = [work for work, op in tap.open if op not in P2P]
-            self.group.released = self._pulled
+            self.group.released = self.releases.pulled
             outcome.intact = not (tap.broken or tap.open)
             outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
             self._talking = set(tap.threads)
@@ -427,7 +309,7 @@ class Rank:
         def emit_more(kind: str, what: Any) -> None:
             nonlocal known
             emit(kind, what)
-            if kind in ("rows", "waits") and (now := self.group.unreached()) != known:
+            if kind in ("rows", "waits") and (now := self.group.wires.unreached()) != known:
                 known = now
                 emit("unreached", now)
 
@@ -438,19 +320,14 @@ class Rank:
         spec, rollcall = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # it is in memory that all ranks see
             rollcall = RollCall(Path(spec.folder), run, spec.rank)
-        self._let_go.clear()
-        witness = Witness(emit, rollcall, self._let_go.wait)
+        self.releases.let_go.clear()
+        witness = Witness(emit, rollcall, self.releases.let_go.wait)
         witness.meet(WORLD, list(range(spec.world_size)))  # new_group may be the first call
         return witness
 
 
-def _imports_a_library(frame: FrameType | None) -> bool:
-    """True if a library is being imported: half a library would stay in this process."""
-    while frame is not None and not recorder.is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt(SIGINT)
 
 
 def _no_keyboard(prompt: object = "") -> str:

@@ -95,19 +95,8 @@ class Run:
         if error is not None:
             error.run = self
         if isinstance(error, DeadlockError):
-            error.draw = self._draw_waits
+            error.draw = lambda: draw_waits(self.trace)
         return error
-
-    def _draw_waits(self) -> dict[str, str]:
-        """Who waits for whom, for every kind of front end; empty if nobody does."""
-        from distkit.views.scene.svg import dark
-        from distkit.views.scene.waits import waits_svg
-        from distkit.views.widget.snapshot import as_picture
-
-        states = standings(self.trace)
-        drawn = waits_svg(states)
-        words = "; ".join(["who waits for whom", *map(str, states)])
-        return as_picture(drawn, words, dark=dark(drawn)) if drawn else {}
 
     @property
     def replaced(self) -> list[dict[str, Any]]:
@@ -200,6 +189,18 @@ class Run:
             told = report.unreadable(outcome.rank, outcome.result_type, error)
             self._unreadable = self._unreadable or told
             return None
+
+
+def draw_waits(trace: Trace) -> dict[str, str]:
+    """Who waits for whom, for every kind of front end; empty if nobody does."""
+    from distkit.views.scene.svg import dark
+    from distkit.views.scene.waits import waits_svg
+    from distkit.views.widget.snapshot import as_picture
+
+    states = standings(trace)
+    drawn = waits_svg(states)
+    words = "; ".join(["who waits for whom", *map(str, states)])
+    return as_picture(drawn, words, dark=dark(drawn)) if drawn else {}
 
 
 @contextmanager

@@ -135,14 +135,19 @@ class Stepper:
         Raises:
             RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
         """
-        self.pause()
         if self.run.finished:
             return self.run.wait()
-        self._lockstep.let_go(self.ranks, None)
+        self.let_go()
         try:
             return self.run.wait()
         finally:
             self._note(())
+
+    def let_go(self) -> None:
+        """Let everybody go on to the end, and do not wait for it."""
+        self.pause()
+        if not self.run.finished:
+            self._lockstep.let_go(self.ranks, None)
 
     def stop(self) -> None:
         """End the run on every rank, wherever it is; the cluster stays usable."""

@@ -328,7 +328,8 @@ def _words(bar: Json, lanes: dict[int, Json], open_: str) -> list[str]:
     op, peer = bar["op"], lanes.get(bar.get("peer", -1), {}).get("name", "")
     called = f"{op}({bar.get('label', '')})" if bar["kind"] == "store" else op
     if bar["kind"] == "mark":
-        return [bar.get("label", ""), "!" if op == "touch" else ""]
+        label = bar.get("label", "")
+        return [label, label.partition(" (")[0], "!" if op == "touch" else ""]
     if bar["state"] == "failed":
         return [f"✕ {op} failed", "✕"]
     if bar["state"] == "scheduled":

@@ -1,7 +1,8 @@
 """Recording a rank that somebody else has started: torchrun, Slurm, MPI, or a shell.
 
 Its process group, its store and its devices are the script's own; the tap notes what passes. What
-is noted goes into a file of the rank, which ``distkit replay FOLDER`` merges with the others'.
+is noted goes into a file of the rank, which ``distkit replay FOLDER`` merges with the others'. A
+notebook of the same machine may take up the rank's line, and hold it, or let it go, by that.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import atexit
 import builtins
 import faulthandler
 import os
+import pickle
 import runpy
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -24,6 +28,9 @@ from typing import Any
 
 import torch
 
+from distkit.cluster.rank.line import RUN, Line
+from distkit.cluster.rank.release import Released, Releases
+from distkit.cluster.rank.wires import Wires
 from distkit.errors import StartError
 from distkit.events import WORLD
 from distkit.recording import recorder as _recorder
@@ -100,30 +107,60 @@ class Attached:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = RankFile(folder / f"{name}{SUFFIX}", about)
             self._beside = [folder / f"{name}.box", folder / f"{name}.fault"]
             self._box = BlackBox(self._beside[0], encode)
             self._fault = self._beside[1].open("wb")
+            self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
+            self._after = ExitStack()
+            self._line = self._offer_line()
+            about["line"] = "" if self._line is None else self._line.path
+            self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
             raise StartError(
                 f"{folder}: the files of the ranks cannot be written there ({error.strerror}). "
                 "Name another folder."
             ) from error
         self._pid, self._end = os.getpid(), ("returned", "", "")
-        self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
-        self._sources = set[str]()
+        self._sources, self._written = set[str](), 0
+        self._waits: Any = None  # what it waits in since the last beat
         self._install()
         self._hear_signals()
         self._flusher = _Flusher(self._recorder, self._emit, self._beat)
+
+    def _offer_line(self) -> Line | None:
+        """Let a notebook of this machine take this rank up, if there can be such a line."""
+        if threading.current_thread() is not threading.main_thread():  # it has to hear signals
+            return None
+        wires = Wires()
+        releases = Releases(wires, wires.sever)
+        try:
+            line = Line(releases, self._set_stepped, lambda: self._recorder.hurry())
+        except (StartError, OSError):  # it is recorded all the same
+            return None
+        wires.note_groups()
+        releases.keep_quiet()
+        handler = signal.getsignal(signal.SIGINT)
+        stock = handler if callable(handler) else lambda number, frame: None
+        self._after.enter_context(releases.releasable(RUN, stock))
+        self._after.callback(line.close)
+        return line
+
+    def _set_stepped(self, on: bool) -> None:
+        """Stop before each communication, or go on for good."""
+        if self._line is None:
+            return
+        if on and self._line.pass_by not in tap.before:
+            tap.before.append(self._line.pass_by)
+        self._recorder.stepped = on
 
     def _install(self) -> None:
         """Put the hooks in place."""
         tap.install()
         look_after_backward()
         # nothing is compared before the backend sees it: the ranks may be on any hosts
-        tap.witness = Witness(self._file.note, None, lambda: None)
+        tap.witness = Witness(self._note, None, lambda: None)
         tap.groups.on_group = self._on_group
-        tap.on_threads = partial(self._file.note, "threads")
+        tap.on_threads = partial(self._note, "threads")
         _recorder.set_current(self._recorder)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
@@ -134,17 +171,28 @@ class Attached:
     def _on_group(self, name: str, members: list[int]) -> None:
         import torch.distributed as dist
 
-        self._file.note("group", (name, members))
+        self._note("group", (name, members))
         if name == WORLD:
             self._recorder.rank = dist.get_rank()  # a script may number the ranks as it likes
             self._file.note("world", (dist.get_rank(), len(members)))
 
+    def _note(self, kind: str, what: Any) -> None:
+        """Write down a fact, and tell it to whoever listens."""
+        self._file.note(kind, what)
+        if self._line is not None:
+            self._line.emit(kind, what)
+
     def _emit(self, kind: str, what: Any) -> None:
-        """Write what the flusher brings."""
+        """Write what the flusher brings, and tell it to whoever listens."""
         if kind == "rows":
-            _, rows = what
+            count, rows = what
             self._add_sources(rows)
             self._file.rows(rows)
+            self._written += count
+        else:
+            self._waits = what
+        if self._line is not None and self._line.heard:
+            self._line.emit(kind, what if kind == "waits" else (count, pickle.dumps(rows)))
 
     def _add_sources(self, rows: list[Row]) -> None:
         """Add the text of each file whose lines are seen for the first time."""
@@ -161,13 +209,16 @@ class Attached:
         lost = self._recorder.dropped + self._file.lost
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         told = lost, self._recorder.without_values, dict(self._recorder.unseen), cuda
-        self._file.note("beat", (time.monotonic(), time.time(), *told))
+        self._file.note("beat", (time.monotonic(), time.time(), self._waits, *told))
+        self._waits = None
+        if self._line is not None:
+            self._line.take_up(self._written)
 
     # -- the end --------------------------------------------------------------------------------
 
     def ended(self, error: BaseException) -> None:
         """Note the exception that ends the rank."""
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, (KeyboardInterrupt, Released)):
             self._end = "released", "", ""
         elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._end = "raised", *told(error)
@@ -182,6 +233,11 @@ class Attached:
         """Print a traceback as without us: it begins in the script."""
         if os.getpid() == self._pid:
             self.ended(error)
+        if isinstance(error, Released):  # all else is of the way out
+            error.__suppress_context__ = True
+            users = [one for one in _links(at) if is_users(one.tb_frame.f_code.co_filename)]
+            for last in users[-1:]:
+                last.tb_next = None
         while at is not None and at.tb_next and not is_users(at.tb_frame.f_code.co_filename):
             at = at.tb_next
         stock(kind, error.with_traceback(at), at)
@@ -196,6 +252,7 @@ class Attached:
         self._file.note("unwaited", unwaited)
         self._file.note("end", (*self._end, time.monotonic()))
         self._file.close()
+        self._after.close()
         self._hear_no_signals()
         for path in self._beside:
             path.unlink(missing_ok=True)
@@ -204,6 +261,9 @@ class Attached:
         """In a child: it is no rank."""
         _recorder.set_current(None)
         self._hear_no_signals()
+        if self._line is not None:
+            self._line.close_here()
+            self._line = None
 
     def _hear_signals(self) -> None:
         """Have the interpreter write down which signal ends the rank, also out of a call of C++.
@@ -222,6 +282,12 @@ class Attached:
         if self._tells_crashes:
             faulthandler.disable()
         self._fault.close()
+
+
+def _links(at: TracebackType | None) -> Iterator[TracebackType]:
+    while at is not None:
+        yield at
+        at = at.tb_next
 
 
 class _Flusher(Flusher):

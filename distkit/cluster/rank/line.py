@@ -1,0 +1,141 @@
+"""A line that a rank offers, which others have started: a notebook of this machine takes it up.
+
+It carries what a lifeline does, but nobody depends on it: when it breaks, the rank goes on. It is
+a Unix socket in a folder that only this user can enter, so whoever speaks is this user.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from distkit.cluster.processes import folders
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.rank.release import Gate, Releases
+from distkit.events import Op
+
+#: The number of a rank's only run.
+RUN = 1
+
+#: A notebook that takes nothing for so long has lost the line [s], as SO_SNDTIMEO has it.
+_PATIENCE = struct.pack("ll", 2, 0)
+
+_NAME = "line"
+
+
+class Line:
+    """The rank's end.
+
+    Args:
+        releases: obeys what comes.
+        stepped: called with True when the rank is to be paused before each communication, with
+            False when that is over.
+        hurry: called when somebody waits: has :meth:`take_up` called, and events told.
+
+    Raises:
+        StartError, OSError: there can be no such line here.
+    """
+
+    def __init__(
+        self, releases: Releases, stepped: Callable[[bool], None], hurry: Callable[[], None]
+    ) -> None:
+        folders.sweep(tempfile.gettempdir())
+        folder, self._held = folders.make()
+        self.path = f"{folder}/{_NAME}"
+        self._releases, self._stepped, self._hurry = releases, stepped, hurry
+        self._new: Channel | None = None  # taken up, and not greeted
+        self._channel: Channel | None = None
+        self._is_stepped = False
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen(1)
+        threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
+
+    def pass_by(self, op: Op, nbytes: int) -> None:
+        """Stand at the gate: a hook of the tap's."""
+        self._releases.gates[RUN].wait()
+
+    def take_up(self, written: int) -> None:
+        """Tell a new listener how many events are in the file; the others come from now on."""
+        if self._new is not None:
+            self._channel, self._new = self._new, None
+            self.emit("begun", written)
+
+    def emit(self, kind: str, what: Any) -> None:
+        """Tell whoever listens."""
+        channel = self._channel
+        if channel is not None:
+            try:
+                channel.send((RUN, kind, what))
+            except OSError:
+                channel.hang_up()
+
+    @property
+    def heard(self) -> bool:
+        """True if somebody listens."""
+        return self._channel is not None
+
+    def close(self) -> None:
+        """The rank ends."""
+        if self._channel is not None:
+            self._channel.hang_up()
+        self.close_here()
+        shutil.rmtree(Path(self.path).parent, ignore_errors=True)
+
+    def close_here(self) -> None:
+        """In a process that the rank has forked: it has no line."""
+        for end in (self._listener, self._channel):
+            if isinstance(end, Channel):
+                end.close_here()
+            elif end is not None:
+                end.close()
+
+    def _listen(self) -> None:
+        with suppress(OSError):  # the rank ends
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
+                self._serve(Channel(sock))
+
+    def _serve(self, channel: Channel) -> None:
+        self._new = channel
+        self._hurry()
+        with suppress(EOFError):
+            while True:
+                self._obey(*channel.recv())
+        self._channel = self._new = None
+        self._obey("go", RUN, None)
+        channel.close()
+
+    def _obey(self, word: str, run: int, *what: Any) -> None:
+        if word == "step":
+            if not self._is_stepped:
+                gate = self._releases.gates[RUN] = Gate()
+                gate.arrived = self._hurry
+            self._set_stepped(True)
+            return
+        self._releases.obey(word, run, *what)
+        if (word, *what) == ("go", None):
+            self._set_stepped(False)
+
+    def _set_stepped(self, on: bool) -> None:
+        self._is_stepped = on
+        self._stepped(on)
+
+
+def is_mine(path: str) -> bool:
+    """True if a rank of this user and this machine offers this line."""
+    with suppress(OSError):
+        status = Path(path).parent.lstat()
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        return private and status.st_uid == os.getuid() and Path(path).is_socket()
+    return False

@@ -1,0 +1,147 @@
+"""A run of ranks that others have started, taken up by the lines that they offer on this machine.
+
+What they did before is in their files; from then on they tell it as a cluster's ranks do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pickle import dumps
+from typing import Any
+
+from distkit.cluster.processes.channel import Channel, lines
+from distkit.cluster.rank.line import RUN
+from distkit.cluster.runs.conductor import Conductor, RankController
+from distkit.cluster.runs.outcome import Failure, Frame, Outcome
+from distkit.errors import RunError
+from distkit.recording import merge, rankfile
+from distkit.recording.rankfile import Record
+
+#: A rank that does not answer for so long is held by another notebook, or stopped [s].
+ANSWERS = 5.0
+
+#: The facts that a rank's file has, too.
+_FACTS = "group", "raising", "threads", "unreduced"
+
+
+class OthersRun(Conductor):
+    """Their launcher sees such a run to its end: nobody is released unless somebody asks.
+
+    Args:
+        records: of the ranks, by their number.
+        meta: the facts about them, for the trace.
+    """
+
+    def __init__(self, records: Mapping[int, Record], meta: dict[str, Any]) -> None:
+        program = next(iter(records.values())).about["program"]
+        super().__init__(program, RUN, [*records], meta, wait_forever=True)
+        self._files = {rank: record.path for rank, record in records.items()}
+        self._afterwards = "their launcher decides what follows"
+
+    def hear_history(self, rank: int, events: int) -> None:
+        """Take in what a rank has written, as far as it does not tell it."""
+        record = rankfile.read(self._files[rank])
+        for kind in _FACTS:
+            for fact in record.notes.get(kind, ()):
+                self.hear(rank, kind, fact)
+        self._add(rank, record.rows[:events])
+
+    def hear_end(self, rank: int) -> None:
+        """A rank's line has broken: its file tells the rest."""
+        record = rankfile.read(self._files[rank])
+        self._add(rank, record.rows[self.live.rows[rank] :])
+        self.add_outcome(outcome(rank, merge.end_of(record), ended=rank in self._killed))
+
+    def _add(self, rank: int, rows: list[Any]) -> None:
+        self.hear(rank, "rows", (len(rows), dumps(rows)))
+
+    def _release(self, controller: RankController) -> None:
+        self._until(lambda: self._interrupted or not self.waiting)
+        if self.waiting:
+            super()._release(controller)
+
+
+def outcome(rank: int, end: Mapping[str, Any] | None, *, ended: bool = False) -> Outcome:
+    """The outcome of a rank by what its file says of its end; None: nothing.
+
+    ``ended``: it was ended here.
+    """
+    if ended or end is None or end["how"] == "died":
+        return Outcome(rank, died="killed" if end is None else end["text"], released=ended)
+    if end["how"] == "returned":
+        return Outcome(rank)
+    kind, _, text = end["text"].partition(": ")
+    file, _, line = end["where"].rpartition(":")
+    frames: list[Frame] = [(file, int(line), "", None)] if file else []
+    released = end["how"] == "released"
+    return Outcome(rank, error=Failure(kind, text, frames, end["time"], released=released))
+
+
+class TheirRanks(RankController):
+    """The ranks of such a run, by their lines.
+
+    Raises:
+        RunError: one does not answer.
+    """
+
+    def __init__(self, run: OthersRun, records: Mapping[int, Record]) -> None:
+        self.why = "ended in a notebook that follows it"  # for the ranks that are released
+        self._pids = {rank: record.about["pid"] for rank, record in records.items()}
+        self._lines: dict[int, Channel] = {}
+        for rank, record in records.items():
+            self._lines[rank] = self._take_up(run, rank, record.about["line"])
+        for rank, channel in self._lines.items():
+            hear = partial(_hear, run, rank)
+            lines().add(channel, hear, partial(run.hear_end, rank))
+
+    def _take_up(self, run: OthersRun, rank: int, path: str) -> Channel:
+        sock = socket.socket(socket.AF_UNIX)
+        channel = Channel(sock)
+        sock.settimeout(ANSWERS)
+        try:
+            sock.connect(path)
+            while (said := channel.recv())[1] != "begun":
+                run.hear(rank, *said[1:])
+        except (OSError, EOFError) as error:
+            for taken in (channel, *self._lines.values()):
+                taken.close()
+            raise RunError(
+                f"rank {rank} does not answer. Another notebook may hold it, or it is stopped or "
+                "ending: try again, or look at it in the terminal of its launcher."
+            ) from error
+        sock.settimeout(None)
+        run.hear_history(rank, said[2])
+        run.hear(rank, "begun", None)
+        return channel
+
+    def go(self, ranks: Iterable[int], count: int | None) -> None:
+        """Let these ranks through the gate ``count`` times, or for good when None."""
+        self._tell(ranks, "go", RUN, count)
+
+    def step(self) -> None:
+        """Have all ranks stop before each communication."""
+        self._tell(self._lines, "step", RUN)
+
+    def release(self, ranks: Iterable[int], run: int) -> None:
+        """RankController: have these ranks raise, wherever they are."""
+        self._tell(ranks, "release", run, self.why)
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """RankController: end these ranks' processes, whose lines are open: they are there."""
+        for rank in ranks:
+            with suppress(OSError):
+                os.kill(self._pids[rank], signal.SIGKILL)
+
+    def _tell(self, ranks: Iterable[int], *words: Any) -> None:
+        for rank in ranks:
+            with suppress(OSError):  # it has just ended
+                self._lines[rank].send(words)
+
+
+def _hear(run: OthersRun, rank: int, message: tuple[int, str, Any]) -> None:
+    run.hear(rank, *message[1:])

@@ -1,0 +1,113 @@
+"""The line of a rank of others: who may take it up, what it obeys, and what its end leaves."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from distkit.cluster.processes.channel import Channel
+from distkit.cluster.rank.line import RUN, Line, is_mine
+from distkit.cluster.rank.release import Releases
+from distkit.cluster.rank.wires import Wires
+from distkit.events import Op
+
+
+class Rank:
+    """A rank with a line; ``passed`` counts its communications."""
+
+    def __init__(self) -> None:
+        wires = Wires()
+        self.releases = Releases(wires, wires.sever)
+        self.passed, self.stepped = 0, list[bool]()
+        self.line = Line(self.releases, self.stepped.append, self.hurry)
+
+    def hurry(self) -> None:
+        self.line.take_up(7)
+
+    def communicate(self, times: int) -> threading.Thread:
+        def work() -> None:
+            for _ in range(times):
+                self.line.pass_by(Op.BARRIER, 0)
+                self.passed += 1
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.line.close()
+    assert not Path(made.line.path).parent.exists()
+
+
+def call(rank: Rank) -> Channel:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(rank.line.path)
+    return Channel(sock)
+
+
+def test_whoever_listens_hears_what_is_not_in_the_file(rank: Rank) -> None:
+    rank.line.emit("rows", "lost on nobody")
+    assert not rank.line.heard
+    caller = call(rank)
+    assert caller.recv() == (RUN, "begun", 7)
+    rank.line.emit("rows", "some")
+    assert caller.recv() == (RUN, "rows", "some")
+    caller.close()
+
+
+def test_the_gate_opens_when_the_notebook_is_gone(rank: Rank) -> None:
+    caller = call(rank)
+    caller.recv()
+    caller.send(("step", RUN))
+    until(lambda: rank.stepped == [True])
+    thread = rank.communicate(5)
+    caller.send(("go", RUN, 2))
+    until(lambda: rank.passed == 2)
+    caller.send(("step", RUN))  # it is: nobody is left behind at another gate
+    caller.send(("go", RUN, 1))
+    until(lambda: rank.passed == 3)
+    assert thread.is_alive()
+    caller.close()
+    thread.join(60)
+    assert (rank.passed, rank.stepped[-1]) == (5, False)
+
+
+def test_a_notebook_after_another(rank: Rank) -> None:
+    for _ in range(2):
+        caller = call(rank)
+        caller.recv()
+        caller.send(("step", RUN))
+        until(lambda: rank.stepped[-1:] == [True])
+        thread = rank.communicate(2)
+        caller.send(("go", RUN, None))
+        thread.join(60)
+        assert not thread.is_alive()
+        caller.close()
+        until(lambda: not rank.line.heard)
+
+
+def test_a_line_of_somebody_else_is_none(rank: Rank, tmp_path: Path) -> None:
+    assert is_mine(rank.line.path)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "s"))
+        tmp_path.chmod(0o755)
+        assert not is_mine(str(tmp_path / "s"))  # others can enter the folder
+    assert not is_mine("")
+    assert not is_mine(str(tmp_path / "none"))
+
+
+def test_a_reader_that_stands_still_is_left(rank: Rank, monkeypatch: Any) -> None:
+    caller = call(rank)
+    caller.recv()
+    until(lambda: (rank.line.emit("rows", bytes(1 << 20)), not rank.line.heard)[1], within=60)
+    caller.close()
