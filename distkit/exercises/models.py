@@ -195,6 +195,24 @@ def _why_loss(said: Any, right: float, losses: list[float], rows: list[int]) -> 
     return "this is the sum of the means" if same(said, sum(losses)) else ""
 
 
+# -- 14: GPU ranks -----------------------------------------------------------------------------
+
+
+def ranks_that_fit(memory: float, context: float, parameters: int, activations: float) -> int:
+    """Adam in float32: weight, gradient and two moments of each parameter, 4 bytes each."""
+    return int(memory // (context + 16 * parameters + activations))
+
+
+def _why_fit(
+    said: Any, right: int, memory: float, context: float, parameters: int, activations: float
+) -> str:
+    if said == memory // (16 * parameters + activations):
+        return "each process has a context of its own"
+    if said == memory // (context + 4 * parameters + activations):
+        return "Adam keeps a gradient and two moments beside each weight"
+    return "no part of a rank fits: round down" if same(said, right + 1) else ""
+
+
 # -- the exercises -----------------------------------------------------------------------------
 
 _LINKS = (Link(1.0, 0.001), Link(5e-6, 8e-11))
@@ -419,6 +437,32 @@ TASKS: list[Task] = [
                 "divide by their number",
             ),
             (lambda losses, rows: sum(losses), "this is the sum of the means"),
+        ),
+    ),
+    Task(
+        "ranks_that_fit",
+        "ranks_that_fit(memory, context, parameters, activations)",
+        "return how many ranks that train with Adam in float32 fit on one GPU",
+        "memory is the GPU's, context what CUDA takes for each process, activations those of a "
+        "rank [bytes].\nparameters counts numbers.",
+        ranks_that_fit,
+        (
+            "For each parameter there are a weight, a gradient and Adam's two moments.",
+            "16 bytes a parameter. Divide the memory by what a rank needs, and round down.",
+        ),
+        _calls(
+            ranks_that_fit,
+            _why_fit,
+            [
+                (80e9, 0.5e9, 100_000_000, 2e9),
+                (16e9, 0.5e9, 100_000_000, 2e9),
+                (8e9, 1e9, 10**9, 0),
+            ],
+        ),
+        (
+            (lambda m, c, p, a: int(m // (16 * p + a)), "each process has a context of its own"),
+            (lambda m, c, p, a: int(m // (c + 4 * p + a)), "Adam keeps a gradient and two moments"),
+            (lambda m, c, p, a: math.ceil(m / (c + 16 * p + a)), "no part of a rank fits"),
         ),
     ),
 ]
