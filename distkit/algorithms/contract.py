@@ -84,7 +84,9 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 # -- the contract ------------------------------------------------------------------------
 
 
-def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Page]:
+def collective(
+    *, reads: str = "", uneven: bool = False, on_device: bool = False
+) -> Callable[[Page], Page]:
     """Give a page the contract of ``torch.distributed``'s own call.
 
     The page gets contiguous, flat tensors without gradients, results are written back; AVG is a
@@ -93,6 +95,7 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
     Args:
         reads: the argument that is only read, if there is one; the others are written to.
         uneven: whether the tensors of one call may differ in length.
+        on_device: whether the page takes a GPU's tensors, although gloo's messages do not.
 
     Raises:
         TypeError: An argument is no dense tensor, tensors differ in dtype or device, or there is no
@@ -134,7 +137,7 @@ def collective(*, reads: str = "", uneven: bool = False) -> Callable[[Page], Pag
             _check(name, theirs, op, group, uneven)
             for key in written:
                 _check_outputs(name, listed(theirs[key]))
-            given.update({key: _plain(value, group) for key, value in theirs.items()})
+            given.update({key: _plain(value, group, on_device) for key, value in theirs.items()})
             averages = op == AVG
             given.update({} if op is None else {"op": SUM if averages else op})
             with torch.no_grad():
@@ -253,11 +256,13 @@ def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -
         ) from error
 
 
-def _plain(value: Any, group: Group) -> Any:
+def _plain(value: Any, group: Group, on_device: bool) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_plain(t, group) for t in value]
-    if value.is_cuda and dist.get_backend(group) == "gloo":
-        value = value.cpu()  # gloo sends from the host's memory only
+        return [_plain(t, group, on_device) for t in value]
+    if not (value.is_cpu or on_device) and dist.get_backend(group) == "gloo":
+        # gloo sends from the host's memory only
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        value = host.copy_(value)
     if value.dim() == 1 and value.is_contiguous() and not value.requires_grad:
         return value
     return value.detach().contiguous().view(-1)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ _VIEWS = 64
 _LOOKS, _NAP, _LONGEST = 200, 2e-5, 1e-3
 
 
-@collective()
+@collective(on_device=True)
 def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` in memory that ranks share, in place. The contract of ``dist.all_reduce(x)``.
 
@@ -55,12 +55,12 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
     of each host then passes the sums round a ring, and everybody reads what comes out.
 
     Args:
-        x: a tensor of any shape on the CPU, the same on every rank.
+        x: a tensor of any shape, the same on every rank. A GPU copies to the slots itself.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: who takes part; None for everybody.
 
     Raises:
-        ValueError: a tensor in a GPU's memory, or tensors that differ between ranks of a host.
+        ValueError: tensors that differ between ranks of a host.
 
     Source:
         Jain et al., "Framework for scalable intra-node collective operations using shared
@@ -100,16 +100,14 @@ class Segment:
     @classmethod
     def of(cls, x: Tensor, group: Group) -> Segment:
         """The segment of a group, made when it is first used."""
-        if x.device.type != "cpu":
-            raise ValueError(
-                f"shared_memory_all_reduce of a tensor on {x.device}: the memory that ranks share "
-                "is the CPU's. Use another algorithm."
-            )
         group = group or dist.group.WORLD
         assert group is not None  # collective() has checked it
         if group not in cls._all:
             cls._all[group] = cls(group)
-        return cls._all[group]
+        segment = cls._all[group]
+        if x.is_cuda and not segment.pinned:
+            segment.pin()
+        return segment
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         hosts, rank = hosts_of(group), dist.get_rank(group)
@@ -124,8 +122,15 @@ class Segment:
         self._slots = self._slots.view(2, self.n + 1, self.slot)
         self._views: dict[tuple[int, torch.dtype, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._meetings = self._turn = self._said = 0
+        self.pinned = False
         self._lock = threading.Lock()
         self._lock.acquire()
+
+    def pin(self) -> None:
+        """Have the GPU copy from and to the slots by itself; if refused, it is slower."""
+        self.pinned, runtime, address = True, torch.cuda.cudart(), self._slots.data_ptr()
+        runtime.cudaHostRegister(address, self._slots.nbytes, 0)
+        finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
     def reduce(self, x: Tensor, op: ReduceOp) -> None:
         """Reduce ``x`` over the ranks here, in place."""
@@ -133,7 +138,10 @@ class Segment:
         if x.nbytes * self.n <= SMALL:
             slots, _ = self.write(x, said)
             self.meet()
-            reduce(slots, out=x)
+            sums = x if x.is_cpu else torch.empty(x.shape, dtype=x.dtype)
+            reduce(slots, out=sums)
+            if sums is not x:
+                x.copy_(sums)
             return
 
         for block in x.split(self.slot // x.element_size()):

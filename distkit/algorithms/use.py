@@ -133,7 +133,8 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
     quick = large or hosts - 1 <= lg(n)  # a ring of hosts has as few rounds as halving-doubling
-    if x.device.type == "cpu" and (hosts == 1 or (hosts < n and quick)):
+    by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # as messages go there, too
+    if by_host and (hosts == 1 or (hosts < n and quick)):
         shared_memory_all_reduce(x, op, pg)
     else:
         ALL_REDUCES["ring" if large else "halving_doubling"].page(x, op, pg)

@@ -34,6 +34,7 @@ def on_a_device() -> torch.futures.Future[Any]:
     return stream
 
 
+@pytest.mark.stand_in
 def test_abort_frees_the_thread_that_waits_for_the_device() -> None:
     def program() -> None:
         stream = on_a_device()

@@ -16,7 +16,11 @@ from torch import nn
 import distkit as dk
 
 devices = pytest.mark.parametrize(
-    "device", ["pretend:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+    "device",
+    [
+        pytest.param("pretend:0", marks=pytest.mark.stand_in),
+        pytest.param("cuda:0", marks=pytest.mark.gpu),
+    ],
 )
 
 
@@ -221,3 +225,53 @@ def test_ddp_trains_as_on_the_cpu_and_its_calls_are_recorded(device: str) -> Non
     reduced = [s for s in run.trace.spans if s.attributes.get("gradients")]
     assert len(reduced) == 2 * 3
     assert all("test_staging" in s.where and s.end is not None for s in reduced)
+
+
+@devices
+def test_pages_and_shared_memory_reduce_what_is_on_the_device(device: str) -> None:
+    def program(device: str, group: Any) -> list[list[float]]:
+        small = torch.arange(6.0).view(2, 3).to(device)
+        large = torch.ones(1 << 17, device=device)
+        dk.shared_memory_all_reduce(small.t(), group=group)
+        dk.shared_memory_all_reduce(large, group=group)
+        dk.ring_all_reduce(small, group=group)
+        return [small.flatten().tolist(), large[::65_536].tolist()]
+
+    for small, large in shared(program, device).results:
+        assert small == [4 * i for i in range(6)]
+        assert large == [2.0, 2.0]
+
+
+@devices
+def test_sharded_models_train_as_on_the_cpu(device: str) -> None:
+    def fsdp(model: nn.Module, group: Any) -> nn.Module:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        kind = next(model.parameters()).device.type
+        mesh = DeviceMesh.from_group(group, kind)
+        for layer in model.children():
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    for found, expected in zip(
+        shared(trained, device, fsdp).results, shared(trained, "cpu", fsdp).results, strict=True
+    ):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@devices
+def test_dtensors_are_redistributed(device: str) -> None:
+    def program(device: str, group: Any) -> list[float]:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = DeviceMesh.from_group(group, device.partition(":")[0])
+        rows = distribute_tensor(torch.arange(16.0).view(4, 4).to(device), mesh, [Shard(0)])
+        columns = rows.redistribute(mesh, [Shard(1)])
+        product = (columns @ columns).full_tensor()
+        return [*product.flatten().tolist(), rows.sum().full_tensor().item()]
+
+    expected = torch.arange(16.0).view(4, 4)
+    for found in shared(program, device).results:
+        assert found == [*(expected @ expected).flatten().tolist(), 120.0]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ KEY = "PrivateUse1"
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _storage = torch._C._construct_storage_from_data_pointer
-#: By address, what the device has; it is never given back, so that an address stays one's own.
-_memory: dict[int, torch.UntypedStorage] = {}
+#: By address, what the device has: in the host's memory, and as ours. It is never given back, so
+#: that an address stays one's own.
+_memory: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 _libraries: list[Any] = []
 
 #: The operators that ran on the device, by name.
@@ -47,6 +48,13 @@ class Event:
         assert not _capturing, "a capture fails if the device is asked for anything"
         return self.at is not None
 
+    def record(self, stream: object = None) -> None:
+        """Put it behind all that the device was given."""
+        _Stream().record_event(self)
+
+    def wait(self, stream: object = None) -> None:
+        """All streams are one."""
+
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds to another one."""
         assert self.at is not None and other.at is not None
@@ -56,18 +64,28 @@ class Event:
 class _Stream:
     stream_id = 0
 
-    def record_event(self, event: Event) -> None:
+    def __init__(self, **how: object) -> None:
+        pass
+
+    def wait_stream(self, other: object) -> None:
+        """All streams are one."""
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Event | None = None) -> Event:
         assert not _capturing
+        event = event or Event()
         if _works.is_set():
             event.at = time.monotonic()
         else:
             _open.append(event)
+        return event
 
 
 class _Module(registration._DummyBackendModule):
-    Event = Event
+    Event, Stream, stream = Event, _Stream, nullcontext
 
-    def current_stream(self, device: torch.device) -> _Stream:
+    def current_stream(self, device: object = None) -> _Stream:
         return _Stream()
 
     def memory_allocated(self, device: torch.device) -> int:
@@ -106,6 +124,7 @@ def install() -> None:
     registration._setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_run, KEY)
+    torch.UntypedStorage.resize_ = _resizing(torch.UntypedStorage.resize_)  # type: ignore
     _libraries.append(library)
 
 
@@ -139,10 +158,19 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP frees memory by making it small; the device never gives any back."""
+
+    def resizing(storage: Any, size: int) -> Any:
+        return storage if storage.device.type == "pretend" else resize(storage, size)
+
+    return resizing
+
+
 def _to_host(value: torch.Tensor) -> torch.Tensor:
     memory = value.untyped_storage()
     like = value.storage_offset(), value.shape, value.stride()
-    return torch.empty(0, dtype=value.dtype).set_(_memory[memory.data_ptr()], *like)
+    return torch.empty(0, dtype=value.dtype).set_(_memory[memory.data_ptr()][0], *like)
 
 
 def _to_device(value: Any) -> Any:
@@ -156,9 +184,10 @@ def _to_device(value: Any) -> Any:
 def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
     """Have a tensor of the device be what one in host memory is."""
     memory = host.untyped_storage()
-    _memory[memory.data_ptr()] = memory
-    storage = _storage(memory.data_ptr(), ours.device, memory.nbytes())
-    _set(_CPU, ours, storage, host.storage_offset(), host.shape, host.stride())
+    address, size = memory.data_ptr(), memory.nbytes()
+    if address not in _memory or _memory[address][0].nbytes() != size:
+        _memory[address] = memory, _storage(address, ours.device, size)
+    _set(_CPU, ours, _memory[address][1], host.storage_offset(), host.shape, host.stride())
 
 
 def stage() -> None:

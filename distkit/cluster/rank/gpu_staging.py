@@ -95,12 +95,15 @@ def _replaced(argument: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 
 def _waits_here(caller: FrameType | None) -> bool:
-    """True if the caller waits in Python or by ``wait_tensor``; DDP's reducer waits in C++."""
+    """True if the caller waits in Python or by ``wait_tensor``.
+
+    DDP's reducer waits in C++, and so does DTensor's ``shard_dim_alltoall``.
+    """
     while caller is not None and caller.f_code.co_filename == tap.__file__:
         caller = caller.f_back
-    return caller is not None and (
-        caller.f_code.co_filename == c10d.__file__ or is_functional(caller)
-    )
+    if caller is None or not is_functional(caller):
+        return caller is not None and caller.f_code.co_filename == c10d.__file__
+    return str(caller.f_locals.get("self")).startswith("_c10d_functional.")
 
 
 def _arrive(pairs: _Pairs) -> None:
