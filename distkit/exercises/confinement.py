@@ -12,12 +12,13 @@ import resource
 import struct
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, TextIO
 
 #: Of each rank: processor time and time [s], memory and a file [bytes], printed characters, and
 #: processes beyond those of its user. (Linux does not count the processes of root.)
-CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 100
+CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
 #: Landlock's system calls and flags, as in linux/landlock.h.
 _CREATE, _ADD, _RESTRICT, _VERSION, _BENEATH, _SCOPE_SIGNAL = 444, 445, 446, 1, 1, 2
@@ -41,7 +42,7 @@ def confine() -> None:
         _limit(resource.RLIMIT_DATA, _data() + MEMORY)
         if os.getuid():
             own = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _is_mine(p)]
-            _limit(resource.RLIMIT_NPROC, sum(map(_threads, own)) + PROCESSES)
+            _limit_processes(sum(map(_threads, own)) + PROCESSES)
         _write_only_in(folder)
     sys.stdout, sys.stderr = _Bounded(sys.stdout), _Bounded(sys.stderr)
 
@@ -51,6 +52,18 @@ def _limit(which: int, most: int, more: int = 0) -> None:
     _, hard = resource.getrlimit(which)
     least = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(which, (least, least + more if hard == resource.RLIM_INFINITY else hard))
+
+
+def _limit_processes(most: int) -> None:
+    """Limit them, unless the user's in other containers count, too: then there are too many."""
+    before = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, before[1]))
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError:
+        resource.setrlimit(resource.RLIMIT_NPROC, before)
+    else:
+        _limit(resource.RLIMIT_NPROC, most)
 
 
 def _data() -> int:
@@ -77,13 +90,21 @@ def _threads(process: Path) -> int:
     return sum(int(s.split()[1]) for s in _status(process.name) if s.startswith("Threads"))
 
 
-def _write_only_in(folder: str) -> None:
-    """Have the kernel refuse changes of other files, and signals to other processes."""
+def landlock() -> int:
+    """The version of Landlock that the kernel has; 0 or less for none."""
+    return int(_libc().syscall(_CREATE, None, 0, _VERSION))
+
+
+def _libc() -> Any:
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_CREATE, None, 0, _VERSION)
-    if version < 1:  # a kernel without Landlock: files have their permissions
+    return ctypes.CDLL(None)
+
+
+def _write_only_in(folder: str) -> None:
+    """Have the kernel refuse changes of other files, and signals to other processes."""
+    version, libc = landlock(), _libc()
+    if version < 1:  # a kernel without it: files have their permissions
         return
     changes = _CHANGES | (_TRUNCATE if version >= 3 else 0)
     scope = _SCOPE_SIGNAL if version >= 6 else 0
@@ -95,7 +116,7 @@ def _write_only_in(folder: str) -> None:
         os.close(place)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if libc.syscall(_RESTRICT, ruleset, 0):
-        raise OSError(ctypes.get_errno(), "the answer could not be confined with Landlock")
+        raise OSError("the answer could not be confined with Landlock")
     os.close(ruleset)
 
 

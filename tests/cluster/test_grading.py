@@ -21,6 +21,7 @@ from distkit.cli import main
 from distkit.errors import DistkitError
 from distkit.exercises import LESSONS, QUESTIONS, TASKS, assignments, trials
 from distkit.exercises.assignments import solved
+from distkit.exercises.confinement import landlock
 from distkit.exercises.grading import grade, progress, read
 
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
@@ -52,15 +53,12 @@ def test_a_hostile_answer_costs_no_other_and_leaves_nobody(
         ("bubble.values", "pass", 1),
     ]
     assert (grades(report)["max"], code) == (4, 1)
-    if landlock():
+    version = landlock() if sys.platform == "linux" else 0
+    if version >= 1:
         assert others.read_text() == "everybody's"
+    if version >= 6:  # the zygote is protected from signals
         until(lambda: processes() <= before)
     until(lambda: len(processes()) <= len(before))
-
-
-def landlock() -> bool:
-    lsm = Path("/sys/kernel/security/lsm")
-    return sys.platform == "linux" and (not lsm.exists() or "landlock" in lsm.read_text())
 
 
 def test_a_report_tells_each_criterion_and_keeps_the_trace(tmp_path: Path) -> None:
