@@ -203,7 +203,7 @@ class Program:
     def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """Values first, then what was sent in the first world."""
         traces = [self._compared(mine, n) for n in self.worlds]
-        yield Criterion("values", f"right on {' and '.join(map(str, self.worlds))} ranks")
+        yield Criterion("values", f"right on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
         for name, (limit, why) in self.most.items():
             most = limit(self.worlds[0])
