@@ -54,13 +54,11 @@ class Status:
 def status(room: Supervisor) -> Status:
     """The cluster now."""
     plan = room.plan
-    what = count(plan.ranks, "rank")
-    if plan.servers:
-        what = f"{count(plan.ranks, 'worker')}, {count(plan.servers, 'server')}, 1 scheduler"
     stage = room.failure if room.stage == "failed" else room.stage
     parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} a rank", *room.memory()]
-    note = " · ".join(parts)
-    return Status(f"distkit cluster: {what}", stage, note, _rows(room))
+    if room.keep is not None:
+        parts.append(f"{room.keep.name!r} stays for {room.keep.time} without a kernel")
+    return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(room))
 
 
 def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from distkit.cluster.gpus import Gpus, Seat, Wanted, seat_ranks
 from distkit.errors import StartError
+from distkit.views.scene.units import count
 
 #: What one more rank takes, with torch shared by fork and room for small work [bytes].
 RANK_BYTES = 90_000_000
@@ -49,6 +50,14 @@ class Plan:
     def processes(self) -> int:
         """Ranks, servers, and the scheduler that comes with servers."""
         return self.ranks + self.servers + (1 if self.servers else 0)
+
+    @property
+    def what(self) -> str:
+        """What there is, in words."""
+        if self.servers:
+            servers = count(self.servers, "server")
+            return f"{count(self.ranks, 'worker')}, {servers}, 1 scheduler"
+        return count(self.ranks, "rank")
 
     @property
     def wish(self) -> str:
@@ -197,11 +206,11 @@ def check_counts(ranks: int, servers: int) -> None:
         StartError: one is no whole number, or too small.
     """
     counts = ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers")
-    for name, count, least in counts:
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise StartError(f"{name} must be a whole number, not {count!r}. Try dk.Cluster(4).")
-        if count < int(least[0]):
-            raise StartError(f"a cluster needs at least {least}; got {count}. Try dk.Cluster(4).")
+    for name, n, least in counts:
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise StartError(f"{name} must be a whole number, not {n!r}. Try dk.Cluster(4).")
+        if n < int(least[0]):
+            raise StartError(f"a cluster needs at least {least}; got {n}. Try dk.Cluster(4).")
 
 
 def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:

@@ -10,6 +10,9 @@ import pytest
 from zmq import ZMQError
 
 from distkit.cluster import card
+from distkit.cluster.gpus import CPU
+from distkit.cluster.plan import Plan
+from distkit.cluster.processes.door import Keep
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run, follow
 from distkit.views import Timeline
@@ -44,11 +47,11 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [(1, 1, "1 worker, 1 server, 1 scheduler"), (4, 2, "4 workers, 2 servers, 1 scheduler")],
 )
 def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
-    plan = SimpleNamespace(ranks=ranks, servers=servers, note="", backend="gloo", threads=1)
-    room: Any = SimpleNamespace(
-        plan=plan, stage="ready", run=None, meta=lambda: {"ranks": {}}, memory=list
-    )
+    plan = Plan(ranks, servers, "gloo", (CPU,) * ranks, 1)
+    facts = {"plan": plan, "stage": "ready", "run": None, "memory": list}
+    room: Any = SimpleNamespace(**facts, meta=lambda: {"ranks": {}}, keep=Keep("mine", 5400))
     assert card.status(room).title == f"distkit cluster: {says} · ready"
+    assert card.status(room).note.endswith("'mine' stays for 90 min without a kernel")
 
 
 def test_the_card_of_a_kernel_that_ends_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from distkit.cluster.hosts.agent import own_address, versions
 from distkit.cluster.hosts.attaching import InEngines
 from distkit.cluster.hosts.host import HostForkServer
 from distkit.cluster.hosts.launching import Launch, by_launcher
+from distkit.cluster.hosts.store import StoreServer
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.processes.rank_spec import surroundings
@@ -39,6 +40,7 @@ class Wish:
         timeout: how long the machines may take to come [s].
         options: of the launcher.
         device, backend, threads, mps, memory_fraction: as of a cluster.
+        keep: how long ranks stay when the kernel ends [s].
     """
 
     ranks: dict[str, int] | int
@@ -52,6 +54,7 @@ class Wish:
     threads: int | None = None
     mps: str = "off"
     memory_fraction: float | None = None
+    keep: float = 0.0
 
     def plan(self, places: list[Place], servers: int) -> Plan:
         """The plan for the machines that are there."""
@@ -178,21 +181,29 @@ class Fleet:
         wish: which machines.
         folder: of the cluster, on this one.
         progress: called with what is waited for.
+        meet: makes, of a tunnel and what an agent has said, whoever is to speak with the agent.
     """
 
-    def __init__(self, wish: Wish, folder: str, progress: Callable[[str], None]) -> None:
-        self.wish, self._progress = wish, progress
+    def __init__(
+        self,
+        wish: Wish,
+        folder: str,
+        progress: Callable[[str], None],
+        meet: Callable[[Tunnel, dict[str, Any]], Any] = HostForkServer,
+    ) -> None:
+        self.wish, self._progress, self._meeting = wish, progress, meet
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
         address = wish.address()
         self._relay = self._listen(f"tcp://{address}:{wish.port}", keys)
         self.address = address
-        self._where = {"endpoint": self._relay.endpoint, "keys": keys}
+        self._where = {"endpoint": self._relay.endpoint, "keys": keys, "keep": wish.keep}
         try:
             self._launch = self._begin(folder)
         except StartError:
             self._relay.close()
             raise
+        self._store = StoreServer(folder)
 
     def _listen(self, endpoint: str, keys: tuple[str, str]) -> Relay:
         given = self.wish.interface
@@ -272,7 +283,7 @@ class Fleet:
         else:
             if agent is not None:
                 agent.close()
-            agent = HostForkServer(tunnel, facts)
+            agent = self._meeting(tunnel, facts)
         found[name] = agent, [*orders, order]
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[Place]:
@@ -312,6 +323,7 @@ class Fleet:
                 tunnel.say({"do": "leave"})
         self._relay.close()
         self._launch.stop()
+        self._store.close()
 
 
 def _check_versions(facts: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.hosts.launching import quoted
 from distkit.cluster.hosts.tunnel import Tunnel
@@ -18,16 +18,30 @@ from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
 from distkit.trace.clocks import Offset, PeerClock, RoundTrip
 
+if TYPE_CHECKING:
+    from distkit.cluster.hosts.keeping import Through
+
 _LOOK = "Look at the network and at the machine: distkit doctor --hosts {}"
 
 #: The loss of a machine, and what it said before, is known within this time [s].
 TOLD = 1.0
 
 
+def connect(path: str) -> socket.socket:
+    """A connection to a Unix socket of this machine."""
+    near = socket.socket(socket.AF_UNIX)
+    try:
+        near.connect(path)
+    except OSError:
+        near.close()
+        raise
+    return near
+
+
 class Wire(Channel):
     """A tunnel as the line to a zygote: a file descriptor that goes with a message is a line."""
 
-    def __init__(self, tunnel: Tunnel) -> None:
+    def __init__(self, tunnel: Tunnel | Through) -> None:
         self._tunnel = tunnel
         self._words: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -73,7 +87,7 @@ class HostForkServer(ForkServer):
         facts: what the agent has said of its machine.
     """
 
-    def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
+    def __init__(self, tunnel: Tunnel | Through, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.what_is_there = "all processes there"  # for messages
         self._ended: dict[str, str] = {}  # why, and what was said there before
@@ -144,13 +158,7 @@ class HostForkServer(ForkServer):
 
     def _on_line(self, word: dict[str, Any]) -> socket.socket:
         """A connection that leads to a socket of this machine."""
-        near = socket.socket(socket.AF_UNIX)
-        try:
-            near.connect(f"{self.mirror}/{word['to']}")
-        except OSError:
-            near.close()
-            raise
-        return near
+        return connect(f"{self.mirror}/{word['to']}")
 
     def _keep(self, files: dict[str, bytes]) -> None:
         """Put a process's last words where those of this machine's processes are."""

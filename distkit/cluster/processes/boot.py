@@ -1,7 +1,8 @@
 """Start of the zygote, and of the reaper that ends what the zygote may leave behind.
 
-Run as a file, ``python boot.py FD PATH TEMPORARY``, not as a module: Python would put the folder
-of the notebook first on its path, and a learner's ``random.py`` there in the place of its own.
+Run as a file, ``python boot.py FD PATH TEMPORARY KEEP``, not as a module: Python would put the
+folder of the notebook first on its path, and a learner's ``random.py`` there in the place of its
+own.
 """
 
 import sys
@@ -22,9 +23,9 @@ def _find_package() -> None:
 
 
 if __name__ == "__main__":
-    _, line, path, temporary = sys.argv
+    _, line, path, temporary, keep = sys.argv
     sys.path[:] = path.split("\n")  # before anything else is imported
     _find_package()
     from distkit.cluster.processes import zygote
 
-    zygote.main(int(line), temporary)
+    zygote.main(int(line), temporary, float(keep))

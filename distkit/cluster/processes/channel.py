@@ -9,6 +9,7 @@ One thread, the :class:`ChannelListener`, hears what the processes of all cluste
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import selectors
@@ -27,8 +28,12 @@ _HEAD = struct.Struct("!Q")
 class Channel:
     """One end of the line. ``send`` may be called from any thread, ``recv`` from one."""
 
+    alone = False  #: True while a process that is kept waits for another at the other end.
+
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
+        #: Called, from another thread, when a line breaks that can be made again.
+        self.on_loss: Callable[[], None] = lambda: None
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -47,13 +52,13 @@ class Channel:
             OSError: the other end is gone.
         """
         body = pickle.dumps(message, protocol=5)
-        head = _HEAD.pack(len(body))
+        head, sock = _HEAD.pack(len(body)), self._sock
         with self._lock:
             if fd is None:
-                self._sock.sendall(head)
+                sock.sendall(head)
             else:
-                socket.send_fds(self._sock, [head], [fd])
-            self._sock.sendall(body)
+                socket.send_fds(sock, [head], [fd])
+            sock.sendall(body)
 
     def recv(self) -> Any:
         """Wait for one message.
@@ -65,14 +70,15 @@ class Channel:
 
     def recv_fd(self) -> tuple[Any, int | None]:
         """Wait for one message and the file descriptor that came with it, if one did."""
+        sock = self._sock
         try:
-            head, fds, _, _ = socket.recv_fds(self._sock, _HEAD.size, 1)
+            head, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
         except OSError:
             head, fds = b"", []
         if not head:
             raise EOFError("the other end of the channel is closed")
-        head += self._read(_HEAD.size - len(head))
-        message = pickle.loads(self._read(_HEAD.unpack(head)[0]))
+        head += _read(sock, _HEAD.size - len(head))
+        message = pickle.loads(_read(sock, _HEAD.unpack(head)[0]))
         return message, fds[0] if fds else None
 
     def broken(self) -> bool:
@@ -103,18 +109,78 @@ class Channel:
         """Close this end in a process that has inherited it: the line stays."""
         self._sock.close()
 
-    def _read(self, size: int) -> bytes:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
+
+class Renewable(Channel):
+    """The line of a process that is kept: when its starter has ended, another may take it up.
+
+    Args:
+        sock: this end of the line.
+        spare: the zygote's line to this process, by which the next starter's socket comes.
+    """
+
+    def __init__(self, sock: socket.socket, spare: socket.socket) -> None:
+        super().__init__(sock)
+        self._spare, self._renewing = Channel(spare), threading.Lock()
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        """True while nobody is at the other end."""
+        return self._renewing.locked()
+
+    def send(self, message: Any, fd: int | None = None) -> None:
+        """Send one message: to the next starter, if this one has ended before it is sent."""
+        while True:
+            sock = self._sock
             try:
-                got = self._sock.recv_into(view)
-            except OSError:
-                got = 0
-            if not got:
-                raise EOFError("the other end of the channel is closed")
-            view = view[got:]
-        return bytes(data)
+                return super().send(message, fd)
+            except OSError as error:
+                if sock is self._sock and error.errno in (errno.EBADF, errno.ENOTSOCK):
+                    raise  # it was closed here
+            try:
+                self._renew(sock)
+            except EOFError as gone:
+                raise BrokenPipeError(str(gone)) from gone
+
+    def recv_fd(self) -> tuple[Any, int | None]:
+        """Wait for one message, and for the next starter, if need be."""
+        while True:
+            sock = self._sock
+            try:
+                return super().recv_fd()
+            except EOFError:
+                self._renew(sock)
+
+    def _renew(self, broken: socket.socket) -> None:
+        """Wait for another line in the place of this one."""
+        with self._renewing:
+            if self._sock is not broken:  # another thread has waited
+                return
+            threading.Thread(target=self.on_loss, name="distkit-alone", daemon=True).start()
+            fd = self._spare.recv_fd()[1]
+            sock = socket.socket(fileno=fd)
+            with suppress(OSError):  # that one has just ended, too
+                Channel(sock).send(("pid", os.getpid()))
+            self._sock = sock
+            broken.close()
+
+    def close_here(self) -> None:
+        """Close this end in a process that has inherited it: the line stays."""
+        super().close_here()
+        self._spare.close_here()
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        try:
+            got = sock.recv_into(view)
+        except OSError:
+            got = 0
+        if not got:
+            raise EOFError("the other end of the channel is closed")
+        view = view[got:]
+    return bytes(data)
 
 
 class ChannelListener:

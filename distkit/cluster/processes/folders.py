@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -110,6 +111,12 @@ def hold(folder: str) -> int | None:
     return None
 
 
+def is_ours(folder: str | Path) -> bool:
+    """True if it is this user's folder, and so are the sockets in it."""
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
 def is_there(folder: str) -> bool:
     """True if a folder still has what its maker put there."""
     return Path(folder, OWNER).exists()
@@ -129,11 +136,10 @@ def sweep(parent: str) -> list[str]:
 def _is_left(entry: os.DirEntry[str]) -> bool:
     """True if it is a folder of ours whose makers have all ended."""
     with suppress(OSError):
-        status = entry.stat(follow_symlinks=False)
-        if status.st_uid != os.getuid() or not entry.is_dir(follow_symlinks=False):
+        if not is_ours(entry.path):
             return False
         if not is_there(entry.path):
-            unused = time.time() - status.st_mtime > _UNUSED
+            unused = time.time() - entry.stat(follow_symlinks=False).st_mtime > _UNUSED
             return unused and next(Path(entry.path).iterdir(), None) is None
         return _is_free(entry.path)
     return False

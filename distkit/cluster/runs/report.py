@@ -31,7 +31,7 @@ from distkit.errors import (
 )
 from distkit.events import State
 from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, op_name, seen, silence
+from distkit.trace.calls import SILENT, STOPPED, at, last_call, named, op_name, seen, silence
 from distkit.trace.trace import Trace
 
 #: What torch says where there is no process group, and why that is.
@@ -151,6 +151,13 @@ def interrupted(
     said = [f"{name} was interrupted on all ranks; {after}.", *_where_they_were(outcomes)]
     said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
     return RunInterrupted(" ".join(said))
+
+
+def of_lost(ranks: Iterable[int], how: str) -> list[str]:
+    """What is said of ranks that were not kept, of how they have ended."""
+    if not (lost := sorted(ranks)):
+        return []
+    return [f"{named(lost)} {how}: a new process has none of the variables of the one before."]
 
 
 def stopped(name: str, findings: list[Finding], outcomes: Iterable[Outcome]) -> RunStopped:
