@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -460,3 +461,13 @@ def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
         run.wait()
     with pytest.raises(StepError, match="ranks 0, 1 have ended"):
         run.step()
+
+
+def test_a_silent_rank_has_not_ended_while_its_process_is_there(tmp_path: Path) -> None:
+    here = {"clock": rankfile.clock(), "pid": os.getpid()}
+    now = {**about(0, 1, **here), "began": (10.0, time.time())}
+    path = write(tmp_path, now, [(Op.BARRIER, 11.0, None)])
+    assert Trace.load(tmp_path).meta["ends"] == {}
+    path.unlink()
+    write(tmp_path, about(0, 1, **here), [(Op.BARRIER, 11.0, None)])  # another has its number now
+    assert Trace.load(tmp_path).meta["ends"]["0"]["how"] == "died"
