@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.recording import device, tap
 
 #: Operators that wait for a GPU; a copy from it does, unless it is told not to.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "a copy that waits"}
@@ -37,14 +38,14 @@ def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
     def program(standin: Any, group: Any) -> tuple[list[str], float]:
         from distkit.recording.recorder import current
 
-        x = torch.arange(4.0).to("pretend")
+        x, recorder = torch.arange(4.0).to("pretend"), current()
+        assert recorder is not None
+        recorder._looked = -60.0  # the stand-in is slow: let it look at all values
         dist.all_reduce(x, group=group)
         stopped = time.monotonic()
         standin.stop()
         standin.heard.clear()
         dist.all_reduce(x, group=group)
-        recorder = current()
-        assert recorder is not None
         recorder.land()
         assert [p.done for p in recorder.flying][-1:] == [False]
         heard, still = list(standin.heard), time.monotonic() - stopped
@@ -79,6 +80,20 @@ def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
     with pytest.raises(dk.DeadlockError, match=r"all_reduce") as caught:
         on_device(program)
     assert "recv" in str(caught.value)
+
+
+def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
+    class Come:
+        def query(self) -> bool:
+            return True
+
+    begin, end = tap._not_asking(lambda: None), tap._asking_again(lambda: None)
+    begin()
+    assert not device._has_come(Come())
+    end()
+    assert device._has_come(Come())
+    end()  # it had not begun
+    assert device._has_come(Come())
 
 
 def test_what_goes_into_a_graph_is_shown_as_captured() -> None:
