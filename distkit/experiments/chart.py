@@ -111,11 +111,12 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
             raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
     along = against if against in names else names[0]
     series = _series(well, [n for n in names if n != along])
+    words = {id(r): _in_words(n, r) for n, r in enumerate(records, 1)}
     figure = figures.new(WIDTH * len(results), HEIGHT, dpi=DPI)
     for axes, result in zip(
         figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
     ):
-        _draw(axes, series, result, against)
+        _draw(axes, series, result, against, words)
         _dress(axes, result, against)
     lines, labels = figure.axes[0].get_legend_handles_labels()
     if labels:
@@ -140,7 +141,14 @@ def _series(records: Sequence[Record], others: Sequence[str]) -> dict[str, list[
     return found
 
 
-def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, against: str) -> None:
+def _draw(
+    axes: Axes,
+    series: Mapping[str, Sequence[Record]],
+    result: str,
+    against: str,
+    words: Mapping[int, str],
+) -> None:
+    """Lines and dots; on each dot an invisible spot, whose id tells of its run."""
     rows = [r.row for some in series.values() for r in some]
     place = _axis(axes, [row[against] for row in rows if {result, against} <= row.keys()], against)
     for n, (name, records) in enumerate(series.items()):
@@ -150,7 +158,8 @@ def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, again
         color = RANKS_LIGHT[n] if n < NAMED else GRAY
         label = name if n < NAMED and len(series) > 1 else None
         means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
-        axes.plot(sorted(by), means, color=color, clip_on=False)
+        firm = 1.0 if all(len(ys) > 1 for ys in by.values()) else 0.4
+        axes.plot(sorted(by), means, color=color, clip_on=False, alpha=firm)
         axes.plot(
             [x for x, _ in dots],
             [y for _, y in dots],
@@ -160,6 +169,19 @@ def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, again
             markeredgecolor="#ffffff",
             clip_on=False,
         )
+        for r in (r for r in records if {result, against} <= r.row.keys()):
+            spot = [place(r.row[against])], [r.row[result]]
+            axes.plot(*spot, "o", markersize=15, alpha=0, clip_on=False, gid=words[id(r)])
+
+
+def _in_words(number: int, record: Record) -> str:
+    """What a run was given and what it gave."""
+    gave = {SECONDS: record.measured[SECONDS], **record.values}
+    given, found = (
+        ", ".join(f"{name}={shown(name, value)}" for name, value in some.items())
+        for some in (record.parameters, gave)
+    )
+    return f"run {number}: {given} → {found}"
 
 
 def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], float]:
@@ -202,11 +224,14 @@ def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
 
     Args:
         figure: what :func:`plot` made.
-        colors: by which others some of its colours are replaced.
+        colors: by which others some of its colours are replaced; None for paper, on which
+            nothing can be hovered over.
     """
     import matplotlib
 
     file = io.StringIO()
+    for spot in (line for axes in figure.axes for line in axes.lines if line.get_gid()):
+        spot.set_visible(colors is not None)
     figure.patch.set_visible(False)
     fonts = [family.strip("'") for family in svg.FONT.split(", ")]
     about = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -222,7 +247,9 @@ def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
     text = re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
     for color, other in (colors or {}).items():
         text = text.replace(color, other)
-    return text
+    return re.sub(
+        r'<g id="(run (\d+): [^"]*)">', r'<g class="dkx-spot" data-run="\2"><title>\1</title>', text
+    )
 
 
 def chart(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> str:

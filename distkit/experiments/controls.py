@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -19,6 +19,8 @@ RANKS, STRAGGLER = "ranks", "straggler"
 OWN = {RANKS: "how many ranks run it", STRAGGLER: "seconds that the last rank loses"}
 #: Of :func:`distkit.trouble`, where the function has no such parameter itself.
 NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
+#: Units of what an experiment does itself.
+UNITS = {STRAGGLER: "[s]", "latency": "[s]", "bandwidth": "[B/s]"}
 #: Parameters of the function whose range reads best in powers: of two with units, of ten.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
@@ -55,6 +57,8 @@ class Settings:
                 self._take_straggler(abbreviation)
             else:
                 self.controls[name] = make(name, abbreviation, self._known.get(name, EMPTY))
+        for name in {*self.controls} & {STRAGGLER, *self.network}:
+            self.controls[name] = replace(self.controls[name], unit=UNITS[name])
         if RANKS not in given:
             self._ranks = ranks or DEFAULT_RANKS
         needed = [n for n, d in self._known.items() if d is EMPTY and n not in given]
@@ -165,6 +169,7 @@ class Control:
     high: float = math.inf
     choices: tuple[Any, ...] = ()
     digits: int | None = None  # the readout's, on a logarithmic scale
+    unit: str = ""
     ours: bool = True  # else the reader's own widget, which stays as it is
 
     @property

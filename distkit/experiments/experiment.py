@@ -23,7 +23,7 @@ from distkit.cluster.runs.conductor import ENDS_WITHIN
 from distkit.cluster.runs.run import Run, poll
 from distkit.errors import ClusterError, DistkitError, RunInterrupted, StoppedError
 from distkit.experiments import chart, results
-from distkit.experiments.controls import OWN, RANKS, STRAGGLER, Settings
+from distkit.experiments.controls import OWN, RANKS, STRAGGLER, Settings, said
 from distkit.experiments.panel import Bar, Panel, terminal_bar
 from distkit.experiments.results import Activity, State
 from distkit.recording import trouble
@@ -438,15 +438,18 @@ class Experiment(State):
         self, setting: dict[str, Any], number: int = 1, of: int = 1, aloud: bool = True
     ) -> Run:
         """Make one run, from starting its ranks to its record; on new ranks after a first one."""
-        self.activity = Activity(setting[RANKS], number, of, time.monotonic())
+        standing = self.settings.complete()
+        others = (n for n, v in setting.items() if said(standing.get(n, v)) != said(v))
+        given = ", ".join(f"{n}={results.shown(n, setting[n])}" for n in others)
+        self.activity = now = Activity(setting[RANKS], number, of, time.monotonic(), given=given)
         self._tell()
         cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
         if cluster is None:
             raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
         if cluster not in self._warm:
-            self._once(cluster, setting, Activity(setting[RANKS], number, of, cold=True), aloud)
+            self._once(cluster, setting, replace(now, cold=True), aloud)
             self._warm.add(cluster)
-        return self._once(cluster, setting, Activity(setting[RANKS], number, of), aloud)
+        return self._once(cluster, setting, now, aloud)
 
     def _once(
         self, cluster: Cluster, setting: dict[str, Any], activity: Activity, aloud: bool

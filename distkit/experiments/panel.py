@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets
+import traitlets
 
 from distkit.cluster import limits
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.experiments import chart, results
-from distkit.experiments.controls import STRAGGLER, Control
+from distkit.experiments.controls import Control
 from distkit.experiments.results import Activity, Record, State, words
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Timeline
@@ -69,10 +71,9 @@ class Bar:
         share = None if not now.total or now.done is None or now.over else now.done / now.total
         self._unknown(share is None)
         self.progress.value = WHOLE if share is None else round(WHOLE * share)
-        since = human_seconds(round(time.monotonic() - now.since, 1))
-        self.words.value = (
-            f"<span aria-live=polite>{escape(words(now))}</span> <i>{escape(since)}</i>"
-        )
+        seconds = round(time.monotonic() - now.since, 1)
+        since = f" <i>{escape(human_seconds(seconds))}</i>" if seconds else ""
+        self.words.value = f"<span aria-live=polite>{escape(words(now))}</span>{since}"
 
     def _unknown(self, unknown: bool) -> None:
         """True if nobody knows when it will end."""
@@ -113,6 +114,31 @@ def terminal_bar(watchers: list[Callable[[Any], None]]) -> Iterator[None]:
             watchers.remove(refresh)
 
 
+class Press(anywidget.AnyWidget):
+    """The Run button: it runs with what the page shows of the controls.
+
+    Args:
+        controls: widgets, of which the page may show more than they have told so far.
+        run: what to call then.
+    """
+
+    _esm = Path(__file__).with_name("press.js")
+    disabled = traitlets.Bool(False).tag(sync=True)
+    controls: Any = traitlets.List().tag(sync=True, **ipywidgets.widget_serialization)
+
+    def __init__(self, controls: Sequence[Any], run: Callable[[], None]) -> None:
+        keys = [next((k for k in ("index", "value") if k in c.keys), None) for c in controls]
+        self._told = [c for c, key in zip(controls, keys, strict=True) if key]
+        self.click = run
+        super().__init__(controls=[(c, k) for c, k in zip(controls, keys, strict=True) if k])
+        self.on_msg(self._pressed)
+
+    def _pressed(self, _: Any, content: Mapping[str, Any], __: Any) -> None:
+        for control, state in zip(self._told, content["shown"], strict=True):
+            control.set_state(state)
+        self.click()
+
+
 class Panel:
     """The widgets of one experiment. They live on when it is forgotten, so they hold it weakly.
 
@@ -134,12 +160,7 @@ class Panel:
     ) -> None:
         self._lock, self._seen = threading.RLock(), -1
         self._bar = Bar(self._weakly(stop))
-        self._run = ipywidgets.Button(
-            description="Run", icon="play", tooltip="Run with these values on every rank"
-        )
-        start = self._weakly(run)
-        self._run.on_click(lambda _: start())
-        self._run.add_class("dkx-run")
+        self._run = Press([c.widget for c in controls.values()], self._weakly(run))
         self._bar.widget.children = (self._run, *self._bar.widget.children)
         title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
@@ -223,7 +244,8 @@ class Chart:
 
     def show(self, records: list[Record]) -> None:
         """Draw these runs; what the reader has chosen stays chosen."""
-        self._records = well = [r for r in records if not r.outcome]
+        self._records = records = list(records)
+        well = [r for r in records if not r.outcome]
         self._offering = True
         _offer(self._result, [self.RESULTS, *results.plottable(well)])
         _offer(self._against, [self.VARIED, *chart.varied(well), *results.plottable(well)])
@@ -245,7 +267,17 @@ class Chart:
             "" if against == self.VARIED else against,
         )
         self._choice.layout.display = None if drawn else "none"
-        self._drawn.value = drawn
+        self._drawn.value = drawn and f"<style>{_linked(len(self._records))}</style>{drawn}"
+
+
+def _linked(runs: int) -> str:
+    """Style: who points at a row sees its dots, who points at a dot its row."""
+    rows = [f'[data-run="{n}"]' for n in range(1, runs + 1)]
+    return "".join(
+        f".dkx-runs:has(tr{row}:hover) .dkx-spot{row} use{{opacity:.35 !important}}"
+        f".dkx-runs:has(.dkx-spot{row}:hover) tr{row} td{{background:var(--dkx-line)}}"
+        for row in rows
+    )
 
 
 def _pictured(picture: Callable[[], Any]) -> str:
@@ -285,7 +317,7 @@ class Tabs:
         names = [RUNS, *(fitting(trace) if trace else [])]
         self._names = []  # while the tabs change nothing is made
         self.widget.children = [self._runs, *(ipywidgets.VBox() for _ in names[1:])]
-        self.widget.titles = names
+        self.widget.titles = [RUNS, *(f"{name} of run {seen}" for name in names[1:])]
         self.widget.selected_index = names.index(opened) if opened in names else 0
         self._names = names
         self._make()
@@ -337,8 +369,7 @@ def _controls(controls: Mapping[str, Control]) -> Any:
     widgets = []
     for name, control in controls.items():
         if control.ours:
-            unit = " [s]" if name == STRAGGLER else ""
-            control.widget.description = f"{name}{unit}"
+            control.widget.description = f"{name} {control.unit}".strip()
             control.widget.style.description_width = "110px"
             control.widget.layout.width = "auto"
         widgets.append(control.widget)

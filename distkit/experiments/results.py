@@ -25,7 +25,20 @@ STEPS, PER_STEP = "steps made", "seconds a step"
 #: For so long a rank, or a worker of servers, waited for others, on average: as in Compare.
 WAITING = "waiting"
 MEASURED = SECONDS, STEPS, PER_STEP, WAITING, MESSAGES, COLLECTIVES, SIZE
+COUNTED = STEPS, MESSAGES, COLLECTIVES, SIZE
 OUTCOME = "outcome"
+#: What the columns mean; others are parameters, or were returned by rank 0.
+MEANINGS = {
+    "#": "number of the run",
+    SECONDS: "from the start of the run on all ranks to its end",
+    STEPS: "of dk.progress or dk.watch_gradients, on each rank",
+    PER_STEP: "seconds of the run by its steps",
+    WAITING: "for others: mean of the ranks, or of the workers where there are servers",
+    MESSAGES: "between two ranks, and requests to servers: sum of all ranks",
+    COLLECTIVES: "of the backend, each counted once for all ranks",
+    SIZE: "in messages, sum of all ranks; of each collective its largest tensor once",
+    OUTCOME: "how the run ended",
+}
 
 #: Of what ranks print, the latest so many lines are kept.
 LINES = 200
@@ -45,6 +58,7 @@ class Activity:
     done: int | None = None
     total: int | None = None
     operations: int = 0
+    given: str = ""  # the values of one of many runs, in words
     cold: bool = False  # it is made for what its ranks import and keep, and not measured
 
 
@@ -56,7 +70,8 @@ def words(activity: Activity) -> str:
     >>> words(Activity(4, running=True, cold=True, operations=7))
     'warming new ranks up, not measured · 7 operations'
     """
-    which = f"run {activity.number} of {activity.of} · " if activity.of > 1 else ""
+    given = f" ({activity.given})" if activity.given else ""
+    which = f"run {activity.number} of {activity.of}{given} · " if activity.of > 1 else ""
     which += "warming new ranks up, not measured · " if activity.cold else ""
     if activity.over:
         return f"{which}reading the trace"
@@ -155,14 +170,14 @@ def _number(value: Any) -> float | None:
 
 
 def constant(records: Sequence[Record]) -> dict[str, Any]:
-    """The parameters that are the same in all of several runs."""
+    """The parameters, and what was counted, that are the same in all of several runs."""
     if len(records) < 2:
         return {}
-    first = records[0].parameters
+    rows = [r.row for r in records]
     return {
-        name: value
-        for name, value in first.items()
-        if {said(r.parameters.get(name)) for r in records} == {said(value)}
+        name: rows[0][name]
+        for name in [*records[0].parameters, *(n for n in COUNTED if rows[0].get(n))]
+        if len({said(row.get(name)) for row in rows}) == 1
     }
 
 
@@ -171,7 +186,7 @@ def columns(records: Sequence[Record]) -> list[str]:
     same = constant(records)
     names = dict.fromkeys(n for r in records for n in r.parameters if n not in same)
     failed = [OUTCOME] if any(r.outcome for r in records) else []
-    return [*names, *plottable(records), *failed]
+    return [*names, *(n for n in plottable(records) if n not in same), *failed]
 
 
 def plottable(records: Sequence[Record]) -> list[str]:
@@ -208,8 +223,7 @@ def of_ranks(records: Sequence[Record], cpus: int) -> str:
         )
     if many > cpus:
         said.append(
-            f"This machine has {count(cpus, 'processor')}: more ranks than that take turns, and "
-            "each step takes longer."
+            f"This machine has {count(cpus, 'processor')}: more ranks than that take turns."
         )
     return " ".join(said)
 
@@ -244,7 +258,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def common(records: Sequence[Record]) -> str:
-    """The parameters that all runs share, in words."""
+    """What all runs share, in words."""
     return ", ".join(f"{name}={shown(name, value)}" for name, value in constant(records).items())
 
 
@@ -273,13 +287,19 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
     if not records:
         return ""
     names, *rows = table(records, limit)
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    given = {name for r in records for name in r.parameters}
+    other = {name: "set for the run" if name in given else "returned by rank 0" for name in names}
+    head = "".join(
+        f'<th scope="col" title="{MEANINGS.get(name, other[name])}">{escape(name)}</th>'
+        for name in names
+    )
     body = "".join(
-        f"<tr{' class=dkx-bad' if r.outcome else ''}>"
+        f"<tr data-run={row[0]}{' class=dkx-bad' if r.outcome else ''}>"
         + "".join(f"<td>{escape(cell)}</td>" for cell in row)
         + "</tr>"
         for r, row in zip(reversed(records), rows, strict=False)
     )
-    same = f"<caption>{escape(common(records))}</caption>" if constant(records) else ""
+    told = [f"{len(records)} runs, the latest first", *filter(None, [common(records)])]
+    same = f"<caption>{escape(' · '.join(told))}</caption>" if len(records) > 1 else ""
     more = f"<p>… and {len(records) - limit} earlier</p>" if len(records) > limit else ""
     return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>{more}'

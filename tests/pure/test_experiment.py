@@ -17,7 +17,7 @@ import distkit as dk
 from distkit.events import Event, Op, State
 from distkit.experiments import chart, results
 from distkit.experiments.controls import Settings, make
-from distkit.experiments.panel import Chart, fitting, message
+from distkit.experiments.panel import Chart, Press, fitting, message
 from distkit.experiments.results import Activity, Record, words
 from distkit.recording import recorder
 from distkit.recording.progress import MARKS, Meter, noted, progress
@@ -305,11 +305,12 @@ def test_the_table() -> None:
         done(0.1, outcome="RankError", ranks=2, batch=32),
     ]
     assert results.to_text("train", some) == (
-        "Experiment with train: 3 runs, 1 not to the end, 250 ms to 500 ms (ranks=2)\n"
-        "  #  batch  seconds  loss  waiting  messages  bytes  outcome\n"
-        "  3  32     100 ms         50 ms    1         8 B    RankError\n"
-        "  2  16     250 ms   1.5   50 ms    1         8 B    ok\n"
-        "  1  8      500 ms   2     50 ms    1         8 B    ok"
+        "Experiment with train: 3 runs, 1 not to the end, 250 ms to 500 ms "
+        "(ranks=2, messages=1, bytes=8 B)\n"
+        "  #  batch  seconds  loss  waiting  outcome\n"
+        "  3  32     100 ms         50 ms    RankError\n"
+        "  2  16     250 ms   1.5   50 ms    ok\n"
+        "  1  8      500 ms   2     50 ms    ok"
     )
     assert results.to_text("train", []) == "Experiment with train: no run yet"
     assert "ranks=2" not in results.to_text("train", some[:1])
@@ -398,10 +399,7 @@ def test_what_differs_between_numbers_of_ranks_is_said() -> None:
     assert fewer.startswith("With 4 ranks each made 20 steps, with 2 ranks 40: fewer updates")
     same = results.of_ranks([run(6, 40), run(2, 40)], 2)
     assert "6 ranks did 3 times the work of 2" in same
-    assert same.endswith(
-        "This machine has 2 processors: more ranks than that take turns, and "
-        "each step takes longer."
-    )
+    assert same.endswith("This machine has 2 processors: more ranks than that take turns.")
     panel = Chart()
     panel.show([run(2, 40), run(64_000, 40)])
     assert "take turns" in panel._note.value and "seconds" in panel._against.options
@@ -420,6 +418,28 @@ def test_the_chart_keeps_what_was_chosen() -> None:
     assert panel._result.value == "loss" and "accuracy" in panel._result.options
     panel.show([done(1, batch=b) for b in (8, 16)])  # no loss any more
     assert panel._result.value == Chart.RESULTS
+
+
+def test_each_dot_says_which_run_it_is_and_its_row_is_marked() -> None:
+    some = [done(b / 100, {"loss": b}, batch=b, how="<ring>") for b in (8, 16)]
+    some.insert(1, done(1, outcome="stopped", batch=8, how="<ring>"))
+    panel = Chart()
+    panel.show(some)
+    title = "<title>run 3: batch=16, how=&lt;ring&gt; → seconds=160 ms, loss=16</title>"
+    assert panel._drawn.value.count(title) == 2 and "<title>run 2" not in panel._drawn.value
+    assert 'data-run="3"' in panel._drawn.value and "<tr data-run=3>" in results.to_html(some)
+    assert "run 3" not in chart.still("train", some)[0]  # on paper nothing can be pointed at
+
+
+def test_run_takes_what_the_page_shows_of_the_controls() -> None:
+    knobs = {"batch": (8, 128), "algorithm": ["ring", "gloo"], "size": (64, 1024)}
+    controls = {name: make(name, given) for name, given in knobs.items()}
+    pressed = []
+    button = Press([c.widget for c in controls.values()], lambda: pressed.append(1))
+    assert [key for _, key in button.controls] == ["value", "index", "index"]
+    shown = [{"value": 9}, {"index": 1}, {"index": 2}]
+    button._handle_custom_msg({"shown": shown}, [])
+    assert [c.value for c in controls.values()] == [9, "gloo", 256] and pressed
 
 
 def test_static_pictures_stay_small() -> None:

@@ -182,8 +182,11 @@ export class Compare extends Sheet {
   #path(n) {
     const store = this.stores[n];
     if (!store.causes) return "its critical path is known once the run has ended";
-    const ranks = new Set([...store.causes.critical.bars].map((i) => store.lane(i)));
-    return `its critical path goes through ${plural(ranks.size, "rank")}`;
+    const { bars, ends } = store.causes.critical;
+    const lanes = [...new Set([...bars, ...ends.keys()].map((i) => store.lane(i)))];
+    const names = lanes.sort((a, b) => a - b).map((i) => store.frame.lanes[i].name);
+    const told = names.length > 2 ? plural(names.length, "rank") : names.join(" and ");
+    return `its critical path goes through ${told}`;
   }
 
   // The ranks of all traces, sorted, and what they are called.

@@ -75,7 +75,7 @@ export class Lenses {
   _critical(store) {
     if (!store.causes) return LATER;
     const light = store.causes.critical;
-    const ranks = new Set([...light.bars].map((i) => store.lane(i))).size;
+    const ranks = new Set([...light.bars, ...light.ends.keys()].map((i) => store.lane(i))).size;
     return { light, told: `${plural(light.bars.size, "operation")} on ${plural(ranks, "rank")}` };
   }
 

@@ -65,7 +65,7 @@ export class Store {
   }
 
   // waits: which wait, from when after their start, and for how long [s]; the critical path: what
-  // is on it, and the arrows to what waited for it.
+  // is on it, the arrows to what waited for it, and how long after its start that went on.
   #explain({ waits, since, waited, path, via }, number) {
     const bars = new Set(Array.from(path, number));
     const arrows = new Set();
@@ -76,7 +76,9 @@ export class Store {
     }
     const found = new Map();
     waits.forEach((place, n) => found.set(number(place), [since[n], waited[n]]));
-    this.causes = { waits: found, critical: { bars, arrows } };
+    const after = ([from, seconds]) => from + seconds; // from the arrival on it belongs to the path
+    const ends = new Map(Array.from(via, number).map((i) => [i, after(found.get(i) ?? [0, 0])]));
+    this.causes = { waits: found, critical: { bars, arrows, ends } };
   }
 
   #grow(room) {

@@ -117,7 +117,8 @@ def _critical(
 ) -> tuple[list[int], list[int]]:
     """The critical path: an operation that waited is explained by the last to arrive.
 
-    Any other is explained by what its rank did before.
+    What a server does is explained by the request that made it do so; any other operation by what
+    its rank did before, and by marks meanwhile.
     """
     told = ~_around(ops)
     if not told.any():
@@ -125,6 +126,7 @@ def _critical(
     arrived = np.where(waited > SOON, since + waited, math.inf)
     flat, first, before, late = _order_of_ends(ops, told, arrived, final)
     slow, blamed = ((waited > SOON) & ~late).tolist(), _blamed(ops, pairs).tolist()
+    prompt, marked = _prompts(ops, pairs).tolist(), _Marked(ops, final, ~told)
     path: dict[int, None] = {}
     via: dict[int, None] = {}
     at = int(np.where(told, final, -math.inf).argmax())
@@ -135,11 +137,64 @@ def _critical(
             if at in path or at in via:
                 break
         path[at] = None
+        if prompt[at] >= 0:
+            via[prompt[at]] = None
+            at = blamed[prompt[at]]
+            if at in path:
+                break
+            if at not in via:
+                path[at] = None
         n = before[at]
         while n > first[at] and (flat[n - 1] in path or flat[n - 1] in via):
             n -= 1  # what takes no time ends when it starts
-        at = flat[n - 1] if n > first[at] else -1
+        later, at = at, flat[n - 1] if n > first[at] else -1
+        if (mark := marked.before(later, final[at] if at >= 0 else -math.inf)) is not None:
+            path[mark] = None
     return list(path), list(via)
+
+
+def _prompts(ops: Operations, pairs: Pairs) -> Ints:
+    """The request on which a server did each operation, -1: it is no server's, or nobody asked.
+
+    It is the latest request that changed anything, such as a push, or for the answer to a pull
+    that pull, if it came later.
+    """
+    whole = np.flatnonzero((pairs.send >= 0) & (pairs.recv >= 0))
+    asks = whole[~ops.among([Op.SEND])[pairs.send[whole]]]
+    own = np.full(len(ops) + 1, -1)  # where the request of each operation arrived; the last: none
+    own[pairs.send[asks]] = pairs.recv[asks]
+    answered = np.full(len(ops), -1)
+    answered[pairs.send[whole]] = own[pairs.recv[whole]]
+    found = np.full(len(ops), -1)
+    changes = pairs.recv[asks[~ops.among([Op.PULL])[pairs.send[asks]]]]
+    for server in np.unique(ops.rank[pairs.recv[asks]]):
+        mine = np.flatnonzero(ops.rank == server)
+        came = np.sort(changes[ops.rank[changes] == server])
+        came = came[np.argsort(ops.start[came], kind="stable")]
+        last = np.searchsorted(ops.start[came], ops.start[mine], "right") - 1
+        found[mine] = np.where(last >= 0, np.append(came, -1)[last], -1)
+    later = (answered >= 0) & ((found < 0) | (ops.start[answered] > ops.start[found]))
+    found[later] = answered[later]
+    return found
+
+
+class _Marked:
+    """The marks around communication, by their ranks."""
+
+    def __init__(self, ops: Operations, final: Floats, around: Bools) -> None:
+        self._ops, self._final = ops, final
+        self._of: dict[int, Ints] = {}
+        for rank in np.unique(ops.rank[around]).tolist():
+            mine = np.flatnonzero(around & (ops.rank == rank))
+            self._of[rank] = mine[np.argsort(ops.start[mine], kind="stable")]
+
+    def before(self, operation: int, since: float) -> int | None:
+        """The last one that began before an operation, if it went on later than ``since`` [s]."""
+        marks = self._of.get(int(self._ops.rank[operation]))
+        if marks is None:
+            return None
+        n = int(np.searchsorted(self._ops.start[marks], self._ops.start[operation]))
+        return int(marks[n - 1]) if n and self._final[marks[n - 1]] > since + SOON else None
 
 
 def _order_of_ends(
