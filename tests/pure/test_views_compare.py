@@ -209,6 +209,7 @@ def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() ->
     assert named["waiting"][0] == "workers waiting"
     assert named["busy"][0] == "workers in communication"
     assert named["busy"][1].endswith("mean of the workers, without servers and scheduler")
+    assert "rounds" not in named and named["most_sent"][0] == "most bytes sent by a worker"
     plain = {row["key"]: row["label"] for row in project({"a": traces.ring()})["rows"]}
     assert plain["waiting"] == "waiting" and plain["busy"] == "in communication"
 
@@ -229,6 +230,16 @@ def test_the_critical_path_goes_through_the_straggler_and_not_through_who_waited
     told = c.explained()
     assert (told["path"], told["via"]) == (["1.1", "1.0"], ["0.1"])
     assert told["waits"] == ["0.1"] and told["waited"] == pytest.approx([4 * MS], abs=1e-5)
+
+
+def test_the_conclusion_says_what_the_figures_say() -> None:
+    traced = {"ring": traces.ring(), "naive": naive()}
+    told = project(traced)
+    seconds = {run["name"]: run["figures"]["seconds"] for run in told["runs"]}
+    fast, slow = sorted(seconds, key=lambda name: seconds[name])
+    words = f"{fast} was {seconds[slow] / seconds[fast]:.2g}× as fast as {slow}"
+    assert told["notes"][0].startswith(words) and told["notices"][0] == told["notes"][0]
+    assert project({"a": naive(), "b": naive()})["notes"] == []  # as fast as each other
 
 
 def test_a_server_is_explained_by_who_asked_it_and_not_by_what_it_did_before() -> None:

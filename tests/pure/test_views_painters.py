@@ -166,7 +166,10 @@ def test_the_table_says_what_never_came():
 
 def test_a_long_table_is_cut_and_says_so():
     lines = table(project(parameter_server()), limit=20).splitlines()
-    assert lines[0] == "parameter server: 5 ranks, gloo, 56 messages (193 KiB), 8.14 ms"
+    assert (
+        lines[0]
+        == "parameter server: 2 workers and 2 servers, gloo, 56 messages (193 KiB), 8.14 ms"
+    )
     assert len(lines) == 1 + 1 + 20 + 1 and lines[-1] == "  … and 36 more"
     assert table(project(Trace())) == "Timeline: nothing was recorded"
 

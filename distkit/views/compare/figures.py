@@ -41,7 +41,7 @@ def figures(columns: Columns) -> Json:
             for key in ("messages", "message_bytes", "collectives", "collective_bytes")
         },
         "between_bytes": between(columns.traffic)[1],
-        "most_sent": int(columns.sent[1].max(initial=0)),
+        "most_sent": max((r["bytes"] for r in workers), default=0),
         "rounds": rounds(columns),
         "busy": _mean([r["busy"] for r in workers]),
         "waiting": _mean([r["waiting"] for r in workers]),

@@ -21,6 +21,8 @@ GROWN = 0.1
 MAX_NOTICES = 6
 #: Ranks that finish so far apart, as a part of the time, are told.
 APART = 0.25
+#: Runs whose times differ by less are as fast; parts of the time differ if by so much.
+CLOSE, NOTED = 1.1, 0.02
 #: What is not known of a run whose messages are all its backend's.
 OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent")
 
@@ -153,8 +155,34 @@ def summary(runs: Sequence[Json]) -> Json:
         "runs": list(runs),
         "rows": list(_rows(runs)),
         "notices": list(_notices(runs))[:MAX_NOTICES],
-        "notes": list(_notes(runs)),
+        "notes": [*_said(runs), *_notes(runs)],
     }
+
+
+def _said(runs: Sequence[Json]) -> Iterator[str]:
+    """How much faster the fastest was than the slowest, and of what there was less."""
+    if len(runs) < 2 or any(run["live"] or run["empty"] for run in runs):
+        return
+    slow, *_, fast = sorted(runs, key=lambda run: -float(run["figures"]["seconds"]))
+    mine, other = fast["figures"], slow["figures"]
+    if not mine["seconds"] or other["seconds"] / mine["seconds"] < CLOSE:
+        return
+    less = [
+        f"fewer {key} ({mine[key]:,} against {other[key]:,})"
+        for key in ("rounds", "messages")
+        if mine[key] < other[key] and not (_served(runs) or _hidden(fast) or _hidden(slow))
+    ]
+    if mine["waiting"] < other["waiting"] - NOTED:
+        parts = [f"{100 * found['waiting']:.0f} %" for found in (mine, other)]
+        less.append(f"less waiting ({' against '.join(parts)})")
+    times = other["seconds"] / mine["seconds"]
+    words = f", with {joined(less)}" if less else ""
+    yield f"{fast['name']} was {times:.2g}× as fast as {slow['name']}{words}"
+
+
+def _served(runs: Sequence[Json]) -> bool:
+    """True if there is a parameter server."""
+    return any(r["role"] == WORKER for run in runs for r in run["figures"]["ranks"])
 
 
 def _facts(runs: Sequence[Json]) -> list[str]:
@@ -165,10 +193,14 @@ def _facts(runs: Sequence[Json]) -> list[str]:
 
 
 def _rows(runs: Sequence[Json]) -> Iterator[Json]:
-    workers = any(r["role"] == WORKER for run in runs for r in run["figures"]["ranks"])
+    workers = _served(runs)
     for key, label, unit, hint in ROWS:
         if workers and unit == "%":
             label, hint = f"workers {label}", hint.replace("ranks", OF_WORKERS)
+        if workers and key == "rounds":
+            continue  # of who comes first there are no rounds
+        if workers and key == "most_sent":
+            label, hint = "most bytes sent by a worker", hint.replace("rank", WORKER)
         if key == "first_done":
             label = "first worker done" if workers else label
             if not any(run["figures"]["apart"] > APART for run in runs):
@@ -193,6 +225,7 @@ def _notes(runs: Sequence[Json]) -> Iterator[str]:
 
 
 def _notices(runs: Sequence[Json]) -> Iterator[str]:
+    yield from _said(runs)
     for run in runs:
         if run["empty"] and not run["live"]:
             yield f"{run['name']}: nothing was recorded"

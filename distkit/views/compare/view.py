@@ -62,6 +62,7 @@ class Compare(View):
       most bytes sent by a rank  4 B      4 B     =
       rounds                     1        1       =
       in communication           100 %    100 %   =
+      near was 2× as fast as far
     """
 
     _esm = esm("compare")

@@ -22,7 +22,7 @@ const PILLS = [
 ];
 
 // Beside the figures all panels are so high together, else each; a title takes so much [pixels].
-const [ROOM, APART, TITLE] = [440, 230, 30];
+const [ROOM, APART, TITLE] = [412, 230, 30];
 const SMALL = { row: 15, mark: 11, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
 // Up to so many traces have the figures beside them, where it is so wide [pixels].
 const [MOST_BESIDE, BESIDE, WIDE, NARROW] = [3, 740, 980, 560];
@@ -160,7 +160,9 @@ export class Compare extends Sheet {
     };
     const ranks = wide([...this.names.values()], `600 13px ${look.font}`) + 38;
     const traces = overlaid ? wide(names.traces, `11px ${look.font}`) + 12 : 0;
-    const room = ROOM - theme.sizes.axis - (overlaid ? 1 : stores.length) * TITLE;
+    const titles = overlaid ? 1 : stores.length;
+    const axes = clock.kind === "duration" ? titles : 1;
+    const room = ROOM - axes * theme.sizes.axis - titles * TITLE;
     const needs = stores.map(need);
     const rooms = needs.map((one) =>
       (!this.beside ? APART : overlaid ? room : (room * one) / sum(needs)));
@@ -208,7 +210,7 @@ export class Compare extends Sheet {
     this.kinds.replaceChildren(...legend({ kinds: () => kinds }), this.hint);
     picture.runs.forEach((run, n) => {
       const { start, end, live } = stores[n].frame;
-      const facts = [...run.facts, end > start ? humanSeconds(end - start) : ""].filter(Boolean);
+      const facts = [...(this.shows.critical ? [] : run.facts), end > start ? humanSeconds(end - start) : ""].filter(Boolean);
       this.titles[n].replaceChildren(swatch(trace(n)), h("strong", {}, run.name),
         h("span", { class: "dk-facts" }, facts.join(" · ")),
         live ? h("span", { class: "dk-live" }, "live") : "",
@@ -289,6 +291,6 @@ export class Compare extends Sheet {
     const bar = thing.i === undefined ? thing.send ?? thing.recv : thing;
     const lane = [...this.names.keys()].indexOf(bar.rank);
     tip.replaceChildren(...card(...this.#about(n, bar), this.color(lane), (k) => this.trace(k)));
-    beside(tip, x, y);
+    beside(tip, this.beside ? this.figures.getBoundingClientRect().left : x, y);
   }
 }

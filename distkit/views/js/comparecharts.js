@@ -37,12 +37,12 @@ export const swatch = (color) => h("i", { class: "dkc-swatch", style: `backgroun
 // A row per figure; a click on a name makes that trace the baseline.
 export function table({ runs, rows }, base, color, onbase) {
   const head = runs.map((run, n) => {
-    const title = n === base ? "the baseline of the comparison"
+    const title = n === base ? `${run.name}: the baseline of the comparison`
       : `compare the others to ${run.name}`;
     return h("th", { scope: "col" }, h("button",
       { type: "button", "aria-pressed": String(n === base), "data-trace": n, title,
         onclick: () => onbase(n) },
-      swatch(color(n)), run.name, h("small", {}, n === base ? "baseline" : "")));
+      swatch(color(n)), h("span", { class: "dkc-name" }, run.name), h("small", {}, n === base ? "baseline" : "")));
   });
   const known = ({ key, values }) => key !== "seconds" && values[0] !== null
     && values.every((value) => value === values[0]);

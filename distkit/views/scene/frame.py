@@ -95,8 +95,14 @@ def _lane(meta: Mapping[str, Any], rank: int) -> Json:
 
 
 def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
-    """How many ranks on how many hosts, and the backend and device; the same word once."""
-    known = [count(ranks, "rank")] if ranks else []
+    """How many ranks on how many hosts, and the backend and device; the same word once.
+
+    >>> facts({"ranks": {"0": {"role": "worker"}, "1": {"role": "server"}}, "backend": "gloo"}, 2)
+    ['1 worker and 1 server', 'gloo']
+    """
+    roles = Counter(str(about.get("role") or "") for about in meta.get("ranks", {}).values())
+    parts = [count(roles[role], role) for role in ("worker", "server") if roles["server"]]
+    known = [joined(parts) or count(ranks, "rank")] if ranks else []
     if hosts := {*several(meta).values()}:
         known.append(count(len(hosts), "host"))
     return [*known, *dict.fromkeys(str(meta[k]) for k in ("backend", "device") if meta.get(k))]
