@@ -33,6 +33,7 @@ class Algorithm:
         volume: number of ranks -> the most that one rank sends, in K.
         chunks: number of ranks -> in how many chunks the tensor is split, by
             ``torch.tensor_split``; with the options of the schedule.
+        kind: the collective of ``torch.distributed`` whose contract the page has; "" for none.
 
     Example:
         >>> a = ALL_REDUCES["ring"]
@@ -54,6 +55,7 @@ class Algorithm:
     messages: Callable[[int], int]
     volume: Callable[[int], float]
     chunks: Callable[..., int] = lambda n: n
+    kind: str = "all_reduce"
 
     @property
     def page(self) -> Callable[..., None]:
@@ -280,6 +282,7 @@ COLLECTIVES = Catalogue(
         messages=lg,
         volume=lg,
         chunks=_one,
+        kind="broadcast",
     ),
     Algorithm(
         "reduce",
@@ -293,6 +296,7 @@ COLLECTIVES = Catalogue(
         messages=lambda n: int(n > 1),
         volume=lambda n: int(n > 1),
         chunks=_one,
+        kind="reduce",
     ),
     Algorithm(
         "scatter",
@@ -305,6 +309,7 @@ COLLECTIVES = Catalogue(
         rounds=lg,
         messages=lg,
         volume=lambda n: (n - 1) / n,
+        kind="scatter",
     ),
     Algorithm(
         "gather",
@@ -317,6 +322,7 @@ COLLECTIVES = Catalogue(
         rounds=lg,
         messages=lambda n: int(n > 1),
         volume=lambda n: _largest_subtree(n) / n,
+        kind="gather",
     ),
     Algorithm(
         "all_gather",
@@ -329,6 +335,7 @@ COLLECTIVES = Catalogue(
         rounds=lambda n: n - 1,
         messages=lambda n: n - 1,
         volume=lambda n: (n - 1) / n,
+        kind="all_gather",
     ),
     Algorithm(
         "reduce_scatter",
@@ -341,6 +348,7 @@ COLLECTIVES = Catalogue(
         rounds=lambda n: n - 1,
         messages=lambda n: n - 1,
         volume=lambda n: (n - 1) / n,
+        kind="reduce_scatter",
     ),
     Algorithm(
         "all_to_all",
@@ -354,6 +362,7 @@ COLLECTIVES = Catalogue(
         messages=lambda n: n - 1,
         volume=lambda n: (n - 1) / n**2,
         chunks=lambda n: n * n,
+        kind="all_to_all",
     ),
     Algorithm(
         "barrier",
@@ -367,6 +376,7 @@ COLLECTIVES = Catalogue(
         messages=lg,
         volume=lambda n: 0,
         chunks=_one,
+        kind="barrier",
     ),
     Algorithm(
         "gossip",
@@ -380,6 +390,7 @@ COLLECTIVES = Catalogue(
         messages=lambda n: 2 * (n > 1),
         volume=lambda n: 2 * (n > 1),
         chunks=_one,
+        kind="",
     ),
 )
 

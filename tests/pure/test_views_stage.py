@@ -115,8 +115,8 @@ def test_roles_hosts_and_no_pattern_at_all():
     assert pattern(range(3), [(0, 2), (1, 2)], roles) == "roles"
     assert pattern(range(4), [], {}, {0: "a", 1: "a", 2: "b", 3: "b"}) == "hosts"
     everybody = [(a, b) for a in range(6) for b in range(6) if a != b]
-    assert pattern(range(6), everybody) == "ring"
-    assert pattern([], []) == "ring"
+    assert pattern(range(6), everybody) == "circle"
+    assert pattern([], []) == "circle"
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 40), st.data())
@@ -540,8 +540,8 @@ def test_a_notebook_stores_widget_picture_and_table():
 
 
 def test_what_cannot_be_staged_is_refused_with_a_remedy():
-    with pytest.raises(ValueError, match=r"there is no layout 'circle'\. Choose one of ring, star"):
-        Stage(ring(), layout="circle")
+    with pytest.raises(ValueError, match=r"there is no layout 'cloud'\. Choose one of circle"):
+        Stage(ring(), layout="cloud")
     with pytest.raises(ValueError, match="there is no clock 'wall'"):
         Stage(ring(), clock="wall")
     with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):

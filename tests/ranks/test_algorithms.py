@@ -117,7 +117,7 @@ def test_a_group_counts_by_itself() -> None:
 @pytest.mark.parametrize("n", range(1, 9))
 def test_the_recorded_pages_are_their_schedules(n: int) -> None:
     """Who sends to whom, how much and in which order; lengths tell which chunk it was."""
-    algorithms = [*ALL_REDUCES.values(), COLLECTIVES["gossip"]]
+    algorithms = [*ALL_REDUCES.values(), *(a for a in COLLECTIVES.values() if not a.kind)]
     turns = [(a, length) for a in algorithms for length in telling(a.chunks(n))]
 
     def program() -> None:

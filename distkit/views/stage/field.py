@@ -16,7 +16,7 @@ STRIPS, NUMBERS = 16, 40
 APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
 #: Pixels for the name of a host, above its cards.
 NAMED = 16
-ROUND = ("ring", "star")
+ROUND = ("circle", "ring", "star")
 
 
 class Field:

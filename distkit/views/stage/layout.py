@@ -13,7 +13,7 @@ Point = tuple[float, float]
 #: So many ranks of a ring stand along the edges of a square.
 SQUARE = range(7, 17)
 #: The arrangements there are; ``pattern`` chooses one.
-KINDS = ("ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
+KINDS = ("circle", "ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
 
 
 def pattern(
@@ -28,7 +28,7 @@ def pattern(
     are several with more than one. Else the messages decide: a ring when
     everybody speaks to neighbours only, a star when one rank takes part in every message, a tree
     when there is no way round, a hypercube when partners' numbers differ in one bit, a grid when
-    they are neighbours in rows and columns. A run that fits none stands in a ring.
+    they are neighbours in rows and columns. A run that fits none stands in a circle.
 
     Args:
         ranks: everybody.
@@ -45,7 +45,7 @@ def pattern(
     if len(sizes) > 1 and max(sizes.values()) > 1:
         return "hosts"
     edges = {(min(p), max(p)) for p in sent if p[0] != p[1]}
-    return (_shape(list(ranks), edges) if edges else "") or "ring"
+    return (_shape(list(ranks), edges) if edges else "") or "circle"
 
 
 def _shape(ranks: list[int], edges: set[Pair]) -> str:
@@ -113,6 +113,7 @@ def arrange(
     if kind == "star":
         return _star(list(ranks), sent)
     makers: dict[str, Callable[[list[int]], dict[int, Point]]] = {
+        "circle": _ring,
         "ring": _ring,
         "grid": lambda all_: _grid(all_, sent),
         "hypercube": _hypercube,

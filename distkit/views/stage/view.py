@@ -29,8 +29,8 @@ class Stage(SceneView):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        layout: "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers in a
-            row of their own); None: chosen by the messages.
+        layout: "circle", "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers
+            in a row of their own); None: chosen by the messages, "circle" if they fit no other.
         clock: "rounds": all messages of a round move together, as in a textbook; "time": as
             measured. The reader can switch.
 
