@@ -420,6 +420,20 @@ def test_who_died_is_said_and_crossed_out() -> None:
     run = project(run.trace(ends=ends))
     assert notices(run) == ["worker 1 died", "1 pull never answered"]
     assert doing(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
+    assert [who for _, who, _ in told(run, "death")] == ["worker 1 dies"]
+
+
+def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
+    run = shop(2, Synchronous(), [("push", 0), ("push", 1), ("pull", 0)])
+    trace = run.trace(replaced=[])
+    first = min(e.time for e in trace.events if e.rank == 1)
+    gone = {"node": 1, "name": "worker 1", "how": "signal SIGKILL", "time": first}
+    trace.meta["replaced"].append(gone)
+    run = project(trace)
+    (death,) = [b for b in run.beats if b.kind == "death"]
+    (begin, end) = next((s[0], s[1]) for s in run.doing[1] if s[2].text == "died")
+    assert (begin, end) == (first, death.of[2])
+    assert end is not None and end > first and more(run, "death") == ["another takes its place"]
 
 
 def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:

@@ -17,19 +17,19 @@ from distkit.views.scene.frame import clean
 from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.scene.values_svg import written
 from distkit.views.servers.story import Place, Request, Story, Update
-from distkit.views.servers.waits import Wait, listed
+from distkit.views.servers.waits import Death, Wait, listed
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """From ``src`` to ``dst``: when it begins and ends (None: never), and what of."""
 
-    kind: str  # push, pull, weights, init, optimizer, register, book, update or barrier
+    kind: str  # push, pull, weights, init, optimizer, register, book, update, barrier or death
     src: int
     dst: int
     begin: float
     end: float | None
-    of: Any  # a request, an update, or the spans of a barrier
+    of: Any  # a request, an update, the spans of a barrier, or a death
 
     @property
     def answered(self) -> bool:
@@ -56,10 +56,11 @@ class Beat:
         return refused or (self.kind == "push" and self.of.dropped)
 
 
-def beats(story: Story) -> list[Beat]:
+def beats(story: Story, died: Iterable[Death] = ()) -> list[Beat]:
     """All beats in the order of their ends; what never ended comes last."""
     found = [*_messages(story)]
     found += [Beat("update", u.server, u.server, u.begin, u.end, u) for u in story.updates]
+    found += [Beat("death", d[0], d[0], d[1], d[1], d) for d in died]
     for members in story.barriers:
         ends = [s.end for s in members if s.end is not None]
         end = max(ends) if len(ends) == len(members) else None
@@ -170,6 +171,13 @@ class Teller:
         late = [f"{self.name(w)} ({n} late)" if n else self.name(w) for w, n in u.late.items()]
         more = f"{len(late)} gradients" if len(late) > 8 else " + ".join(late)
         return f"{self.name(u.server)} updates {u.key} to v{u.version}", more and f"with {more}"
+
+    def _death(self, death: Death) -> tuple[str, str]:
+        node, _, replaced = death
+        return (
+            f"{self.name(node)} dies",
+            "this is its last sign of life" if replaced is None else "another takes its place",
+        )
 
     def _barrier(self, members: list[Span]) -> tuple[str, str]:
         if all(s.end is not None for s in members):

@@ -18,7 +18,7 @@ from distkit.views.servers.beats import Beat, beats
 from distkit.views.servers.layout import MAX_WORKERS
 from distkit.views.servers.staleness import histogram
 from distkit.views.servers.story import Story, read
-from distkit.views.servers.waits import Stretch, Wait, find, statuses
+from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
 
 #: At most so many beats are drawn, the last ones; the counters count all. They go in blocks.
 MAX_BEATS, BLOCK = 6_000, 1_000
@@ -85,7 +85,12 @@ def project(trace: EventLog, live: bool = False) -> Serving:
     []
     """
     story = read(trace)
-    waits, names, rows, order = find(story), _names(trace, story), _rows(story), beats(story)
+    waits, names, rows, order = (
+        find(story),
+        _names(trace, story),
+        _rows(story),
+        beats(story, deaths(trace)),
+    )
     first = 0 if len(order) <= MAX_BEATS else -(-(len(order) - MAX_BEATS) // BLOCK) * BLOCK
     return Serving(
         trace,
@@ -170,13 +175,15 @@ def worth(story: Story) -> dict[tuple[At, float], str]:
 def opening(run: Serving) -> float:
     """A moment that tells what this run is like; of one that goes on, the last.
 
-    Somebody who never gets an answer, or a refusal: when it has asked. Else when the most stale
-    gradient has been applied, if possible while nobody waits and few messages are under way; else
-    where most gradients and pulls wait longest.
+    A death; or somebody who never gets an answer, or a refusal: when it has asked. Else when the
+    most stale gradient has been applied, if possible while nobody waits and few messages are under
+    way; else where most gradients and pulls wait longest.
     """
     story, start, end = run.story, run.start, run.end
     if run.live:
         return end
+    if died := run.done("death"):
+        return died[-1].begin
     pulls = [w for w in run.waits if w.kind == "pull" and w.end >= start]
     if stuck := [w.begin for w in pulls if w.asked and w.asked.stuck]:
         return max(stuck)

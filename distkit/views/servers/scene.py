@@ -352,7 +352,11 @@ class _Painter:
     def _beat(self, i: int, beat: Beat) -> None:
         """A beat on its way, and what shows it when it has just ended."""
         begin, end = beat.begin, beat.end
-        spot = None if beat.kind == "barrier" else self.spots.get((beat.of.server, beat.of.key))
+        spot = (
+            None
+            if beat.kind in ("barrier", "death")
+            else self.spots.get((beat.of.server, beat.of.key))
+        )
         if spot and spot["shown"] and end is not None:
             now = rect(spot["w"] + 10, 47, "now", x=-5, y=-2, r=7)
             self.scene.rest(i, spot["x"], spot["y"], now, layer=NOW)
@@ -456,6 +460,12 @@ class _Painter:
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 *(path(d, styles[kind], lane=self._lane(w)) for kind, d in paths[w].items()),
             )
+        for beat in run.done("death"):
+            if beat.src in workers and beat.begin >= run.start:
+                x = LEFT + (RIGHT - LEFT) * (beat.begin - run.start) / span
+                y = self.stripes + PITCH * workers.index(beat.src) + 2 + BAR / 2
+                mark = path("M-4 -4L4 4M4 -4L-4 4", "cross"), title(f"{run.names[beat.src]} dies")
+                self.scene.add(x, y, *mark, layer=PERSON)
         if workers:
             cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
             a, b = (LEFT, self.stripes - 2), (RIGHT, self.stripes - 2)

@@ -69,6 +69,8 @@ class Status:
 
 #: From when until when, if ever [s], a node does what.
 Stretch = tuple[float, float | None, Status]
+#: Which node died when, and until when, if ever, nobody had taken its place [s].
+Death = tuple[int, float, float | None]
 
 
 def find(story: Story) -> list[Wait]:
@@ -195,6 +197,8 @@ def statuses(
             items[s.rank].append((s.start, s.end, s))
     for node, ended in _ends(trace).items():
         items[node].append(ended)
+    for node, time, until in deaths(trace):
+        items[node].append((time, until, Status("ended", "died")))
     return {node: list(_stretches(items[node], names, nodes)) for node in nodes}
 
 
@@ -233,11 +237,28 @@ def _ends(trace: EventLog) -> dict[int, Stretch]:
     last = {e.rank: e.time for e in trace.events}
     found: dict[int, Stretch] = {}
     for rank, about in trace.meta.get("ends", {}).items():
-        if (time := about.get("time", last.get(int(rank)))) is not None:
-            how = str(about.get("how") or "ended")
-            told = {"returned": "has returned", "released": "was released"}.get(how, how)
-            found[int(rank)] = (time, None, Status("ended", told))
+        how, heard = str(about.get("how") or "ended"), last.get(int(rank))
+        told = about.get("time", heard)
+        # a death is noticed later than it happens: it is shown after the last sign of life
+        if (time := heard if how == "died" and heard is not None else told) is not None:
+            words = {"returned": "has returned", "released": "was released"}.get(how, how)
+            found[int(rank)] = (time, None, Status("ended", words))
     return found
+
+
+def deaths(trace: EventLog) -> list[Death]:
+    """The deaths of a run, in the order of their times."""
+    ends, until = _ends(trace), trace[-1].time if len(trace) else 0.0
+    found: list[Death] = [
+        (node, min(time, until), None)
+        for node, (time, _, status) in ends.items()
+        if status.text == "died"
+    ]
+    for one in trace.meta.get("replaced", ()):
+        node, time = int(one["node"]), min(float(one["time"]), until)
+        later = (e.time for e in trace.events if e.rank == node and e.time > time)
+        found.append((node, time, min(later, default=None)))
+    return sorted(found, key=lambda death: death[1])
 
 
 def listed(nodes: Sequence[int], names: dict[int, str]) -> str:
