@@ -17,18 +17,17 @@ import waiting
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster.processes.forkserver import end
+from distkit.kvstore.transport.journal import copies
 from distkit.strategies.coordinator import ClusterCoordinator
 from distkit.strategies.parameter_server import ParameterServerStrategy
 from distkit.strategies.tf_config import TFConfig
+from tests.support.kvstore_nodes import LARGE, keeps_on
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
 
 until = partial(waiting.until, within=60)
 
 needs_sshd = needs("sshd", "openssh-server")
-
-#: A large array's elements: more than what goes with a header.
-LARGE = 300_000
 
 
 @pytest.fixture(scope="module")
@@ -103,41 +102,33 @@ def test_dist_sync_halts_and_names_the_dead(cluster) -> None:
     assert cluster.run(adds, "dist_sync").results == [60.0] * 3
 
 
-def keeps_on(flag: str, end: str, **options) -> float:
-    """Pushes until the test has seen enough; how much is missing of what was pushed."""
-    kv = kvstore.create("dist_async", **options)
-    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
-    kv.init(["w", "large", "sent"], [torch.zeros(3), torch.zeros(LARGE), torch.zeros(1)])
-    Path(flag).touch()
-    sent = 0
-    while not Path(end).exists():
-        kv.push(["w", "large"], [torch.ones(3), torch.ones(LARGE)])
-        sent += 1
-        kv.pull(["w", "large"])
-    kv.push("sent", torch.tensor([float(sent)]))
-    kv.barrier()
-    small, large, total = kv.pull(["w", "large", "sent"])
-    return max((v - total).abs().max().item() for v in (small, large))
+@pytest.fixture(params=["one machine", "two machines"])
+def either(request: pytest.FixtureRequest) -> Iterator[dk.Cluster]:
+    """Three workers and two servers."""
+    if request.param == "two machines":
+        yield request.getfixturevalue("cluster")
+        return
+    with dk.Cluster(workers=3, servers=2) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("together", [[], [5]])  # with the scheduler
-def test_copies_on_the_other_machine_serve_and_are_made_anew(cluster, tmp_path, together) -> None:
-    """Each server is killed in turn: as soon as there are copies again."""
-    from distkit.kvstore.transport.journal import copies
-
-    begun, end = tmp_path / "begun", tmp_path / "end"
-    socket = Path(cluster._room._places[0].folder, "kv5")
-    run = cluster.submit(keeps_on, str(begun), str(end), replication=2)
-    until(begun.exists)
+def test_copies_serve_and_are_made_anew(either, tmp_path, together) -> None:
+    """Each server is killed in turn, one twice: as soon as there are copies again."""
+    room, begun, ends = either.wait()._room, tmp_path / "begun", tmp_path / "end"
+    socket = Path(room._places[0].folder if room._places else room.folder, "kv5")
+    run = either.submit(keeps_on, str(begun), str(ends), replication=2)
+    until(lambda: begun.exists() and copies(socket)[1])
     for server in (3, 4, 3):
         before, _ = copies(socket)
         for i in [*together, server]:
-            os.kill(node(cluster, i), signal.SIGKILL)
+            os.kill(node(either, i), signal.SIGKILL)
         until(lambda before=before: copies(socket)[0] != before and copies(socket)[1])
-    end.touch()
+    ends.touch()
     with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
         assert run.wait(60).results == [0.0] * 3
-    assert cluster.run(adds, "dist_sync", replication=2).results == [60.0] * 3
+    assert len(run.replaced) == 3 * (1 + len(together))
+    assert either.run(adds, "dist_sync", replication=2).results == [60.0] * 3
 
 
 def test_without_copies_a_dead_server_is_named(cluster, tmp_path) -> None:

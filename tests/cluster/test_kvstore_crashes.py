@@ -15,13 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import waiting
+from kvstore_nodes import keeps_on
 
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.cluster.rank.rank import Rank
 from distkit.kvstore.client.requests import Requests
-from distkit.kvstore.transport.journal import _told, copies
+from distkit.kvstore.transport.journal import _told
 from distkit.views.servers.projection import notices, project
 from distkit.views.servers.scene import draw
 
@@ -104,43 +105,6 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
     assert len(lying) <= 12  # an update that died with its server
     assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
     assert node(cluster, 2) != before
-
-
-def keeps_on(flag: str, end: str, **options) -> float:
-    """Pushes until the test has seen enough; how much is missing of what was pushed."""
-    kv = kvstore.create(**options)
-    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
-    keys = list(range(4))
-    kv.init([*keys, "sent"], [torch.zeros(3)] * 4 + [torch.zeros(1)])
-    Path(flag).touch()
-    sent = 0
-    while not Path(end).exists():
-        kv.push(keys, [torch.ones(3)] * 4)
-        sent += 1
-        kv.pull(keys)
-    kv.push("sent", torch.tensor([float(sent)]))
-    kv.barrier()
-    *values, total = kv.pull([*keys, "sent"])
-    return max(abs(float(v[0] - total)) for v in values)
-
-
-@pytest.mark.parametrize("together", [[], [4]])  # with the scheduler
-def test_copies_are_made_anew_for_the_next_crash(cluster, tmp_path, together) -> None:
-    """Each server is killed in turn, twice: as soon as there are copies again."""
-    room, begun, end = cluster._room, tmp_path / "begun", tmp_path / "end"
-    socket = Path(room.folder, "kv4")
-    run = cluster.submit(keeps_on, str(begun), str(end), name="dist_async", replication=2)
-    until(begun.exists)
-    for server in (2, 3, 2):
-        before, _ = copies(socket)
-        for i in [*together, server]:
-            os.kill(node(cluster, i), signal.SIGKILL)
-        until(lambda before=before: copies(socket)[0] != before and copies(socket)[1])
-    end.touch()
-    with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
-        assert run.wait(60).results == [0, 0]
-    assert len(run.replaced) == 3 * (1 + len(together))
-    assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 
 def dies_early(when: str, **options) -> float:
@@ -422,8 +386,7 @@ def test_who_is_killed_while_taking_a_place_is_replaced_again(
     cluster, tmp_path, monkeypatch, i: int
 ) -> None:
     begun, end = tmp_path / "begun", tmp_path / "end"
-    options = {"name": "dist_async", "replication": 2, "on_crash": "replace"}
-    run = cluster.submit(keeps_on, str(begun), str(end), **options)
+    run = cluster.submit(keeps_on, str(begun), str(end), replication=2, on_crash="replace")
     until(begun.exists)
     pids = starts(cluster, monkeypatch, 2)
     room = cluster._room

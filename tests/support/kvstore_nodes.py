@@ -32,6 +32,27 @@ START = get_context("forkserver")  # forks from one single-threaded process that
 Function = Callable[[KVStore], Any]
 
 
+#: A large array's elements: more than what goes with a header.
+LARGE = 300_000
+
+
+def keeps_on(flag: str, end: str, **options) -> float:
+    """Pushes until the test has seen enough; how much is missing of what was pushed."""
+    kv = kvstore.create("dist_async", **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init(["w", "large", "sent"], [torch.zeros(3), torch.zeros(LARGE), torch.zeros(1)])
+    Path(flag).touch()
+    sent = 0
+    while not Path(end).exists():
+        kv.push(["w", "large"], [torch.ones(3), torch.ones(LARGE)])
+        sent += 1
+        kv.pull(["w", "large"])
+    kv.push("sent", torch.tensor([float(sent)]))
+    kv.barrier()
+    small, large, total = kv.pull(["w", "large", "sent"])
+    return max((v - total).abs().max().item() for v in (small, large))
+
+
 # -- in the nodes ----------------------------------------------------------------
 
 
