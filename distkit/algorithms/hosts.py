@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import defaultdict
 from weakref import WeakKeyDictionary
@@ -17,8 +18,9 @@ _known: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 def hosts_of(group: Group = None) -> Hosts:
     """The ranks of each host, counted in the group: hosts by their first rank, ranks in order.
 
-    The first call of a group tells the others this rank's host through the store, and waits for
-    theirs: all members have to call it.
+    Where the launcher has put all ranks on one host, nobody is asked. Else the first call of a
+    group tells the others this rank's host through the store, and waits for theirs: all members
+    have to call it.
 
     Args:
         group: the process group; None is the world.
@@ -29,6 +31,8 @@ def hosts_of(group: Group = None) -> Hosts:
     """
     group = group or dist.group.WORLD
     assert group is not None  # a group has been made
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(dist.get_world_size()):
+        return [[*range(dist.get_world_size(group))]]
     if group not in _known:
         store, names = group.get_group_store(), defaultdict[bytes, list[int]](list)
         store.set(f"distkit/host/{dist.get_rank(group)}", socket.gethostname())

@@ -19,6 +19,7 @@ import distkit as dk
 from distkit.algorithms import shared_memory
 from distkit.algorithms.hosts import hosts_of
 from distkit.algorithms.use import LARGE, page
+from distkit.events import Op
 
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
 LENGTHS = [0, 1, 5, 1000, shared_memory.SMALL // 4 + 1, shared_memory.SLOT // 2 + 3]
@@ -54,6 +55,7 @@ def test_shared_memory_equals_gloo(n: int) -> None:
 
 def on_three_hosts() -> int:
     socket.gethostname = lambda: f"host {dist.get_rank() % 3}"
+    os.environ.pop("LOCAL_WORLD_SIZE")  # for all that the launcher says
     return through_shared_memory()
 
 
@@ -82,6 +84,7 @@ def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[in
     """The sum, by ranks that take themselves to be on hosts of so many."""
     number = [h for h, n in enumerate(hosts) for _ in range(n)]
     socket.gethostname = lambda: f"host-{number[dist.get_rank()]}"
+    os.environ.pop("LOCAL_WORLD_SIZE")
     x = torch.arange(size, dtype=torch.float64) + dist.get_rank()
     right = expected(x.clone(), "SUM")
     with dk.use_algorithm(name):
@@ -102,6 +105,11 @@ def test_one_rank_on_each_host_has_no_inside() -> None:
     run = dk.run_ranks(on_hosts, 3, "auto", LARGE // 8, [1, 1, 1])
     assert run.results == [(True, [[0], [1], [2]])] * 3
     assert len(run.trace.messages) == 12  # a ring
+
+
+def test_nobody_is_asked_for_hosts_where_all_ranks_are_on_one() -> None:
+    run = dk.run_ranks(lambda: page("hierarchical")(torch.ones(4)), 4)
+    assert not {event.op for event in run.trace.events} & {Op.STORE_SET, Op.STORE_WAIT}
 
 
 def in_halves() -> list[float]:
