@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.figure import Figure
 
 #: The parts, in the order in which they are measured.
-PARTS = ("doctor", "life", "hierarchy")
+PARTS = ("doctor", "life", "hierarchy", "lessons")
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
