@@ -7,7 +7,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check \
 
 # What hosts run in tests/cluster/test_laboratory.py. Elsewhere than in CI, where it is not wanted that servers
 # come and start with the machine, these tests are skipped without them.
-SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin
+SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 
 .PHONY: help demo lab test test-gpu check bench clean
 

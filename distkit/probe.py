@@ -429,12 +429,14 @@ def _finite(x: float) -> float | None:
 
 
 def resolve(name: str) -> Json:
-    """The IPv4 addresses of a name, and the name of the first of them."""
+    """The IPv4 addresses of a name, and the name of the first of them; or those of IPv6."""
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = list(dict.fromkeys(str(e[4][0]) for e in found if e[0] == socket.AF_INET))
+    if not addresses:
+        return {"error": "only IPv6", "ipv6": [str(entry[4][0]) for entry in found]}
     try:
         back = socket.getnameinfo((addresses[0], 0), socket.NI_NAMEREQD)[0]
     except OSError:
@@ -442,12 +444,17 @@ def resolve(name: str) -> Json:
     return {"addresses": addresses, "back": back}
 
 
+def own_address(towards: str) -> str:
+    """The address of this machine from which packets to another leave: nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect((towards, 9))
+        return str(s.getsockname()[0])
+
+
 def route(address: str) -> Json:
     """The interface by which packets to an address leave, and the address that they come from."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            s.connect((address, 9))  # sends nothing
-            source = str(s.getsockname()[0])
+        source = own_address(address)
     except OSError as error:
         return {"error": error.strerror or str(error)}
     of = {"interface": "", "mtu": 0}

@@ -256,6 +256,12 @@ FAULTS = (
         "beta alpha",
         _do(lambda lab: lab.unname("alpha", "198.18.0.99", ["beta"])),
     ),
+    Fault(
+        "a name has an IPv6 address only",
+        "names.ipv6",
+        "alpha beta",
+        _do(lambda lab: lab.unname("beta", "fd00::2", ["alpha"])),
+    ),
     Fault("a password is needed", "ssh.password", "beta", _password),
     Fault("no ssh server", "ssh.refused", "beta", _ssh("Port 2223\n")),
     Fault("the host's key is unknown", "ssh.key", "beta", _ssh("UserKnownHostsFile none\n")),

@@ -152,6 +152,10 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
         remedy = f"Repair the name server in /etc/resolv.conf {on(asked)}."
         what = f"the name server {on(asked)} does not answer for {name!r} ({answer['error']})."
         yield level("names.silent", what, remedy, asked, host)
+    elif "ipv6" in answer:
+        what = f"{name!r} has only IPv6 addresses {on(asked)} ({joined(answer['ipv6'])})."
+        remedy = f"Ranks connect by IPv4: add the line {line!r} to {where}, or an A record."
+        yield level("names.ipv6", what, remedy, asked, host)
     elif "error" in answer:
         what = f"{name!r} does not resolve {on(asked)} ({answer['error']})."
         yield level("names.unknown", what, f"Add the line {line!r} to {where}.", asked, host)

@@ -14,6 +14,7 @@ from heads import Head
 from laboratories import laboratory, say
 from waiting import until
 
+from benchmarks.hosts import lessons
 from distkit.laboratory import Laboratory
 from distkit.laboratory.tools import PATH
 
@@ -139,15 +140,21 @@ def test_keys_are_in_no_arguments(head: Head, hosts: Laboratory) -> None:
     assert not left(hosts)  # at once
 
 
-def test_a_machine_that_is_cut_off(head: Head, hosts: Laboratory) -> None:
-    hosts.cut("gamma")
+def test_all_machines_that_are_cut_off_are_named(head: Head, hosts: Laboratory) -> None:
+    hosts.cut("beta", "gamma")
     refused(
         head,
         SSH,
+        "beta cannot be entered",
         "gamma cannot be entered",
         "timed out",
         "distkit doctor --hosts gamma",
     )
+
+
+def test_a_machine_with_addresses_of_ipv6_only(head: Head, hosts: Laboratory) -> None:
+    hosts.unname("beta", "fd00::2", on=["head"])
+    refused(head, SSH, "beta: IPv6 addresses only, and ranks connect by IPv4")
 
 
 def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory) -> None:
@@ -185,9 +192,18 @@ def test_a_machine_without_distkit(head: Head, hosts: Laboratory) -> None:
     refused(head, options, "the agent on beta", f"{python} -m pip install distkit")
 
 
-def test_a_machine_without_torch(head: Head, hosts: Laboratory, empty: Path) -> None:
-    hosts.replace("beta", Path(torch.__file__).parent, empty)
-    refused(head, SSH, "beta is lost", "No module named 'torch", "-m pip install torch")
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("", "there is no torch on beta"),
+        ("distributed", "beta is lost, with ranks 2 and 3: the process that ranks are forked from"),
+    ],
+)
+def test_a_machine_without_torch(
+    head: Head, hosts: Laboratory, empty: Path, part: str, said: str
+) -> None:
+    hosts.replace("beta", Path(torch.__file__).parent / part, empty)
+    refused(head, SSH, said, "-m pip install torch")
 
 
 def test_a_machine_without_room(head: Head, hosts: Laboratory) -> None:
@@ -216,6 +232,23 @@ def test_mpi_on_named_hosts_keeps_keys_to_itself(head: Head, hosts: Laboratory) 
     )
     assert "orted" in seen
     assert not [key for key in keys if key in seen]
+    assert "error" not in head.do("cluster.stop()")
+
+
+@pytest.mark.parametrize(
+    ("mpiexec", "round_robin"), [("openmpi", "'--map-by', 'node'"), ("mpich", "'-ppn', '1'")]
+)
+def test_ranks_have_the_numbers_of_mpis_processes(
+    head: Head, hosts: Laboratory, mpiexec: str, round_robin: str
+) -> None:
+    needs(f"mpiexec.{mpiexec}", mpiexec)
+    command = f"mpi_cmd=['mpiexec.{mpiexec}'], mpi_args=[{round_robin}]"
+    options = f"5, hosts=['alpha', 'beta', 'gamma'], engines='mpi', {command}"
+    assert "error" not in head.do(f"follow(lambda: dk.Cluster({options}))")
+    assert head.get("hosts()") == ["alpha", "beta", "gamma", "alpha", "beta"]
+    there = "lambda: (os.uname().nodename, os.environ['RANK'], os.environ['LOCAL_RANK'])"
+    found = head.get(f"cluster.run({there}).results")
+    assert found[1:4] == [["beta", "1", "0"], ["gamma", "2", "0"], ["alpha", "3", "1"]]
     assert "error" not in head.do("cluster.stop()")
 
 
@@ -270,6 +303,49 @@ def test_a_job_that_waits_and_is_cancelled(head: Head, slurm: Laboratory) -> Non
     assert "is CANCELLED" in last["error"]
 
 
+#: What the accounting database of a site refuses, where there is none.
+ACCOUNTS = """
+function slurm_job_submit(job, partitions, user)
+    if job.account then return slurm.ESLURM_INVALID_ACCOUNT end
+    if job.qos then return 2066 end
+    return slurm.SUCCESS
+end
+function slurm_job_modify() return slurm.SUCCESS end
+"""
+
+
+@pytest.fixture
+def accounts(slurm: Laboratory) -> Iterator[None]:
+    """No account and no quality of service is known."""
+    folder = slurm.folder / "slurm"
+    folder.joinpath("job_submit.lua").write_text(ACCOUNTS)
+    settings = folder / "slurm.conf"
+    before = settings.read_text()
+    settings.write_text(f"{before}JobSubmitPlugins=lua\n")
+    say(slurm, "head", "scontrol reconfigure")
+    yield
+    settings.write_text(before)
+    say(slurm, "head", "scontrol reconfigure")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("account='physics'", "Invalid account"), ("qos='fast'", "Invalid qos specification")],
+)
+def test_what_accounting_refuses(head: Head, accounts: None, options: str, said: str) -> None:
+    refused(head, f"2, engines='slurm', {options}", "slurm: ", said)
+
+
+def test_a_job_ends_with_a_kernel_that_is_killed_while_it_waits(
+    lab: Laboratory, home: Path, slurm: Laboratory
+) -> None:
+    kernel = Head(lab, home)
+    kernel.begin(cluster("2, engines='slurm', options='--begin=now+1hour'"))
+    assert "PENDING" in kernel.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
+    kernel.kill()
+    until(lambda: not say(slurm, "head", "squeue --noheader"), within=20)
+
+
 def test_a_job_that_is_cancelled_while_it_runs(head: Head, slurm: Laboratory) -> None:
     assert "error" not in head.do("follow(lambda: dk.Cluster(3, engines='slurm'))")
     head.begin("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
@@ -288,6 +364,19 @@ def test_a_node_that_is_cut_off(head: Head, slurm: Laboratory) -> None:
     assert "gamma is lost, with ranks 4 and 5" in last["error"]
     slurm.mend()
     head.do("cluster.stop()")
+
+
+# -- lessons: all of them in `distkit bench hosts` -------------------------------------------
+
+
+@pytest.mark.parametrize(("launcher", "lesson"), [("ssh", 1), ("mpi", 0), ("slurm", 0)])
+def test_a_lesson_runs_unchanged(
+    request: pytest.FixtureRequest, launcher: str, lesson: int
+) -> None:
+    if launcher == "mpi":
+        needs("mpiexec", "openmpi-bin")
+    lab = request.getfixturevalue("slurm" if launcher == "slurm" else "hosts")
+    assert lessons.run(lab, launcher, lessons.LESSONS[lesson]) == ""
 
 
 # -- engines of somebody else ---------------------------------------------------------------

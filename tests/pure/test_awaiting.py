@@ -290,7 +290,7 @@ def test_who_died_is_named_with_those_who_waited_and_a_way_on() -> None:
     assert 'on_crash="continue"' in found.remedy and "rank 1 in every round" in found.remedy
 
 
-@pytest.mark.parametrize("how", ["its connection broke", silence(1)])
+@pytest.mark.parametrize("how", ["its connection was lost", silence(1)])
 def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
     """Its error is no second cause."""
     told = [e for e in worker(0, 2, *MORE) if e.state is not State.BLOCKED]

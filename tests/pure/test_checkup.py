@@ -236,6 +236,10 @@ def unknown(facts: Facts) -> None:
     facts.names["beta"]["alpha"] = {"error": "Name or service not known"}
 
 
+def only_ipv6(facts: Facts) -> None:
+    facts.names["beta"]["alpha"] = {"error": "only IPv6", "ipv6": ["fd00::2"]}
+
+
 def silent_resolver(facts: Facts) -> None:
     facts.names["beta"]["alpha"] = {"error": "no answer within 4 s", "silent": True}
 
@@ -331,6 +335,7 @@ TOGETHER = [
     ("ways.no_route", "alpha has no route to beta (10.0.0.3)", no_route),
     ("ports.filtered", "alpha cannot connect to port 29500 of beta", one_port),
     ("names.unknown", "'alpha' does not resolve on beta", unknown),
+    ("names.ipv6", "'alpha' has only IPv6 addresses on beta (fd00::2)", only_ipv6),
     ("names.silent", "the name server on beta does not answer for 'alpha'", silent_resolver),
     ("names.loopback", "beta resolves 'alpha' to 127.0.1.1: ranks there would listen", loopback),
     ("names.loopback", "beta resolves its own name to 127.0.1.1", own_loopback),

@@ -223,7 +223,7 @@ class Silence(RuleBasedStateMachine):
                 self.missed(self.net.shards[p].node.id)
 
     def missed(self, node: int) -> None:
-        self.net.tell(self.net.scheduler.handle(Leave(0, node, 0, "its connection broke")))
+        self.net.tell(self.net.scheduler.handle(Leave(0, node, 0, "its connection was lost")))
 
     @rule()
     def come_back(self) -> None:
@@ -331,7 +331,7 @@ def test_a_server_that_was_given_up_hears_so_from_its_backup() -> None:
     net = Processes(Terms("dist_async", 100, replication=2))
     push = Push(0, 0, 5, "w", (1,), 0, torch.ones(1))
     (copy,) = Backups(0, 2, [3]).copies(push)
-    net.shards[3].hear(Departed(0, 3, -1, 2, "its connection broke", LIFE))
+    net.shards[3].hear(Departed(0, 3, -1, 2, "its connection was lost", LIFE))
     net.send(2, 3, copy)
     net.deliver(2, 3)
     assert isinstance(net.lines[3, 2][-1], Error)
@@ -391,7 +391,10 @@ def test_a_worker_connects_anew_and_repeats_what_is_open() -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("its connection broke", r"server 0 has ended \(its connection broke\) while .*Lost with"),
+        (
+            "its connection was lost",
+            r"server 0 has ended \(its connection was lost\) while .*Lost with",
+        ),
         (
             silence(1.5),
             r"server 0 gave no sign of life for 1.5 s and was ended while .*SIGSTOP"

@@ -120,7 +120,7 @@ class Agent:
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
-        address = own_address(self._where.get("network") or kernel)
+        address = probe.own_address(self._where.get("network") or kernel)
         return {
             "name": self._where.get("name") or platform.node(),
             "node": platform.node(),
@@ -130,6 +130,7 @@ class Agent:
             "memory": limits.memory(),
             "gpus": probe.gpus(),
             **versions(),
+            "missing": [name for name in ("torch", "ipyparallel") if not probe.package(name)],
             "executable": sys.executable,
             "pid": os.getpid(),
             "order": self._where.get("order", self._place.rank),
@@ -251,18 +252,10 @@ def versions() -> dict[str, str]:
     }
 
 
-def own_address(towards: str) -> str:
-    """The address of this machine's interface that leads to another: nothing is sent."""
-    family, _, _, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
 def _free_port(address: str) -> int:
     """A port of that interface that nobody uses now."""
-    with socket.create_server((address, 0)) as probe:
-        return int(probe.getsockname()[1])
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def interface_of(address: str) -> str:

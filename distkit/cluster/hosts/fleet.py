@@ -6,7 +6,7 @@ import queue
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from distkit.cluster.hosts.agent import own_address, versions
+from distkit.cluster.hosts.agent import versions
 from distkit.cluster.hosts.attaching import InEngines
 from distkit.cluster.hosts.host import HostForkServer
 from distkit.cluster.hosts.launching import Launch, by_launcher
@@ -24,7 +24,12 @@ from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
+from distkit.probe import own_address
 from distkit.trace.calls import named
+from distkit.views.scene.units import joined
+
+#: After one machine's failure those of others are waited for so long [s], to name all.
+OTHERS = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,9 @@ class Wish:
         machines = [place.facts(self.device) for place in places]
         asked = self.device, self.backend, self.threads, self.mps, self.memory_fraction
         plan = plan_for_machines(machines, servers, *asked)
-        return replace(plan, far=self.call)
+        ranks = (rank for place in places for rank in place.ranks)
+        seats = dict(zip(ranks, plan.seats, strict=True))
+        return replace(plan, far=self.call, seats=tuple(seats[rank] for rank in sorted(seats)))
 
     @property
     def count(self) -> int:
@@ -85,18 +92,23 @@ class Wish:
             return own_address(self.interface.partition(":")[0])
         if self.engines == "local":
             return "127.0.0.1"
-        return _resolve(self._one().rpartition("@")[2].partition(":")[0])
+        names = [name.rpartition("@")[2].partition(":")[0] for name in self._names()]
+        if new := [name for name in names if _only_ipv6(name)]:
+            raise StartError(
+                f"{joined(new)}: IPv6 addresses only, and ranks connect by IPv4. Give each machine "
+                "an IPv4 address, in its network and in /etc/hosts or the name server."
+            )
+        return _resolve(next(iter(names), ""))
 
-    def _one(self) -> str:
-        """The name of one of the machines, "" if none is known beforehand."""
+    def _names(self) -> list[str]:
+        """The names of the machines, as far as they are known beforehand."""
         if isinstance(self.ranks, dict):
-            return next(iter(self.ranks))
+            return list(self.ranks)
         if self.engines == "slurm":
-            with suppress(OSError, IndexError):
+            with suppress(OSError):
                 ask = ["sinfo", "--noheader", "--Node", "--format=%N"]
-                ran = subprocess.run(ask, capture_output=True, text=True, check=False)
-                return ran.stdout.split()[0]
-        return next(iter(self.options.get("mpi_hosts", {})), "")
+                return subprocess.run(ask, capture_output=True, text=True).stdout.split()
+        return list(self.options.get("mpi_hosts", {}))
 
     @property
     def port(self) -> str:
@@ -104,6 +116,13 @@ class Wish:
         if isinstance(self.interface, socket.socket):
             return str(self.interface.getsockname()[1])
         return self.interface.partition(":")[2] or "*"
+
+
+def _only_ipv6(name: str) -> bool:
+    """True if a name is known here, by addresses of IPv6 alone."""
+    with suppress(OSError):
+        return {entry[0] for entry in socket.getaddrinfo(name, None)} == {socket.AF_INET6}
+    return False
 
 
 def _resolve(name: str) -> str:
@@ -130,7 +149,7 @@ class Place:
     """
 
     server: HostForkServer
-    ranks: range
+    ranks: Sequence[int]
     folder: str = ""
     servers: range = range(0)
 
@@ -158,7 +177,7 @@ class Place:
             "interface": known["interface"],
             "host": places.index(self),
             "hosts": len(places),
-            "local_rank": rank - self.ranks.start,
+            "local_rank": self.ranks.index(rank),
             "local_world_size": len(self.ranks),
         }
 
@@ -243,22 +262,26 @@ class Fleet:
             StartError: one cannot be had; the message quotes what was said there.
         """
         found: dict[str, tuple[HostForkServer, list[int]]] = {}
+        failures: dict[str, None] = {}  # several processes may say the same
         end, came = time.monotonic() + self.wish.timeout, 0
         wanted = self._processes()
         while came < wanted:
             self._progress(self._missing(found, came, wanted))
             try:
                 news = self._news.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
+                came += 1
+                self._meet(found, news)
             except queue.Empty:
                 if self._launch.state.startswith("PENDING"):  # a queue may be as long as it is
                     end = time.monotonic() + self.wish.timeout
                 if time.monotonic() > end:
-                    raise StartError(self._late(found, came, wanted)) from None
-                continue
-            if isinstance(news, str):
-                raise StartError(news)
-            came += 1
-            self._meet(found, *news)
+                    failures = failures or {self._late(found, came, wanted): None}
+                    break
+            except StartError as error:
+                failures[str(error)] = None
+                end = min(end, time.monotonic() + OTHERS)
+        if failures:
+            raise StartError("\n\n".join(failures))
         return self._share(found)
 
     def _processes(self) -> int:
@@ -270,12 +293,14 @@ class Fleet:
     def _meet(
         self,
         found: dict[str, tuple[HostForkServer, list[int]]],
-        tunnel: Tunnel,
-        facts: dict[str, Any],
+        news: tuple[Tunnel, dict[str, Any]] | str,
     ) -> None:
         """A process has come: its machine's first, which imports torch already, stays as agent."""
+        if isinstance(news, str):
+            raise StartError(news)
+        tunnel, facts = news
         name, order = facts["name"], facts["order"]
-        _check_versions(facts)
+        _check_what_is_there(facts)
         agent, orders = found.get(name, (None, []))
         if agent is not None and min(orders) < order:
             with suppress(OSError):
@@ -287,19 +312,20 @@ class Fleet:
         found[name] = agent, [*orders, order]
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[Place]:
-        """Ranks are numbered machine by machine."""
-        ranks = self.wish.ranks
+        """Ranks have the numbers of a launcher's tasks; without such, machine by machine."""
+        ranks, launched = self.wish.ranks, self.wish.client is None
+        in_order = sorted(found.values(), key=lambda there: min(there[1]))
+        orders = [(server, sorted(numbers)) for server, numbers in in_order]
         if isinstance(ranks, dict):
-            each = [(found[name][0], n) for name, n in ranks.items()]
-        else:
-            in_order = sorted(found.values(), key=lambda there: min(there[1]))
-            each = [(server, len(orders)) for server, orders in in_order]
+            orders = [(found[name][0], [0] * n) for name, n in ranks.items()]
+        tasks = sorted(number for _, numbers in orders for number in numbers)
         places, begin = [], 0
-        for server, n in each:
-            server.words = self._launch.words
-            places.append(Place(server, range(begin, begin + n)))
-            server.what_is_there = named(places[-1].ranks)
-            begin += n
+        for server, numbers in orders:
+            block = range(begin, begin + len(numbers))
+            mine = numbers if launched and tasks == [*range(len(tasks))] else block
+            server.words, server.what_is_there = self._launch.words, named(mine)
+            places.append(Place(server, mine))
+            begin = block.stop
         return places
 
     def _missing(self, found: dict[str, Any], came: int, wanted: int) -> str:
@@ -326,12 +352,18 @@ class Fleet:
         self._store.close()
 
 
-def _check_versions(facts: dict[str, Any]) -> None:
-    """See whether a machine understands what is sent to it.
+def _check_what_is_there(facts: dict[str, Any]) -> None:
+    """See whether a machine has what ranks need, and understands what is sent to it.
 
     Raises:
-        StartError: it has another Python, whose functions differ, or another distkit.
+        StartError: it lacks a package, or has another Python, whose functions differ, or another
+            distkit.
     """
+    for package in facts["missing"]:
+        raise StartError(
+            f"there is no {package} on {facts['name']}. Install it there: {facts['executable']} -m "
+            f"pip install {package}"
+        )
     for what, version in versions().items():
         if facts[what].split(".")[:2] != version.split(".")[:2]:
             raise StartError(

@@ -139,17 +139,12 @@ srun --wait=0 --kill-on-bad-exit=0 --cpu-bind=none {program_and_args}
     )
 
     batch_template: Any = SlurmEngineSetLauncher.batch_template
-    passing = False  #: The output is read while the kernel is there, and useless afterwards.
 
     def _insert_options_in_script(self) -> None:
         """Insert ``options``, too, which ipyparallel forgets."""
         super()._insert_options_in_script()
-        first, rest = self.batch_template.split("\n", 1)
         if self.options:
-            first += "\n#SBATCH {options}"
-        if self.passing:  # who wants it has read it, or something has failed
-            rest = f"{rest.rstrip()} && rm -f {{output_file}}\n"
-        self.batch_template = f"{first}\n{rest}"
+            self.batch_template = self.batch_template.replace("\n", "\n#SBATCH {options}\n", 1)
 
 
 #: In the place of ipyparallel's own, by the name that ``engines=`` has.

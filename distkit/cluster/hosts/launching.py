@@ -42,6 +42,9 @@ _ASK, _ASK_AT_THE_END = 2.0, 0.2
 #: Who was told to end has ended within this time [s], or is ended.
 _GRACE = 3.0
 
+#: Ends a job, and removes its output, when its input ends: with this process, however that ends.
+_AFTERWARDS = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
+
 #: What squeue says of jobs that come to no more.
 _OVER = ("BOOT", "CANCELLED", "COMPLETED", "DEADLINE", "FAIL", "NODE", "OUT_OF", "PREEMPT", "TIME")
 
@@ -201,14 +204,20 @@ class ByBatch(ByLauncher):
     """Agents in a job of a batch system, of which ``squeue`` tells where that is Slurm."""
 
     async def _serve(self) -> None:
-        """Submit the job, and ask for it until it is over."""
-        self._launcher.start(self._n)
-        while not self._over.is_set():
-            self.state = self._state()
-            if _is_over(self.state):
-                self._fail(f"job {self._launcher.job_id} is {self.state}", self._output())
-                return
-            self._over.wait(_ASK)
+        """Submit the job, ask for it until it is over, and see that nothing of it is left."""
+        launcher = self._launcher
+        launcher.start(self._n)
+        file = launcher.output_file if launcher.passing else ""
+        end = [*_AFTERWARDS, file, *launcher.delete_command, launcher.job_id]
+        quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        with subprocess.Popen(end, stdin=subprocess.PIPE, start_new_session=True, **quiet):
+            while not self._over.is_set():
+                self.state = self._state()
+                if _is_over(self.state):
+                    self._fail(f"job {launcher.job_id} is {self.state}", self._output())
+                    return
+                self._over.wait(_ASK)
+            self._await("RUNNING", "COMPLETING")  # it ends by itself as its agents leave
 
     def words(self) -> str:
         """How the job stands; of one that is being ended, how it ends."""
@@ -248,16 +257,9 @@ class ByBatch(ByLauncher):
             )
 
     def stop(self) -> None:
-        """End the job, unless it ends by itself as its agents leave."""
+        """End what may be left, once agents were told to leave."""
         self._over.set()
-        if not self._launcher.job_id:
-            return
-        if not _is_over(self._await("RUNNING", "COMPLETING")):
-            with suppress(OSError, subprocess.TimeoutExpired):
-                command = [*self._launcher.delete_command, self._launcher.job_id]
-                subprocess.run(command, capture_output=True, timeout=10, check=False)
-        if self._launcher.passing:
-            Path(self._launcher.output_file).unlink(missing_ok=True)
+        self._gone.wait(4 * _GRACE)
 
 
 def by_launcher(

@@ -21,6 +21,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from enum import IntEnum, auto
 from typing import Any
 
 import zmq
@@ -44,8 +45,17 @@ WINDOW, PIECE = 1 << 22, 1 << 16
 #: How often the clocks of the machines are compared [s]; so many times at once at the beginning.
 PERIOD, FIRST = 0.5, 8
 
-#: Kinds of frames. OPEN begins a line, WORD is a message; both carry one.
-_WORD, _OPEN, _DATA, _TAKEN, _END, _CLOCK = range(6)
+
+class Kind(IntEnum):
+    """Kinds of frames. OPEN begins a line, WORD is a message; both carry one."""
+
+    WORD = auto()
+    OPEN = auto()
+    DATA = auto()
+    TAKEN = auto()
+    END = auto()
+    CLOCK = auto()
+
 
 _HEAD, _TIMES = struct.Struct("!BQ"), struct.Struct("!ddd")
 
@@ -140,7 +150,7 @@ class Tunnel:
         """
         self._check()
         body = pickle.dumps(word, protocol=5)
-        self._relay.do(lambda: self._post(_WORD, 0, body))
+        self._relay.do(lambda: self._post(Kind.WORD, 0, body))
 
     def open(self, word: Any, sock: socket.socket) -> None:
         """Begin a line from ``sock``, which belongs to the relay from now on.
@@ -158,7 +168,7 @@ class Tunnel:
                 sock.close()
                 return
             self.lines[number] = Line(sock)
-            self._post(_OPEN, number, body)
+            self._post(Kind.OPEN, number, body)
 
         self._relay.do(begin)
 
@@ -178,7 +188,7 @@ class Tunnel:
 
     def ask_time(self) -> None:
         """Compare the clocks."""
-        self._post(_CLOCK, 0, _TIMES.pack(time.monotonic(), 0, 0))
+        self._post(Kind.CLOCK, 0, _TIMES.pack(time.monotonic(), 0, 0))
 
     def take(self, frames: list[Any]) -> None:
         """One message of the other side has come."""
@@ -186,19 +196,19 @@ class Tunnel:
         kind, number = _HEAD.unpack(frames[0].bytes)
         line = self.lines.get(number)
         match kind:
-            case 0:  # _WORD
+            case Kind.WORD:
                 self.on_word(pickle.loads(frames[1].buffer))
-            case 1:  # _OPEN
+            case Kind.OPEN:
                 self._begin(number, pickle.loads(frames[1].buffer))
-            case 2 if line is not None:  # _DATA
+            case Kind.DATA if line is not None:
                 line.put(memoryview(frames[1].bytes))
                 self._write(number, line)
-            case 3 if line is not None:  # _TAKEN
+            case Kind.TAKEN if line is not None:
                 line.credit += int.from_bytes(frames[1].bytes, "big")
-            case 4 if line is not None:  # _END
+            case Kind.END if line is not None:
                 line.end()
                 self._write(number, line)
-            case 5:  # _CLOCK
+            case Kind.CLOCK:
                 self._compare(now, *_TIMES.unpack(frames[1].bytes))
 
     def _begin(self, number: int, word: Any) -> None:
@@ -206,13 +216,13 @@ class Tunnel:
         try:
             self.lines[number] = Line(self.on_line(word))
         except OSError:
-            self._post(_END, number)
+            self._post(Kind.END, number)
 
     def _compare(self, now: float, asked: float, received: float, sent: float) -> None:
         if received:
             self.on_trip(asked, received, sent, now)
         else:
-            self._post(_CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
+            self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
 
     def feed(self, number: int, line: Line, events: int) -> None:
         """A line's socket is ready."""
@@ -221,7 +231,7 @@ class Tunnel:
         if events & (zmq.POLLIN | zmq.POLLERR) and number in self.lines and line.credit:
             data = line.read()
             if data:
-                self._post(_DATA, number, data)
+                self._post(Kind.DATA, number, data)
             elif data is not None:
                 self._end(number, line)
 
@@ -230,12 +240,12 @@ class Tunnel:
         if done is None or line.over:
             self._end(number, line)
         elif done:
-            self._post(_TAKEN, number, done.to_bytes(8, "big"))
+            self._post(Kind.TAKEN, number, done.to_bytes(8, "big"))
 
     def _end(self, number: int, line: Line) -> None:
         if self.lines.pop(number, None) is not None:
             line.sock.close()
-            self._post(_END, number)
+            self._post(Kind.END, number)
 
     def lose(self, why: str) -> None:
         """It is broken: end all its lines, and tell."""
@@ -416,7 +426,7 @@ class Relay:
         if self._listens:
             for fd in self._ends.broken():
                 if (tunnel := self.tunnels.get(self._by.pop(fd, b""))) is not None:
-                    tunnel.lose(BROKEN)
+                    tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")
         else:
             for how in self._ends.heard():
                 if how is not None and (tunnel := self.tunnels.get(b"")) is not None:

@@ -320,8 +320,8 @@ def given_up(request: Request, name: str) -> Error:
     return error(
         request,
         (
-            f"stale: {name} was given up because its connection broke or it sent no heartbeat for "
-            "too long, and the others continued without it. Its later requests are ignored. If "
+            f"stale: {name} was given up because its connection was lost or it sent no heartbeat "
+            "for too long, and the others continued without it. Its later requests are ignored. If "
             "it was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
         ),
     )
@@ -330,8 +330,8 @@ def given_up(request: Request, name: str) -> Error:
 def ended(how: str) -> str:
     """That a node is gone, after its name in a sentence: it has crashed, or hung.
 
-    >>> ended("its connection broke")
-    'has ended (its connection broke)'
+    >>> ended("its connection was lost")
+    'has ended (its connection was lost)'
     """
     return how if SILENT in how else f"has ended ({how})"
 

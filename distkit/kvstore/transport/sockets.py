@@ -111,7 +111,7 @@ def goes_on(pid: int) -> bool:
 
 
 #: How a connection that was good ended, and one that never was.
-BROKEN = "its connection broke"
+BROKEN = "its connection was lost"
 REFUSED = "it does not talk to this process: they have not the keys of one cluster"
 
 
