@@ -190,6 +190,15 @@ def reducing() -> None:
         say(**cluster.run(_times).results[0])
 
 
+def dealing() -> None:
+    """The same with the ranks dealt round the machines, as ``--map-by node`` has them."""
+    import distkit as dk
+
+    n, dealt = sum(EACH.values()), ["--map-by", "node"]
+    with dk.Cluster(n, hosts=list(EACH), engines="mpi", mpi_args=dealt) as cluster:
+        say(**cluster.run(_times).results[0])
+
+
 def _hang() -> None:
     import torch
     import torch.distributed as dist

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure, figure
-from benchmarks.hosts.life import HOSTS, ROOT, laboratory
+from benchmarks.hosts.life import AS_ROOT, HOSTS, ROOT, laboratory
 from distkit.laboratory import Laboratory
 
 #: The environment of a site by its launcher.
@@ -53,7 +53,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
     folder = f"/tmp/{launcher}"  # the head's own
     environ = {
         **os.environ,
-        **dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1"),
+        **AS_ROOT,
         **SITES[launcher],
         "PYTHONPATH": str(ROOT),
         "IPYTHONDIR": f"{folder}/ipython",

@@ -27,6 +27,9 @@ GONE = 5.0
 #: What belongs to a cluster, in the command lines of processes.
 _OURS = ("distkit.cluster.hosts.agent", "processes/boot.py", "ipyparallel")
 
+#: Open MPI runs nothing for root without these.
+AS_ROOT = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
+
 #: Trials of each kind for each repetition.
 TRIALS = 5
 
@@ -90,7 +93,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 def start(lab: Laboratory, job: str) -> subprocess.Popen[str]:
     """A job on the head."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, **AS_ROOT, "PYTHONPATH": str(ROOT)}
     return lab.popen(
         "head",
         [sys.executable, "-m", "benchmarks.hosts.jobs", job],
