@@ -206,7 +206,8 @@ class Event:
                                      function such as ``dk.ring_all_reduce``; of stepped runs
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
                                      bytes of the rank's tensors there at that time; once completed
-                                     ``device_seconds``: how long the GPU itself was at it
+                                     ``device_seconds``: how long the GPU itself was at it;
+                                     ``unread``, if the program might have changed its tensors
     ===============================  ============================================================
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))

@@ -49,6 +49,10 @@ class Device:
         self._torch.current_stream(self._device).record_event(event)
         return event
 
+    def wait_for(self, event: Any) -> None:
+        """Have what this thread puts into its stream from now on come after an event."""
+        self._torch.current_stream(self._device).wait_event(event)
+
     def captures(self) -> bool:
         """True if this thread's calls go into a CUDA graph, and nothing happens yet."""
         return bool(self._torch.is_current_stream_capturing())
@@ -135,6 +139,11 @@ class Flight:
     def __init__(self, device: Device, work: Any, begin: Any, called: float) -> None:
         self.stream, self.seconds, self._device, self._work = device.stream, 0.0, device, work
         self._begin, self._called, self._end = begin, called, device.event()
+
+    def joins(self) -> None:
+        """This thread's current stream waits until it is over, and its values are read."""
+        self._device.wait_for(self._end)
+        self.stream = self._device.stream
 
     def landed(self) -> float | None:
         """When it was over, on the host's clock [s]; None if it is not."""

@@ -105,7 +105,25 @@ class Pending:
             at = flight.landed()
             if at is not None:
                 self._end(at, values, ("device_seconds", flight.seconds), *self._memory(values))
+                self.work = self.flight = None  # it may be kept for as long as its work is
             return at is not None
+
+    def joins(self, *, read: bool = True) -> None:
+        """The program's stream waits for it; without ``read``, one that we do not know does.
+
+        Its values were put to be read in a stream of the backend's, and the program may change the
+        tensors next: then they are given up, unless they are there.
+        """
+        with self._lock:
+            if self.done or self.flight is None:
+                return
+            flight, _ = self.flight
+            if read:
+                flight.joins()
+            elif self.look:
+                self.flight = flight, None
+                *call, where, known, match = self.fields
+                self.fields = (*call, where, (*known, ("unread", True)), match)
 
     def is_in_this_stream(self) -> bool:
         """True if this thread's current stream waits for it."""

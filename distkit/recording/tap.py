@@ -106,6 +106,9 @@ class Tap:
         self._buffers = OpenBuffers()
         self._backward = -1  # the backward pass that the latest call belongs to
         self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
+        self._sent: list[tuple[Any, Pending]] = []  # by its reducer, in a stream
+        # with a device at them, by works that the program may wait for
+        self._afloat: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Hook every c10d operator that this torch has; a second time it does nothing."""
@@ -121,6 +124,7 @@ class Tap:
         undo.callback(self._hook_wait_tensor()._destroy)
         hook(undo, c10d, "_warn_not_in_group", self._noting_strangers)
         hook(undo, dist.Work, "wait", self._waiting)
+        hook(undo, dist.Work, "get_future", self._giving_future)
         hook(undo, c10d, "_new_group_with_tag", self._making_groups)
         if self.on_gpu:
             self._watch_gpu(undo)
@@ -161,6 +165,8 @@ class Tap:
         self._limited.clear()
         self._buffers.clear()
         self._backward, self._alone = -1, None
+        self._sent.clear()
+        self._afloat.clear()
 
     # -- one call ---------------------------------------------------------------
 
@@ -298,7 +304,10 @@ class Tap:
             self.unwaited.add(work, pending, caller)
         functional = is_functional(caller)
         if background:
-            self._in_background(recorder, work, pending, waited=functional)
+            if pending.begin is None:
+                self._in_background(recorder, work, pending, waited=functional)
+            elif not functional:  # else wait_tensor has the stream wait
+                self._in_stream(recorder, work, pending, python)
         if not (python or functional) and torch._C._current_graph_task_id() < 0:
             recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
 
@@ -320,6 +329,22 @@ class Tap:
             self._alone = None
         self._by_future(work, pending)
 
+    def _in_stream(self, recorder: Recorder, work: Any, pending: Pending, python: bool) -> None:
+        """Note the end of what a device does in a stream of the backend's.
+
+        Its future runs at once, in a stream that only follows the backend's. The reducer makes the
+        program's stream wait at the end of backward: there values are read without a race.
+        """
+        backward = torch._C._current_graph_task_id()
+        if python or backward < 0:
+            self._by_future(work, pending)
+            return
+        if backward != self._backward:
+            self._backward = backward
+            self._sent.clear()
+            self._after_backward(recorder, 2)  # the reducer's callback comes between the two
+        self._sent.append((work, pending))
+
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
             if turns == 1:  # next, the reducer waits for all that this backward has sent
@@ -328,10 +353,13 @@ class Tap:
             engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
             return
         recorder.wait_ends()
+        for work, pending in self._sent:
+            self._settle(work, pending)
+        self._sent.clear()
         if self._alone is not None:
             work, pending = self._alone
             self._alone = None
-            if _is_completed(work) or pending.begin is not None:  # or its stream has waited for it
+            if _is_completed(work):
                 self._settle(work, pending)
             else:
                 self._by_future(work, pending)
@@ -353,6 +381,8 @@ class Tap:
             pending.fail()
         else:
             pending.complete()
+            if pending.begin is not None:
+                self._afloat[work] = pending
         self._pending.pop(id(work), None)
 
     def _waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -373,7 +403,7 @@ class Tap:
     def _wait_late(self, wait: Callable[[], Any], work: Any) -> Any:
         """Wait for what is over, or was begun in an earlier run, whose end has closed it."""
         try:
-            return wait()
+            result = wait()
         except RuntimeError:
             op = self._earlier.get(work)
             if op is None:
@@ -384,6 +414,19 @@ class Tap:
                 f"is still open is closed when that ends. Call {called} and wait() in the same "
                 "cell."
             ) from None
+        if (pending := self._afloat.pop(work, None)) is not None:
+            pending.joins()
+        return result
+
+    def _giving_future(self, get_future: Callable[..., Any]) -> Callable[..., Any]:
+        """Who has a work's future, as DDP's hooks, may change its tensors in any stream."""
+
+        def giving(work: Any) -> Any:
+            if (pending := self._afloat.pop(work, None)) is not None:
+                pending.joins(read=False)
+            return get_future(work)
+
+        return giving
 
     def _wait_for(
         self, open_now: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
@@ -448,7 +491,9 @@ class Tap:
 
         def noted(keys: Any, tensor: torch.Tensor, **how: Any) -> Any:
             stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
-            return (redispatch if tensor.is_cpu or stays else waiting)(keys - _KEY, tensor, **how)
+            if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:  # a number may take its place
+                stays = True
+            return (redispatch if stays else waiting)(keys - _KEY, tensor, **how)
 
         return noted
 

@@ -82,6 +82,95 @@ def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
     assert "recv" in str(caught.value)
 
 
+def test_a_backward_pass_that_waits_for_a_hung_device_is_seen() -> None:
+    def program(standin: Any, group: Any) -> None:
+        class Reduces(torch.autograd.Function):
+            """Its backward runs on a thread that autograd has for the device."""
+
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x.sum()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                dist.all_reduce(gradient, group=group)
+                return gradient * gradient.item()
+
+        x = torch.ones((), requires_grad=True)
+        loss = Reduces.apply(x.to("pretend"))
+        standin.stop()
+        loss.backward() if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
+
+    with pytest.raises(dk.DeadlockError, match=r"all_reduce") as caught:
+        on_device(program)
+    assert "recv" in str(caught.value)
+
+
+def test_nothing_changes_a_tensor_before_its_values_are_read() -> None:
+    def program(standin: Any, group: Any) -> list[bool]:
+        from distkit.recording.recorder import current
+
+        x, recorder = torch.ones(4).to("pretend"), current()
+        assert recorder is not None
+        recorder._looked = -60.0
+        standin.stop()
+        works = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
+        said = []
+        for end in (works[0].wait, works[1].get_future):
+            standin.heard.clear()
+            end()
+            said.append("a stream waits" in standin.heard)
+        standin.go()
+        return said
+
+    run = on_device(program)
+    assert run.results == [[True, False]] * 2
+    for rank in range(2):
+        read, given = [s for s in run.trace.spans if s.op == "all_reduce" and s.rank == rank]
+        assert read.after is not None and "unread" not in read.attributes
+        assert given.after is None and given.attributes["unread"]
+
+
+def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
+    def program(standin: Any, group: Any) -> list[list[bool]]:
+        from distkit.recording.recorder import current
+
+        recorder, seen = current(), []
+        assert recorder is not None
+        recorder._looked = -60.0
+
+        class Sees(torch.autograd.Function):
+            """Looks after the last bucket is sent, and before the reducer waits."""
+
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x.sum()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(
+                    lambda: seen.append([p.flight is None for _, p in tap.tap._sent])
+                )
+                return gradient.expand(2, 64)
+
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to("pretend")
+        model = torch.nn.parallel.DistributedDataParallel(
+            layers, process_group=group, bucket_cap_mb=0.01, init_sync=False
+        )
+        for _ in range(2):  # in the first, torch has one bucket
+            Sees.apply(model(torch.ones(2, 64).to("pretend"))).backward()
+        return seen
+
+    run = on_device(program)
+    for first, second in run.results:
+        assert first == [True]
+        assert len(second) > 1 and all(second)
+    spans = [s for s in run.trace.spans if s.op == "all_reduce"]
+    assert len(spans) == sum(len(seen) for result in run.results for seen in result)
+    assert all(s.after is not None and "unread" not in s.attributes for s in spans)
+
+
 def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
     class Come:
         def query(self) -> bool:

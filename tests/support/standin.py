@@ -70,7 +70,9 @@ class _Stream:
     def wait_stream(self, other: object) -> None:
         """All streams are one."""
 
-    wait_event = wait_stream
+    def wait_event(self, event: object) -> None:
+        """The same; what waits is told."""
+        heard.append("a stream waits")
 
     def record_event(self, event: Event | None = None) -> Event:
         assert not _capturing
@@ -212,12 +214,14 @@ def in_streams() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("allreduce_", "broadcast_"):
-            library.impl(name, lambda tensors, *_: (tensors, _work()), KEY, allow_override=True)
+            library.impl(
+                name, lambda tensors, *_: (tensors, _work(tensors)), KEY, allow_override=True
+            )
     _libraries.append(library)
     tap.install()
 
 
-def _work() -> Any:
-    done: torch.futures.Future[None] = torch.futures.Future()
-    done.set_result(None)
+def _work(result: list[torch.Tensor]) -> Any:
+    done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    done.set_result(result)
     return torch._C._distributed_c10d._create_work_from_future(done).boxed()
