@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, DPI = 4.6, 3.0, 72
 #: The size of its letters [points]: they are read from the last row, too.
 LETTERS = 11.5
+#: A line of the legend [inches], and what stands around its words [pixels].
+LINE, HANDLE = 0.24, 70
 #: A picture shows so many results at first: the seconds, and what the function returned.
 RESULTS = 2
 #: So many series have a colour and a name each.
@@ -120,11 +122,14 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
         _dress(axes, result, against)
     lines, labels = figure.axes[0].get_legend_handles_labels()
     if labels:
+        widest = max(text_width(label, LETTERS) for label in labels) + HANDLE
+        columns = min(len(labels), 2 if 2 * widest < DPI * WIDTH * len(results) else 1)
+        figure.set_figheight(HEIGHT + LINE * max(0, math.ceil(len(labels) / columns) - 2))
         figure.legend(
             lines,
             labels,
             loc="outside lower center",
-            ncols=min(2, len(labels)),
+            ncols=columns,
             frameon=False,
             fontsize=LETTERS,
             labelcolor=INK,
@@ -156,7 +161,7 @@ def _draw(
         for row in (r.row for r in records if {result, against} <= r.row.keys()):
             by[place(row[against])].append(row[result])
         color = RANKS_LIGHT[n] if n < NAMED else GRAY
-        label = name if n < NAMED and len(series) > 1 else None
+        label = _cut(name, DPI * WIDTH - HANDLE) if n < NAMED and len(series) > 1 else None
         means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
         firm = 1.0 if all(len(ys) > 1 for ys in by.values()) else 0.4
         axes.plot(sorted(by), means, color=color, clip_on=False, alpha=firm)

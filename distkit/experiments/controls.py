@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
 import ipywidgets
+from traitlets import TraitError
 
 from distkit.views.scene.units import human_bytes
 
@@ -83,6 +85,20 @@ class Settings:
                 self.controls[name].check(value)
         standing = {name: control.value for name, control in self.controls.items()}
         return {RANKS: self._ranks, **standing, **changed}
+
+    @contextmanager
+    def moved(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Have the controls stand at a run's values while it lasts, and then as before."""
+        own = {name: c for name, c in self.controls.items() if name in values and c.ours}
+        before = {name: control.widget.value for name, control in own.items()}
+        for name, control in own.items():
+            with suppress(TraitError):  # a text or a checkbox stays where it cannot show a value
+                control.start_at(values[name])
+        try:
+            yield
+        finally:
+            for name, control in own.items():
+                control.widget.value = before[name]
 
     def product(self, **values: Any) -> list[dict[str, Any]]:
         """The values of many runs: every combination of the values given, the last varying most.

@@ -439,17 +439,18 @@ class Experiment(State):
     ) -> Run:
         """Make one run, from starting its ranks to its record; on new ranks after a first one."""
         standing = self.settings.complete()
-        others = (n for n, v in setting.items() if said(standing.get(n, v)) != said(v))
+        others = [n for n, v in setting.items() if said(standing.get(n, v)) != said(v)]
         given = ", ".join(f"{n}={results.shown(n, setting[n])}" for n in others)
         self.activity = now = Activity(setting[RANKS], number, of, time.monotonic(), given=given)
-        self._tell()
-        cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
-        if cluster is None:
-            raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
-        if cluster not in self._warm:
-            self._once(cluster, setting, replace(now, cold=True), aloud)
-            self._warm.add(cluster)
-        return self._once(cluster, setting, now, aloud)
+        with self.settings.moved({n: setting[n] for n in others}):
+            self._tell()
+            cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
+            if cluster is None:
+                raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
+            if cluster not in self._warm:
+                self._once(cluster, setting, replace(now, cold=True), aloud)
+                self._warm.add(cluster)
+            return self._once(cluster, setting, now, aloud)
 
     def _once(
         self, cluster: Cluster, setting: dict[str, Any], activity: Activity, aloud: bool

@@ -32,6 +32,8 @@ WHOLE = 1000
 #: The stage follows every message of a run; of longer ones it would make too much.
 STAGED = 20_000
 
+#: Where the runs will be: their room is kept, so that no control moves when the first one ends.
+NONE = "<p>No run yet: Run makes one with these values.</p>"
 GONE = "this experiment no longer exists: run its cell again"
 
 
@@ -188,9 +190,8 @@ class Panel:
             self._message.value = message(state)
             self._printed.value = _lines(list(state.printed))
             if len(records) != self._seen:
-                self._table.value = results.to_html(records)
+                self._table.value = results.to_html(records) or ("" if self._own else NONE)
                 self._chart.show(records)
-                self._tabs.widget.layout.display = None if records or self._own else "none"
             if now is None and records and len(records) != self._tabs.seen:
                 self._tabs.show(records[-1].run.trace, len(records))
             self._seen = len(records)
@@ -316,7 +317,10 @@ class Tabs:
         old, self._views, self._trace, self.seen = self._views, {}, trace, seen
         names = [RUNS, *(fitting(trace) if trace else [])]
         self._names = []  # while the tabs change nothing is made
-        self.widget.children = [self._runs, *(ipywidgets.VBox() for _ in names[1:])]
+        pictures = [ipywidgets.VBox() for _ in names[1:]]
+        for picture in pictures:
+            picture.add_class("dkx-picture")
+        self.widget.children = [self._runs, *pictures]
         self.widget.titles = [RUNS, *(f"{name} of run {seen}" for name in names[1:])]
         self.widget.selected_index = names.index(opened) if opened in names else 0
         self._names = names

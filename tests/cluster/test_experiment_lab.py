@@ -138,6 +138,10 @@ def test_drive_an_experiment(page: Any) -> None:
         side, tabs = panel.locator(".dkx-side").bounding_box(), panel.locator(".dkx-tabs")
         assert tabs.bounding_box()["x"] >= side["x"] + side["width"]
         look(page, {f"experiment-{width}": panel})
+        tab_of(panel, "Stage").click()
+        panel.locator(".distkit-stage").wait_for()
+        assert panel.bounding_box()["height"] <= 600  # of JupyterLab's 720
+        tab_of(panel, "Runs").click()
     page.set_viewport_size({"width": 760, "height": 1600})
     look(page, {"experiment-narrow": page.locator(".distkit-experiment")})
     run_cell(page, 4)

@@ -420,6 +420,19 @@ def test_the_chart_keeps_what_was_chosen() -> None:
     assert panel._result.value == Chart.RESULTS
 
 
+def test_long_names_in_the_legend_have_a_line_each() -> None:
+    some = [
+        done(b / 100, batch=b, how=how, algorithm=a)
+        for b in (8, 16)
+        for how in ("momentum", "plain")
+        for a in ("ring", "recursive doubling")
+    ]
+    figure = chart.plot(some, ["seconds"], "batch")
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+
+
 def test_each_dot_says_which_run_it_is_and_its_row_is_marked() -> None:
     some = [done(b / 100, {"loss": b}, batch=b, how="<ring>") for b in (8, 16)]
     some.insert(1, done(1, outcome="stopped", batch=8, how="<ring>"))
@@ -429,6 +442,15 @@ def test_each_dot_says_which_run_it_is_and_its_row_is_marked() -> None:
     assert panel._drawn.value.count(title) == 2 and "<title>run 2" not in panel._drawn.value
     assert 'data-run="3"' in panel._drawn.value and "<tr data-run=3>" in results.to_html(some)
     assert "run 3" not in chart.still("train", some)[0]  # on paper nothing can be pointed at
+
+
+def test_controls_follow_a_run_and_stand_as_before_after_it() -> None:
+    given = {"batch": (8, 128), "algorithm": ["ring", "gloo"], "lr": (0.01, 1.0)}
+    settings = Settings(train, given)
+    before = settings.complete()
+    with settings.moved({"batch": 64, "algorithm": "gloo", "ranks": 2}):
+        assert settings.complete() == {**before, "batch": 64, "algorithm": "gloo"}
+    assert settings.complete() == before
 
 
 def test_run_takes_what_the_page_shows_of_the_controls() -> None:

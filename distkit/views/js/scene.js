@@ -99,7 +99,8 @@ export class Scene extends Sheet {
     this.list.load(list, this.script);
     const { width, height } = picture.scene;
     const high = picture.panels.length ? BESIDE_PANELS : HIGH;
-    this.field.style.maxWidth = `${width * Math.min(high / height, LARGE)}px`;
+    const wide = `var(--dk-high, ${high}px) * ${width / height}`; // in a tab less high
+    this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
     [this.bar.scrub.hidden, this.controls.hidden] = [!beats.length, !beats.length];
