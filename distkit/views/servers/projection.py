@@ -261,10 +261,11 @@ def said(story: Story) -> str:
             "others updated the value after its worker had pulled it."
         )
     if most == workers > 1:
+        fewer = any(0 < len(u.late) < most for u in story.updates)
         return (
             f"An update takes one gradient of each of the {workers} workers. They are collected "
             "in the inbox of their key, and pulls wait for the update."
-        )
+        ) + (" Some updates of this run took fewer." if fewer else "")
     late = " of a round. Later ones are not counted." if most > 1 else "."
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
