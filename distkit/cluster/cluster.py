@@ -195,8 +195,9 @@ class Cluster:
             StartError: there is no such cluster, it has no engines, or another kernel has it.
 
         Example:
-            >>> cluster = dk.Cluster(4, keep="1h", name="mine")             # doctest: +SKIP
-            >>> cluster = dk.Cluster.attach("mine")      # in the next kernel; doctest: +SKIP
+            >>> cluster = dk.Cluster(4, keep="1h", name="mine")  # doctest: +SKIP
+            >>> # in the next kernel
+            >>> cluster = dk.Cluster.attach("mine")  # doctest: +SKIP
         """
         if isinstance(cluster, str) and (kept := door.named(cluster)) is not None:
             return cls._attach_kept(kept)

@@ -113,7 +113,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
             raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
     along = against if against in names else names[0]
     series = _series(well, [n for n in names if n != along])
-    words = {id(r): _in_words(n, r) for n, r in enumerate(records, 1)}
+    words = {id(r): _in_words(n, r) for n, r in enumerate(records, 1) if not r.outcome}
     figure = figures.new(WIDTH * len(results), HEIGHT, dpi=DPI)
     for axes, result in zip(
         figure.subplots(1, len(results), squeeze=False)[0], results, strict=True

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from operator import truediv
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import abuses
 from distkit.cluster.runs import report
@@ -108,15 +107,16 @@ def test_what_a_rank_had_caught_is_told_beside() -> None:
 def test_a_turn_of_waiting_that_is_over_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release may come while the recorder drops the exception that ended a turn."""
 
-    class Interrupted(suppress):
-        def __exit__(self, *error: Any) -> bool:
+    class Interrupted:
+        def __ne__(self, other: object) -> bool:
             raise Released
 
-    monkeypatch.setattr(tap, "suppress", Interrupted)
+    monkeypatch.setattr(tap, "TURN_IS_OVER", Interrupted())
     monkeypatch.setattr(tap, "_is_completed", lambda work: False)
-    monkeypatch.setattr(tap, "TURN", 0)
-    error = caught(lambda: tap._in_turns(truediv, 1))  # C's, as torch's: it leaves no frame
-    assert isinstance(error.__context__, ZeroDivisionError)
+    monkeypatch.setattr(tap, "TURN", 3)
+    wait, work = torch.Tensor.view, torch.zeros(2)  # C's, as that of works: it leaves no frame
+    error = caught(lambda: tap._in_turns(wait, work))
+    assert isinstance(error.__context__, RuntimeError)
     failure = describe(error, released=True)
     assert failure.released and not failure.leaving and failure.handled is None
 

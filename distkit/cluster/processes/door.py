@@ -250,7 +250,7 @@ def in_words(time: float) -> str:
     """A time with one unit.
 
     >>> in_words(5400), in_words(3600), in_words(7.4)
-    ('90 min', '1 h', '7 s')
+    ('90 min', '1 h', '7.4 s')
     """
     for unit, size in list(_UNITS.items())[::-1]:
         if time >= 2 * size or time == size:
