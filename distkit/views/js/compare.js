@@ -210,7 +210,8 @@ export class Compare extends Sheet {
     this.kinds.replaceChildren(...legend({ kinds: () => kinds }), this.hint);
     picture.runs.forEach((run, n) => {
       const { start, end, live } = stores[n].frame;
-      const facts = [...(this.shows.critical ? [] : run.facts), end > start ? humanSeconds(end - start) : ""].filter(Boolean);
+      const took = end > start ? humanSeconds(end - start) : "";
+      const facts = [...(this.shows.critical ? [] : run.facts), took].filter(Boolean);
       this.titles[n].replaceChildren(swatch(trace(n)), h("strong", {}, run.name),
         h("span", { class: "dk-facts" }, facts.join(" · ")),
         live ? h("span", { class: "dk-live" }, "live") : "",

@@ -42,7 +42,8 @@ export function table({ runs, rows }, base, color, onbase) {
     return h("th", { scope: "col" }, h("button",
       { type: "button", "aria-pressed": String(n === base), "data-trace": n, title,
         onclick: () => onbase(n) },
-      swatch(color(n)), h("span", { class: "dkc-name" }, run.name), h("small", {}, n === base ? "baseline" : "")));
+      swatch(color(n)), h("span", { class: "dkc-name" }, run.name),
+      h("small", {}, n === base ? "baseline" : "")));
   });
   const known = ({ key, values }) => key !== "seconds" && values[0] !== null
     && values.every((value) => value === values[0]);

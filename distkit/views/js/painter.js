@@ -190,7 +190,8 @@ export class Painter {
     roundRect(c, x, y, width, height, 3);
     c.fill();
     const ink = touch ? readable(look.warning) : look.soft;
-    if (height >= 11) this.#label([bar.label, bar.label?.split(" (")[0], touch ? "!" : ""], x, y, width, height, ink, 11.5);
+    const labels = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
+    if (height >= 11) this.#label(labels, x, y, width, height, ink, 11.5);
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
