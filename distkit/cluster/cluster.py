@@ -544,11 +544,17 @@ class Cluster:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """An interrupt waits for the end of this: ranks that are started or called by halves hang."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if threading.current_thread() is not threading.main_thread():  # no interrupt comes here
+        yield
+        return
+    came: list[int] = []  # a mask would not do: any other thread takes the signal for this one
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _told(versions: dict[str, str]) -> str:
