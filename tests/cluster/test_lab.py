@@ -4,7 +4,7 @@ import io
 import time
 from typing import Any
 
-from labs import idle
+from labs import change_theme, idle
 from PIL import Image, ImageColor
 from sheets import RESULTS, settle
 
@@ -21,7 +21,7 @@ def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
 
     RESULTS.mkdir(exist_ok=True)
     for name in ("light", "dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {name.title()}")
+        change_theme(page, name.title())
         drawing = page.locator(".distkit-timeline").locator("canvas, svg").first
         drawing.scroll_into_view_if_needed()
         settle(page)

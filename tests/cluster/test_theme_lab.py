@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labs import RESULTS, idle, run_cell
+from labs import RESULTS, change_theme, idle, run_cell
 
-from benchmarks.lab import command
 from benchmarks.step import notebook
 from distkit.views.scene.theme import WARNING_DARK, WARNING_LIGHT
 
@@ -84,11 +83,10 @@ def test_every_view_follows_the_theme(lab: Any, tab: Any) -> None:
     for cell in range(len(VIEWS) + 1):
         run_cell(page, cell)
     for theme, color in (("Dark", WARNING_DARK), ("Light", WARNING_LIGHT)):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
+        change_theme(page, theme)
         page.wait_for_function(SAME, arg=color)
         page.wait_for_function(TURNED, arg=[len(VIEWS) // 2 + 1, theme == "Dark"])
-    command(page, "apputils:change-theme", theme="JupyterLab Dark")
+    change_theme(page, "Dark")
     page.wait_for_function(SAME, arg=WARNING_DARK)
     RESULTS.mkdir(exist_ok=True)
     for i in range(len(VIEWS)):

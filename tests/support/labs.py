@@ -28,13 +28,22 @@ def outputs(page: Any, awaited: str) -> list[str]:
     return list(shown.all_inner_texts())
 
 
+def change_theme(page: Any, name: str) -> None:
+    """Have JupyterLab take its theme ``"Light"`` or ``"Dark"``, and wait until it has.
+
+    A change that comes while the splash of the one before fades makes JupyterLab take the splash
+    away twice, which throws.
+    """
+    command(page, "apputils:change-theme", theme=f"JupyterLab {name}")
+    page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {name}']", state="attached")
+    page.wait_for_selector("#jupyterlab-splash", state="detached")
+
+
 def look(page: Any, views: dict[str, Any], after: str = "") -> None:
     """Write a picture of each view in each theme: ``NAME-THEME[-AFTER].png``."""
     RESULTS.mkdir(exist_ok=True)
     for theme in ("Light", "Dark"):
-        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-        page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
-        page.wait_for_selector("#jupyterlab-splash", state="detached")
+        change_theme(page, theme)
         settle(page)
         for name, view in views.items():
             file = RESULTS / f"{name}-{theme.lower()}{after}.png"
