@@ -9,6 +9,9 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check \
 # come and start with the machine, these tests are skipped without them.
 SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 
+# What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
+PROXY := configurable-http-proxy@4.6.3
+
 .PHONY: help demo lab test test-gpu check bench clean
 
 help:   ## this list
@@ -24,6 +27,8 @@ lab: $(VENV)/.installed     ## JupyterLab on the welcome notebook
 test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with ARGS="-m pure"
 	@{ command -v chromium && $(BIN)/python -m playwright --version; } >/dev/null 2>&1 || \
 	    tools/debian-install chromium libatomic1 || echo "Until then the browser tests are skipped."
+	@[ -x $(BIN)/configurable-http-proxy ] || npm install --silent --global --prefix $(VENV) $(PROXY) || \
+	    echo "Until npm is there and can install it, the tests of a hub are skipped."
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest $(ARGS)

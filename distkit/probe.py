@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata, util
@@ -74,7 +74,10 @@ _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", 
 #: The ports that connections and listeners get which ask for any.
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-_CGROUP = Path("/sys/fs/cgroup")
+#: The users that are people, not services.
+_PEOPLE = 1000, 65000
+
+_CGROUP, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 #: The NVIDIA driver's own files.
 _DRIVER = Path("/proc/driver/nvidia")
@@ -108,6 +111,7 @@ def machine() -> Json:
         "loopback": loopback(),
         "commands": {name: shutil.which(name, path=_PATH) for name in COMMANDS},
         "namespaces": namespaces(),
+        "hub": hub(),
     }
 
 
@@ -119,29 +123,45 @@ def usable_cores() -> int:
 
 
 def cpu_quota() -> float:
-    """Processors that the cgroup allows; infinite without a limit."""
-    v2 = _words(_CGROUP / "cpu.max")
-    if len(v2) == 2 and v2[0] != "max":
-        return int(v2[0]) / int(v2[1])
-    quota = _words(_CGROUP / "cpu/cpu.cfs_quota_us")
-    period = _words(_CGROUP / "cpu/cpu.cfs_period_us")
-    if quota and period and int(quota[0]) > 0:
-        return int(quota[0]) / int(period[0])
-    return math.inf
+    """Processors that the cgroups allow; infinite without a limit."""
+    return min(map(_quota, _cgroups("cpu")), default=math.inf)
+
+
+def _quota(cgroup: Path) -> float:
+    v1 = _words(cgroup / "cpu.cfs_quota_us") + _words(cgroup / "cpu.cfs_period_us")
+    words = _words(cgroup / "cpu.max") or v1
+    limited = len(words) == 2 and words[0] not in ("max", "-1")
+    return int(words[0]) / int(words[1]) if limited else math.inf
 
 
 def cgroup_memory() -> float:
-    """Bytes that the cgroup still allows; infinite without a limit."""
-    left = math.inf
-    versions = (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    )
-    for limit, used in versions:
-        most, now = _words(_CGROUP / limit), _words(_CGROUP / used)
-        if most and now and most[0] != "max":
-            left = min(left, max(0, int(most[0]) - int(now[0])))
-    return left
+    """Bytes that the cgroups still allow; infinite without a limit."""
+    return min(map(_memory_left, _cgroups("memory")), default=math.inf)
+
+
+def _memory_left(cgroup: Path) -> float:
+    most = _words(cgroup / "memory.max") or _words(cgroup / "memory.limit_in_bytes")
+    now = _words(cgroup / "memory.current") or _words(cgroup / "memory.usage_in_bytes")
+    if not most or not now or most[0] == "max":
+        return math.inf
+    words = _words(cgroup / "memory.stat")
+    stat = dict(zip(words[::2], words[1::2], strict=False))
+    cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
+    return max(0, int(most[0]) - int(now[0]) + int(cached))  # what was read is dropped on demand
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The cgroup of this process and those around it, whose limits hold for it, too.
+
+    In a container its own is often the outermost that it sees. A service of systemd, such as a
+    user's server on a hub, and what Slurm starts have theirs further in.
+    """
+    # 4:memory:/system.slice/it.service; of version 2: 0::/the/path
+    for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(_words(_MINE))):
+        if not names or controller in names.split(","):
+            parts = path.strip("/").split("/")
+            for n in range(len(parts), -1, -1):
+                yield _CGROUP.joinpath(controller if names else "", *parts[:n])
 
 
 def memory() -> Json:
@@ -173,11 +193,26 @@ def processes() -> Json:
     """Threads of this user, and how many are allowed; None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [] if os.getuid() == 0 or soft == resource.RLIM_INFINITY else [(_threads(), soft)]
-    most, now = _words(_CGROUP / "pids.max"), _words(_CGROUP / "pids.current")
-    if most and now and most[0] != "max":
-        limits.append((int(now[0]), int(most[0])))
+    for cgroup in _cgroups("pids"):
+        most, now = _words(cgroup / "pids.max"), _words(cgroup / "pids.current")
+        if most and now and most[0] != "max":
+            limits.append((int(now[0]), int(most[0])))
     left = min((limit - used for used, limit in limits), default=None)
     return {"left": left}
+
+
+def hub() -> Json | None:
+    """What JupyterHub promises this server, and how many people it sees; None elsewhere."""
+    user = os.environ.get("JUPYTERHUB_USER")
+    if not user:
+        return None
+    promised, seen = os.environ.get("MEM_LIMIT", ""), set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            seen.add(path.stat().st_uid)
+    people = [uid for uid in seen - {os.getuid()} if _PEOPLE[0] <= uid < _PEOPLE[1]]
+    memory = int(promised) if promised.isdigit() else None
+    return {"user": user, "memory": memory, "others": len(people)}
 
 
 def _threads() -> int:

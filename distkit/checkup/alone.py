@@ -48,6 +48,7 @@ def judge(host: str, machine: Json) -> Iterator[Check]:
     for check in (_python, _packages, _torch, _gpus):
         yield from check(host, machine)
     if host == HERE:
+        yield from _hub(machine)
         yield from _launchers(machine)
         yield from _laboratory(machine)
 
@@ -271,6 +272,26 @@ def backend(machine: Json, usable: Gpus) -> str:
     if not n:
         return f"no GPU: {of(2)}"
     return "; ".join(f"{count(ranks, 'rank')}: {of(ranks)}" for ranks in (n, 2 * n))
+
+
+def _hub(machine: Json) -> Iterator[Check]:
+    hub = machine.get("hub")
+    if not hub:
+        return
+    text = f"this is {hub['user']}'s server on a JupyterHub"
+    if hub["memory"]:
+        loose = hub["memory"] < machine["memory"]["free"]
+        text += f", with {human_bytes(hub['memory'])} of memory"
+        text += " (nothing but the hub's word limits it to that)" if loose else ""
+    yield fine("hub", text, HERE)
+    if hub["others"]:
+        yield warning(
+            "hub.seen",
+            f"the processes and command lines of {count(hub['others'], 'other user')} are seen "
+            "here, and yours by them. Files, memory and sockets are closed to them.",
+            "Who looks after the hub can hide them: docs/hub.md says how.",
+            HERE,
+        )
 
 
 def _launchers(machine: Json) -> Iterator[Check]:

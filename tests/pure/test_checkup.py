@@ -192,6 +192,26 @@ def test_a_quota_counts_and_a_notebook_needs_its_packages() -> None:
     assert "no laboratory of several hosts here: no unshare here" in text
 
 
+ADAS = "ok this is ada's server on a JupyterHub"
+
+
+@pytest.mark.parametrize(
+    ("promised", "others", "said"),
+    [
+        (None, 0, ADAS),
+        (16 * GIB, 0, f"{ADAS}, with 16 GiB of memory"),
+        (2 * GIB, 0, f"{ADAS}, with 2 GiB of memory (nothing but the hub's word limits it"),
+        (None, 1, "warning the processes and command lines of 1 other user are seen here"),
+    ],
+)
+def test_a_hub(promised: int | None, others: int, said: str) -> None:
+    machine = healthy("hub", "10.0.0.1")
+    machine["hub"] = {"user": "ada", "memory": promised, "others": others}
+    checks = [c for c in Report(Facts({HERE: machine})).checks if c.kind.startswith("hub")]
+    text = " ".join(f"{c.level} {c}" for c in checks)
+    assert text.startswith(said) and ("limits" in text) == ("limits" in said)
+
+
 # -- deliberate faults between machines ------------------------------------------------------------
 
 

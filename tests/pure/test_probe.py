@@ -18,12 +18,23 @@ from distkit.cluster import limits
 
 
 @pytest.mark.parametrize(
-    ("files", "quota", "left"),
+    ("mine", "files", "quota", "left"),
     [
-        ({}, math.inf, math.inf),
-        ({"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, math.inf, math.inf),
-        ({"cpu.max": "150000 100000", "memory.max": "900", "memory.current": "200"}, 1.5, 700),
+        ("", {}, math.inf, math.inf),
         (
+            "0::/",
+            {"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"},
+            math.inf,
+            math.inf,
+        ),
+        (
+            "0::/",
+            {"cpu.max": "150000 100000", "memory.max": "900", "memory.current": "200"},
+            1.5,
+            700,
+        ),
+        (
+            "4:memory:/docker/of-the-host\n1:cpu,cpuacct:/docker/of-the-host",
             {
                 "cpu/cpu.cfs_quota_us": "50000",
                 "cpu/cpu.cfs_period_us": "100000",
@@ -33,9 +44,25 @@ from distkit.cluster import limits
             0.5,
             0,
         ),
+        (
+            "0::/system.slice/jupyter-ada.service",
+            {
+                "system.slice/cpu.max": "300000 100000",
+                "system.slice/jupyter-ada.service/cpu.max": "max 100000",
+                "system.slice/memory.max": "max",
+                "system.slice/memory.current": "5000",
+                "system.slice/jupyter-ada.service/memory.max": "1000",
+                "system.slice/jupyter-ada.service/memory.current": "900",
+                "system.slice/jupyter-ada.service/memory.stat": "anon 300\ninactive_file 600",
+            },
+            3,
+            700,
+        ),
     ],
+    ids=["none", "unlimited", "v2", "v1", "a service"],
 )
 def test_what_a_cgroup_allows(
+    mine: str,
     files: dict[str, str],
     quota: float,
     left: float,
@@ -43,8 +70,9 @@ def test_what_a_cgroup_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe, "_CGROUP", tmp_path)
-    for name, text in files.items():
-        tmp_path.joinpath(name).parent.mkdir(exist_ok=True)
+    monkeypatch.setattr(probe, "_MINE", tmp_path / "mine")
+    for name, text in {**files, "mine": mine}.items():
+        tmp_path.joinpath(name).parent.mkdir(exist_ok=True, parents=True)
         tmp_path.joinpath(name).write_text(text + "\n")
     assert (probe.cpu_quota(), probe.cgroup_memory()) == (quota, left)
     assert limits.cpus() == max(1, math.ceil(min(quota, probe.usable_cores())))

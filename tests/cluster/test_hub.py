@@ -1,0 +1,204 @@
+"""A real JupyterHub: users at once, walls between them, culling, a restart from the hub's page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import hubs
+import psutil
+import pytest
+from hubs import FIRST, USERS, Hub, Kernel
+from waiting import until
+
+pytestmark = pytest.mark.timeout(1200)
+
+SETUP = """
+import json, os, tempfile, psutil, torch, torch.distributed as dist
+import distkit as dk
+from distkit import kvstore
+
+def total(size=100_000):
+    x = torch.full((size,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    return x[0].item()
+
+def push():
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(100_000))
+    kv.push("w", torch.ones(100_000))
+    return kv.pull("w")[0].item()
+
+def shared():
+    x = torch.ones(100_000)
+    dk.shared_memory_all_reduce(x)
+    return x[0].item()
+
+cluster = dk.Cluster(2)
+run = cluster.run(total)
+run.trace.save("mine.trace")
+assert run.results == [3.0, 3.0] and cluster.run(shared).results == [2.0, 2.0]
+store = dk.Cluster(workers=2, servers=1)
+print(json.dumps({
+    "uid": os.getuid(), "home": os.getcwd(), "results": store.run(push).results,
+    "pids": [os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))],
+    "secrets": [os.environ["JUPYTERHUB_API_TOKEN"], get_ipython().kernel.session.key.decode()],
+}))
+"""
+
+#: What a user tries at another's: TOLD is what is known of that one. It prints what succeeded.
+SPY = """
+import json, os, socket
+from contextlib import suppress
+
+def succeeds(do, *args):
+    try:
+        do(*args)
+    except OSError:
+        return False
+    return True
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(path)
+
+reached = []
+for pid in TOLD["pids"]:
+    for proc in ("/proc", TOLD["proc"]):
+        files = [f"{proc}/{pid}/{name}" for name in ("environ", "mem", "maps", "io", "stack")]
+        folders = [f"{proc}/{pid}/{name}" for name in ("fd", "map_files", "cwd/", "root/")]
+        reached += [name for name in files if succeeds(lambda: Path(name).read_bytes()[:1])]
+        reached += [name for name in folders if succeeds(os.listdir, name)]
+    reached += [f"signal {pid}"] * succeeds(os.kill, pid, 0)
+for folder in ("/tmp", "/var/tmp", "/dev/shm", Path(TOLD["home"]).parent):
+    for entry in os.scandir(folder):
+        with suppress(OSError):  # somebody else's, and gone
+            if entry.stat(follow_symlinks=False).st_uid == TOLD["uid"]:
+                reached += [entry.path] * succeeds(os.listdir if entry.is_dir() else open, entry)
+reached += [path for path in TOLD["sockets"] if succeeds(connect, path)]
+from distkit.cluster.processes import door
+print(json.dumps({
+    "reached": reached + [one.name for one in door.kept()],
+    "seen": [pid for pid in TOLD["pids"] if Path(f"/proc/{pid}").exists()],
+    "lines": [Path(f"{TOLD['proc']}/{pid}/cmdline").read_text() for pid in TOLD["pids"]],
+}))
+"""
+
+#: In the hub's page: whether a click on the button has an effect yet.
+ACTS = """() => window.require?.defined?.("jquery")
+    && !!window.require("jquery")._data(document.querySelector("#stop"), "events")?.click"""
+
+#: The settings of docs/hub.md: those of another spawner have no effect here, but are read.
+PAGE = Path(__file__).parents[2] / "docs/hub.md"
+CONFIG = "\n".join(re.findall(r"```python\n(.+?)```", PAGE.read_text(), re.DOTALL))
+CONFIG += 'c.Spawner.mem_limit = "2G"\n'
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    if reason := hubs.missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    with hubs.hub(CONFIG) as running:
+        yield running
+
+
+def begin(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
+    """A user's kernel with two clusters, and what it tells of itself."""
+    if not hub.runs(user):
+        hub.start(user)
+    kernel = hub.kernel(user)
+    return kernel, json.loads(kernel.run(SETUP))
+
+
+def listening(pids: list[int]) -> list[tuple[str, int]]:
+    """The TCP ports of these processes."""
+    found = (c for pid in pids for c in psutil.Process(pid).net_connections("tcp"))
+    return [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
+
+
+def test_users_at_once_do_not_collide_and_have_walls_between_them(hub: Hub) -> None:
+    with ThreadPoolExecutor() as threads:
+        began = dict(zip(USERS, threads.map(lambda user: begin(hub, user), USERS), strict=True))
+    told = {user: facts for user, (_, facts) in began.items()}
+    assert [facts["results"] for facts in told.values()] == [[2.0, 2.0]] * len(USERS)
+    assert len({facts["home"] for facts in told.values()}) == len(USERS)
+    ports = {user: listening(facts["pids"]) for user, facts in told.items()}
+    assert {address for each in ports.values() for address, _ in each} == {"127.0.0.1"}
+    if not hubs.real_users():
+        pytest.skip("walls are between users of the system: run it as root")
+    assert [facts["uid"] for facts in told.values()] == [*range(FIRST, FIRST + len(USERS))]
+
+    (kernel, ada), (other, _) = began["ada"], began["bob"]
+    unix = [c.laddr for pid in ada["pids"] for c in psutil.Process(pid).net_connections("unix")]
+    assert not [name for name in unix if name.startswith("@")]  # which all users could take up
+    target = {**ada, "proc": str(hub.proc), "sockets": [name for name in unix if name]}
+    spy = f"TOLD = {target!r}\n{SPY}"
+    own, spied = json.loads(kernel.run(spy)), json.loads(other.run(spy))
+    ways = "/environ", "/fd", "/map_files", "signal ", "/tmp/distkit-", str(ada["home"]), "/kv"
+    assert not [way for way in ways if not any(way in name for name in own["reached"])]
+    assert (spied["reached"], spied["seen"], own["seen"]) == ([], [], ada["pids"])
+    assert spied["lines"] == own["lines"]
+    assert not [x for x in spied["lines"] if any(secret in x for secret in ada["secrets"])]
+
+    with ExitStack() as lines:  # ports of gloo are open to all: strangers disturb nothing
+        for address in ports["ada"]:
+            lines.enter_context(socket.create_connection(address)).sendall(bytes(range(256)))
+        assert kernel.run("print(cluster.run(total, 100).results)") == "[3.0, 3.0]\n"
+        assert kernel.run("print(store.run(push).results)") == "[2.0, 2.0]\n"
+
+
+def test_culling_ends_all_of_a_server(hub: Hub) -> None:
+    _, told = begin(hub, "bob")
+    command = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=1", "--cull-every=1"]
+    access = {"JUPYTERHUB_API_TOKEN": hub.token, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"}
+    with (hub.homes / "culler").open("wb") as log:
+        culler = subprocess.Popen(command, env={**os.environ, **access}, stdout=log, stderr=log)
+        try:
+            until(lambda: not hub.runs("bob"), hubs.PATIENCE)
+        finally:
+            culler.terminate()
+            culler.wait()
+    until(lambda: not left(told), hubs.PATIENCE)
+
+
+def left(told: dict[str, Any]) -> list[str]:
+    """Processes, and files in memory or temporary folders, that a user's server has left."""
+    running = [str(pid) for pid in told["pids"] if psutil.pid_exists(pid)]
+    if not told["uid"]:
+        return running
+    for entry in (
+        entry for folder in ("/proc", "/tmp", "/dev/shm") for entry in os.scandir(folder)
+    ):
+        with suppress(OSError):  # gone
+            if entry.stat(follow_symlinks=False).st_uid == told["uid"]:
+                running.append(entry.path)
+    return running
+
+
+def test_a_restart_from_the_hubs_page(hub: Hub, tab: Any) -> None:
+    _, told = begin(hub, "ada")
+    page = tab.page
+    page.goto(f"{hub.url}/hub/login?next=/hub/home")
+    page.fill("#username_input", "ada")
+    page.fill("#password_input", hub.token)
+    page.click("#login_submit")
+    page.wait_for_function(ACTS)
+    page.click("#stop")
+    page.locator("#start", has_text="Start My Server").wait_for()
+    until(lambda: not left(told), hubs.PATIENCE)
+    page.click("#start")
+    page.wait_for_url(f"{hub.url}/user/ada/lab**")
+    kernel, again = begin(hub, "ada")
+    assert again["results"] == [2.0, 2.0]
+    said = " ".join(kernel.run("print(dk.doctor())").split())
+    assert "this is ada's server on a JupyterHub, with 2 GiB of memory" in said
+    assert "other user" not in said

@@ -1,0 +1,249 @@
+"""A real JupyterHub on the loopback interface, whose users have servers of their own.
+
+Where the tests are root, and may make a mount namespace, the users are users of the system, as on
+a machine with The Littlest JupyterHub: an /etc/passwd that only the hub sees has them. Elsewhere
+all servers are the tester's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+from waiting import until
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+#: The users, and the number of the first one.
+USERS, FIRST = ("ada", "bob", "cyd"), 61001
+PATIENCE = 240
+
+#: Requests are answered when what they ask for is done.
+_CONFIG = """
+c = get_config()
+c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
+c.JupyterHub.hub_bind_url = "http://127.0.0.1:{private}"
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy}"
+c.JupyterHub.authenticator_class = "dummy"
+c.DummyAuthenticator.password = {token!r}
+c.Authenticator.allow_all = True
+c.JupyterHub.services = [{{"name": "test", "api_token": {token!r}, "admin": True}}]
+c.JupyterHub.spawner_class = {spawner!r}
+c.SimpleLocalProcessSpawner.home_dir_template = "{folder}/{{username}}"
+c.JupyterHub.tornado_settings = dict.fromkeys(
+    ["slow_spawn_timeout", "slow_stop_timeout"], {patience}
+)
+c.Spawner.cmd = [{python!r}, "-m", "jupyterhub.singleuser"]
+c.Spawner.args = {args!r}
+c.Spawner.env_keep = ["PATH", "LANG", "DISTKIT_TEST_ID"]
+c.Spawner.environment = {{"PYTHONPATH": {root!r}}}
+c.Spawner.start_timeout = c.Spawner.http_timeout = {patience}
+"""
+
+#: In a mount namespace: more users; a /proc that shows nobody the others, and one that does; and
+#: open folders on the way to Python and distkit.
+_NAMESPACE = """set -e
+mount --bind passwd /etc/passwd
+mkdir proc; mount --bind /proc proc
+mount -t proc -o hidepid=invisible proc /proc
+mkdir stash; mount --rbind / stash
+opened=""
+for needed in $NEEDED; do
+    at=$needed; closed=""
+    while [ "$at" != / ]; do
+        at=$(dirname "$at")
+        setpriv --reuid=65534 --regid=65534 --clear-groups test -x "stash$at" || closed=$at
+    done
+    [ -n "$closed" ] || continue
+    case "$opened" in *" $closed "*) ;; *) mount -t tmpfs -o mode=755 tmpfs "$closed";; esac
+    opened="$opened $closed "
+    mkdir -p "$needed"; mount --bind "stash$needed" "$needed"
+done
+umount --recursive --lazy stash
+exec "$@"
+"""
+
+
+def missing() -> str:
+    """Why there can be no hub, in words; "" if there can be one."""
+    if not BIN.joinpath("configurable-http-proxy").exists():
+        return "no proxy for a hub: npm install --global --prefix .venv configurable-http-proxy@4"
+    return ""
+
+
+def real_users() -> bool:
+    """True if users of the system can be made, for the hub alone."""
+    mount = "unshare --mount mount -t proc -o hidepid=invisible proc /proc".split()
+    return not os.getuid() and not subprocess.run(mount, capture_output=True).returncode
+
+
+@dataclass
+class Hub:
+    """A running hub; its token is everybody's password, too."""
+
+    url: str
+    token: str
+    homes: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def proc(self) -> Path:
+        """A /proc that hides nothing, in the hub's namespace."""
+        return self.homes / "proc"
+
+    def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
+        """What the hub, or a user's server, answers to a request."""
+        data = None if body is None else json.dumps(body).encode()
+        head = {"Authorization": f"token {self.token}"}
+        request = Request(self.url + path, data, head, method=method)
+        with urlopen(request, timeout=PATIENCE) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def answers(self) -> bool:
+        """True if the hub is there."""
+        assert self.process.poll() is None, "the hub has ended"
+        try:
+            return bool(self.ask("/hub/api/info"))
+        except (OSError, HTTPException):
+            return False
+
+    def runs(self, user: str) -> bool:
+        """True if this user's server is there."""
+        return bool(self.ask(f"/hub/api/users/{user}")["servers"])
+
+    def start(self, user: str) -> None:
+        """Start a user's server."""
+        self.ask(f"/hub/api/users/{user}/server", "POST", {})
+
+    def stop(self, user: str) -> None:
+        """Stop it."""
+        self.ask(f"/hub/api/users/{user}/server", "DELETE")
+
+    def kernel(self, user: str) -> Kernel:
+        """A new kernel on a user's server."""
+        path = f"/user/{user}/api/kernels"
+        return Kernel(self, f"{path}/{self.ask(path, 'POST', {})['id']}")
+
+
+@dataclass
+class Kernel:
+    """A kernel behind the hub's proxy."""
+
+    hub: Hub
+    path: str
+
+    def run(self, code: str) -> str:
+        """Execute code; what it prints. An error is raised."""
+        with ThreadPoolExecutor(1) as thread:  # a browser's driver may hold the loop of this one
+            return thread.submit(asyncio.run, self._run(code)).result(PATIENCE)
+
+    async def _run(self, code: str) -> str:
+        url = f"{self.hub.url}{self.path}/channels".replace("http", "ws", 1)
+        head = {"Authorization": f"token {self.hub.token}"}
+        line = await websocket_connect(HTTPRequest(url, headers=head))
+        wanted = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3"}
+        wanted |= {"username": "", "session": uuid.uuid4().hex, "date": ""}
+        parts = {"parent_header": {}, "metadata": {}, "buffers": []}
+        content = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": True}
+        await line.write_message(
+            json.dumps({"header": wanted, "content": content, "channel": "shell", **parts})
+        )
+        try:
+            return await _said(line, wanted["msg_id"])
+        finally:
+            line.close()
+            while await line.read_message() is not None:
+                pass
+
+
+async def _said(line: WebSocketClientConnection, request: str) -> str:
+    said = ""
+    while text := await line.read_message():
+        message = json.loads(text)
+        if message["parent_header"].get("msg_id") != request:
+            continue
+        kind, told = message["msg_type"], message["content"]
+        said += told["text"] if kind == "stream" and told["name"] == "stdout" else ""
+        assert kind != "error", f"{told['ename']}: {told['evalue']}"
+        if kind == "status" and told["execution_state"] == "idle":
+            return said
+    raise ConnectionError("the server has ended")
+
+
+@contextmanager
+def hub(config: str = "") -> Iterator[Hub]:
+    """Run a hub with :data:`USERS`; ``config`` are further lines of its configuration."""
+    folder = Path(tempfile.mkdtemp(prefix="hub-"))
+    folder.chmod(0o755)
+    ports, token = _free_ports(3), uuid.uuid4().hex
+    real = real_users()
+    settings = {
+        **dict(zip(("public", "private", "proxy"), ports, strict=True)),
+        "token": token,
+        "spawner": "localprocess" if real else "simple",
+        "python": sys.executable,
+        "root": str(ROOT),
+        "folder": folder,
+        "args": [] if os.getuid() or real else ["--allow-root"],
+        "patience": PATIENCE,
+    }
+    (folder / "config.py").write_text(_CONFIG.format(**settings) + config)
+    command = [sys.executable, "-m", "jupyterhub", "--config=config.py"]
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    environ |= {"NEEDED": f"{ROOT} {Path(sys.prefix).resolve()} {sys.base_prefix}"}
+    if real:
+        _passwd(folder)
+        command = ["unshare", "--mount", "sh", "-c", _NAMESPACE, "sh", *command]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+    running = Hub(f"http://127.0.0.1:{ports[0]}", token, folder, process)
+    try:
+        until(running.answers, PATIENCE)
+        for user in USERS:
+            running.ask(f"/hub/api/users/{user}", "POST", {})
+        yield running
+    except BaseException:
+        print((folder / "log").read_text()[-5000:])
+        raise
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+        shutil.rmtree(folder)
+
+
+def _passwd(folder: Path) -> None:
+    """Write the users beside the system's own, and make their homes."""
+    lines = [":".join(map(str, one)) for one in pwd.getpwall()]
+    for number, user in enumerate(USERS, FIRST):
+        home = folder / user
+        home.mkdir(0o700)
+        os.chown(home, number, number)
+        lines.append(f"{user}:x:{number}:{number}::{home}:/bin/sh")
+    (folder / "passwd").write_text("\n".join(lines) + "\n")
+
+
+def _free_ports(n: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
