@@ -59,6 +59,7 @@ print(json.dumps({
 SPY = """
 import json, os, socket
 from contextlib import suppress
+from pathlib import Path
 
 def succeeds(do, *args):
     try:
