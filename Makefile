@@ -12,7 +12,7 @@ SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 # What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
 PROXY := configurable-http-proxy@4.6.3
 
-.PHONY: help demo lab test test-gpu check bench clean
+.PHONY: help demo lab test test-gpu check bench dist clean
 
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
@@ -42,6 +42,10 @@ check: $(VENV)/.installed-test ## ruff and mypy
 
 bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, beside their references
 	@$(BIN)/distkit bench all
+
+dist: $(VENV)/.installed-test  ## sdist and wheel in dist/, checked by twine
+	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
+	@$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove all that make made, .venv included
 	rm -rf $(VENV) demo.html dist test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -116,6 +117,19 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     mark = f"{SESSION}-{next(numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)
+
+
+# -- what is released ------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as `make dist` builds it; the sdist is beside it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 # -- a Jupyter of their own ------------------------------------------------------

@@ -176,14 +176,24 @@ def test_the_launcher_is_registered() -> None:
     assert found.load().__name__ == "ForkEngineSetLauncher"
 
 
-def test_the_wheel_holds_the_views(tmp_path: Path) -> None:
-    python("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
-    (wheel,) = tmp_path.glob("distkit-*.whl")
+def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    beside = {path for path in PACKAGE.rglob("*.*") if path.suffix in {".js", ".css", ".html"}}
-    assert beside
-    assert {str(p.relative_to(ROOT)) for p in [*beside, *MODULES, PACKAGE / "py.typed"]} <= inside
-    assert not [name for name in inside if name.startswith(("tests", "notebooks", "benchmarks"))]
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert {"questions.md", "page.html", "py.typed", "d3.js"} <= {path.name for path in files}
+    assert {str(path.relative_to(ROOT)) for path in files} <= inside
+    info = f"distkit-{distkit.__version__}.dist-info"
+    assert {name.split("/")[0] for name in inside} == {"distkit", info}
+
+
+def test_the_release_is_in_order(wheel: Path) -> None:
+    built = sorted(wheel.parent.glob("distkit-*"))
+    assert [path.suffix for path in built] == [".whl", ".gz"]
+    assert python("-m", "twine", "check", "--strict", *built).count("PASSED") == 2
+    citation = dict(
+        re.findall(r"^([\w-]+): (.+)$", ROOT.joinpath("CITATION.cff").read_text(), re.M)
+    )
+    assert citation["version"] == distkit.__version__
+    assert citation["license"] == metadata.metadata("distkit")["License-Expression"]
 
 
 # -- how it reads --------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""The wheel in an environment of its own: what a reader gets by ``pip install distkit``."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from distkit import demos
+
+
+@pytest.fixture(scope="module")
+def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel, and the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder, symlinks=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    # pip installs into it from outside; of a folder named here no editable install is followed
+    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    bins = folder / "bin"
+    install = ["--python", bins / "python", "install", "--no-deps", "--no-index", wheel]
+    run(sys.executable, "-m", "pip", *install, cwd=folder)
+    return bins
+
+
+def run(*command: object, cwd: Path) -> str:
+    """What a program prints that has nothing of the checkout."""
+    around = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    words = [str(word) for word in command]
+    ran = subprocess.run(words, cwd=cwd, env=around, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_the_demos_run_from_the_wheel(
+    place: Path, tmp_path: Path, leftovers: Callable[[], list[str]]
+) -> None:
+    where = run(place / "python", "-c", "import distkit; print(distkit.__file__)", cwd=tmp_path)
+    assert Path(where).is_relative_to(place.parent)
+    said = run(place / "distkit", "demo", "all", "--html", "demo.html", cwd=tmp_path)
+    page = tmp_path.joinpath("demo.html").read_text(encoding="utf-8")
+    assert not [name for name in demos.ALL if name not in said]
+    assert page.count('<section id="panel') >= len(demos.ALL)
+    assert not leftovers()
