@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     )
     from distkit.events import Event, Message, Op, Span, State, Summary
     from distkit.exercises import check, hint, solution
+    from distkit.exercises.predictions import predict
     from distkit.experiments import Experiment
     from distkit.experiments.sweep import sweep
     from distkit.following import follow
@@ -118,6 +119,7 @@ _HOMES = {
     "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
     "distkit.exercises": ["check", "hint", "solution"],
+    "distkit.exercises.predictions": ["predict"],
     # what can go wrong
     "distkit.recording.trouble": ["trouble"],
     "distkit.errors": [
@@ -210,6 +212,7 @@ __all__ = [  # noqa: RUF022
     "check",
     "hint",
     "solution",
+    "predict",
     "trouble",
     "hangs",
     "ClusterError",

@@ -21,7 +21,16 @@ from distkit.views.widget.page import VIEWS
 from distkit.views.widget.view import patch
 
 TESTS = Path(__file__).parents[1] / "js"
-SCRIPTS = ("cockpit", "compare", "gradients", "scene", "status", "tensors", "timeline")
+SCRIPTS = (
+    "cockpit",
+    "compare",
+    "gradients",
+    "prediction",
+    "scene",
+    "status",
+    "tensors",
+    "timeline",
+)
 
 
 def node() -> str | None:
