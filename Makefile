@@ -12,11 +12,11 @@ SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 # What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
 PROXY := configurable-http-proxy@4.6.3
 
-.PHONY: help demo lab test test-gpu check bench dist clean
+.PHONY: help demo lab test test-gpu check bench site slides cheatsheet dist clean
 
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
-	    while read -r name what; do printf '  make %-9s%s\n' "$$name" "$$what"; done
+	    while read -r name what; do printf '  make %-12s%s\n' "$$name" "$$what"; done
 
 demo: $(VENV)/.installed    ## the four demos on four real ranks, and their replay in demo.html
 	@$(BIN)/distkit demo all --html demo.html
@@ -43,12 +43,21 @@ check: $(VENV)/.installed-test ## ruff and mypy
 bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, beside their references
 	@$(BIN)/distkit bench all
 
+site: $(VENV)/.installed-test  ## the lessons with their results and the documentation, in site/
+	@$(BIN)/python tools/site
+
+slides: $(VENV)/.installed-test  ## pictures of the lessons' runs for slides, in slides/
+	@$(BIN)/python tools/site --slides slides
+
+cheatsheet: $(VENV)/.installed-test  ## the students' page as cheatsheet.pdf
+	@$(BIN)/python tools/site --cheatsheet cheatsheet.pdf
+
 dist: $(VENV)/.installed-test  ## sdist and wheel in dist/, checked by twine
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
 	@$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove all that make made, .venv included
-	rm -rf $(VENV) demo.html dist test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo.html dist site slides cheatsheet.pdf test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # An empty file marks a finished installation, so that the next command starts at once.

@@ -153,6 +153,12 @@ def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
+@pytest.fixture(scope="session")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the notebooks' tests leave what they have run, and the site's find it."""
+    return tmp_path_factory.mktemp("executed")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's chromium, without a window. Module scope: it holds the thread's event loop."""

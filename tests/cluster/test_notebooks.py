@@ -18,7 +18,11 @@ PICTURES = {"image/svg+xml", "image/png"}
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(
-    path: Path, tmp_path: Path, jupyter_home: Path, leftovers: Callable[[], list[str]]
+    path: Path,
+    tmp_path: Path,
+    executed: Path,
+    jupyter_home: Path,
+    leftovers: Callable[[], list[str]],
 ) -> None:
     notebook = nbformat.read(path, as_version=4)
     try:
@@ -27,7 +31,7 @@ def test_notebook_runs(
         if "\nLaboratoryError: " in str(error) and "Laboratory([" in str(error):
             pytest.skip(str(error))  # no lesson on machines where namespaces are forbidden
         raise
-    nbformat.write(notebook, tmp_path / path.name)  # to look at, when something below fails
+    nbformat.write(notebook, executed / path.name)  # to look at, and for the site
 
     assert not errors(notebook)
     assert not [cell.id for cell in meant_to_fail(notebook) if not raised(cell)]

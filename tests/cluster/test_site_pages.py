@@ -1,0 +1,99 @@
+"""The site: built of what the notebooks' tests have run, read by a program and by a browser."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbformat
+import pytest
+from sheets import RESULTS, settle
+
+from distkit.exercises import LESSONS
+
+ROOT = Path(__file__).parents[2]
+FIRST = ROOT / "notebooks" / "01_messages.ipynb"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("site_tool", str(ROOT / "tools" / "site"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("site_tool", loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(
+    tool: ModuleType, executed: Path, tmp_path_factory: pytest.TempPathFactory, jupyter_home: Path
+) -> dict[str, Path]:
+    """The pages by name: those of all lessons that were run before, at least of the first."""
+    if not executed.joinpath(FIRST.name).exists():
+        assert not tool.run(FIRST, executed / FIRST.name)
+    built = tool.build(tmp_path_factory.mktemp("site"), executed)
+    return {path.stem: path for path in built}
+
+
+def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(pages: dict[str, Path]) -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages.values()}
+    assert not [name for name, text in texts.items() if re.search(r'src="https?:', text)]
+    folder = pages["index"].parent
+    broken = []
+    for name, text in texts.items():
+        for address, anchor in re.findall(r'href="(?!\w+:)([^"#]*)#?([^"]*)"', text):
+            target = texts.get(address or name)
+            there = folder.joinpath(address).is_file() if target is None else True
+            if not there or (target and anchor and f'id="{anchor}"' not in target):
+                broken.append((name, address, anchor))
+    assert not broken
+
+
+def test_lessons_have_their_pictures_and_no_errors(
+    pages: dict[str, Path], executed: Path, tool: ModuleType
+) -> None:
+    for path in executed.glob("*.ipynb"):
+        text = pages[path.stem].read_text(encoding="utf-8")
+        notebook = nbformat.read(path, as_version=4)
+        meant = [c for c in notebook.cells if "raises-exception" in c.metadata.get("tags", [])]
+        assert text.count("output_error") <= len(meant), path.stem
+        shown = [o.get("data", {}) for c in notebook.cells for o in c.get("outputs", [])]
+        pictures = sum(any(kind.startswith("image/") for kind in data) for data in shown)
+        assert text.count("<img") >= pictures, path.stem
+        assert text.count('class="replay"') == len(tool.replays(notebook)), path.stem
+        assert "widget-view+json" not in text
+
+
+def test_pages_play_in_a_browser(pages: dict[str, Path], tab: Any) -> None:
+    page = tab.page
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.goto(pages[FIRST.stem].as_uri())
+        page.wait_for_selector(".distkit-timeline canvas, .distkit-timeline svg")
+        assert not page.locator("[data-view]:not([data-begun])").count()
+        settle(page)
+        page.screenshot(path=RESULTS / f"site-{scheme}.png")
+    assert not tab.errors
+
+
+def test_the_cheat_sheet_is_one_page(browser: object, tmp_path: Path) -> None:
+    sheet = tmp_path / "cheatsheet.pdf"
+    command = [sys.executable, ROOT / "tools" / "site", "--cheatsheet", sheet]
+    subprocess.run(command, check=True, timeout=200)  # this process has a browser already
+    assert len(re.findall(rb"/Type ?/Page\b", sheet.read_bytes())) == 1
+
+
+def test_formulas_are_drawn_and_prices_are_not(tool: ModuleType) -> None:
+    assert tool.formulas("costs $5 or $6 each") == "costs $5 or $6 each"
+    assert "<math" in tool.formulas("let $x_r$ be")
+    assert 'display="block"' in tool.formulas("$$\\frac14 \\sum_r g_r$$")
+
+
+def test_the_guide_has_every_lesson() -> None:
+    guide = ROOT.joinpath("docs", "instructors.md").read_text(encoding="utf-8")
+    assert {*LESSONS} <= set(re.findall(r"^### (\w+)$", guide, re.M))
