@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from distkit.exercises import collectives, messages, models, placing, serving, training
+from distkit.exercises import collectives, messages, models, own, placing, serving, training
 from distkit.exercises.questions import LESSONS, QUESTIONS, Question
 from distkit.exercises.task import Answer, Source, Task, Verdict, Words, source
 
@@ -29,7 +29,7 @@ __all__ = ["LESSONS", "QUESTIONS", "TASKS", "check", "hint", "solution"]
 #: Every exercise that is checked, by name.
 TASKS = {
     task.name: task
-    for part in (messages, collectives, training, models, serving, placing)
+    for part in (messages, collectives, training, models, serving, placing, own)
     for task in part.TASKS
 }
 

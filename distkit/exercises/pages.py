@@ -1,4 +1,4 @@
-"""The library's answers to the exercises of training, of machines and of the parameter server.
+"""The library's answers to the exercises of training, of machines, GPUs and the parameter server.
 
 The real server is kvstore/server.py; all gradients' mean is in algorithms/sgd.py.
 """
@@ -35,6 +35,20 @@ def clip_gradients(gradients: Tensor, most: float) -> None:
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
     gradients *= min(1.0, most / gradients.norm().item())
+
+
+def staged(x: Tensor) -> None:
+    """An all-reduce through the memory of the host, by a backend that cannot reach x's device."""
+    host = x.to("cpu", copy=True)
+    dist.all_reduce(host)
+    x.copy_(host)
+
+
+def stop_together(loss: Tensor, limit: float) -> bool:
+    """What every rank knows decides: the mean of all losses."""
+    total = loss.clone()
+    dist.all_reduce(total)
+    return bool(total / dist.get_world_size() < limit)
 
 
 @dataclass

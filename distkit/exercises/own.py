@@ -1,0 +1,184 @@
+"""The exercises of one's own programs and of GPUs: a decision of all ranks, a way through the host.
+
+Both are judged on real ranks, which have no GPU: the way through the host is one if the tensor that
+is reduced is another than the one that is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distkit.exercises import pages
+from distkit.exercises.task import Answer, Task
+from distkit.exercises.trials import Program
+
+#: The losses of the ranks in each case, of which the last one counts on all later ranks, too. The
+#: limit is 1.
+LOSSES = ((0.5, 0.5), (2.0, 2.0), (0.5, 9.0), (1.4, 0.0))
+
+
+def loss_of(rank: int, case: tuple[float, ...]) -> float:
+    """The loss of a rank in a case."""
+    return case[min(rank, len(case) - 1)]
+
+
+def _decided(mine: Answer, rank: int, n: int) -> list[Any]:
+    """What a rank decides in each case."""
+    return [_plain(mine(torch.tensor(loss_of(rank, case)), 1.0)) for case in LOSSES]
+
+
+def _plain(decision: Any) -> Any:
+    single = isinstance(decision, Tensor) and decision.numel() == 1
+    return bool(decision) if single else decision
+
+
+def _all_decide(rank: int, n: int) -> list[Any]:
+    return [sum(loss_of(r, case) for r in range(n)) / n < 1.0 for case in LOSSES]
+
+
+def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
+    """The rule that the ranks have followed."""
+    n = len(results)
+    if any(other != results[0] for other in results):
+        return "ranks decide differently: the one that goes on waits for ever for the others"
+    sums = [sum(loss_of(r, case) for r in range(n)) < 1.0 for case in LOSSES]
+    return "it compares the sum of the losses: divide it" if results[0] == sums else ""
+
+
+# -- through the host ----------------------------------------------------------------------
+
+
+def _staged(mine: Answer, rank: int, n: int) -> list[float]:
+    """The sum, where the backend refuses the tensor itself, as if it were on a GPU."""
+    x = torch.full((4,), rank + 1.0)
+    reduce = dist.all_reduce
+
+    def on_the_host(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+            raise ValueError("gloo works on the host here, and x is on the GPU: reduce a copy")
+        return reduce(tensor, *args, **options)
+
+    dist.all_reduce = on_the_host
+    try:
+        mine(x)
+    finally:
+        dist.all_reduce = reduce
+    return x.tolist()
+
+
+def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
+    unchanged = all(got == [rank + 1.0] * 4 for rank, got in enumerate(results))
+    return "x is as it was: copy the sum back into it" if unchanged else ""
+
+
+# -- usual mistakes ------------------------------------------------------------------------
+
+
+def by_its_own(loss: Tensor, limit: float) -> bool:
+    """What the lesson begins with."""
+    return bool(loss < limit)
+
+
+def by_the_sum(loss: Tensor, limit: float) -> bool:
+    """Not divided."""
+    dist.all_reduce(total := loss.clone())
+    return bool(total < limit)
+
+
+def by_rank_0(loss: Tensor, limit: float) -> bool:
+    """The same everywhere, but not the mean."""
+    dist.broadcast(first := loss.clone(), 0)
+    return bool(first < limit)
+
+
+def by_gathering(loss: Tensor, limit: float) -> bool:
+    """Right, with two calls."""
+    losses = [torch.empty(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(losses, loss)
+    dist.barrier()
+    return bool(torch.stack(losses).mean() < limit)
+
+
+def in_place(x: Tensor) -> None:
+    """On the GPU itself."""
+    dist.all_reduce(x)
+
+
+def never_back(x: Tensor) -> None:
+    """The sum stays on the host."""
+    dist.all_reduce(x.clone())
+
+
+def rebound(x: Tensor) -> None:
+    """The name is another tensor's now."""
+    host = x.clone()
+    dist.all_reduce(host)
+    x = host
+
+
+def added_back(x: Tensor) -> None:
+    """Its own part counts twice."""
+    host = x.clone()
+    dist.all_reduce(host)
+    x += host
+
+
+#: The exercises.
+TASKS: list[Task] = [
+    Task(
+        "staged",
+        "staged(x)",
+        "sum x over all ranks, in place, by a backend that cannot reach x",
+        "Copy x to the host, reduce the copy, copy the sum back into x. On the CPU a copy is "
+        "x.clone().",
+        pages.staged,
+        (
+            "Which tensor does the backend get, and which one has to hold the sum?",
+            "x = host only gives the name to another tensor. copy_ writes into x.",
+        ),
+        Program(
+            _staged,
+            lambda rank, n: [n * (n + 1) / 2] * 4,
+            (2, 3),
+            {"calls": (lambda n: 1, "one all-reduce of the copy")},
+            _why_staged,
+        ),
+        (
+            (in_place, "gloo works on the host here, and x is on the GPU: reduce a copy"),
+            (never_back, "x is as it was: copy the sum back into it"),
+            (rebound, "x is as it was: copy the sum back into it"),
+            (added_back, "rank 0 has [4.0, 4.0, 4.0, 4.0] where [3.0, 3.0, 3.0, 3.0] is right"),
+        ),
+        worth=2,
+    ),
+    Task(
+        "stop_together",
+        "stop_together(loss, limit)",
+        "return on every rank whether the mean of all ranks' losses is below limit",
+        "loss is a tensor with one number, this rank's. All ranks call it at the same time. One "
+        "call\nis enough.",
+        pages.stop_together,
+        (
+            "Each rank knows its own loss. Which value can all ranks know?",
+            "An all-reduce leaves the same sum on every rank: divide, then compare.",
+        ),
+        Program(
+            _decided,
+            _all_decide,
+            (2, 3),
+            {"calls": (lambda n: len(LOSSES), "one all-reduce of the loss each time")},
+            _why_decided,
+        ),
+        (
+            (by_its_own, "ranks decide differently: the one that goes on waits for ever"),
+            (by_the_sum, "it compares the sum of the losses: divide it"),
+            (by_rank_0, "rank 0 has [True, False, True, False] where"),
+            (by_gathering, "8 collective operations of a rank; 4 suffice"),
+        ),
+        worth=2,
+    ),
+]
