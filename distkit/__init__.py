@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     )
     from distkit.events import Event, Message, Op, Span, State, Summary
     from distkit.exercises import check, hint, solution
+    from distkit.exercises.concepts import concept_check
     from distkit.exercises.predictions import predict
     from distkit.experiments import Experiment
     from distkit.experiments.sweep import sweep
@@ -120,6 +121,7 @@ _HOMES = {
     # your turn
     "distkit.exercises": ["check", "hint", "solution"],
     "distkit.exercises.predictions": ["predict"],
+    "distkit.exercises.concepts": ["concept_check"],
     # what can go wrong
     "distkit.recording.trouble": ["trouble"],
     "distkit.errors": [
@@ -213,6 +215,7 @@ __all__ = [  # noqa: RUF022
     "hint",
     "solution",
     "predict",
+    "concept_check",
     "trouble",
     "hangs",
     "ClusterError",

@@ -96,10 +96,11 @@ class Prediction:
         question: str,
         choices: Sequence[object] = (),
         committed: Callable[[], object] = lambda: None,
+        why: str = "",
     ) -> None:
         self.question, self.choices = question, [_shown(c) for c in choices]
         self.guess: Value | None = None
-        self._committed, self._note = committed, ""
+        self._committed, self._why, self._note = committed, why, ""
         self._answer: Comparison | None = None
         self._form: _Form | None = None  # once it is shown
         self._heard = 0
@@ -163,7 +164,7 @@ class Prediction:
             return "waits", _OVER
         answer = self._answer
         words = answer.words if answer else f"the run says {answer.actual}"
-        return answer.status, words
+        return answer.status, f"{words}\n{self._why}".strip()
 
     def _picture(self) -> dict[str, object]:
         status, note = self._state

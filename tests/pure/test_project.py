@@ -33,7 +33,8 @@ PUBLIC = """
     algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
     shared_memory_all_reduce use_algorithm ddp_hook
     data shard ShardMap sync_initial_weights sync_gradients sync_sgd_step kvstore strategies
-    demos check hint solution predict trouble hangs simulation simulate calibrate cost Link Network
+    demos check hint solution predict concept_check trouble hangs simulation simulate
+    calibrate cost Link Network
     ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError LayoutError
     LaboratoryError NotPicklableError parallel Layout shards
     RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError

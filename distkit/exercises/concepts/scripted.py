@@ -1,0 +1,63 @@
+"""Made-up traces, a line for each operation, and what a reader sees in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distkit.events import Op, Span
+from distkit.simulation.simulator import Writer
+from distkit.trace.trace import Trace
+
+MS = 1e-3
+
+#: An operation: what, on which rank, begin and end [ms], the fields of its events.
+Line = tuple[Op, int, float, float, dict[str, Any]]
+
+
+def script(n: int, name: str, *lines: Line) -> Trace:
+    """A trace of ``n`` ranks, line by line: operation, rank, begin and end [ms], fields."""
+    writer = Writer(n)
+    for op, rank, begin, end, fields in lines:
+        writer.operation(op, rank, begin * MS, end * MS, **fields)
+    return writer.trace(name, backend="made up")
+
+
+def line(op: Op, rank: int, begin: float, end: float, **fields: Any) -> Line:
+    """One operation from ``begin`` to ``end`` [ms]; infinity: it never returns."""
+    return op, rank, begin, end, fields
+
+
+def mark(rank: int, begin: float, end: float, label: str) -> Line:
+    """A line of marked computation."""
+    return line(Op.MARK, rank, begin, end, attributes={"label": label})
+
+
+def send(rank: int, begin: float, end: float, peer: int, nbytes: int = 256) -> Line:
+    """A line with a send."""
+    return line(Op.SEND, rank, begin, end, **_message(peer, nbytes))
+
+
+def recv(rank: int, begin: float, end: float, peer: int, nbytes: int = 256) -> Line:
+    """A line with a receive; one without end never returns."""
+    return line(Op.RECV, rank, begin, end, **_message(peer, nbytes))
+
+
+def _message(peer: int, nbytes: int) -> dict[str, Any]:
+    return {"peer": peer, "nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "tag": 0}
+
+
+def work(trace: Trace, label: str = "") -> list[Span]:
+    """The marked computation, all or that of a name, in the order of its beginning."""
+    marks = [s for s in trace.spans if s.op is Op.MARK and s.label.startswith(label)]
+    return sorted(marks, key=lambda span: span.start)
+
+
+def calls(trace: Trace, op: Op, rank: int) -> list[Span]:
+    """A rank's calls of a kind, in their order."""
+    return [s for s in trace.spans if s.op is op and s.rank == rank]
+
+
+def waited(trace: Trace, rank: int, first: int | None = None) -> float:
+    """The seconds that a rank is in calls that communicate, or in its first so many."""
+    spans = [s for s in trace.spans if s.rank == rank and s.op is not Op.MARK]
+    return sum(s.seconds or 0.0 for s in spans[:first])

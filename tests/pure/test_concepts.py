@@ -1,0 +1,77 @@
+"""The concept checks: five questions each, whose answers are computed and can be chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import IPython.display
+import pytest
+
+from distkit.errors import DistkitError
+from distkit.exercises.concepts import CONCEPTS, concept_check
+from distkit.exercises.predictions import Prediction
+from distkit.views.widget.view import View
+
+
+def places(lesson: str) -> list[int]:
+    """Where the right answer of each question stands among its choices."""
+    concept = CONCEPTS[lesson]
+    trace = concept.trace()
+    asked = [Prediction(ask.text, ask.choices) for ask in concept.asks]
+    return [
+        one.choices.index(one.compare(ask.answer(trace)).actual)  # type: ignore[arg-type]
+        for one, ask in zip(asked, concept.asks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("lesson", CONCEPTS)
+def test_a_concept_check(lesson: str) -> None:
+    right = places(lesson)
+    assert len(right) == 5 and len(set(right)) > 1  # not always at the same place
+    assert places(lesson) == right  # whoever asks again gets the same run
+    check = concept_check(lesson)
+    for number, (ask, place) in enumerate(zip(check.concept.asks, right, strict=True), 1):
+        assert ask.text.endswith("?") and ask.why
+        assert 3 <= len({*map(str, ask.choices)}) == len(ask.choices)
+        with pytest.raises(DistkitError, match="none of the choices"):
+            check.answer(number, "no such choice")
+        assert check.answer(number, ask.choices[place])
+        with pytest.raises(DistkitError, match="answered already"):
+            check.answer(number, ask.choices[place])
+    assert check.score.startswith("5 of 5 right")
+    assert isinstance(check.concept.view(check.trace), View)
+
+
+def test_wrong_answers_count_nothing() -> None:
+    check = concept_check("00_welcome")
+    for number, (ask, place) in enumerate(
+        zip(check.concept.asks, places("00_welcome"), strict=True), 1
+    ):
+        assert not check.answer(number, ask.choices[place - 1])
+        assert f"{number} of 5 questions answered, 0 right" == check.score or number == 5
+    assert check.score == "0 of 5 right: read the picture once more"
+    with pytest.raises(DistkitError, match="they are 1 to 5"):
+        check.answer(0, "rank 0")
+    with pytest.raises(DistkitError, match="There are: \\['00_welcome'"):
+        concept_check("100_dreams")
+
+
+def test_a_notebook_shows_the_score_as_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    told: list[str] = []
+
+    class Handle:
+        def update(self, bundle: dict[str, str], **_: object) -> None:
+            told.append(bundle["text/plain"])
+
+    def display(thing: object, **_: object) -> Handle:
+        shown.append(thing)
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    check = concept_check("01_messages")
+    check._ipython_display_()
+    assert [type(one) for one in shown[2:7]] == [Prediction] * 5
+    shown[2]._entered("rank 1")  # in the browser
+    assert told == ["1 of 5 questions answered, 1 right"]
+    assert "rank 1" in repr(check) and "busy" in repr(check)
