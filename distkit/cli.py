@@ -313,7 +313,8 @@ def add_replay(commands: Any) -> None:
     )
     what = (
         "written by trace.save(path) or distkit trace; or PyTorch's flight-recorder dumps or "
-        "profiler traces of one run, a file per rank, or their folder"
+        "profiler traces of one run, a file per rank, or their folder; or ring_16, hosts_12, "
+        "sync_sgd_8, servers_6 or simulated_64, which come with distkit"
     )
     replay.add_argument("files", type=Path, metavar="FILE", nargs="+", help=what)
     replay.add_argument(
@@ -339,8 +340,11 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _load(files: list[Path]) -> Trace:
+    from distkit.demos import RECORDED, recorded
     from distkit.trace.trace import Trace
 
+    if not files[0].exists() and files[0].name in RECORDED:
+        return recorded(files[0].name)
     try:
         return Trace.load(files[0] if len(files) == 1 else files)
     except OSError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.data.sets import digits as digits  # also as dk.demos.digits
@@ -320,6 +321,31 @@ ALL: dict[str, Callable[..., Demo]] = {
     "sync_sgd": sync_sgd,
     "parameter_server": parameter_server,
 }
+
+
+# -- runs that were recorded before ------------------------------------------------
+
+_FOLDER = Path(__file__).parent / "recorded"
+#: The names of larger runs that come with distkit, made by tools/record.
+RECORDED = sorted(file.stem for file in _FOLDER.glob("*.trace"))
+
+
+def recorded(name: str) -> Trace:
+    """The trace of a run that comes with distkit: larger than a laptop's, and it needs no torch.
+
+    Args:
+        name: one of ``dk.demos.RECORDED``.
+
+    Raises:
+        ValueError: there is none of this name.
+
+    >>> trace = recorded("ring_16")
+    >>> len(trace.messages), trace.meta["name"]
+    (480, 'A ring all-reduce on 16 ranks')
+    """
+    if name not in RECORDED:
+        raise ValueError(f"no recorded run is called {name!r}. There are: {', '.join(RECORDED)}.")
+    return Trace.load(_FOLDER / f"{name}.trace")
 
 
 # -- small parts -----------------------------------------------------------------

@@ -163,6 +163,24 @@ def test_a_trace_opens_where_torch_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "two.html").stat().st_size > 1000
 
 
+def test_what_was_recorded_before_replays_without_torch(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        sys.modules["torch"] = None  # importing it raises ImportError
+        from distkit import cli, demos
+        for name in demos.RECORDED:
+            assert cli.main(["replay", name, "--no-browser", "--html", f"{name}.html"]) == 0
+    """
+    command = [sys.executable, "-Werror", "-c", code]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stdout + said.stderr
+    names = {page.stem for page in tmp_path.glob("*.html")}
+    assert names == {file.stem for file in PACKAGE.rglob("recorded/*.trace")}
+    assert len(names) == said.stdout.count("Replay: ") == 5
+    usage = PACKAGE.joinpath("cli.py").read_text()
+    assert not [name for name in names if name not in usage]
+
+
 # -- what is public ----------------------------------------------------------------
 
 
