@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -297,11 +298,8 @@ def record(folder: Path, device: str) -> list[str]:
 # -- memory ------------------------------------------------------------------------------------
 
 
-def _leaving(killed: bool) -> Callable[[str, int], Samples]:
-    def measured(device: str, reps: int) -> Samples:
-        return [_left(device, killed) for _ in range(reps)], []
-
-    return measured
+def _leaving(killed: bool, device: str, reps: int) -> Samples:
+    return [_left(device, killed) for _ in range(reps)], []
 
 
 def _left(device: str, killed: bool) -> float:
@@ -328,7 +326,8 @@ def _used(device: str, ranks: list[int]) -> float:
         return sum(map(_resident, ranks))
     from distkit import probe
 
-    return float(sum(gpu["total"] - gpu["free"] for gpu in probe.gpus()["found"]))
+    there = [gpu for gpu in probe.gpus()["found"] if "error" not in gpu]  # not one that is lost
+    return float(sum(gpu["total"] - gpu["free"] for gpu in there))
 
 
 def _resident(pid: int) -> float:
@@ -384,18 +383,14 @@ ROWS = [
         _interrupting,
         {"must": 3.0, "absolute": True},
     ),
-    Row(
-        f"GPU memory left {WITHIN:.0f} s after stop()",
-        "MiB",
-        "",
-        _leaving(killed=False),
-        {"must": 0, "absolute": True},
-    ),
-    Row(
-        f"GPU memory left {WITHIN:.0f} s after SIGKILL of the kernel",
-        "MiB",
-        "",
-        _leaving(killed=True),
-        {"must": 0, "absolute": True},
+    *(
+        Row(
+            f"GPU memory left {WITHIN:.0f} s after {end}",
+            "MiB",
+            "",
+            partial(_leaving, killed),
+            {"must": 0, "absolute": True},
+        )
+        for end, killed in (("stop()", False), ("SIGKILL of the kernel", True))
     ),
 ]

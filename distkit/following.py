@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.rank.attached import FOLDER
-from distkit.cluster.rank.line import is_mine
 from distkit.cluster.runs import report
 from distkit.cluster.runs.others import OthersRun, TheirRanks, outcome
 from distkit.cluster.runs.run import Run, draw_waits
@@ -18,7 +18,7 @@ from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
-from distkit.recording import merge, rankfile
+from distkit.recording import merge, rankfile, trouble
 from distkit.trace.calls import at
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
@@ -179,6 +179,11 @@ class Following:
             StepError: a rank has ended, is on another machine, or offers no line.
             RunError: a rank does not answer.
         """
+        if trouble.current() is not None:
+            raise StepError(
+                f"dk.trouble has no effect on {self._name} from here: its ranks have begun. Put "
+                "the with block into the program, around what is to be disturbed."
+            )
         self._look()
         ranks, away = self._ranks(), defaultdict[str, list[int]](list)
         for rank, record in ranks.items():
@@ -340,7 +345,8 @@ def _out_of_reach(record: rankfile.Record) -> str:
         return "have ended"
     if record.about["clock"] != rankfile.clock():
         return f"are on {record.about['host']}"
-    return "" if is_mine(record.about.get("line", "")) else "offer no line to this user"
+    line = Path(record.about.get("line", ""))
+    return "" if is_ours(line.parent) and line.is_socket() else "offer no line to this user"
 
 
 def _in_words(end: dict[str, str]) -> str:

@@ -26,6 +26,8 @@ from benchmarks.lab import Lab, browse, missing, serve, surroundings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+    from distkit.cluster.processes.forkserver import LocalForkServer
+
 ROOT = Path(__file__).parents[1]
 
 hypothesis.settings.register_profile("distkit", deadline=None)  # a slow machine fails nothing
@@ -56,6 +58,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if mark and _gpus() < needed:
         required = not _gpus() and os.environ.get("DISTKIT_GPU") == "required"
         (pytest.fail if required else pytest.skip)(f"GPUs needed: {needed}, there: {_gpus()}")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkServer]:
+    """A fork server of this test's own: it may be killed."""
+    from distkit.cluster.processes import forkserver
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "_server", None)
+        yield forkserver.server()
+        assert forkserver._server is not None
+        forkserver._server.close()
 
 
 # -- nobody is left running ----------------------------------------------------

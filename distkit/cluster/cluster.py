@@ -72,6 +72,8 @@ class Cluster:
             ``"10.0.0.1:45000"``; or a socket that listens. Found out by default.
         timeout: with other machines: seconds that they may take to come; a job's wait in a queue
             does not count.
+        ports: with servers on other machines: those where they and their scheduler listen, such as
+            "45001-45009"; free ones by default.
         keep: how long the cluster stays without a kernel: "1h", "30min", or seconds. When the
             kernel ends, is restarted or is killed, what it ran is ended and all else stays, with
             the variables on the ranks, until :meth:`attach` has it again or the time is over.
@@ -108,6 +110,7 @@ class Cluster:
         engines: str = "",
         interface: str | socket.socket = "",
         timeout: float = 60.0,
+        ports: str = "",
         keep: str | float | None = None,
         name: str = "",
         **options: Any,
@@ -141,6 +144,7 @@ class Cluster:
                 threads,
                 mps,
                 memory_fraction,
+                site.ports(far.pop("ports", ports), servers),
                 0.0 if kept is None else kept.seconds,
             )
             self._open_far(wish, servers, heartbeat_timeout, kept)
@@ -169,8 +173,11 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
+        mps: str = "off",
+        memory_fraction: float | None = None,
         interface: str | socket.socket = "",
         timeout: float = 60.0,
+        ports: str = "",
     ) -> Cluster:
         """A cluster that was kept, or ranks in ipyparallel's engines that somebody has started.
 
@@ -185,11 +192,14 @@ class Cluster:
             cluster: the name of a cluster that is kept; or an ``ipyparallel.Client``, or the name
                 of a profile or cluster for one. What follows is for these.
             servers: number of parameter servers, on the engines' machines.
-            device: as of :class:`Cluster`, and so are ``backend`` and ``threads``.
+            device: as of :class:`Cluster`, and so are all that follow.
             backend: see ``device``.
             threads: see ``device``.
-            interface: as of :class:`Cluster`, and so is ``timeout``.
-            timeout: see ``interface``.
+            mps: see ``device``.
+            memory_fraction: see ``device``.
+            interface: see ``device``.
+            timeout: see ``device``.
+            ports: see ``device``.
 
         Raises:
             StartError: there is no such cluster, it has no engines, or another kernel has it.
@@ -202,7 +212,20 @@ class Cluster:
         if isinstance(cluster, str) and (kept := door.named(cluster)) is not None:
             return cls._attach_kept(kept)
         client = _client(cluster)
-        wish = Wish(len(client.ids), "", client, interface, timeout, {}, device, backend, threads)
+        wish = Wish(
+            len(client.ids),
+            "",
+            client,
+            interface,
+            timeout,
+            {},
+            device,
+            backend,
+            threads,
+            mps,
+            memory_fraction,
+            site.ports(ports, servers),
+        )
         self = cls.__new__(cls)
         _of_cells.add(cell(), self)
         self._open_far(wish, servers, HEARTBEAT_TIMEOUT)
@@ -246,8 +269,8 @@ class Cluster:
         self, wish: Wish, servers: int, heartbeat_timeout: float, keep: door.Keep | None = None
     ) -> None:
         """Start the processes on other machines; what these have is known when they are there."""
-        count = wish.count
-        plan = Plan(count, servers, "gloo", (CPU,) * count, 1, "on other machines")
+        count, note = wish.count, "on other machines"
+        plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note, ports=wish.ports)
         self._open(plan, heartbeat_timeout, wish, keep=keep)
 
     def _open(
@@ -544,7 +567,8 @@ class Cluster:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """An interrupt waits for the end of this: ranks that are started or called by halves hang."""
-    if threading.current_thread() is not threading.main_thread():  # no interrupt comes here
+    deaf = threading.current_thread() is not threading.main_thread()  # no interrupt comes here
+    if deaf or signal.getsignal(signal.SIGINT) is None:  # a program in C hears it, not Python
         yield
         return
     came: list[int] = []  # a mask would not do: any other thread takes the signal for this one
@@ -552,7 +576,7 @@ def _uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
 

@@ -131,9 +131,11 @@ class Nodes:
         child.on_exit(lambda status: self._heard_chief(""))
         if not self._chief.result():
             self._chief = futures.Future()
+            log = Path(self._folder, "scheduler-0.log")  # from there
+            said = log.read_text().splitlines()[-1:] if log.exists() else []
             raise StartError(
                 f"the scheduler on {child.server.host} ended while starting ({child.status}), "
-                "before it could listen to the other machines."
+                f"before it could listen to the other machines. {''.join(said)}"
             )
 
     def _heard_chief(self, endpoint: str) -> None:
@@ -163,6 +165,7 @@ class Nodes:
             start=start,
             address="" if place is None else place.server.facts["address"],
             chief=self._chief.result() if self._chief.done() else "",
+            ports=plan.ports,
         )
 
     def _ended_by_itself(self, node: int, status: int) -> None:

@@ -546,9 +546,16 @@ class Supervisor(RankController):
     # -- ranks that end ---------------------------------------------------------
 
     def _missed(self, node: int, pid: int) -> None:
-        """A process is taken for dead; if it is not, it hangs, and is ended."""
+        """A process is taken for dead; if it is not, it hangs, and is ended.
+
+        Without a ``pid`` it is the one that is there, if it has had time to give a sign of life.
+        """
         child = {**self.ranks, **self.nodes.children}.get(node)
-        if child is None or child.pid != pid or child.wait(ENDS) or self.closed:
+        if child is None or (pid or child.pid) != child.pid:
+            return
+        if not pid and time.monotonic() < child.forked + self._heartbeat_timeout:
+            return
+        if child.wait(ENDS) or self.closed:
             return
         if self.run is not None:
             self.run.silent_for[node] = self._heartbeat_timeout

@@ -470,6 +470,7 @@ MACHINERY = tuple(
         "kvstore/",
         "attach.py",
         "algorithms/contract.py",
+        "algorithms/hosts.py",
         "algorithms/use.py",
     )
 )

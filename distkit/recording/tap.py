@@ -9,6 +9,7 @@ forwards it to the real backend. Computation is not touched and pays nothing.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -458,14 +459,18 @@ class Tap:
             return None
         return self.groups.rank(group, work._source_rank())
 
-    def rest(self) -> None:
-        """Wait until the GPU has done what its callers have waited for in its streams."""
+    def rest(self, limit: float = math.inf) -> None:
+        """Wait until the GPU has done what its callers have waited for in its streams.
+
+        Or until ``limit`` seconds are over.
+        """
         recorder = _recorder.current()
         if recorder is None or not recorder.flying:
             return
         recorder.wait_begins(*recorder.flying)
         try:
-            while recorder.flying:
+            end = time.monotonic() + limit
+            while recorder.flying and time.monotonic() < end:
                 recorder.land()
                 time.sleep(LOOK)
         finally:

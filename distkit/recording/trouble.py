@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from distkit.errors import CommunicationWarning
 from distkit.events import Op
 from distkit.trace.calls import ordinal
 
@@ -91,6 +94,10 @@ def trouble(
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
 
+    In a program that torchrun or another launcher has started, under ``dk.record()`` or
+    ``distkit trace``, it happens to what a rank communicates inside the block, which a rank that is
+    dropped leaves.
+
     The sender, and every member of a collective, pays the cost of a link: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
 
@@ -127,9 +134,34 @@ def trouble(
     _check(made)
     _current.append(made)
     try:
-        yield
+        with _on_this_rank(made):
+            yield
     finally:
         _current.remove(made)
+
+
+@contextmanager
+def _on_this_rank(made: Trouble) -> Iterator[None]:
+    """In a process that is a rank, have it happen here."""
+    recorder = sys.modules.get("distkit.recording.recorder")  # to import it takes torch
+    if recorder is None or (mine := recorder.current()) is None:
+        yield
+        return
+    import torch.distributed as dist
+
+    from distkit.recording.tap import tap
+
+    if dist.is_initialized():
+        made.check(dist.get_world_size())
+    strike = OnRank(made, mine.rank)
+    tap.before.append(strike)
+    try:
+        with suppress(Dropped):
+            yield
+        for text in strike.missed():
+            warnings.warn(text, CommunicationWarning, stacklevel=4)
+    finally:
+        tap.before.remove(strike)
 
 
 def current() -> Trouble | None:

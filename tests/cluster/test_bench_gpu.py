@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.gpu import ROWS, Row, measure, measured
+from distkit import probe
 
 
 @pytest.mark.stand_in
@@ -17,6 +18,12 @@ def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (figure.note, figure.reps, figure.reached) == ("", 1, "")
     assert "[stand-in: cpu]" in figure.name
     assert figure.value == 0 if row.unit == "MiB" else figure.value > 0
+
+
+def test_a_gpu_that_is_lost_has_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, lost = {"index": 0, "total": 80, "free": 50}, {"index": 1, "error": "GPU is lost"}
+    monkeypatch.setattr(probe, "gpus", lambda: {"found": [there, lost]})
+    assert gpu._used("cuda:0", []) == 30
 
 
 def test_a_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> None:

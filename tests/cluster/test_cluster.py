@@ -201,6 +201,14 @@ def test_interrupt_ends_a_hung_run_everywhere(usable: dk.Cluster) -> None:
     assert time.monotonic() - start < 5
 
 
+def test_a_program_in_c_keeps_its_handler(
+    usable: dk.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as of one that C has put there
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it cannot be put there again"))
+    assert usable.run(int).results == [0] * usable.plan.ranks
+
+
 def test_the_next_run_may_follow_an_interrupt_at_once(usable: dk.Cluster) -> None:
     usable.submit(time.sleep, 60)
     usable.interrupt()

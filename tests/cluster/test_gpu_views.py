@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from devices import on_devices
 
 import distkit as dk
+from distkit.events import State
 from distkit.views.timeline.columns import project
 
 DEVICE = "cuda:0"
@@ -17,6 +19,53 @@ def reduce_on(device: str) -> float:
     kept = torch.ones(1 << 20, device=device)
     dist.all_reduce(kept)
     return float(kept[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])  # by NCCL, and by what ranks of one GPU use
+def test_the_recorder_never_synchronizes(ranks: int) -> None:
+    def program() -> float:
+        from distkit.recording.recorder import current
+
+        x, recorder = torch.ones(1 << 16, device="cuda"), current()
+        assert recorder is not None
+        dist.all_reduce(x)  # its first call sets NCCL up
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if dist.get_backend() == "nccl" else "default")
+        try:
+            for _ in range(20):
+                recorder._looked = -60.0  # it looks at all values
+                dist.all_reduce(x)
+                recorder.land()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return float(x[0])
+
+    with dk.Cluster(ranks, device=DEVICE) as cluster:
+        run = cluster.run(program)
+    assert run.results == [float(ranks**21)] * ranks
+    spans = [s for s in run.trace.spans if s.op == "all_reduce"]
+    assert all(s.after is not None for s in spans) and len(spans) == 21 * ranks
+
+
+@on_devices
+def test_compiled_collectives_are_recorded(device: str) -> None:
+    def program(device: str) -> float:
+        from torch.distributed import _functional_collectives as functional
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(2 * x, "sum", dist.group.WORLD) + 1
+
+        return [step(torch.ones(4, device=device)) for _ in range(3)][-1].sum().item()
+
+    with dk.Cluster(2, device=device) as cluster:
+        run = cluster.run(program, device)
+    assert run.results == [20.0] * 2
+    for rank in range(2):
+        spans = [s for s in run.trace.spans if s.op == "all_reduce" and s.rank == rank]
+        assert [(s.state, s.after.values[0]) for s in spans] == [(State.COMPLETED, 4.0)] * 3
+        assert all(s.attributes.get("device", "cpu") == device for s in spans)
 
 
 @pytest.mark.gpu

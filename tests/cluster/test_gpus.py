@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -65,14 +66,14 @@ def gone(some: list[psutil.Process]) -> Callable[[], bool]:
     )
 
 
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[forkserver.LocalForkServer]:
-    """A fork server of this test's own: it may be killed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(forkserver, "_server", None)
-        yield forkserver.server()
-        assert forkserver._server is not None
-        forkserver._server.close()
+def test_ranks_in_engines_of_others_are_seated_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(dk.Cluster, "_open_far", lambda self, *given: opened.append(given))
+    gpu = {"mps": "on", "memory_fraction": 0.1}
+    dk.Cluster.attach(SimpleNamespace(ids=[0, 1]), servers=1, ports="45001-45002", **gpu)
+    ((wish, servers, _),) = opened
+    assert (wish.mps, wish.memory_fraction, wish.count, servers) == ("on", 0.1, 2, 1)
+    assert [*wish.ports] == [45001, 45002]
 
 
 def served(fork: forkserver.ForkServer, folder: str, control: str) -> tuple[Any, str]:
@@ -303,7 +304,7 @@ def test_ranks_share_a_gpu_by_mps() -> None:
         assert cluster.run(on_gpu).results[0][0] == 8.0
         if not cluster.plan.seats[0].mps:
             pytest.skip(cluster.status().note)
-        daemons = [child.pid for child in cluster._room._daemons]
+        daemons = [child.pid for child in cluster._room._daemons.values()]
     until(lambda: not any(map(psutil.pid_exists, daemons)))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import waiting
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster.processes.forkserver import end
+from distkit.cluster.processes.rank_spec import free_port
 from distkit.kvstore.transport.journal import copies
 from distkit.strategies.coordinator import ClusterCoordinator
 from distkit.strategies.parameter_server import ParameterServerStrategy
@@ -245,6 +248,56 @@ def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
         end.touch()
         with pytest.warns(dk.CommunicationWarning, match="no sign of life for 2 s"):
             run.wait(60)
+
+
+@pytest.mark.parametrize("start", [partial(dk.Cluster, workers=2), partial(two_machines, 1, 1)])
+def test_a_scheduler_that_hangs_before_anybody_reaches_it_is_replaced(start, tmp_path) -> None:
+    begun, ends = tmp_path / "begun", tmp_path / "end"
+    with start(servers=2, heartbeat_timeout=2) as cluster:
+        run = cluster.submit(keeps_on, str(begun), str(ends))
+        until(begun.exists)
+        nodes = cluster._room.nodes.children
+        for _ in range(2):  # the second does not even begin to listen
+            hung = nodes[4]
+            os.kill(hung.pid, signal.SIGSTOP)
+            until(lambda hung=hung: nodes[4] is not hung)
+        ends.touch()
+        with pytest.warns(dk.CommunicationWarning, match=r"scheduler .*no sign of life"):
+            assert run.wait(60).results == [0.0] * 2
+        assert [r["name"] for r in run.replaced] == ["scheduler"] * 2
+
+
+def listening(mode: str) -> list[int]:
+    """The ports at which other machines reach servers and the scheduler."""
+    kv = kvstore.create(mode)
+    kv.barrier()
+    link = kv._requests._link
+    ways = [line.endpoint for line in link._lines.values()]
+    return sorted(int(way.rpartition(":")[2]) for way in ways if way.startswith("tcp:"))
+
+
+def test_the_ports_of_servers_are_chosen() -> None:
+    first = free_port()
+    ports = f"{first}-{first + 9}"
+    with two_machines(1, 1, servers=1, ports=ports) as cluster:
+        here, there = cluster.run(listening, "dist_sync").results
+        assert here == []
+        assert len(there) == 2 and first <= min(there) <= max(there) <= first + 9
+    with (
+        socket.create_server((ALPHA, first)),
+        two_machines(1, 1, servers=1, ports=ports) as cluster,
+    ):
+        assert first not in cluster.run(listening, "dist_sync").results[1]
+
+
+def test_no_port_for_the_scheduler_is_said() -> None:
+    with ExitStack() as taken:
+        first = free_port()
+        for port in (first, first + 1):
+            taken.enter_context(socket.create_server((ALPHA, port)))
+        with two_machines(1, 1, servers=1, ports=f"{first}-{first + 1}") as cluster:
+            with pytest.raises(dk.StartError, match=rf"listen at {ALPHA}, ports {first} to"):
+                cluster.wait()
 
 
 def addresses(mode: str) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,6 @@ from waiting import until
 
 import distkit as dk
 from distkit.cluster.processes import forkserver
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[forkserver.ForkServer]:
-    """A fork server of this test's own: it may be killed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(forkserver, "_server", None)
-        yield forkserver.server()
-        assert forkserver._server is not None
-        forkserver._server.close()
 
 
 def zygote(fork: forkserver.ForkServer) -> psutil.Process:

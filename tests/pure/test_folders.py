@@ -64,7 +64,7 @@ def test_what_is_not_ours_is_not_touched(temporary: Path) -> None:
         Path(temporary, name).mkdir()
         Path(temporary, name, "theirs").write_text("kept")
     Path(temporary, "distkit-long-name", folders.OWNER).write_text("1")
-    Path(temporary, "distkit-33333333").mkdir()  # just made: its maker goes on in a moment
+    Path(temporary, "distkit-33333333").mkdir(0o700)  # just made: its maker goes on in a moment
     before = sorted(temporary.rglob("*"))
     assert folders.sweep(str(temporary)) == []
     assert sorted(temporary.rglob("*")) == before

@@ -12,7 +12,8 @@ import pytest
 from waiting import until
 
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.rank.line import RUN, Line, is_mine
+from distkit.cluster.processes.folders import is_ours
+from distkit.cluster.rank.line import RUN, Line
 from distkit.cluster.rank.release import Releases
 from distkit.cluster.rank.wires import Wires
 from distkit.events import Op
@@ -97,13 +98,10 @@ def test_a_notebook_after_another(rank: Rank) -> None:
 
 
 def test_a_line_of_somebody_else_is_none(rank: Rank, tmp_path: Path) -> None:
-    assert is_mine(rank.line.path)
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(tmp_path / "s"))
-        tmp_path.chmod(0o755)
-        assert not is_mine(str(tmp_path / "s"))  # others can enter the folder
-    assert not is_mine("")
-    assert not is_mine(str(tmp_path / "none"))
+    assert is_ours(Path(rank.line.path).parent)
+    tmp_path.chmod(0o755)
+    assert not is_ours(tmp_path)  # others can enter it
+    assert not is_ours(tmp_path / "none")
 
 
 def test_a_reader_that_stands_still_is_left(rank: Rank, monkeypatch: Any) -> None:

@@ -34,6 +34,19 @@ def on_device(fn: Callable[..., Any], *args: Any) -> dk.Run:
     return dk.run_ranks(program, 2)
 
 
+class Sums(torch.autograd.Function):
+    """Has a function for its backward pass, on a thread that autograd has for the device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, backward: Callable[..., Any]) -> torch.Tensor:
+        ctx.call = backward
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return ctx.call(gradient), None
+
+
 def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
     def program(standin: Any, group: Any) -> tuple[list[str], float]:
         from distkit.recording.recorder import current
@@ -84,20 +97,12 @@ def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
 
 def test_a_backward_pass_that_waits_for_a_hung_device_is_seen() -> None:
     def program(standin: Any, group: Any) -> None:
-        class Reduces(torch.autograd.Function):
-            """Its backward runs on a thread that autograd has for the device."""
-
-            @staticmethod
-            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-                return x.sum()
-
-            @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-                dist.all_reduce(gradient, group=group)
-                return gradient * gradient.item()
+        def reduces(gradient: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(gradient, group=group)
+            return gradient * gradient.item()
 
         x = torch.ones((), requires_grad=True)
-        loss = Reduces.apply(x.to("pretend"))
+        loss = Sums.apply(x.to("pretend"), reduces)
         standin.stop()
         loss.backward() if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
 
@@ -139,27 +144,18 @@ def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
         assert recorder is not None
         recorder._looked = -60.0
 
-        class Sees(torch.autograd.Function):
-            """Looks after the last bucket is sent, and before the reducer waits."""
-
-            @staticmethod
-            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-                return x.sum()
-
-            @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-                engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(
-                    lambda: seen.append([p.flight is None for _, p in tap.tap._sent])
-                )
-                return gradient.expand(2, 64)
+        def sees(gradient: torch.Tensor) -> torch.Tensor:
+            """Look after the last bucket is sent, and before the reducer waits."""
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: seen.append([p.flight is None for _, p in tap.tap._sent]))
+            return gradient.expand(2, 64)
 
         layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to("pretend")
         model = torch.nn.parallel.DistributedDataParallel(
             layers, process_group=group, bucket_cap_mb=0.01, init_sync=False
         )
         for _ in range(2):  # in the first, torch has one bucket
-            Sees.apply(model(torch.ones(2, 64).to("pretend"))).backward()
+            Sums.apply(model(torch.ones(2, 64).to("pretend")), sees).backward()
         return seen
 
     run = on_device(program)

@@ -77,6 +77,52 @@ else:
     dist.barrier()
 """
 
+DISTURBED = """
+import torch, torch.distributed as dist
+import distkit as dk
+
+dist.init_process_group("gloo")
+dist.barrier()
+with dk.trouble(delay={1: 0.5}):
+    dist.barrier()
+"""
+
+ON_A_DEVICE = """
+import sys, threading, time
+import torch, torch.distributed as dist
+import distkit as dk
+from distkit.recording import recorder
+from distkit.recording.tap import tap
+
+torch.backends.cuda.is_built = lambda: True
+sys.path.insert(0, sys.argv[1])
+import standin
+
+dk.record()
+assert tap.on_gpu
+standin.install()
+standin.in_streams()
+dist.init_process_group("cpu:gloo,pretend:gloo", "file://" + sys.argv[2], rank=0, world_size=1)
+mine = recorder.current()
+
+def go_when_it_waits():
+    end = time.monotonic() + 60
+    while not mine.waits and time.monotonic() < end:
+        time.sleep(0.001)
+    print("it waits" if mine.waits else "nobody knows", flush=True)
+    standin.go()
+
+def begin():
+    standin.stop()
+    dist.all_reduce(x)
+    threading.Thread(target=go_when_it_waits, daemon=True).start()
+
+x = torch.ones(4).to("pretend")
+begin()
+x.sum().item()
+begin()  # and the script ends
+"""
+
 ATTACHES = """
 import distkit as dk
 dk.record("here")
@@ -228,6 +274,8 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
     running = subprocess.Popen([*TWO, "-m", "distkit.attach", "train.py", str(word)])
     try:
         run = dk.follow(timeout=LONG)
+        with dk.trouble(latency=1.0), pytest.raises(StepError, match="into the program"):
+            run.step()
         stepper = run.step()
         calls = [len(stepper.next().trace.spans) for _ in range(3)]
         assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one of each rank
@@ -280,6 +328,21 @@ def test_a_script_attaches_itself() -> None:
     trace = Trace.load("here")
     assert trace.meta["ends"]["1"]["text"] == "ValueError: on purpose"
     assert "rank 1 raised ValueError: on purpose at train.py:15" in str(trace.diagnose()[0])
+
+
+def test_a_script_disturbs_its_ranks() -> None:
+    run(*TWO, "-m", "distkit.attach", "train.py", script=DISTURBED)
+    first, second = [s for s in Trace.load("trace").spans if s.rank == 0 and s.op is Op.BARRIER]
+    assert first.end is not None and second.end is not None
+    assert second.end - second.start > 0.4
+
+
+def test_waits_for_a_gpu_are_noted_until_the_end(tmp_path: Path) -> None:
+    """A device that is none stands in for it."""
+    command = [sys.executable, "train.py", str(ROOT / "tests" / "support"), str(tmp_path / "store")]
+    assert run(*command, script=ON_A_DEVICE).count("it waits") == 2
+    spans = [s for s in Trace.load("trace").spans if s.op is Op.ALL_REDUCE]
+    assert [s.state for s in spans] == [State.COMPLETED] * 2
 
 
 def test_a_script_spawns_its_ranks(tmp_path: Path) -> None:

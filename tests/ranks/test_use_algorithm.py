@@ -97,6 +97,9 @@ def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[in
 def test_hosts_are_where_the_ranks_are(name: str, size: int) -> None:
     run = dk.run_ranks(on_hosts, 6, name, size, [3, 1, 2])
     assert run.results == [(True, [[0, 1, 2], [3], [4, 5]])] * 6
+    assert not any(
+        "distkit/host" in key for s in run.trace.spans for key in s.attributes.get("keys", ())
+    )
     if name in ("shared_memory", "auto"):  # only leaders send
         assert {m.src for m in run.trace.messages} == {0, 3, 4}
 

@@ -112,9 +112,12 @@ def hold(folder: str) -> int | None:
 
 
 def is_ours(folder: str | Path) -> bool:
-    """True if it is this user's folder, and so are the sockets in it."""
-    status = os.lstat(folder)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    """True if it is this user's folder, closed to others, and so are the sockets in it."""
+    with suppress(OSError):
+        status = os.lstat(folder)
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        return private and status.st_uid == os.getuid()
+    return False
 
 
 def is_there(folder: str) -> bool:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from distkit.cluster.rank.line import RUN, Line
+from distkit.cluster.rank.process_group import TIMING
 from distkit.cluster.rank.release import Released, Releases
 from distkit.cluster.rank.wires import Wires
 from distkit.errors import StartError
@@ -49,6 +50,8 @@ _ATTACHED = "DISTKIT_ATTACHED"
 _LONGEST = 200_000
 #: By these signals launchers and users end a rank.
 _ENDING = signal.SIGTERM, signal.SIGINT
+#: What the GPU is still at when the script has ended is waited for so long [s].
+_LANDS = 2.0
 
 _here: Attached | None = None
 
@@ -129,8 +132,9 @@ class Attached:
 
     def _offer_line(self) -> Line | None:
         """Let a notebook of this machine take this rank up, if there can be such a line."""
-        if threading.current_thread() is not threading.main_thread():  # it has to hear signals
-            return None
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or handler is None:
+            return None  # it has to hear signals
         wires = Wires()
         releases = Releases(wires, wires.sever)
         try:
@@ -139,7 +143,6 @@ class Attached:
             return None
         wires.note_groups()
         releases.keep_quiet()
-        handler = signal.getsignal(signal.SIGINT)
         stock = handler if callable(handler) else lambda number, frame: None
         self._after.enter_context(releases.releasable(RUN, stock))
         self._after.callback(line.close)
@@ -155,6 +158,9 @@ class Attached:
 
     def _install(self) -> None:
         """Put the hooks in place."""
+        tap.on_gpu = torch.backends.cuda.is_built()
+        if tap.on_gpu:
+            os.environ.setdefault(*TIMING)
         tap.install()
         look_after_backward()
         # nothing is compared before the backend sees it: the ranks may be on any hosts
@@ -246,6 +252,8 @@ class Attached:
         if os.getpid() != self._pid:
             return
         tap.settle()
+        if self._end[0] == "returned":
+            tap.rest(_LANDS)
         unwaited = tap.unwaited.calls()
         _recorder.set_current(None)
         self._flusher.close()

@@ -6,10 +6,8 @@ a Unix socket in a folder that only this user can enter, so whoever speaks is th
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import stat
 import struct
 import tempfile
 import threading
@@ -130,12 +128,3 @@ class Line:
     def _set_stepped(self, on: bool) -> None:
         self._is_stepped = on
         self._stepped(on)
-
-
-def is_mine(path: str) -> bool:
-    """True if a rank of this user and this machine offers this line."""
-    with suppress(OSError):
-        status = Path(path).parent.lstat()
-        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-        return private and status.st_uid == os.getuid() and Path(path).is_socket()
-    return False

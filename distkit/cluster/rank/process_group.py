@@ -36,15 +36,18 @@ if TYPE_CHECKING:
 #: NCCL gets so long to abort [s], on each rank by itself.
 ABORT = 1.0
 
+#: Has NCCL tell its kernels' own times.
+TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
+
 #: By itself torch ends the process when a collective fails or seems to hang: the conductor sees to
 #: that. To hear of other ranks a thread of NCCL would ask the store, which wants Python's lock; who
-#: destroys the group may hold that, and joins the thread. Kernels' own times are recorded.
+#: destroys the group may hold that, and joins the thread.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    "TORCH_NCCL_ENABLE_TIMING": "1",
+    **dict([TIMING]),
 }
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

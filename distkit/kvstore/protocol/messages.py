@@ -158,14 +158,13 @@ class AddressBook(Answer):
     """Everybody is there: tells all about all. ``endpoints`` by node id.
 
     A worker counts its requests from ``first``: who takes a dead one's place has other numbers.
-    ``barriers`` counts those that the run has passed. ``pid`` is the scheduler's process.
+    ``barriers`` counts those that the run has passed.
     """
 
     terms: Terms
     endpoints: dict[int, str]
     first: int = 0
     barriers: int = 0
-    pid: int = 0
 
 
 class RollCall(Answer):

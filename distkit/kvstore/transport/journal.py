@@ -26,11 +26,6 @@ def _told(socket: Path) -> dict[str, Any]:
         return {}
 
 
-def keeper(socket: Path) -> int:
-    """The process of the scheduler with this socket; 0 if there is none."""
-    return int(_told(socket).get("pid", 0))
-
-
 def begun(socket: Path, run: int) -> bool:
     """True if its scheduler has seen all that this run needs, and told them of each other."""
     told = _told(socket)
@@ -68,11 +63,11 @@ class Journal:
         return dict(json.loads(line)) if ended else None
 
     def write(self, told: dict[str, Any]) -> None:
-        """Keep this, and whose it is, instead of what was there.
+        """Keep this instead of what was there.
 
         One system call: it is whole or not there.
         """
-        line = json.dumps({"pid": os.getpid(), **told}).encode() + b"\n"
+        line = json.dumps(told).encode() + b"\n"
         if line != self._last:
             os.pwrite(self._file, line, 0)
             self._last = line

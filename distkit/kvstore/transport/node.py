@@ -38,6 +38,7 @@ class Node:
             another may serve at the address of the one before.
         address: where nodes have several hosts: of this host's interface that leads to the others.
         chief: where the scheduler listens, if that is another host.
+        ports: where this one may listen to other hosts; none for any free port.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -55,6 +56,7 @@ class Node:
     start: int = 0
     address: str = ""
     chief: str = ""
+    ports: range = range(0)
 
     def __post_init__(self) -> None:
         count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -375,7 +374,6 @@ class Scheduler:
             endpoints,
             LIFE * self._lives[register.node],
             self.barriers,
-            os.getpid(),
         )
 
     # -- barrier ----------------------------------------------------------------

@@ -21,7 +21,6 @@ import zmq
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
-    AddressBook,
     Answer,
     Copied,
     Leave,
@@ -39,7 +38,7 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.replication import Copy
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.journal import Journal, file_of, keeper
+from distkit.kvstore.transport.journal import Journal, file_of
 from distkit.kvstore.transport.link import BYE, MOVED, Line
 from distkit.kvstore.transport.memory import Exchange, Pool
 from distkit.kvstore.transport.node import PATIENCE, Node
@@ -178,7 +177,8 @@ class Service:
             )
         self.node = node
         self.ignored = 0  # malformed messages
-        #: Called with the place and the process of a node that is taken for dead.
+        #: Called with the place and the process of a node that is taken for dead: 0 for whichever
+        #: is the scheduler, again and again until one answers.
         self.missed: Callable[[int, int], None] = lambda node, pid: None
         #: Called, by a scheduler with other hosts, with where it listens, and with each run that
         #: begins: on one host its folder and its journal tell.
@@ -194,8 +194,7 @@ class Service:
         self._ended: SimpleQueue[Leave] = SimpleQueue()  # nodes, as somebody else has noticed
         self._unsure = False  # another scheduler was here: not all have connected to this one
         self._lacking = 0.0  # since when workers wait for servers that have ended; 0 if none does
-        self._alone = False  # the scheduler has ended
-        self._chief = 0  # its process
+        self._alone, self._told = False, 0.0  # the scheduler has ended; when that was said
         self._known = {*range(node.scheduler + 1 + node.servers)} - {node.scheduler}
         self._journal: Journal | None = None  # of a scheduler, for the one after it
         self._pool = memory.shared() if heir is None else memory.own()  # its own thread
@@ -289,7 +288,8 @@ class Service:
         """Listen to other hosts, too, a scheduler where another was; the endpoint for all."""
         before = self.node.chief if isinstance(self._machine, Scheduler) else ""
         address = self.node.address
-        endpoint = f"{listen_on(self._router, address, before.partition(' ')[0])} {near}"
+        far = listen_on(self._router, address, before.partition(" ")[0], self.node.ports)
+        endpoint = f"{far} {near}"
         if isinstance(self._machine, Scheduler):
             self.listens(endpoint)
         return endpoint
@@ -324,11 +324,12 @@ class Service:
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when told to stop."""
-        rest = _LOOK if self._unsure or self._lacking else None
+        rest = _LOOK if self._unsure or self._lacking or self._alone else None
         ready = dict(self._poller.poll(_PATIENCE if self._letters else rest))
         if self._unsure and not self._letters:
             self._look_after()
         self._await_servers()
+        self._await_scheduler()
         if not ready:
             self._send(list(self._letters))
         if self._ends.socket in ready:
@@ -379,6 +380,12 @@ class Service:
         self._lacking = self._lacking or time.monotonic()
         if time.monotonic() > self._lacking + PATIENCE:
             self._deliver(machine.give_up_servers())
+
+    def _await_scheduler(self) -> None:
+        """Say that the scheduler is lost: it has ended, or hangs, and so may the one after it."""
+        if self._alone and time.monotonic() > self._told + self.node.heartbeat_timeout:
+            self._told = time.monotonic()
+            self.missed(self.node.scheduler, 0)
 
     def _listens(self) -> bool:
         """True if who connects to its address comes to it, and not to one in its place."""
@@ -495,8 +502,6 @@ class Service:
         """Handle a message from the scheduler or a backup."""
         if not (isinstance(self._machine, ServerSession) and isinstance(answer, Answer)):
             return
-        if isinstance(answer, AddressBook):
-            self._chief = answer.pid
         said = self._machine.hear(answer)
         if self._registering is not None and self._machine.begun:
             self._registering.answered(answer)
@@ -525,10 +530,6 @@ class Service:
             KVStoreError: the scheduler had taken this server for dead, and another has its place.
         """
         for how in self._schedulers.heard():
-            if how is None:
-                self._chief = keeper(self.node.path(self.node.scheduler))
-            elif self._chief and not self._alone:
-                self.missed(self.node.scheduler, self._chief)  # it has ended, or hangs
             self._alone = self._alone or how is not None
             if self._alone and how is None and isinstance(self._machine, ServerSession):
                 self._alone = False

@@ -14,11 +14,14 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import zmq
+
+from distkit.errors import KVStoreError
 
 #: So long a last word may take to leave [ms]: to a live peer it takes much less.
 LAST_WORD = 200
@@ -187,14 +190,21 @@ def send(sock: Any, frames: Sequence[Any]) -> None:
         sock.send(frame, more, copy=len(frame) < zmq.COPY_THRESHOLD)
 
 
-def listen_on(sock: Any, address: str, endpoint: str = "") -> str:
+def listen_on(sock: Any, address: str, endpoint: str = "", ports: range = range(0)) -> str:
     """Have a socket listen to other hosts, too: at a port of this interface, or where it is told.
 
     Raises:
-        zmq.ZMQError: another process listens there.
+        KVStoreError: other processes listen there.
     """
-    sock.bind(endpoint or f"tcp://{address}:*")
-    return str(sock.last_endpoint.decode())
+    for where in [endpoint] if endpoint else [f"tcp://{address}:{port}" for port in ports or "*"]:
+        with suppress(zmq.ZMQError):
+            sock.bind(where)
+            return str(sock.last_endpoint.decode())
+    among = f", ports {ports.start} to {ports.stop - 1}" if ports else ""
+    raise KVStoreError(
+        f"other processes, perhaps of another cluster, listen at {endpoint or address}{among}. End "
+        "them, or name other ports: dk.Cluster(…, ports='45001-45009')."
+    )
 
 
 def from_afar(frame: Any) -> bool:
