@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from distkit.simulation.fitting import FEWEST, Fit, along, fit, quiet
 from distkit.simulation.network import Floats, Network
+from distkit.views.widget.bar import advance
 
 #: What is measured by default [bytes], and how often.
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
@@ -38,7 +39,7 @@ class Ranks(Protocol):
 def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
     """Measure the links between a cluster's ranks, as a network for :func:`distkit.simulate`.
 
-    It takes some seconds, and is most accurate on an idle machine.
+    It takes some seconds, for which a notebook shows a bar; an idle machine gives the best result.
 
     Args:
         cluster: a :class:`distkit.Cluster` of two ranks or more.
@@ -61,7 +62,8 @@ def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BA
             "dk.calibrate(dk.Cluster(4))"
         )
     check(sizes, batches)
-    return Measured.of(cluster.submit(probe, list(sizes), batches).results)
+    each = [cluster.submit(probe, list(sizes), 1).results for _ in advance(range(batches))]
+    return Measured.of([_joined(of_rank) for of_rank in zip(*each, strict=True)])
 
 
 def check(sizes: Sequence[int], batches: int) -> None:
@@ -89,6 +91,14 @@ def probe(sizes: Sequence[int], batches: int) -> Samples:
             for pattern, seconds in once(nbytes).items():
                 samples.setdefault(pattern, {}).setdefault(nbytes, []).append(seconds)
     return samples
+
+
+def _joined(batches: Sequence[Samples]) -> Samples:
+    """The batches of one rank as one."""
+    return {
+        pattern: {nbytes: [x for one in batches for x in one[pattern][nbytes]] for nbytes in times}
+        for pattern, times in batches[0].items()
+    }
 
 
 def once(nbytes: int) -> dict[str, float]:

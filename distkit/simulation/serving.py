@@ -230,7 +230,7 @@ class Game:
             }
             for r, role in enumerate(roles)
         }
-        return self.writer.trace("parameter server, simulated", ranks=ranks)
+        return self.writer.trace("parameter server", ranks=ranks)
 
 
 def _key(server: int) -> str:

@@ -24,6 +24,7 @@ from distkit.algorithms.schedules import Round, chunk_sizes
 from distkit.events import Event, Op, State
 from distkit.simulation.network import Floats, Network, a_network
 from distkit.trace.trace import Trace
+from distkit.views.scene.units import human_seconds
 
 #: Draws an array of a shape, in seconds: ``delay(rng, shape)``.
 Delay = Callable[[Generator, tuple[int, ...]], Floats]
@@ -368,7 +369,7 @@ def simulate(
     writer = Writer(n, player.deaths, itemsize)
     for moved in player.play(rounds, sizes):
         writer.transfers(moved)
-    return writer.trace(f"{name}, simulated")
+    return writer.trace(name)
 
 
 def _check_events(rounds: Iterable[Round]) -> None:
@@ -443,7 +444,12 @@ class Writer:
             for r in range(self.n)
         }
         ends = {
-            str(r): {"how": "died", "text": f"it was to fail at {at:g} s", "where": "", "time": at}
+            str(r): {
+                "how": "died",
+                "text": f"it was to fail at {human_seconds(at)}",
+                "where": "",
+                "time": at,
+            }
             for r, at in enumerate(self._deaths.tolist())
             if at < math.inf
         }

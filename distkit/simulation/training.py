@@ -166,7 +166,7 @@ def data_parallel(
             if work.update:
                 begin = step.end[r] - work.update
                 writer.operation(Op.MARK, r, begin, step.end[r], attributes={"label": "update"})
-    return writer.trace("data parallel, simulated")
+    return writer.trace("data parallel")
 
 
 def pipeline(
@@ -232,7 +232,7 @@ def pipeline(
             arrived[action] = end + took
             writer.operation(Op.SEND, rank, end, end + took, **writer.message(to % ranks, nbytes))
             clock[rank] = end if overlap else end + took
-    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'own'}), simulated")
+    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'own'})")
 
 
 def _orders(order: str | Orders, ranks: int, microbatches: int, chunks: int) -> Orders:
