@@ -195,7 +195,8 @@ def test_every_exercise_has_its_lesson_and_lessons_name_theirs() -> None:
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_each_exercise_at_the_end_of_a_lesson_has_a_hint(lesson: str) -> None:
-    text = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4).cells[-1].source
+    cells = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4).cells
+    text = "\n".join(cell.source for cell in cells)
     part = text.partition("xercises\n")[2].partition("\n## ")[0]
     items = re.findall(r"^\d+\. .*", part, flags=re.M)
     assert all(re.search(r"dk\.(check|hint)\.(\w+)", item) for item in items)
