@@ -38,13 +38,21 @@ ALL = {
 }
 
 
+def knows(name: str) -> bool:
+    """True if there is such a benchmark, or such a part of one."""
+    whole, dot, part = name.partition(".")
+    if whole not in ALL or not dot:
+        return whole in ALL
+    return part in getattr(import_module(f"benchmarks.{whole}"), "PARTS", ())
+
+
 def measure(
     names: Iterable[str], reps: int | None, say: Callable[[str], None], **options: str
 ) -> Report:
     """Run benchmarks one after the other.
 
     Args:
-        names: of :data:`ALL`.
+        names: of :data:`ALL`, or a part of one: ``"course.memory"``.
         reps: repetitions, or each benchmark's own number when None.
         say: told what is going on, a line at a time.
         options: arguments of these benchmarks alone.
@@ -52,7 +60,7 @@ def measure(
     report = Report(machine())
     for name in names:
         module = import_module(f"benchmarks.{name}")
-        figures, details = module.measure(reps or ALL[name], say, **options)
+        figures, details = module.measure(reps or ALL[name.partition(".")[0]], say, **options)
         report.figures += figures
         report.details[name] = details
     return report

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -94,41 +94,51 @@ def surroundings(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def serve(root: Path, home: Path, environ: dict[str, str]) -> Iterator[Lab]:
+def serve(
+    root: Path, home: Path, environ: dict[str, str], before: Sequence[str] = ()
+) -> Iterator[Lab]:
     """Run JupyterLab on a free port of the loopback interface.
 
     Args:
         root: the folder with the notebooks.
         home: a folder for the log.
         environ: the server's whole environment, with :func:`surroundings`.
+        before: a command that becomes the one that it is given.
 
     Raises:
         DistkitError: it ended three times, or did not answer within two minutes; the message has
             its log.
     """
     log = home / "lab.log"
-    running, server = _start(root, log, environ)
+    running, server = _start(root, log, environ, before)
     try:
         end, again = time.monotonic() + 120, 2
         while not running.ready():
             if server.poll() is not None and again:  # another process may have taken its port
                 again -= 1
-                running, server = _start(root, log, environ)
+                running, server = _start(root, log, environ, before)
             elif server.poll() is not None or time.monotonic() > end:
                 raise DistkitError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.1)
         yield running
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:  # it has too little memory to end
+            server.kill()
+            server.wait()
 
 
-def _start(root: Path, log: Path, environ: dict[str, str]) -> tuple[Lab, subprocess.Popen[bytes]]:
+def _start(
+    root: Path, log: Path, environ: dict[str, str], before: Sequence[str]
+) -> tuple[Lab, subprocess.Popen[bytes]]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     lab = Lab(f"http://127.0.0.1:{port}", uuid.uuid4().hex, root)
     with log.open("wb") as out:
-        return lab, subprocess.Popen(_command(lab, port), stdout=out, stderr=out, env=environ)
+        command = [*before, *_command(lab, port)]
+        return lab, subprocess.Popen(command, stdout=out, stderr=out, env=environ)
 
 
 def _command(lab: Lab, port: int) -> list[str]:

@@ -61,14 +61,14 @@ def _processes(program: str) -> list[dict[str, Any]]:
             {
                 "pid": p.pid,
                 "parent": p.ppid(),
-                "pss_mb": _pss(p.pid) / 1e6,
+                "pss_mb": pss(p.pid) / 1e6,
                 "command": " ".join(p.cmdline()[1:])[:80],
             }
             for p in below
         ]
 
 
-def _pss(pid: int) -> int:
+def pss(pid: int) -> int:
     """Proportional set size of a process [bytes]."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):

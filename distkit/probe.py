@@ -124,7 +124,7 @@ def usable_cores() -> int:
 
 def cpu_quota() -> float:
     """Processors that the cgroups allow; infinite without a limit."""
-    return min(map(_quota, _cgroups("cpu")), default=math.inf)
+    return min(map(_quota, cgroups("cpu")), default=math.inf)
 
 
 def _quota(cgroup: Path) -> float:
@@ -136,7 +136,7 @@ def _quota(cgroup: Path) -> float:
 
 def cgroup_memory() -> float:
     """Bytes that the cgroups still allow; infinite without a limit."""
-    return min(map(_memory_left, _cgroups("memory")), default=math.inf)
+    return min(map(_memory_left, cgroups("memory")), default=math.inf)
 
 
 def _memory_left(cgroup: Path) -> float:
@@ -150,7 +150,7 @@ def _memory_left(cgroup: Path) -> float:
     return max(0, int(most[0]) - int(now[0]) + int(cached))  # what was read is dropped on demand
 
 
-def _cgroups(controller: str) -> Iterator[Path]:
+def cgroups(controller: str) -> Iterator[Path]:
     """The cgroup of this process and those around it, whose limits hold for it, too.
 
     In a container its own is often the outermost that it sees. A service of systemd, such as a
@@ -193,7 +193,7 @@ def processes() -> Json:
     """Threads of this user, and how many are allowed; None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [] if os.getuid() == 0 or soft == resource.RLIM_INFINITY else [(_threads(), soft)]
-    for cgroup in _cgroups("pids"):
+    for cgroup in cgroups("pids"):
         most, now = _words(cgroup / "pids.max"), _words(cgroup / "pids.current")
         if most and now and most[0] != "max":
             limits.append((int(now[0]), int(most[0])))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from waiting import until
 
-from benchmarks.course import HOSTILE, harmful
+from benchmarks.course.classroom import HOSTILE, harmful
 from benchmarks.lab import surroundings
 from distkit.cli import main
 from distkit.errors import DistkitError

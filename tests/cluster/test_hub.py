@@ -17,8 +17,10 @@ from typing import Any
 import hubs
 import psutil
 import pytest
-from hubs import FIRST, USERS, Hub, Kernel
+from hubs import FIRST, USERS, Hub
 from waiting import until
+
+from benchmarks.kernel import PATIENCE, Kernel
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -164,11 +166,11 @@ def test_culling_ends_all_of_a_server(hub: Hub) -> None:
     with (hub.homes / "culler").open("wb") as log:
         culler = subprocess.Popen(command, env={**os.environ, **access}, stdout=log, stderr=log)
         try:
-            until(lambda: not hub.runs("bob"), hubs.PATIENCE)
+            until(lambda: not hub.runs("bob"), PATIENCE)
         finally:
             culler.terminate()
             culler.wait()
-    until(lambda: not left(told), hubs.PATIENCE)
+    until(lambda: not left(told), PATIENCE)
 
 
 def left(told: dict[str, Any]) -> list[str]:
@@ -195,7 +197,7 @@ def test_a_restart_from_the_hubs_page(hub: Hub, tab: Any) -> None:
     page.wait_for_function(ACTS)
     page.click("#stop")
     page.locator("#start", has_text="Start My Server").wait_for()
-    until(lambda: not left(told), hubs.PATIENCE)
+    until(lambda: not left(told), PATIENCE)
     page.click("#start")
     page.wait_for_url(f"{hub.url}/user/ada/lab**")
     kernel, again = begin(hub, "ada")

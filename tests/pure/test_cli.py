@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import benchmarks
+from benchmarks import course, hosts
 from benchmarks.figure import Figure, Report, figure
 from distkit import cli, hangs
 from distkit.cli import JUPYTERLAB
@@ -77,6 +78,7 @@ def test_python_m_distkit() -> None:
         (["replay", "t.gz", "--html", "nowhere/r.html"], "cannot write a file there"),
         (["hang", "up"], "unknown hang 'up': choose from recv_cycle, ring_of_recvs"),
         (["bench", "speed"], "there is no benchmark 'speed': start, "),
+        (["bench", "course.nothing"], "there is no benchmark 'course.nothing': start, "),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
         (["bench", "tap", "--stand-in", "cpu"], "--stand-in is an option of bench gpu alone"),
     ],
@@ -428,7 +430,13 @@ def test_bench_prints_a_table_of_all(
 
 
 def test_every_benchmark_has_its_module() -> None:
-    assert all(find_spec(f"benchmarks.{name}") for name in benchmarks.ALL)
+    parts = [
+        f"{whole}.{part}"
+        for whole, of in (("course", course), ("hosts", hosts))
+        for part in of.PARTS
+    ]
+    assert all(find_spec(f"benchmarks.{name}") for name in [*benchmarks.ALL, *parts])
+    assert all(map(benchmarks.knows, parts))
 
 
 def test_an_empty_report_has_a_head() -> None:

@@ -7,8 +7,6 @@ all servers are the tester's own.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import pwd
 import shutil
@@ -18,23 +16,20 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
-from tornado.httpclient import HTTPRequest
-from tornado.websocket import WebSocketClientConnection, websocket_connect
 from waiting import until
+
+from benchmarks.kernel import PATIENCE, Kernel, ask
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 #: The users, and the number of the first one.
 USERS, FIRST = ("ada", "bob", "cyd"), 61001
-PATIENCE = 240
 
 #: Requests are answered when what they ask for is done.
 _CONFIG = """
@@ -110,83 +105,28 @@ class Hub:
         return self.homes / "proc"
 
     def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """What the hub, or a user's server, answers to a request."""
-        data = None if body is None else json.dumps(body).encode()
-        head = {"Authorization": f"token {self.token}"}
-        request = Request(self.url + path, data, head, method=method)
-        with urlopen(request, timeout=PATIENCE) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
+        """What the hub answers to a request."""
+        return ask(f"{self.url}/hub/api{path}", self.token, method, body)
 
     def answers(self) -> bool:
         """True if the hub is there."""
         assert self.process.poll() is None, "the hub has ended"
         try:
-            return bool(self.ask("/hub/api/info"))
+            return bool(self.ask("/info"))
         except (OSError, HTTPException):
             return False
 
     def runs(self, user: str) -> bool:
         """True if this user's server is there."""
-        return bool(self.ask(f"/hub/api/users/{user}")["servers"])
+        return bool(self.ask(f"/users/{user}")["servers"])
 
     def start(self, user: str) -> None:
         """Start a user's server."""
-        self.ask(f"/hub/api/users/{user}/server", "POST", {})
-
-    def stop(self, user: str) -> None:
-        """Stop it."""
-        self.ask(f"/hub/api/users/{user}/server", "DELETE")
+        self.ask(f"/users/{user}/server", "POST", {})
 
     def kernel(self, user: str) -> Kernel:
         """A new kernel on a user's server."""
-        path = f"/user/{user}/api/kernels"
-        return Kernel(self, f"{path}/{self.ask(path, 'POST', {})['id']}")
-
-
-@dataclass
-class Kernel:
-    """A kernel behind the hub's proxy."""
-
-    hub: Hub
-    path: str
-
-    def run(self, code: str) -> str:
-        """Execute code; what it prints. An error is raised."""
-        with ThreadPoolExecutor(1) as thread:  # a browser's driver may hold the loop of this one
-            return thread.submit(asyncio.run, self._run(code)).result(PATIENCE)
-
-    async def _run(self, code: str) -> str:
-        url = f"{self.hub.url}{self.path}/channels".replace("http", "ws", 1)
-        head = {"Authorization": f"token {self.hub.token}"}
-        line = await websocket_connect(HTTPRequest(url, headers=head))
-        wanted = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3"}
-        wanted |= {"username": "", "session": uuid.uuid4().hex, "date": ""}
-        parts = {"parent_header": {}, "metadata": {}, "buffers": []}
-        content = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": True}
-        await line.write_message(
-            json.dumps({"header": wanted, "content": content, "channel": "shell", **parts})
-        )
-        try:
-            return await _said(line, wanted["msg_id"])
-        finally:
-            line.close()
-            while await line.read_message() is not None:
-                pass
-
-
-async def _said(line: WebSocketClientConnection, request: str) -> str:
-    said = ""
-    while text := await line.read_message():
-        message = json.loads(text)
-        if message["parent_header"].get("msg_id") != request:
-            continue
-        kind, told = message["msg_type"], message["content"]
-        said += told["text"] if kind == "stream" and told["name"] == "stdout" else ""
-        assert kind != "error", f"{told['ename']}: {told['evalue']}"
-        if kind == "status" and told["execution_state"] == "idle":
-            return said
-    raise ConnectionError("the server has ended")
+        return Kernel.start(f"{self.url}/user/{user}", self.token)
 
 
 @contextmanager
@@ -219,7 +159,7 @@ def hub(config: str = "") -> Iterator[Hub]:
     try:
         until(running.answers, PATIENCE)
         for user in USERS:
-            running.ask(f"/hub/api/users/{user}", "POST", {})
+            running.ask(f"/users/{user}", "POST", {})
         yield running
     except BaseException:
         print((folder / "log").read_text()[-5000:])

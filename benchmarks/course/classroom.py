@@ -1,4 +1,4 @@
-"""The exercises of the course: wrong answers, right ones, and a class with hostile submissions."""
+"""A class that submits answers to all exercises; a tenth of it does harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.figure import Figure, figure
+from benchmarks.course.lessons import none
+from benchmarks.figure import Figure
 from distkit.exercises import TASKS
 from distkit.exercises.assignments import solved
 from distkit.exercises.grading import grade
@@ -54,38 +55,13 @@ HOSTILE = {
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Every exercise's answers, and a class of ``reps`` students."""
-    missed, refused = controls(say)
+    """A class of ``reps`` students."""
     lost, left = classroom(reps, say)
-    wrong = sum(len(task.wrong) for task in TASKS.values())
     several = f"{reps} submissions x {len(TASKS)} exercises, a tenth hostile"
     return [
-        _none(f"wrong answers, of {wrong}, not rejected as intended", missed),
-        _none(f"right answers, of {len(TASKS)}, not accepted", refused),
-        _none(f"results lost, of {several}", len(lost)),
-        _none("processes left by these submissions", left),
+        none(f"results lost, of {several}", len(lost)),
+        none("processes left by these submissions", left),
     ], {"lost": lost}
-
-
-def _none(name: str, count: float) -> Figure:
-    return figure(name, "", [float(count)], must=0, aim=0, absolute=True)
-
-
-def controls(say: Callable[[str], None]) -> tuple[int, int]:
-    """How many wrong answers are not rejected as they should, and right ones not accepted."""
-    failed, refused = 0, 0
-    for task in TASKS.values():
-        say(f"course: {task.name}")
-        refused += task.judge(task.page).status not in ("pass", "blocked")
-        failed += sum(not rejected(task, answer, said) for answer, said in task.wrong)
-    return failed, refused
-
-
-def rejected(task: Task, answer: Callable[..., Any], said: str) -> bool:
-    """True if an answer is rejected by this message, or time cannot be measured now."""
-    verdict = task.judge(answer)
-    text = " ".join(c.text for c in verdict.criteria if c.status != "pass")
-    return not verdict and (said in text or verdict.status == "blocked")
 
 
 def classroom(students: int, say: Callable[[str], None]) -> tuple[list[str], int]:

@@ -1,0 +1,95 @@
+"""A kernel of a Jupyter server, reached as a browser reaches it: by HTTP and a websocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.request import Request, urlopen
+
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from distkit.errors import DistkitError
+
+#: A cell, or a request, takes at most so long [s].
+PATIENCE = 240
+
+#: A view of a long run is a large message [bytes].
+_LARGEST = 1 << 30
+
+
+def ask(url: str, token: str, method: str = "GET", body: Any = None) -> Any:
+    """What a server answers to a request."""
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(url, data, {"Authorization": f"token {token}"}, method=method)
+    with urlopen(request, timeout=PATIENCE) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of the server at ``url``."""
+
+    url: str
+    token: str
+    name: str
+
+    @classmethod
+    def start(cls, url: str, token: str, path: str = "") -> Kernel:
+        """A new kernel, for a notebook at this path."""
+        told = ask(f"{url}/api/kernels", token, "POST", {"path": path})
+        return cls(url, token, told["id"])
+
+    def end(self) -> None:
+        """End it, as *Shut Down Kernel* does."""
+        ask(f"{self.url}/api/kernels/{self.name}", self.token, "DELETE")
+
+    def run(self, code: str) -> str:
+        """Execute a cell; what it prints.
+
+        Raises:
+            DistkitError: it raised an error, or its kernel ended.
+        """
+        with ThreadPoolExecutor(1) as thread:  # a browser's driver may hold the loop of this one
+            return thread.submit(asyncio.run, self._run(code)).result(PATIENCE)
+
+    async def _run(self, code: str) -> str:
+        url = f"{self.url}/api/kernels/{self.name}/channels".replace("http", "ws", 1)
+        request = HTTPRequest(url, headers={"Authorization": f"token {self.token}"})
+        line = await websocket_connect(request, max_message_size=_LARGEST)
+        wanted = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3"}
+        wanted |= {"username": "", "session": uuid.uuid4().hex, "date": ""}
+        content = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": True}
+        parts = {"parent_header": {}, "metadata": {}, "buffers": [], "channel": "shell"}
+        await line.write_message(json.dumps({"header": wanted, "content": content, **parts}))
+        try:
+            return await _said(line, wanted["msg_id"])
+        finally:
+            line.close()
+            while await line.read_message() is not None:
+                pass
+
+
+async def _said(line: WebSocketClientConnection, request: str) -> str:
+    said, error = "", ""
+    while text := await line.read_message():
+        if isinstance(text, bytes):  # a message with buffers: what a view shows
+            continue
+        message = json.loads(text)
+        kind, told = message["msg_type"], message["content"]
+        if kind == "status" and told["execution_state"] in ("restarting", "dead"):
+            raise DistkitError("the kernel has died")
+        if message["parent_header"].get("msg_id") != request:
+            continue
+        said += told["text"] if kind == "stream" and told["name"] == "stdout" else ""
+        error = f"{told['ename']}: {told['evalue']}" if kind == "error" else error
+        if kind == "status" and told["execution_state"] == "idle":
+            if error:
+                raise DistkitError(error)
+            return said
+    raise DistkitError("the server has ended")
