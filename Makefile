@@ -27,7 +27,8 @@ lab: $(VENV)/.installed     ## JupyterLab on the welcome notebook
 test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with ARGS="-m pure"
 	@{ command -v chromium && $(BIN)/python -m playwright --version; } >/dev/null 2>&1 || \
 	    tools/debian-install chromium libatomic1 || echo "Until then the browser tests are skipped."
-	@[ -x $(BIN)/configurable-http-proxy ] || npm install --silent --global --prefix $(VENV) $(PROXY) || \
+	@[ -x $(BIN)/configurable-http-proxy ] || \
+	    npm install --silent --fetch-timeout 60000 --fetch-retries 1 --global --prefix $(VENV) $(PROXY) || \
 	    echo "Until npm is there and can install it, the tests of a hub are skipped."
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
