@@ -9,14 +9,16 @@ Example::
 from __future__ import annotations
 
 from distkit.errors import DistkitError
-from distkit.exercises.concepts import messages, models, systems
+from distkit.exercises.concepts import messages, models, strategies, systems
 from distkit.exercises.concepts.concept import Concept, ConceptCheck
 
 __all__ = ["CONCEPTS", "concept_check"]
 
 #: The concept check of each lesson; a file for each group of lessons.
 CONCEPTS: dict[str, Concept] = {
-    concept.lesson: concept for part in (messages, models, systems) for concept in part.CONCEPTS
+    concept.lesson: concept
+    for part in (messages, models, strategies, systems)
+    for concept in part.CONCEPTS
 }
 
 
