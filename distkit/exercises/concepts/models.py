@@ -79,15 +79,15 @@ def slowest(trace: Trace) -> str:
 
 PARAMETER_SERVER = Concept(
     "04_parameter_server",
-    "Three workers make three steps each, in `dist_async`. One server holds one key, `w`. "
-    "Press → for the next message; click on a worker's bar to go to a moment.",
+    "Three workers make three steps each, in `dist_async`. One server holds one key, `w`. The "
+    "pale bars are the workers' computation; click on them to go to a moment.",
     unequal_workers,
     (
         Ask(
             "Which worker is slower than the others?",
             ("worker 0", "worker 1", "worker 2"),
             slowest,
-            "Between its pull and its push lies the longest time: the others have made two steps.",
+            "Its bars are the longest: during its first step the others make two or more.",
         ),
         Ask(
             "How many updates are there between its first pull and the use of that gradient?",
@@ -375,8 +375,8 @@ SIMULATION = Concept(
             "Which rank is slow?",
             ("rank 1", "rank 2", "rank 4", "rank 5"),
             slow_one,
-            "What it sends to its host's first rank, and gets from it, takes three times as long "
-            "as on the other host.",
+            "Rank 3 sends the same bytes to ranks 4 and 5 at the end: to rank 4 they take three "
+            "times as long.",
         ),
         Ask(
             "How many of the other five ranks end later because of it?",
@@ -390,59 +390,57 @@ SIMULATION = Concept(
 
 # -- 08 --------------------------------------------------------------------------------------
 
-TRAINED = 2
 
-
-def two_steps() -> Trace:
-    """Two steps of four ranks, with one bucket of gradients: nothing overlaps."""
+def one_step() -> Trace:
+    """A step of four ranks, with one bucket of gradients: nothing overlaps."""
     network = Network(Link(1 * MS, 1 * MS / MIB))
-    trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network, count=TRAINED)
-    return renamed(trace, "two steps of training")
+    trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network)
+    return renamed(trace, "a step of training")
 
 
 def t_comp(trace: Trace) -> float:
-    """The seconds that a rank computes in a step."""
-    return sum(s.seconds or 0.0 for s in work(trace) if s.rank == 0) / TRAINED
+    """The seconds that a rank computes."""
+    return sum(s.seconds or 0.0 for s in work(trace) if s.rank == 0)
 
 
-def t_sync(trace: Trace) -> float:
-    """The seconds of a step's all-reduce."""
-    return waited(trace, 0) / TRAINED
+def alone(trace: Trace) -> float:
+    """The seconds that one rank would take for the batches of all."""
+    return t_comp(trace) * len(trace.ranks)
 
 
 def twice_the_batch(trace: Trace) -> str:
     """The speed-up of all ranks over one, if each computes for twice as long."""
-    return f"{cost.speedup(len(trace.ranks), 2 * t_comp(trace), t_sync(trace)):.3g}"
+    return f"{cost.speedup(len(trace.ranks), 2 * t_comp(trace), waited(trace, 0)):.3g}"
 
 
 WHEN_IT_PAYS = Concept(
     "08_when_does_it_pay",
-    "Four ranks make two steps. The marks are `forward`, `backward` and `update`; each rank has a "
-    "batch of its own in each step.",
-    two_steps,
+    "Four ranks make a step of training, each with a batch of its own. The marks are `forward`, "
+    "`backward` and, after the all-reduce, `update`.",
+    one_step,
     (
         Ask(
             "How long is Tcomp?",
-            ("2 ms", "6 ms", "12 ms", "18 ms"),
+            ("2 ms", "5 ms", "6 ms", "18 ms"),
             lambda trace: in_ms(t_comp(trace)),
-            "Forward, backward and update of one step of one rank: 2 + 3 + 1 ms.",
+            "Forward, backward and update of one rank: 2 + 3 + 1 ms.",
         ),
         Ask(
             "How long is Tsync?",
-            ("1 ms", "6 ms", "12 ms", "24 ms"),
-            lambda trace: in_ms(t_sync(trace)),
-            "The bar of one all_reduce, from 5 ms to 17 ms.",
+            ("1 ms", "6 ms", "12 ms", "18 ms"),
+            lambda trace: in_ms(waited(trace, 0)),
+            "The all_reduce, from 5 ms to 17 ms.",
         ),
         Ask(
-            "How long would one rank alone take for all batches of the picture?",
-            ("12 ms", "24 ms", "36 ms", "48 ms"),
-            lambda trace: in_ms(t_comp(trace) * TRAINED * len(trace.ranks)),
-            "Eight batches of 6 ms each. The four ranks need 36 ms for them.",
+            "How long would one rank alone take for the batches of all four?",
+            ("6 ms", "12 ms", "18 ms", "24 ms"),
+            lambda trace: in_ms(alone(trace)),
+            "Four batches of 6 ms each. The four ranks take 18 ms: 1.33 times as fast.",
         ),
         Ask(
             "With how many ranks would training be exactly as fast as with one?",
             (2, 3, 4, 6),
-            lambda trace: round(cost.break_even(t_comp(trace), t_sync(trace))),
+            lambda trace: round(cost.break_even(t_comp(trace), waited(trace, 0))),
             "1 + Tsync/Tcomp = 1 + 12/6. It pays with more ranks than these.",
         ),
         Ask(
