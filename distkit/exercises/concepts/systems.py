@@ -1,4 +1,4 @@
-"""The concept checks of the lessons 09 to 15: whole systems."""
+"""The concept checks of the lessons 12 to 15: whole systems."""
 
 from __future__ import annotations
 
