@@ -259,16 +259,16 @@ NAMES = tuple(f"worker {w}" for w in range(WORKERS))
 
 
 def ahead_of_the_slowest() -> Trace:
-    """Three workers, one of which takes three times as long; the others must not be far ahead."""
+    """Three workers, one of which is slow; the others must not be far ahead."""
     played = parameter_server(
         WORKERS,
         [4096],
         1,
-        Link(alpha=MS, beta=0),
+        Link(alpha=0.5 * MS, beta=0),
         8 * MS,
         steps=5,
         staleness=AHEAD,
-        stragglers=Stragglers(slow={SLOW: 3.0}),
+        stragglers=Stragglers(slow={SLOW: 2.5}),
     )
     return Trace(played.trace.events, {**played.trace.meta, "name": "five gradients each"})
 
@@ -326,7 +326,7 @@ STALENESS = Concept(
             "Which worker is the straggler?",
             NAMES,
             lambda trace: NAMES[slowest(trace)],
-            "Its steps are three times as long as the others'.",
+            "Its steps are more than twice as long as the others'.",
         ),
         Ask(
             "Before which of its steps does worker 0 have to wait?",
