@@ -211,10 +211,11 @@ class Prediction:
 
     def __repr__(self) -> str:
         among = f" ({_listed(self.choices)})" if self.choices else ""
-        if self.guess is None and self._answer is None:
-            return f"{self.question}{among}\n  your guess: .commit(…)"
-        guess = "none" if self.guess is None else _shown(self.guess)
-        return f"{self.question}{among}\n  your guess: {guess}  {self._state[1]}".rstrip()
+        if self.guess is None:
+            given = ".commit(…)" if self._answer is None else "none"
+            return f"{self.question}{among}\n  your guess: {given}"
+        said = f"{_shown(self.guess)}  {self._state[1]}".rstrip()
+        return f"{self.question}{among}\n  your guess: {said}"
 
 
 _asked: dict[object, Prediction] = {}

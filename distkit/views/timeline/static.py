@@ -181,7 +181,8 @@ class _Painter:
         told = "   ·   ".join(parts)
         yield svg.text(24, y, told, INK, 'font-weight="700" xml:space="preserve"')
         busy = [f"{lane['name']} {lane['busy']:.0%}" for lane in p["lanes"]]
-        x, rest = 60 + text_width(told, 12.5), f"in communication: {', '.join(busy)}"
+        x = 48 + text_width(told, 14)  # it is bold
+        rest = f"in communication: {', '.join(busy)}"
         if busy and x + text_width(rest, 12) < WIDTH - 20:
             yield svg.text(x, y, rest, GRAY)
         told = "   ·   ".join(f"{value} {label}" for value, label, _ in p["compared"])
