@@ -507,13 +507,14 @@ def add_grade(commands: Any) -> None:
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit.exercises.grading import grade
+    from distkit.exercises.grading import grade, titles
 
     names = [name for name in args.exercises.split(",") if name]
     write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
     codes = set()
-    for submission in args.submissions:
-        report = grade(submission, args.reports / f"{submission.stem}.json", names)
+    submissions = list(dict.fromkeys(args.submissions))
+    for submission, title in zip(submissions, titles(submissions), strict=True):
+        report = grade(submission, args.reports / f"{title}.json", names)
         codes.add(report.exit_code)
         points, most = (sum(c[key] for c in report.criteria) for key in ("points", "max"))
         print(f"{submission}: {points} of {most} points, {report.path}")

@@ -12,6 +12,7 @@ import csv
 import inspect
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -205,12 +206,29 @@ class Report:
         return 0 if not seen else 2 if seen == {BLOCKED} else 1
 
 
+def titles(submissions: Sequence[Path]) -> list[str]:
+    """A name for each submission: its file's, or its path's where that alone names one only.
+
+    >>> titles([Path("in/ada.py"), Path("in/bob.ipynb")])
+    ['ada', 'bob']
+    >>> titles([Path("in/ada/02.ipynb"), Path("in/bob/02.ipynb")])
+    ['ada-02', 'bob-02']
+    """
+    files = [path.resolve() for path in submissions]
+    above = os.path.commonpath([path.parent for path in files])
+    inside = [path.relative_to(above) for path in files]
+    paths = ["-".join(path.with_suffix("").parts) for path in inside]
+    whole = ["-".join(path.parts) for path in inside]
+    ways = ([path.stem for path in files], paths, whole)
+    return next((names for names in ways if len({*names}) == len({*files})), whole)
+
+
 def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:
     """Judge a submission's exercises one after the other; what one does costs no other.
 
     Args:
         submission: a notebook or a Python file.
-        path: of the report.
+        path: of the report, which has the submission's name.
         names: of the exercises; those in the submission if there are none.
 
     Raises:
@@ -219,7 +237,7 @@ def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:
     if unknown := [name for name in names if name not in TASKS]:
         raise DistkitError(f"there is no exercise {unknown[0]!r}. There are: {', '.join(TASKS)}.")
     answers = read(submission)
-    report = Report(path, submission.stem)
+    report = Report(path, path.stem)
     for name in names or answers:
         report.begin(TASKS[name])
         report.end(_judged(TASKS[name], answers.get(name), report))

@@ -126,7 +126,16 @@ def test_the_command_grades_and_tells_a_classs_progress(
     ]
     with pytest.raises(DistkitError, match="is no report of distkit grade"):
         progress([tmp_path / "ada.py"])
-    assert main(["grade", str(tmp_path / "ada.py"), "--exercises", "ring"]) == 1
+    for student in "ada", "bob":  # as nbgrader collects them: all by one name
+        (tmp_path / student).mkdir()
+        (tmp_path / f"{student}.py").rename(tmp_path / student / "09.py")
+    same = [str(tmp_path / student / "09.py") for student in ("ada", "bob")]
+    assert main(["grade", *same, "--reports", str(tmp_path / "same")]) == 1
+    assert {path.name for path in (tmp_path / "same").glob("*.json")} == {
+        "ada-09.json",
+        "bob-09.json",
+    }
+    assert main(["grade", same[0], "--exercises", "ring"]) == 1
     assert "there is no exercise 'ring'" in capsys.readouterr().err
 
 
