@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import hypothesis
 import psutil
 import pytest
+from waiting import alive
 
 from benchmarks.lab import Lab, browse, missing, serve, surroundings
 
@@ -88,15 +89,11 @@ def _carries(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
 def _started(mark: str) -> list[psutil.Process]:
     me = psutil.Process()
     below = set(me.children(recursive=True)) if mark == SESSION else set()
     marked = {p for p in psutil.process_iter() if _carries(p, mark)}
-    return [p for p in (below | marked) - {me} if _alive(p)]
+    return [p for p in (below | marked) - {me} if alive(p)]
 
 
 def left_running(mark: str, within: float = 5.0) -> list[str]:
@@ -104,7 +101,7 @@ def left_running(mark: str, within: float = 5.0) -> list[str]:
     deadline = time.monotonic() + within
     while (left := _started(mark)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.1)
-    return [f"{p.pid}: {' '.join(p.cmdline())}" for p in left if _alive(p)]
+    return [f"{p.pid}: {' '.join(p.cmdline())}" for p in left if alive(p)]
 
 
 @pytest.fixture(scope="session", autouse=True)

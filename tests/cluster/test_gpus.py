@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpus import GIB
-from waiting import until
+from waiting import alive, until
 
 import distkit as dk
 from distkit import probe
@@ -61,9 +61,7 @@ def processes(folder: str) -> list[psutil.Process]:
 
 
 def gone(some: list[psutil.Process]) -> Callable[[], bool]:
-    return lambda: (
-        not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in some)
-    )
+    return lambda: not any(map(alive, some))
 
 
 def test_ranks_in_engines_of_others_are_seated_as_any(monkeypatch: pytest.MonkeyPatch) -> None:

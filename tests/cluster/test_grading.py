@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
-from waiting import until
+from waiting import alive, until
 
 from benchmarks.course.classroom import HOSTILE, harmful
 from benchmarks.lab import surroundings
@@ -29,7 +29,7 @@ RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatche
 
 def processes() -> set[int]:
     below = psutil.Process().children(recursive=True)
-    return {p.pid for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
+    return {p.pid for p in below if alive(p)}
 
 
 def grades(path: Path) -> dict[str, Any]:

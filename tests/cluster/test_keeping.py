@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from laboratories import laboratory, needs, say
-from waiting import until
+from waiting import alive, until
 
 import distkit as dk
 from distkit import kvstore
@@ -107,7 +107,7 @@ class Kernel:
 
     def left(self) -> list[psutil.Process]:
         """Those of its processes that are there."""
-        return [p for p in self.everybody if p.is_running() and p.status() != "zombie"]
+        return [p for p in self.everybody if alive(p)]
 
     def gone(self) -> bool:
         """True if nothing is left."""

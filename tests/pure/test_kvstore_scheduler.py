@@ -377,6 +377,20 @@ def test_servers_tell_another_scheduler_whom_they_miss() -> None:
     assert other.handle(Missed(0, 3, 5, 1, 7, "broke")) == []
 
 
+def test_a_server_that_serves_in_another_place_is_asked_for_by_its_own() -> None:
+    """Processes of two hosts may have the same pid: 9 is server 0's, and was server 1's."""
+    given, scheduler = Terms("dist_sync", 100, replication=2), Scheduler(W, S)
+    for node in (0, 1):
+        scheduler.handle(worker_of(given, node))
+    for node in (2, 3):
+        scheduler.handle(Register(0, node, 0, f"ipc://{node}", W, S, pid=9))
+    assert again(scheduler).missing(lambda node, pid: (node, pid) != (3, 9)) == [3]
+    scheduler.handle(leave(3))
+    scheduler.handle(Present(0, 3, LIFE + 1, "ipc://3 by 2", pid=9))
+    assert again(scheduler).missing(lambda node, pid: (node, pid) != (3, 9)) == []
+    assert again(scheduler).missing(lambda node, pid: (node, pid) != (2, 9)) == [2, 3]
+
+
 def test_nobody_misses_who_hung_up_in_order_or_has_another_in_its_place() -> None:
     scheduler = terms(on_crash="replace")
     scheduler.bye(0, scheduler.run, 1)

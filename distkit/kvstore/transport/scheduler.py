@@ -282,7 +282,12 @@ class Scheduler:
 
     def missing(self, alive: Callable[[int, int], bool]) -> list[int]:
         """The nodes whose processes are not alive, when another scheduler has just begun."""
-        return [n for n, r in self.present.items() if r.pid and not alive(self.seat(n), r.pid)]
+        serving = {n: holders[0] for n, holders in self.copies.items() if holders}
+        return [
+            n  # the process in a server's place may be another one's, with a pid of another host
+            for n, r in self.present.items()
+            if r.pid and not alive(self.seat(serving.get(n, n)), r.pid)
+        ]
 
     def _news(self, node: int) -> list[Answer]:
         """The news that a node may have missed."""
