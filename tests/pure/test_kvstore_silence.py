@@ -124,7 +124,7 @@ class Processes:
             said = answers(shard, message) if isinstance(message, Request) else []
             said += shard.hear(message) if isinstance(message, Answer) else []
         except KVStoreError:  # it has heard that it was given up
-            return self.end(dst)
+            return self.leave(dst)
         for m in said:
             if isinstance(m, (Present, Register, Missed)):
                 self.send(dst, SCHEDULER, m)
@@ -144,6 +144,14 @@ class Processes:
                 if self.links[w, heir.node.id] not in self.shards:
                     self.connect(w, heir.node.id)
         return None
+
+    def leave(self, process: int) -> None:
+        """It ends by itself: the scheduler sees the connections break that it has not given up."""
+        gone = [s for p, s in self.shards.items() if self.host[p] == self.host[process]]
+        last = {s.node.id: s._asked for s in gone}
+        for node in self.end(process):
+            broken = Leave(0, node, last[node], "its connection was lost")
+            self.tell(self.scheduler.handle(broken))
 
     def end(self, process: int) -> list[int]:
         """It and all that are in it are gone, with what was under way."""
@@ -235,7 +243,7 @@ class Silence(RuleBasedStateMachine):
     def greet(self, process: int) -> None:
         shard = self.net.shards.get(process)
         if shard is not None and self.net.at[shard.node.id] != process:
-            self.net.end(process)  # it sees that another listens in its place
+            self.net.leave(process)  # it sees that another listens in its place
         elif shard is not None:
             for message in shard.greet():
                 self.net.send(process, SCHEDULER, message)
