@@ -512,8 +512,7 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
     names = [name for name in args.exercises.split(",") if name]
     write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
     codes = set()
-    submissions = list(dict.fromkeys(args.submissions))
-    for submission, title in zip(submissions, titles(submissions), strict=True):
+    for submission, title in zip(args.submissions, titles(args.submissions), strict=True):
         report = grade(submission, args.reports / f"{title}.json", names)
         codes.add(report.exit_code)
         points, most = (sum(c[key] for c in report.criteria) for key in ("points", "max"))

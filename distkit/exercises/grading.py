@@ -207,20 +207,19 @@ class Report:
 
 
 def titles(submissions: Sequence[Path]) -> list[str]:
-    """A name for each submission: its file's, or its path's where that alone names one only.
+    """A name for each submission: its file's, or its path's where two files have the same.
 
     >>> titles([Path("in/ada.py"), Path("in/bob.ipynb")])
     ['ada', 'bob']
     >>> titles([Path("in/ada/02.ipynb"), Path("in/bob/02.ipynb")])
-    ['ada-02', 'bob-02']
+    ['ada-02.ipynb', 'bob-02.ipynb']
     """
+    names = [path.stem for path in submissions]
+    if len({*names}) == len(names):
+        return names
     files = [path.resolve() for path in submissions]
     above = os.path.commonpath([path.parent for path in files])
-    inside = [path.relative_to(above) for path in files]
-    paths = ["-".join(path.with_suffix("").parts) for path in inside]
-    whole = ["-".join(path.parts) for path in inside]
-    ways = ([path.stem for path in files], paths, whole)
-    return next((names for names in ways if len({*names}) == len({*files})), whole)
+    return ["-".join(path.relative_to(above).parts) for path in files]
 
 
 def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:

@@ -9,21 +9,21 @@ from distkit.events import Op, Span
 from distkit.exercises.concepts.concept import Ask, Concept
 from distkit.exercises.concepts.scripted import (
     MS,
+    RANKS,
     Line,
     calls,
-    line,
+    collective,
     mark,
     recv,
     script,
     send,
+    told,
     waited,
     work,
 )
 from distkit.simulation.network import Link, Network
 from distkit.simulation.simulator import simulate
 from distkit.trace.trace import Trace
-
-RANKS = tuple(f"rank {r}" for r in range(4))
 
 
 def at_once(trace: Trace) -> int:
@@ -186,7 +186,7 @@ LINK = Network(Link(alpha=2e-4, beta=1e-6))
 def halves() -> Trace:
     """Halving and doubling between eight ranks."""
     trace = simulate("halving_doubling", 8, NBYTES, LINK)
-    return Trace(trace.events, {**trace.meta, "name": "all-reduce of 1 KiB"})
+    return told(trace, name="all-reduce of 1 KiB")
 
 
 def sent(trace: Trace) -> list[Span]:
@@ -258,19 +258,15 @@ def three_steps() -> Trace:
             lines += [
                 mark(rank, at, at + 4, "forward"),
                 mark(rank, at + 4, at + 10 + late, "backward"),
-                _reduce(rank, at + 10 + late, at + 11 + 12 * (step == SLOW[0]), 5120),
+                collective(
+                    Op.ALL_REDUCE, rank, at + 10 + late, at + 11 + 12 * (step == SLOW[0]), 5120
+                ),
             ]
         at += 12 * (step == SLOW[0])
-        lines += [_reduce(rank, at + 11, at + 13, 33_000) for rank in range(4)]
+        lines += [collective(Op.ALL_REDUCE, rank, at + 11, at + 13, 33_000) for rank in range(4)]
         lines += [mark(rank, at + 13, at + 14, "update") for rank in range(4)]
         at += 14
     return script(4, "three steps", *lines)
-
-
-def _reduce(rank: int, begin: float, end: float, nbytes: int) -> Line:
-    return line(
-        Op.ALL_REDUCE, rank, begin, end, nbytes=nbytes, shape=(nbytes // 4,), dtype="float32"
-    )
 
 
 def straggler(trace: Trace) -> str:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from distkit.events import Op, Span, State
+from distkit.events import Op, State
 from distkit.exercises.concepts.concept import Ask, Concept
 from distkit.exercises.concepts.scripted import (
+    MIB,
     MS,
+    RANKS,
     Line,
-    line,
+    calls,
+    collective,
     mark,
     recv,
     script,
     send,
+    slowest,
+    told,
+    updates,
     waited,
-    work,
 )
 from distkit.simulation import cost
 from distkit.simulation.network import Link, Network
@@ -25,15 +30,7 @@ from distkit.simulation.simulator import Stragglers, simulate
 from distkit.simulation.training import Workload, data_parallel
 from distkit.trace.trace import Trace
 from distkit.views import Servers
-
-RANKS = tuple(f"rank {r}" for r in range(4))
-MIB = 2**20
-
-
-def renamed(trace: Trace, name: str) -> Trace:
-    """A trace under another name, which does not tell what was simulated."""
-    return Trace(trace.events, {**trace.meta, "name": name})
-
+from distkit.views.scene.units import human_seconds
 
 # -- 04 --------------------------------------------------------------------------------------
 
@@ -56,25 +53,13 @@ def unequal_workers() -> Trace:
         replace(e, attributes={**e.attributes, "key": "w"}) if "key" in e.attributes else e
         for e in played.trace.events
     ]
-    return Trace(events, {**played.trace.meta, "name": "three workers"})
-
-
-def updates(trace: Trace, worker: int | None = None) -> list[Span]:
-    """The updates of the key; those with a worker's gradient."""
-    made = [s for s in trace.spans if "version" in s.attributes]
-    return [s for s in made if worker is None or worker in s.attributes["workers"]]
+    return told(Trace(events, played.trace.meta), name="three workers")
 
 
 def late(trace: Trace) -> int:
     """How stale worker 2's first gradient is."""
     (stale,) = updates(trace, 2)[0].attributes["late"]
     return int(stale)
-
-
-def slowest(trace: Trace) -> str:
-    """The worker that computes longest."""
-    by_time = max(work(trace, "step"), key=lambda s: s.seconds or 0.0)
-    return f"worker {by_time.rank}"
 
 
 PARAMETER_SERVER = Concept(
@@ -86,7 +71,7 @@ PARAMETER_SERVER = Concept(
         Ask(
             "Which worker is slower than the others?",
             ("worker 0", "worker 1", "worker 2"),
-            slowest,
+            lambda trace: f"worker {slowest(trace)}",
             "Its bars are the longest: during its first step the others make two or more.",
         ),
         Ask(
@@ -140,11 +125,11 @@ def message_after_the_sum() -> Trace:
         for e in trace.events
         if (e.rank, e.seq) in open_calls
     ]
-    return Trace([*trace.events, *blocked], {**trace.meta, "until": 32 * MS})
+    return told(Trace([*trace.events, *blocked], trace.meta), until=32 * MS)
 
 
 def _sum(rank: int, begin: float, end: float) -> Line:
-    return line(Op.ALL_REDUCE, rank, begin, end, nbytes=4096, shape=(1024,), dtype="float32")
+    return collective(Op.ALL_REDUCE, rank, begin, end, 4096)
 
 
 def cycle(trace: Trace) -> str:
@@ -232,15 +217,10 @@ def fitted(trace: Trace) -> Link:
     return Link(times[small] - beta * small, beta)
 
 
-def in_ms(seconds: float) -> str:
-    """Milliseconds."""
-    return f"{seconds / MS:.3g} ms"
-
-
 def in_parts(trace: Trace) -> str:
     """By how much four messages take longer than one with the same bytes."""
     sent = [s.seconds or 0.0 for s in trace.spans if s.op is Op.SEND]
-    return in_ms(sum(sent[-4:]) - sent[2])
+    return human_seconds(sum(sent[-4:]) - sent[2])
 
 
 COST_MODELS = Concept(
@@ -251,14 +231,14 @@ COST_MODELS = Concept(
     (
         Ask(
             "How large is the latency α?",
-            ("0.5 ms", "1 ms", "2 ms", "3 ms"),
-            lambda trace: in_ms(fitted(trace).alpha),
+            ("500 µs", "1 ms", "2 ms", "3 ms"),
+            lambda trace: human_seconds(fitted(trace).alpha),
             "1 MiB takes 3 ms, and 2 MiB take 4 ms: 1 ms a MiB. So 0 bytes would take 2 ms.",
         ),
         Ask(
             "How long would a message of 8 MiB take?",
             ("8 ms", "10 ms", "12 ms", "24 ms"),
-            lambda trace: in_ms(float(fitted(trace).seconds(8 * MIB))),
+            lambda trace: human_seconds(float(fitted(trace).seconds(8 * MIB))),
             "α + 8 MiB · β = 2 ms + 8 · 1 ms.",
         ),
         Ask(
@@ -276,7 +256,7 @@ COST_MODELS = Concept(
         Ask(
             "Four ranks with such links reduce 4 MiB by a ring: how long does it take?",
             ("12 ms", "18 ms", "24 ms", "36 ms"),
-            lambda trace: in_ms(float(cost.ring(4, 4 * MIB, fitted(trace)))),
+            lambda trace: human_seconds(float(cost.ring(4, 4 * MIB, fitted(trace)))),
             "2(n−1) = 6 rounds with messages of 1 MiB, 3 ms each.",
         ),
     ),
@@ -301,7 +281,7 @@ def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
         stragglers=Stragglers(slow={4: slow}),
         **options,
     )
-    return renamed(trace, "all-reduce of 12 MiB")
+    return told(trace, name="all-reduce of 12 MiB")
 
 
 def pairs(trace: Trace) -> list[tuple[int, int]]:
@@ -395,12 +375,12 @@ def one_step() -> Trace:
     """A step of four ranks, with one bucket of gradients: nothing overlaps."""
     network = Network(Link(1 * MS, 1 * MS / MIB))
     trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network)
-    return renamed(trace, "a step of training")
+    return told(trace, name="a step of training")
 
 
 def t_comp(trace: Trace) -> float:
     """The seconds that a rank computes."""
-    return sum(s.seconds or 0.0 for s in work(trace) if s.rank == 0)
+    return sum(s.seconds or 0.0 for s in calls(trace, Op.MARK, 0))
 
 
 def alone(trace: Trace) -> float:
@@ -422,19 +402,19 @@ WHEN_IT_PAYS = Concept(
         Ask(
             "How long is Tcomp?",
             ("2 ms", "5 ms", "6 ms", "18 ms"),
-            lambda trace: in_ms(t_comp(trace)),
+            lambda trace: human_seconds(t_comp(trace)),
             "Forward, backward and update of one rank: 2 + 3 + 1 ms.",
         ),
         Ask(
             "How long is Tsync?",
             ("1 ms", "6 ms", "12 ms", "18 ms"),
-            lambda trace: in_ms(waited(trace, 0)),
+            lambda trace: human_seconds(waited(trace, 0)),
             "The all_reduce, from 5 ms to 17 ms.",
         ),
         Ask(
             "How long would one rank alone take for the batches of all four?",
             ("6 ms", "12 ms", "18 ms", "24 ms"),
-            lambda trace: in_ms(alone(trace)),
+            lambda trace: human_seconds(alone(trace)),
             "Four batches of 6 ms each. The four ranks take 18 ms: 1.33 times as fast.",
         ),
         Ask(

@@ -8,7 +8,8 @@ from distkit.events import Op, Span
 from distkit.simulation.simulator import Writer
 from distkit.trace.trace import Trace
 
-MS = 1e-3
+MS, MIB = 1e-3, 2**20
+RANKS = tuple(f"rank {r}" for r in range(4))
 
 #: An operation: what, on which rank, begin and end [ms], the fields of its events.
 Line = tuple[Op, int, float, float, dict[str, Any]]
@@ -20,6 +21,11 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     for op, rank, begin, end, fields in lines:
         writer.operation(op, rank, begin * MS, end * MS, **fields)
     return writer.trace(name, backend="made up")
+
+
+def told(trace: Trace, **meta: Any) -> Trace:
+    """The same with other facts, for instance a name that does not tell what was simulated."""
+    return Trace(trace.events, {**trace.meta, **meta})
 
 
 def line(op: Op, rank: int, begin: float, end: float, **fields: Any) -> Line:
@@ -42,6 +48,14 @@ def recv(rank: int, begin: float, end: float, peer: int, nbytes: int = 256) -> L
     return line(Op.RECV, rank, begin, end, **_message(peer, nbytes))
 
 
+def collective(
+    op: Op, rank: int, begin: float, end: float, nbytes: int, dtype: str = "float32", **fields: Any
+) -> Line:
+    """A line with a rank's part in a collective."""
+    shape = (nbytes // (8 if dtype == "float64" else 4),)
+    return line(op, rank, begin, end, nbytes=nbytes, shape=shape, dtype=dtype, **fields)
+
+
 def _message(peer: int, nbytes: int) -> dict[str, Any]:
     return {"peer": peer, "nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "tag": 0}
 
@@ -55,6 +69,17 @@ def work(trace: Trace, label: str = "") -> list[Span]:
 def calls(trace: Trace, op: Op, rank: int) -> list[Span]:
     """A rank's calls of a kind, in their order."""
     return [s for s in trace.spans if s.op is op and s.rank == rank]
+
+
+def updates(trace: Trace, worker: int | None = None) -> list[Span]:
+    """The updates of servers, in their order; those with a worker's gradient."""
+    made = [s for s in trace.spans if "version" in s.attributes]
+    return [s for s in made if worker is None or worker in s.attributes["workers"]]
+
+
+def slowest(trace: Trace) -> int:
+    """The worker that computes longest."""
+    return max(work(trace), key=lambda span: span.seconds or 0.0).rank
 
 
 def waited(trace: Trace, rank: int, first: int | None = None) -> float:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
 from distkit.exercises.concepts.concept import Ask, Concept
-from distkit.exercises.concepts.scripted import MS, Line, calls, line, mark, script, work
+from distkit.exercises.concepts.scripted import (
+    MS,
+    Line,
+    calls,
+    collective,
+    line,
+    mark,
+    script,
+    slowest,
+    told,
+    updates,
+    work,
+)
 from distkit.simulation.network import Link, Network
 from distkit.simulation.serving import parameter_server
 from distkit.simulation.simulator import Stragglers
@@ -32,7 +43,7 @@ def two_pipelines() -> Trace:
         lines += [_reduced(rank, stage, end) for rank in (stage, stage + STAGES)]
     trace = script(2 * STAGES, "one step", *lines)
     groups = {_group(stage): [stage, stage + STAGES] for stage in range(STAGES)}
-    return Trace(trace.events, {**trace.meta, "groups": groups})
+    return told(trace, groups=groups)
 
 
 def _again(span: Span, first: int) -> Line:
@@ -49,14 +60,13 @@ def _group(stage: int) -> str:
 
 
 def _reduced(rank: int, stage: int, begin: float) -> Line:
-    about = {"nbytes": 8192, "shape": (2048,), "dtype": "float32", "group": _group(stage)}
-    return line(Op.ALL_REDUCE, rank, begin, begin + 4, **about)
+    return collective(Op.ALL_REDUCE, rank, begin, begin + 4, 8192, group=_group(stage))
 
 
 def kept(trace: Trace) -> int:
     """The most micro-batches whose activations rank 0 keeps at the same time."""
     alive, most = 0, 0
-    for span in (s for s in work(trace) if s.rank == 0):
+    for span in calls(trace, Op.MARK, 0):
         alive += 1 if span.label.startswith("F") else -1
         most = max(most, alive)
     return most
@@ -64,7 +74,7 @@ def kept(trace: Trace) -> int:
 
 def schedule(trace: Trace) -> str:
     """The schedule whose order rank 0 follows."""
-    mine = [s.label for s in work(trace) if s.rank == 0]
+    mine = [s.label for s in calls(trace, Op.MARK, 0)]
     for name, title in SCHEDULES.items():
         order = PIPELINES[name].orders(STAGES, MICROBATCHES)[0]
         if mine == [f"{action.kind}{action.microbatch}" for action in order]:
@@ -169,8 +179,7 @@ def central_steps() -> Trace:
 
 
 def _whole(op: Op, rank: int, begin: float, end: float, nbytes: int, **more: int) -> Line:
-    """A collective of all ranks."""
-    return line(op, rank, begin, end, nbytes=nbytes, shape=(nbytes // 8,), dtype="float64", **more)
+    return collective(op, rank, begin, end, nbytes, "float64", **more)
 
 
 def strategy(trace: Trace) -> str:
@@ -270,7 +279,7 @@ def ahead_of_the_slowest() -> Trace:
         staleness=AHEAD,
         stragglers=Stragglers(slow={SLOW: 2.5}),
     )
-    return Trace(played.trace.events, {**played.trace.meta, "name": "five gradients each"})
+    return told(played.trace, name="five gradients each")
 
 
 def pushed(trace: Trace, worker: int, at: float) -> int:
@@ -285,28 +294,11 @@ def lead(trace: Trace) -> int:
     return max(max(count) - min(count) for count in counts)
 
 
-def slowest(trace: Trace) -> int:
-    """The worker that computes longest."""
-    return max(range(WORKERS), key=lambda w: sum(s.seconds or 0 for s in steps(trace, w)))
-
-
-def steps(trace: Trace, worker: int) -> list[Span]:
-    """A worker's computations."""
-    return calls(trace, Op.MARK, worker)
-
-
 def held_back(trace: Trace) -> str:
     """The step before which worker 0 waits longest."""
-    mine = steps(trace, 0)
+    mine = calls(trace, Op.MARK, 0)
     gaps = [after.start - (before.end or 0.0) for before, after in pairwise(mine)]
     return f"step {gaps.index(max(gaps)) + 1}"
-
-
-def updates(trace: Trace) -> Iterator[tuple[int, int]]:
-    """The worker of each gradient, and how late it is."""
-    for span in trace.spans:
-        if "version" in span.attributes:
-            yield from zip(span.attributes["workers"], span.attributes["late"], strict=True)
 
 
 def left_over(trace: Trace) -> int:
@@ -344,7 +336,7 @@ STALENESS = Concept(
         Ask(
             "By how many updates is the straggler's second gradient late?",
             (0, 2, 4, 6),
-            lambda trace: [late for w, late in updates(trace) if w == slowest(trace)][1],
+            lambda trace: updates(trace, slowest(trace))[1].attributes["late"][0],
             "Count the others' pushes between its second pull and its second push.",
         ),
         Ask(

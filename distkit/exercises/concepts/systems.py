@@ -9,7 +9,19 @@ from typing import Any
 
 from distkit.events import Op, Span
 from distkit.exercises.concepts.concept import Ask, Concept
-from distkit.exercises.concepts.scripted import MS, Line, calls, line, mark, script, work
+from distkit.exercises.concepts.scripted import (
+    MIB,
+    MS,
+    Line,
+    calls,
+    collective,
+    line,
+    mark,
+    script,
+    told,
+    updates,
+    waited,
+)
 from distkit.simulation.network import Link, Network
 from distkit.simulation.simulator import Stragglers, simulate
 from distkit.trace.hosts import agreement, hosts_of
@@ -45,7 +57,7 @@ def counted_to_the_end() -> Trace:
     ranks = {str(r): {"name": f"worker {r}", "role": "worker"} for r in range(3)}
     ranks[str(SERVER)] = {"name": "server 0", "role": "server"}
     ends = {str(GONE): {"how": "died", "text": "it was killed", "where": ""}}
-    return Trace(trace.events, {**trace.meta, "ranks": ranks, "ends": ends})
+    return told(trace, ranks=ranks, ends=ends)
 
 
 def _asked(
@@ -66,11 +78,6 @@ def _update(at: float, version: int, workers: list[int]) -> Line:
     return line(Op.MARK, SERVER, at, at + 1, attributes=facts)
 
 
-def updates(trace: Trace) -> list[Span]:
-    """The updates of a server, in their order."""
-    return [s for s in trace.spans if "version" in s.attributes]
-
-
 def dead(trace: Trace) -> int:
     """The node that has died."""
     return next(int(rank) for rank, end in trace.meta["ends"].items() if end["how"] == "died")
@@ -79,10 +86,9 @@ def dead(trace: Trace) -> int:
 def last_of_the_dead(trace: Trace) -> str:
     """What became of the last gradient that a worker pushed before it died."""
     pushes = len(calls(trace, Op.PUSH, dead(trace)))
-    used = [
-        u.attributes["version"] for u in updates(trace) if dead(trace) in u.attributes["workers"]
-    ]
-    return f"it is in the update to v{used[-1]}" if len(used) == pushes else "it is lost"
+    used = updates(trace, dead(trace))
+    last = used[-1].attributes["version"]
+    return f"it is in the update to v{last}" if len(used) == pushes else "it is lost"
 
 
 def on_crash(trace: Trace) -> str:
@@ -138,7 +144,6 @@ CRASHES = Concept(
 # -- 13 --------------------------------------------------------------------------------------
 
 HOSTS = ("delta", "epsilon", "zeta")
-MIB = 1 << 20
 
 
 def three_hosts() -> Trace:
@@ -150,8 +155,7 @@ def three_hosts() -> Trace:
     trace = simulate("hierarchical", 6, 3 * MIB, network, stragglers=slow)
     ranks = {str(r): {"name": f"rank {r}", "host": HOSTS[r // 2]} for r in range(6)}
     clocks = {host: {"ahead": 7.0 * n, "error": 1e-4} for n, host in enumerate(HOSTS)}
-    about = {"name": "all-reduce of 3 MiB", "ranks": ranks, "clocks": clocks}
-    return Trace(trace.events, {**trace.meta, **about})
+    return told(trace, name="all-reduce of 3 MiB", ranks=ranks, clocks=clocks)
 
 
 def outside(trace: Trace) -> list[Span]:
@@ -232,23 +236,17 @@ def two_gpus() -> Trace:
         for step, mib in enumerate(used):
             at = 20.0 * step
             on = {"device": f"cuda:{rank}", "stream": 7, "memory": mib * MIB}
-            about = {"nbytes": 64 * MIB, "shape": (16 * MIB,), "dtype": "float32"}
             facts = {**on, "device_seconds": 9 * MS}
             lines += [
                 mark(rank, at, at + 5, "backward"),
-                line(Op.ALL_REDUCE, rank, at + 5, at + 5.5, attributes=facts, **about),
+                collective(Op.ALL_REDUCE, rank, at + 5, at + 5.5, 64 * MIB, attributes=facts),
                 mark(rank, at + 5.5, at + 8.5, "read the next batch"),
                 mark(rank, at + 8.5, at + 14, "x[0].item()"),
                 mark(rank, at + 14, at + 18, "update"),
             ]
     trace = script(2, "two GPUs", *lines)
     ranks = {str(r): {"name": f"rank {r}", "device": f"cuda:{r}"} for r in range(2)}
-    return Trace(trace.events, {**trace.meta, "ranks": ranks})
-
-
-def work_of(trace: Trace, rank: int) -> list[Span]:
-    """The marked computation of a rank."""
-    return [s for s in work(trace) if s.rank == rank]
+    return told(trace, ranks=ranks)
 
 
 def reduces(trace: Trace) -> list[Span]:
@@ -270,7 +268,7 @@ def backend(trace: Trace) -> str:
 def waits_in(trace: Trace) -> str:
     """The mark in which rank 0 is when its GPU is done."""
     over = reduces(trace)[0].start + on_gpu(trace)
-    return str(next(s.label for s in work_of(trace, 0) if over <= (s.end or 0.0)))
+    return str(next(s.label for s in calls(trace, Op.MARK, 0) if over <= (s.end or 0.0)))
 
 
 def fullest(trace: Trace) -> str:
@@ -344,12 +342,12 @@ def a_script() -> Trace:
                 lines.append(_called(Op.ALL_REDUCE, rank, at + 18, at + 19, LOSS, 4))
     trace = script(4, "a script", *lines)
     over = {"how": "returned", "text": "", "where": ""}
-    return Trace(trace.events, {**trace.meta, "ends": {str(STOPS): over}})
+    return told(trace, ends={str(STOPS): over})
 
 
 def _called(op: Op, rank: int, begin: float, end: float, where: str, nbytes: int) -> Line:
-    about = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "where": where}
-    return line(op, rank, begin, end, peer=0 if op is Op.BROADCAST else None, **about)
+    peer = 0 if op is Op.BROADCAST else None
+    return collective(op, rank, begin, end, nbytes, where=where, peer=peer)
 
 
 def by_line(trace: Trace) -> Counter[str]:
@@ -362,13 +360,9 @@ def by_line(trace: Trace) -> Counter[str]:
 
 
 def last_to_come(trace: Trace) -> str:
-    """The rank that waits least in the collectives that end."""
-    seconds = dict.fromkeys(trace.ranks, 0.0)
-    for s in trace.spans:
-        if s.op is Op.ALL_REDUCE:
-            seconds[s.rank] += s.seconds or 0.0
+    """The rank that waits least, of those that are still there."""
     here = {s.rank for s in trace.spans if s.end is None}
-    return f"rank {min(here, key=lambda rank: seconds[rank])}"
+    return f"rank {min(here, key=lambda rank: waited(trace, rank))}"
 
 
 OWN = Concept(
@@ -398,7 +392,7 @@ OWN = Concept(
         Ask(
             "Which rank has left the loop before the others?",
             ("rank 0", "rank 1", "rank 2", "rank 3"),
-            lambda trace: f"rank {min(trace.ranks, key=lambda r: len(work_of(trace, r)))}",
+            lambda trace: f"rank {min(trace.ranks, key=lambda r: len(calls(trace, Op.MARK, r)))}",
             "Its lane ends after three steps; the others are in a fourth.",
         ),
         Ask(
