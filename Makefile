@@ -32,7 +32,7 @@ test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with AR
 	    echo "Until npm is there and can install it, the tests of a hub are skipped."
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
-	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest $(ARGS)
+	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
 
 test-gpu: ## all tests and figures that need a GPU, on a machine that has one; a report of them
 	@tools/gpu-check $(ARGS)

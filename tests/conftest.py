@@ -26,6 +26,8 @@ from benchmarks.lab import Lab, browse, missing, serve, surroundings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
     from distkit.cluster.processes.forkserver import LocalForkServer
 
@@ -50,6 +52,18 @@ def _gpus() -> int:
     from benchmarks import gpu  # late: it imports torch
 
     return gpu.gpus()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Give a file's tests to one worker, those of the site to the one that runs the notebooks."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, *_ = nodeid.split("::")
+            return file.replace("test_site_pages", "test_notebooks")
+
+    return ByFile(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -79,6 +93,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkServer]:
 
 MARK = "DISTKIT_TEST_ID"
 SESSION = os.environ.setdefault(MARK, uuid.uuid4().hex)
+if WORKER := os.environ.get("PYTEST_XDIST_WORKER", ""):  # it does not look for what others started
+    SESSION = os.environ[MARK] = f"{SESSION}-{WORKER}"
 numbers = itertools.count()
 
 

@@ -391,7 +391,9 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "said", "fault"), TOGETHER, ids=lambda x: str(x)[:32])
+@pytest.mark.parametrize(
+    ("kind", "said", "fault"), TOGETHER, ids=lambda x: getattr(x, "__name__", x)[:32]
+)
 def test_faults_between_machines(kind: str, said: str, fault: Callable[[Facts], None]) -> None:
     facts = healthy_facts()
     fault(facts)
