@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,8 +103,23 @@ class Driver:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that carry this mark."""
-    return [p for p in psutil.process_iter() if _mark(p) == mark]
+    """The living processes that carry this mark, and those below them: sshd passes no mark on."""
+    found = {p for p in psutil.process_iter() if _mark(p) == mark}
+    return [*found, *(below(found) - found)]
+
+
+def below(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """The living processes that descend from these."""
+    children = defaultdict(set)
+    for process in psutil.process_iter(["ppid", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE:
+            children[process.info["ppid"]].add(process)
+    found, ahead = set[psutil.Process](), [p.pid for p in processes]
+    while ahead:
+        new = children.pop(ahead.pop(), set())
+        found |= new
+        ahead += [p.pid for p in new]
+    return found
 
 
 def end(mark: str) -> None:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
+from benchmarks import driver
 from distkit.cluster.processes import forkserver
 
 
@@ -238,3 +239,12 @@ run.wait()
     started.communicate()
     assert leftovers() == []
     until(lambda: not Path(folder).exists())
+
+
+def test_a_benchmark_ends_what_it_started_without_its_mark_too() -> None:
+    script = "env -i sleep 600 & env -i sh -c 'sleep 600 & sleep 600' & wait"  # as below sshd
+    shell = subprocess.Popen(["sh", "-c", script], env={**os.environ, driver.MARK: "unmarked"})
+    until(lambda: len(driver.marked("unmarked")) == 5)
+    driver.end("unmarked")
+    shell.wait(5)
+    assert not driver.marked("unmarked")
