@@ -17,7 +17,7 @@ class Figure:
 
     The limits hold for the ratio to the reference, or for the value itself when ``absolute``.
     ``low`` and ``high`` are the extremes of the repetitions, ``value`` is their median. ``note``
-    says why there is none.
+    says why there is none, or why a limit is not reached.
     """
 
     name: str
