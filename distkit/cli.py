@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_export, add_lab)
     hosts = (add_lab_hosts, add_clusters)
-    for add in (*adding, *hosts, add_grade, add_progress, add_assignments, add_bench):
+    teaching = (add_grade, add_progress, add_assignments, add_answers)
+    for add in (*adding, *hosts, *teaching, add_bench):
         add(commands)
     return parser
 
@@ -538,8 +539,7 @@ def add_assignments(commands: Any) -> None:
     """Tell the parser about ``assignments``."""
     made = commands.add_parser("assignments", help="write the exercises as nbgrader's assignments")
     made.add_argument("folder", type=Path, metavar="DIR", help="of a course of nbgrader")
-    which = "beginnings of lessons' names, such as 02; all without them"
-    made.add_argument("lessons", nargs="*", metavar="LESSON", help=which)
+    _add_lessons(made)
     made.set_defaults(run=_assignments)
 
 
@@ -548,6 +548,27 @@ def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
 
     for file in assignments.write(args.folder, args.lessons):
         print(file)
+
+
+def _add_lessons(command: Any) -> None:
+    which = "beginnings of lessons' names, such as 02; all without them"
+    command.add_argument("lessons", nargs="*", metavar="LESSON", help=which)
+
+
+def add_answers(commands: Any) -> None:
+    """Tell the parser about ``answers``."""
+    answers = commands.add_parser(
+        "answers", help="print the answers of the concept checks, for teachers"
+    )
+    _add_lessons(answers)
+    answers.set_defaults(run=_answers)
+
+
+def _answers(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit.exercises.concepts import CONCEPTS
+    from distkit.exercises.questions import lessons
+
+    print("\n\n".join(CONCEPTS[lesson].answers for lesson in lessons(args.lessons)))
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------

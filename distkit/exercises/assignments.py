@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import DistkitError
-from distkit.exercises import LESSONS, QUESTIONS, TASKS
+from distkit.exercises import LESSONS, QUESTIONS, TASKS, questions
 from distkit.exercises.questions import LEVELS, Question
 from distkit.exercises.task import Task, source
 
@@ -43,15 +43,7 @@ def write(folder: Path, lessons: Iterable[str] = ()) -> list[Path]:
     Raises:
         DistkitError: there is no such lesson, or one of the files is there already.
     """
-    begins = tuple(lessons)
-    for begin in begins:
-        if not any(lesson.startswith(begin) for lesson in LESSONS):
-            raise DistkitError(f"there is no lesson {begin!r}. There are: {', '.join(LESSONS)}.")
-    files = [
-        folder / "source" / lesson / f"{lesson}.ipynb"
-        for lesson in LESSONS
-        if not begins or lesson.startswith(begins)
-    ]
+    files = [folder / "source" / name / f"{name}.ipynb" for name in questions.lessons(lessons)]
     if there := [file for file in files if file.exists()]:
         raise DistkitError(f"{there[0]} is there already: remove it, or name another folder.")
     for file in files:

@@ -7,9 +7,11 @@ then each question, with a hint and answers of three levels to compare one's own
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from distkit.errors import DistkitError
 
 #: The levels of an answer, the best first.
 LEVELS = ("excellent", "good", "acceptable")
@@ -61,3 +63,16 @@ QUESTIONS = {one.name: one for _, _, questions in _lessons for one in questions}
 LESSONS = {
     lesson: [*checked, *(one.name for one in questions)] for lesson, checked, questions in _lessons
 }
+
+
+def lessons(begins: Iterable[str]) -> list[str]:
+    """The lessons whose names begin so, such as "02"; all when there are no beginnings.
+
+    Raises:
+        DistkitError: there is no such lesson.
+    """
+    chosen = tuple(begins)
+    for begin in chosen:
+        if not any(lesson.startswith(begin) for lesson in LESSONS):
+            raise DistkitError(f"there is no lesson {begin!r}. There are: {', '.join(LESSONS)}.")
+    return [lesson for lesson in LESSONS if not chosen or lesson.startswith(chosen)]

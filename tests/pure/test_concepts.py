@@ -7,6 +7,7 @@ from typing import Any
 import IPython.display
 import pytest
 
+from distkit.cli import main
 from distkit.errors import DistkitError
 from distkit.exercises.concepts import CONCEPTS, concept_check
 from distkit.exercises.predictions import Prediction
@@ -54,6 +55,29 @@ def test_wrong_answers_count_nothing() -> None:
         check.answer(0, "rank 0")
     with pytest.raises(DistkitError, match="There are: \\['00_welcome'"):
         concept_check("100_dreams")
+
+
+def test_a_teacher_sees_questions_answers_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["answers", "00", "01"]) == 0
+    said = capsys.readouterr().out
+    for lesson in ("00_welcome", "01_messages"):
+        concept = CONCEPTS[lesson]
+        assert f"{lesson}\n{concept.about}\n" in said
+        for number, (ask, place) in enumerate(zip(concept.asks, places(lesson), strict=True), 1):
+            assert f"\n{number}. {ask.text}\n   {ask.choices[place]}\n   {ask.why}\n" in said
+    assert "02_all_reduce" not in said
+    assert main(["answers", "99"]) == 1
+    assert "there is no lesson '99'. There are: 00_welcome" in capsys.readouterr().err
+    assert main(["answers"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line in CONCEPTS] == [
+        *CONCEPTS
+    ]
+
+
+def test_a_student_sees_no_answer_before_the_own_one() -> None:
+    check = concept_check("00_welcome")
+    said = repr(check) + "".join(map(repr, check._predictions)) + repr(check.concept.about)
+    assert not [ask for ask in check.concept.asks if ask.why in said]
 
 
 def test_a_notebook_shows_the_score_as_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,15 @@ class Concept:
     asks: tuple[Ask, ...]
     view: Callable[[Trace], Any] = Timeline
 
+    @property
+    def answers(self) -> str:
+        """What a teacher wants to have at hand: each question, its answer, and why."""
+        trace, lines = self.trace(), [self.lesson, self.about]
+        for number, ask in enumerate(self.asks, 1):
+            right = Prediction(ask.text, ask.choices).compare(ask.answer(trace))  # type: ignore[arg-type]
+            lines += [f"{number}. {ask.text}", f"   {right.actual}", f"   {ask.why}"]
+        return "\n".join(lines)
+
 
 class ConceptCheck:
     """The questions of a concept, to be answered; :func:`concept_check` makes one."""
