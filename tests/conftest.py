@@ -41,10 +41,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; the examples in docstrings count as pure."""
+    """Mark each test by its folder; the examples in docstrings count as pure.
+
+    A hang is a failure with a traceback. The limit is not in pyproject.toml, because a teacher who
+    tries the lessons there with `pytest --distkit-notebooks` need not have pytest-timeout.
+    """
     for item in items:
         folder = item.path.parent.name
         item.add_marker(folder if folder in ("ranks", "cluster") else "pure")
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @cache

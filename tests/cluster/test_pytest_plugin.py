@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+ROOT = Path(__file__).parents[2]
 CLUSTER = """
 import distkit as dk, torch, torch.distributed as dist
 cluster = dk.Cluster(2)
@@ -79,3 +81,17 @@ def test_notebooks_are_left_alone_where_nobody_asked(
     write(tmp_path / "dies.ipynb", "import os; os.kill(os.getpid(), 9)")
     outcomes, said = run()
     assert not outcomes and "no tests ran" in said
+
+
+def test_the_lessons_of_a_checkout_need_no_other_plug_in() -> None:
+    """Who has installed distkit and pytest alone tries the lessons out."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-p", "distkit.pytest_plugin", "--distkit-notebooks", "notebooks/"],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(".ipynb::runs") == len(list(ROOT.glob("notebooks/*.ipynb")))
