@@ -517,7 +517,8 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
         report = grade(submission, args.reports / f"{title}.json", names)
         codes.add(report.exit_code)
         points, most = (sum(c[key] for c in report.criteria) for key in ("points", "max"))
-        print(f"{submission}: {points} of {most} points, {report.path}")
+        empty = "" if report.criteria else " (there is no exercise in it)"
+        print(f"{submission}: {points} of {most} points{empty}, {report.path}")
     return 1 if 1 in codes else max(codes)
 
 

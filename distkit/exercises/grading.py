@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -76,17 +77,11 @@ def read(submission: Path) -> dict[str, Written | str]:
         cells = _cells(json.loads(text)) if submission.suffix == ".ipynb" else [text]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DistkitError(f"{submission} is no submission that can be read: {error}") from error
-    parsed = [(_parsed(cell), [*_named(cell)]) for cell in cells]
-    shared = [d for tree, named in parsed if not named for d in _definitions(tree)]
-    found: dict[str, Written | str] = {}
-    for tree, named in parsed:
-        for name, function in named:
-            if isinstance(tree, str):
-                found[name] = tree
-            elif node := _function(tree, function):
-                text = "\n".join([*shared, *_definitions(tree)])
-                found[name] = Written(function, text, _parameters(node))
-    return found
+    parsed = [*map(_parsed, cells)]
+    found = _answers(cells, parsed)
+    own = {at for at, _ in found.values()}
+    shared = [d for at, tree in enumerate(parsed) if at not in own for d in _definitions(tree)]
+    return {name: _written(parsed[at], f, shared) for name, (at, f) in found.items()}
 
 
 def _cells(notebook: dict[str, Any]) -> list[str]:
@@ -102,26 +97,65 @@ def _parsed(cell: str) -> ast.Module | str:
 
 
 def _definitions(tree: ast.Module | str) -> list[str]:
-    return [] if isinstance(tree, str) else [ast.unparse(n) for n in tree.body if _defines(n)]
+    nodes = [] if isinstance(tree, str) else [node for node in tree.body if _defines(node)]
+    return [ast.unparse(_if_there(n) if _assigns(n) else n) for n in nodes]
 
 
 def _defines(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        return node.value is not None and not any(isinstance(n, ast.Call) for n in ast.walk(node))
+    if _assigns(node):
+        return not any(isinstance(n, ast.Call) for n in ast.walk(node))
     return isinstance(node, _DEFINITIONS)
 
 
-def _named(cell: str) -> Iterator[tuple[str, str]]:
-    """Which exercises a cell is for, and the function that is meant."""
-    handed = [(name, f) for name, f in _CHECKED.findall(cell) if name in TASKS]
-    defined = re.findall(r"^def (\w+)\(", cell, flags=re.M)
-    yield from ((name, name) for name in defined if name in TASKS)
-    yield from ((name, f) for name, f in handed if f in defined)
+def _assigns(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign | ast.AnnAssign)
 
 
-def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
-    return found[-1] if found else None
+def _if_there(node: ast.stmt) -> ast.stmt:
+    """Leave out what only a run of the notebook has, such as ``first = run.results[0]``.
+
+    An answer that needs it all the same gets a NameError with its name.
+    """
+    otherwise = ast.ExceptHandler(ast.Name("Exception"), None, [ast.Pass()])
+    return ast.Try([node], [otherwise], [], [])
+
+
+def _answers(cells: list[str], parsed: list[ast.Module | str]) -> dict[str, tuple[int, str]]:
+    """Of each exercise the cell with its answer, and the name that the function has there.
+
+    An answer is handed to its check, or has its exercise's name and takes arguments, as all
+    exercises do. What a lesson defines by such a name, to show something, takes none.
+    """
+    found, homes = dict[str, tuple[int, str]](), dict[str, int]()
+    for at, (cell, tree) in enumerate(zip(cells, parsed, strict=True)):
+        for function, takes in _functions(cell, tree):
+            homes[function] = at
+            if takes and function in TASKS:
+                found[function] = at, function
+        handed = [(name, f) for name, f in _CHECKED.findall(cell) if name in TASKS and f in homes]
+        found.update({name: (homes[f], f) for name, f in handed})
+    return found
+
+
+def _functions(cell: str, tree: ast.Module | str) -> Iterator[tuple[str, bool]]:
+    """The functions that a cell defines, and whether they take arguments."""
+    if isinstance(tree, str):
+        for name, none in re.findall(r"^def (\w+)\((\s*\))?", cell, flags=re.M):
+            yield name, not none
+    else:
+        yield from ((n.name, _parameters(n) != 0) for n in _defs(tree))
+
+
+def _defs(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def _written(tree: ast.Module | str, name: str, shared: list[str]) -> Written | str:
+    """An answer with what it may need of other cells; of a cell that is no Python, why not."""
+    if isinstance(tree, str):
+        return tree
+    parameters = {node.name: _parameters(node) for node in _defs(tree)}
+    return Written(name, "\n".join([*shared, *_definitions(tree)]), parameters[name])
 
 
 def _parameters(node: ast.FunctionDef) -> int | None:
@@ -147,7 +181,7 @@ class Report:
     def begin(self, task: Task) -> None:
         """An exercise is looked at: until it is judged it counts as failed."""
         self._task, self._left = task.name, task.worth
-        self._write()
+        self.write()
 
     def see(self, criterion: Criterion) -> None:
         """One criterion of the exercise is known; a mistake costs all that are left."""
@@ -156,14 +190,14 @@ class Report:
         points = int(criterion.status == PASS)
         seen = self._row(criterion.name, criterion.status, points, of, criterion.text)
         self.criteria.append({**seen, "evidence": self._save(criterion)})
-        self._write()
+        self.write()
 
     def end(self, verdict: Verdict) -> None:
         """The exercise is judged."""
         if verdict.status == NOT_ATTEMPTED:
             self.criteria.append(self._row("attempt", NOT_ATTEMPTED, 0, self._left, ""))
         self._left = 0
-        self._write()
+        self.write()
 
     def _row(self, name: str, status: str, points: int, of: int, message: str) -> dict[str, Any]:
         return {
@@ -185,7 +219,7 @@ class Report:
         criterion.trace.save(file)
         return str(file.relative_to(self.path.parent))
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Replace the file by what is known now."""
         undecided = [self._row("end", FAIL, 0, self._left, "the check did not end")]
         rows = self.criteria + undecided * bool(self._left)
@@ -237,6 +271,7 @@ def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:
         raise DistkitError(f"there is no exercise {unknown[0]!r}. There are: {', '.join(TASKS)}.")
     answers = read(submission)
     report = Report(path, path.stem)
+    report.write()  # also of a submission without any answer
     for name in names or answers:
         report.begin(TASKS[name])
         report.end(_judged(TASKS[name], answers.get(name), report))
@@ -267,24 +302,31 @@ class _Sink(io.TextIOBase):
 def progress(reports: Iterable[Path]) -> str:
     """A class's points as CSV: a line for each report, a column for each exercise.
 
+    All lines are out of the same exercises, those that any report has: where a report lacks one,
+    its field is empty and its points count in ``max``. Only what was blocked lowers a ``max``.
+
     Raises:
         DistkitError: a file is no report.
     """
-    rows, names = [], dict[str, None]()
+    rows, worth = [], dict[str, int]()
     for path in sorted(reports):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
-            row = {"submission": report["submission"], "points": report["points"]}
-            row["max"] = report["max"]
+            row = {name: report[name] for name in ("submission", "points", "max")}
+            had = Counter[str]()
             for criterion in report["criteria"]:
                 name = criterion["criterion"].partition(".")[0]
-                names[name] = None
                 row[name] = row.get(name, 0) + criterion["points"]
+                had[name] += criterion["max"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DistkitError(f"{path} is no report of distkit grade: {error}") from error
         rows.append(row)
+        worth |= {name: max(most, worth.get(name, 0)) for name, most in had.items()}
+    for row in rows:
+        row["max"] += sum(most for name, most in worth.items() if name not in row)
     table = io.StringIO()
-    writer = csv.DictWriter(table, ["submission", "points", "max", *names], lineterminator="\n")
+    columns = ["submission", "points", "max", *worth]
+    writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return table.getvalue()

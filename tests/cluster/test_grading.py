@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from distkit.exercises.assignments import solved
 from distkit.exercises.confinement import landlock
 from distkit.exercises.grading import grade, progress, read
 
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
 
 
@@ -90,6 +92,11 @@ def test_the_report_is_written_before_the_check_has_ended(tmp_path: Path) -> Non
     assert (row["status"], row["max"], row["message"]) == ("fail", 1, "the check did not end")
 
 
+def submission(path: Path, *cells: str) -> Path:
+    nbformat.write(nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)]), path)
+    return path
+
+
 def test_a_submission_is_read_not_run(tmp_path: Path) -> None:
     cells = [
         "import os, math\nSIZE = 3\nos._exit(1)",
@@ -99,13 +106,53 @@ def test_a_submission_is_read_not_run(tmp_path: Path) -> None:
         "def whole_loss(losses rows):",
         "print('no answer')\nos._exit(1)",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nbformat.write(notebook, tmp_path / "one.ipynb")
-    found = read(tmp_path / "one.ipynb")
+    found = read(submission(tmp_path / "one.ipynb", *cells))
     assert set(found) == {"bubble", "whole_loss"}
     assert found["bubble"](4, 8) == 1.0 and "cannot be read" in found["whole_loss"]
     with pytest.raises(DistkitError, match="is no submission that can be read"):
         read(tmp_path / "none.ipynb")
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_what_a_lesson_itself_defines_is_no_answer(lesson: str) -> None:
+    path = NOTEBOOKS / f"{lesson}.ipynb"
+    cells = nbformat.read(path, as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    assert set(read(path)) == set(re.findall(r"dk\.check\.(\w+)\(", code))  # the stubs
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_an_answer_in_a_lesson_needs_none_of_the_lessons_runs(lesson: str, tmp_path: Path) -> None:
+    tasks = [TASKS[name] for name in LESSONS[lesson] if name in TASKS]
+    cells = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    mine = [f"def {task.signature}:\n    return 'mine'" for task in tasks]
+    found = read(submission(tmp_path / "mine.ipynb", *code, *mine))
+    for task in tasks:
+        assert found[task.name](*range(task.signature.count(",") + 1)) == "mine"
+
+
+def test_the_answer_is_the_last_that_a_student_wrote_as_one(tmp_path: Path) -> None:
+    assert all("()" not in task.signature for task in TASKS.values())
+    later = "NEXT = ONE + 1\nfirst = run.results[0]"  # which only a run of the notebook has
+    shown, broken = "def swap():\n    return 'shown'", "def swap(:\n    pass"
+    mine = "def swap(x, y):\n    return 'mine'"
+    other = "def better(x, y):\n    return swap(x, y) + ' and more'"
+    assert not read(submission(tmp_path / "a.ipynb", shown, shown.replace("swap()", "swap( )")))
+    found = read(submission(tmp_path / "b.ipynb", mine, shown))
+    assert list(found) == ["swap"] and found["swap"](1, 2) == "mine"
+    found = read(submission(tmp_path / "c.ipynb", mine, other, "dk.check.swap(better)"))
+    assert found["swap"](1, 2) == "mine and more"
+    needs = "ONE = 1\ndef swap(x, y):\n    return NEXT if x else first"
+    swap = read(submission(tmp_path / "h.ipynb", "ONE = 1", later, needs))["swap"]
+    assert swap(1, 2) == 2
+    with pytest.raises(NameError, match="'first' is not defined"):
+        swap(0, 2)
+    found = read(submission(tmp_path / "d.ipynb", shown, "dk.check.swap(swap)"))  # asked for it
+    assert found["swap"]() == "shown"
+    assert "cannot be read" in read(submission(tmp_path / "e.ipynb", mine, broken))["swap"]
+    assert not read(submission(tmp_path / "f.ipynb", "def swap() -> None\n    pass"))
+    assert not read(submission(tmp_path / "g.ipynb", 'text = """\ndef swap(x, y): ...\n"""'))
 
 
 def test_the_command_grades_and_tells_a_classs_progress(
@@ -121,9 +168,14 @@ def test_the_command_grades_and_tells_a_classs_progress(
     assert main(["progress", *files]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "submission,points,max,bubble,best_order",
-        "ada,1,1,1,",
+        "ada,1,2,1,",
         "bob,1,2,0,1",
     ]
+    (tmp_path / "eve.py").write_text("def swap():\n    'is what a lesson shows'\n")
+    assert main(["grade", str(tmp_path / "eve.py"), *reports]) == 0
+    assert "0 of 0 points (there is no exercise in it), " in capsys.readouterr().out
+    assert main(["progress", *files, str(tmp_path / "reports/eve.json")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "eve,0,2,,"
     with pytest.raises(DistkitError, match="is no report of distkit grade"):
         progress([tmp_path / "ada.py"])
     for student in "ada", "bob":  # as nbgrader collects them: all by one name
@@ -135,6 +187,27 @@ def test_the_command_grades_and_tells_a_classs_progress(
     assert reports == ["ada-09.py.json", "bob-09.py.json"]
     assert main(["grade", same[0], "--exercises", "ring"]) == 1
     assert "there is no exercise 'ring'" in capsys.readouterr().err
+
+
+def test_all_rows_of_a_class_have_one_total_but_what_was_blocked(tmp_path: Path) -> None:
+    rows = {
+        "ada": [("swap.values", 1, 1), ("swap.calls", 1, 1), ("overlap.time", 0, 0)],
+        "bob": [("swap.values", 0, 2)],
+        "eve": [],
+        "joe": [("swap.values", 1, 1), ("swap.calls", 0, 0)],
+    }
+    for name, of in rows.items():
+        criteria = [{"criterion": c, "points": points, "max": most} for c, points, most in of]
+        total = {k: sum(c[k] for c in criteria) for k in ("points", "max")}
+        report = {"submission": name, **total, "criteria": criteria}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    assert progress(tmp_path.glob("*.json")).splitlines() == [
+        "submission,points,max,swap,overlap",
+        "ada,2,2,2,0",
+        "bob,0,2,0,",
+        "eve,0,2,,",
+        "joe,1,1,1,",
+    ]
 
 
 # -- nbgrader ----------------------------------------------------------------------------------
