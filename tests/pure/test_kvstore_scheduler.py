@@ -391,6 +391,20 @@ def test_a_server_that_serves_in_another_place_is_asked_for_by_its_own() -> None
     assert again(scheduler).missing(lambda node, pid: (node, pid) != (2, 9)) == [2, 3]
 
 
+@pytest.mark.parametrize("order", [(2, 3), (3, 2)])
+def test_a_server_that_served_in_another_place_is_lost_from_its_own(order: tuple[int, int]) -> None:
+    """Else the process of another host that has its pid, in the other place, would be ended."""
+    scheduler, asked = terms(replication=2), list[tuple[int, int]]()
+    scheduler.handle(Present(0, 2, 1, "ipc://2", pid=9))
+    scheduler.handle(leave(3))
+    scheduler.handle(Present(0, 3, LIFE + 1, "ipc://3 by 2", pid=9))
+    after = again(scheduler)
+    after.lost = lambda node, pid, how: asked.append((node, pid)) or how
+    for node in order:
+        after.handle(leave(node))
+    assert asked == [(2, 9), (2, 9)]
+
+
 def test_nobody_misses_who_hung_up_in_order_or_has_another_in_its_place() -> None:
     scheduler = terms(on_crash="replace")
     scheduler.bye(0, scheduler.run, 1)

@@ -69,8 +69,8 @@ class Scheduler:
     def __init__(self, workers: int, servers: int, run: int = 0) -> None:
         self.workers, self.servers, self.run = workers, servers, run
         self.changed = False
-        #: Called with the place and the process of a node that is taken for dead, and how it was
-        #: lost: it may know better.
+        #: Called with the place of a process that is taken for dead, its pid, and how it was lost:
+        #: it may know better.
         self.lost: Callable[[int, int, str], str] = lambda node, pid, how: how
         self._callable: set[int] = set()  # servers that have ever been heard
         self._clear()
@@ -89,6 +89,7 @@ class Scheduler:
         self._lives: Counter[int] = Counter()  # how often each node has ended
         #: By server, the processes that have all of its values: the first of them serves.
         self.copies: dict[int, list[int]] = {}
+        self._heirs: dict[int, int] = {}  # by place, the process that serves there for another
         self._addresses: dict[int, str] = {}  # of servers' places, whoever serves there
         self._notes: dict[str, str] = {}  # what workers tell each other
 
@@ -109,6 +110,7 @@ class Scheduler:
             "parted": sorted(self.parted),
             "barriers": self.barriers,
             "copies": list(self.copies.items()),
+            "heirs": list(self._heirs.items()),
             "addresses": list(self._addresses.items()),
             "notes": self._notes,
         }
@@ -124,6 +126,7 @@ class Scheduler:
         self._passed, self.barriers = dict(journal["passed"]), journal["barriers"]
         self._lives, self.parted = Counter(dict(journal["lives"])), set(journal["parted"])
         self.copies, self._addresses = dict(journal["copies"]), dict(journal["addresses"])
+        self._heirs = dict(journal["heirs"])
         self._notes = dict(journal["notes"])
 
     def _place(self, node: int, endpoint: str, pid: int) -> Register:
@@ -269,6 +272,7 @@ class Scheduler:
         told: list[Answer] = []
         if node in self.gone and node >= self.workers:
             del self.gone[node]
+            self._heirs[node] = next(iter(self.copies.get(node, ())), node)
             told = [self._replaced(w, node, present.endpoint) for w in self._working()]
         self._lives[node] = max(self._lives[node], present.number // LIFE)
         place = self._place(node, present.endpoint, present.pid)
@@ -282,12 +286,11 @@ class Scheduler:
 
     def missing(self, alive: Callable[[int, int], bool]) -> list[int]:
         """The nodes whose processes are not alive, when another scheduler has just begun."""
-        serving = {n: holders[0] for n, holders in self.copies.items() if holders}
-        return [
-            n  # the process in a server's place may be another one's, with a pid of another host
-            for n, r in self.present.items()
-            if r.pid and not alive(self.seat(serving.get(n, n)), r.pid)
-        ]
+        return [n for n, r in self.present.items() if r.pid and not alive(self._home(n), r.pid)]
+
+    def _home(self, node: int) -> int:
+        """The place of the process that serves as a node: its pid is of that place's host."""
+        return self.seat(self._heirs.get(node, node))
 
     def _news(self, node: int) -> list[Answer]:
         """The news that a node may have missed."""
@@ -425,7 +428,8 @@ class Scheduler:
         if 0 < leave.number < LIFE * self._lives[node]:
             return []  # of an earlier life
         there = self.present.pop(node, None)
-        how = leave.how if there is None else self.lost(self.seat(node), there.pid, leave.how)
+        how = leave.how if there is None else self.lost(self._home(node), there.pid, leave.how)
+        self._heirs.pop(node, None)
         self._ends[node] = how
         if self.seat(node) == node:  # nobody misses a stand-in
             self.gone[node] = how
