@@ -277,6 +277,14 @@ def test_notebooks_are_stripped(path: Path) -> None:
     assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]]
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_cells_do_not_wait_for_a_run_that_is_over(path: Path) -> None:
+    code = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    lines = [line.strip() for cell in code for line in cell["source"]]
+    loops = [line for line in lines if line.startswith("while ") and "run." in line]
+    assert not [line for line in loops if "run.finished" not in line]
+
+
 def test_binder_builds_what_it_should() -> None:
     """Read the Dockerfile that repo2docker would build: it needs no Docker to print it."""
     dockerfile = python("-m", "repo2docker", "--no-build", "--debug", ".")
