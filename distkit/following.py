@@ -15,12 +15,13 @@ from distkit.cluster.runs.others import OthersRun, TheirRanks, outcome
 from distkit.cluster.runs.run import Run, draw_waits
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
-from distkit.diagnosis.diagnose import Finding
+from distkit.diagnosis.diagnose import Finding, Kind, diagnose
 from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
 from distkit.recording import merge, rankfile, trouble
 from distkit.trace.calls import at
 from distkit.trace.generations import split
+from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
 
 #: How often to look for something new [s]; and so many times as long as it took to read it.
@@ -136,7 +137,8 @@ class Following:
 
         Raises:
             RankError: the program raised on a rank, or a rank died.
-            DeadlockError: ranks wait for each other for ever, and still do.
+            DeadlockError: ranks wait for each other for ever; or did, until the connection to a
+                rank that had ended broke.
             TimeoutError: ``timeout`` seconds have passed.
         """
         end = None if timeout is None else time.monotonic() + timeout
@@ -145,24 +147,23 @@ class Following:
             if self.finished:
                 break
             if self._deadlock and not self._ending:
-                raise self._deadlocked(
-                    "The ranks still wait: run.interrupt() ends those of this machine."
-                )
+                still = "The ranks still wait: run.interrupt() ends those of this machine."
+                raise self._deadlocked(self._deadlock, still)
             if end is not None and began > end:
                 raise TimeoutError(f"{self._name} still runs after {timeout} s; it goes on")
             _pause(began)
-        if self._deadlock:
-            raise self._deadlocked("All ranks have ended.")
         last = split(self._trace)[-1]
         outcomes = [outcome(int(rank), end) for rank, end in last.meta["ends"].items()]
         error = report.verdict(self._name, outcomes, Trace(last.events, last.meta))
+        if found := self._deadlock or (_broken_off(last) if error is not None else []):
+            raise self._deadlocked(found, "All ranks have ended.") from error
         if error is not None:
             raise error
         return self
 
-    def _deadlocked(self, now: str) -> DeadlockError:
-        said = "\n".join([*map(str, self._deadlock), now])
-        error = DeadlockError(f"deadlock in {self._name}: {said}", self._deadlock)
+    def _deadlocked(self, found: list[Finding], now: str) -> DeadlockError:
+        said = "\n".join([*map(str, found), now])
+        error = DeadlockError(f"deadlock in {self._name}: {said}", found)
         error.draw = lambda: draw_waits(self._trace)
         return error
 
@@ -332,6 +333,16 @@ class Following:
         running = [int(r) for r in last.meta["ranks"] if r not in last.meta["ends"]]
         if not self._deadlock and self.whole and self._watchdog.due(running):
             self._deadlock = self._watchdog.judge(last, running)
+
+
+def _broken_off(trace: EventLog) -> list[Finding]:
+    """The hangs that broken connections ended: a rank that leaves fails those who wait for it.
+
+    None if a rank failed for a reason of its own: others may wait because of that.
+    """
+    found = diagnose(trace)
+    own = any(f.kind in (Kind.RAISED, Kind.DIED) for f in found)
+    return [] if own else [f for f in found if f.hang]
 
 
 def _pause(began: float) -> None:

@@ -463,6 +463,28 @@ def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
         run.step()
 
 
+def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
+    """What waits for a rank whose process has ended fails: no hang is left to be certain of."""
+    broke = "RuntimeError: Connection closed by peer [127.0.0.1]:7"
+    write(tmp_path, about(1), end="returned")
+    file = RankFile(tmp_path / "0.rank", about(0))
+    (begun, (seq, op, _, time, *more)) = rows((Op.RECV, 11.0, None, 1))
+    file.rows([begun, (seq, op, State.FAILED, time + 1, *more)])
+    file.note("end", ("raised", broke, "/srv/ada/t.py:3", 12.0))
+    file.close()
+    why = r"rank 0 waits in recv\(src=1\) at t\.py:3, but rank 1 has finished without sending"
+    with pytest.raises(DeadlockError, match=why) as caught:
+        dk.follow(tmp_path).wait()
+    assert "All ranks have ended." in str(caught.value)
+    assert "Connection closed by peer" in str(caught.value.__cause__)
+    other = RankFile(tmp_path / "1.rank", about(1, pid=7))  # it had a reason of its own
+    (tmp_path / "1-a-101-0.rank").unlink()
+    other.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 11.5))
+    other.close()
+    with pytest.raises(RankError, match="ValueError: on purpose"):
+        dk.follow(tmp_path).wait()
+
+
 def test_a_silent_rank_has_not_ended_while_its_process_is_there(tmp_path: Path) -> None:
     here = {"clock": rankfile.clock(), "pid": os.getpid()}
     now = {**about(0, 1, **here), "began": (10.0, time.time())}

@@ -223,6 +223,24 @@ def waiting() -> bool:
     return [row[2] for r in records for row in r.rows].count(State.BLOCKED) == 2
 
 
+LEAVES = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(2)
+if dist.get_rank() == 0:
+    dist.recv(x, 1)
+"""
+
+
+def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
+    Path("train.py").write_text(LEAVES)
+    subprocess.run([*TWO, "-m", "distkit.attach", "train.py"], stderr=subprocess.DEVNULL)
+    why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished without sending"
+    with pytest.raises(DeadlockError, match=re.escape(why)):
+        dk.follow(timeout=LONG).wait(LONG)
+
+
 def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
     command = [*TWO, "-m", "distkit.attach", "train.py"]
