@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageChops
 from sheets import RESULTS, settle
-from traces import DEMOS, MS, Script, big, hang, odd_values, ring
+from traces import DEMOS, MS, Script, big, group_of_two, hang, odd_values, ring
 
 from distkit.events import Op
 from distkit.trace.trace import Trace
@@ -261,6 +261,16 @@ def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Pat
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
     closer(tab, canvas, 12)
     assert told(tab) == "" and quiet(tab)
+
+
+def test_the_band_of_a_group_leaves_the_lanes_of_others_free(tab: Any, tmp_path: Path) -> None:
+    to_html(group_of_two(), tmp_path / "groups.html")
+    image = picture(open_page(tab, tmp_path / "groups.html"))
+    inside, outside = (round(part * image.width) for part in (0.45, 0.75))
+    column = [image.getpixel((outside, y)) for y in range(image.height)]
+    lanes = [y for y in range(1, len(column)) if column[y] != column[y - 1] == column[0]]
+    middle = lanes[1] + 8  # of rank 1's: the column crosses three lanes and the axis
+    assert column[middle] != column[0] and image.getpixel((inside, middle)) == column[middle]
 
 
 def test_who_sent_nothing_stands_in_line(tab: Any, tmp_path: Path) -> None:

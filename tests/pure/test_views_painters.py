@@ -12,6 +12,7 @@ from traces import (
     MS,
     Script,
     big,
+    group_of_two,
     hang,
     odd_values,
     parameter_server,
@@ -95,6 +96,12 @@ def test_what_is_paused_blocked_or_touched_too_early_has_a_look_of_its_own():
     ]
     words = texts(Trace(events))
     assert "paused before send" in words and "still in recv from rank 0" in words and "!" in words
+
+
+def test_the_band_of_a_group_leaves_the_lanes_of_others_free():
+    bands = [path.get("fill") for path in svg(group_of_two()).iter(f"{SVG}path")]
+    assert bands.count("none") == 1  # past rank 1
+    assert len(bands) == 3  # and two filled ones, between neighbours
 
 
 def test_a_call_of_a_store_is_named_as_the_program_writes_it():

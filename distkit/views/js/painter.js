@@ -320,7 +320,8 @@ export class Painter {
     c.globalAlpha = 1;
   }
 
-  // A faint band through the members of one collective, lane by lane.
+  // A faint band through the members of one collective, lane by lane; past the lanes of others
+  // only its edges.
   #ribbons(bars) {
     const ties = new Set(bars.map((bar) => bar.tie).filter((tie) => tie >= 0));
     if (this.focus?.tie >= 0) ties.add(this.focus.tie);
@@ -337,18 +338,20 @@ export class Painter {
       const [x1, y1, w1, h1] = at.box(members[i - 1]);
       const [x2, y2, w2] = at.box(members[i]);
       const middle = (y1 + h1 + y2) / 2;
+      const next = store.lane(members[i]) === store.lane(members[i - 1]) + 1;
       const side = (from, to, y, end) => c.bezierCurveTo(from, middle, to, middle, to, end);
       c.beginPath();
       c.moveTo(x1, y1 + h1);
       side(x1, x2, y1 + h1, y2);
-      c.lineTo(x2 + w2, y2);
+      if (next) c.lineTo(x2 + w2, y2);
+      else c.moveTo(x2 + w2, y2);
       side(x2 + w2, x1 + w1, y2, y1 + h1);
-      c.closePath();
+      if (next) c.closePath();
       c.globalAlpha = dim;
       c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.15 : mixed ? 0.16 : 0.085);
-      c.fill();
-      Object.assign(c, { strokeStyle: alpha(color, 0.22), lineWidth: 0.75 });
-      if (Math.min(w1, w2) > 4) c.stroke();
+      if (next) c.fill();
+      Object.assign(c, { strokeStyle: alpha(color, next ? 0.22 : 0.5), lineWidth: 0.75 });
+      if (!next || Math.min(w1, w2) > 4) c.stroke();
     }
     c.globalAlpha = 1;
   }

@@ -240,16 +240,20 @@ class _Painter:
                 yield self._ribbon(above, below, WARNING_LIGHT if mixed else INK)
 
     def _ribbon(self, above: Json, below: Json, color: str) -> str:
+        """A band from lane to lane; past the lanes of others only its edges."""
         x1, y1, w1, h1 = self.at.box(above)
         x2, y2, w2, _ = self.at.box(below)
         top, middle = y1 + h1, (y1 + h1 + y2) / 2
+        order = list(self.at.lanes)
+        next_ = order.index(below["rank"]) == order.index(above["rank"]) + 1
         path = (
             f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
-            f"h{w2:.1f}C{x2 + w2:.1f} {middle:.1f} {x1 + w1:.1f} {middle:.1f} "
-            f"{x1 + w1:.1f} {top:.1f}z"
+            f"{'h' if next_ else 'm'}{w2:.1f}{'' if next_ else ' 0'}"
+            f"C{x2 + w2:.1f} {middle:.1f} {x1 + w1:.1f} {middle:.1f} "
+            f"{x1 + w1:.1f} {top:.1f}{'z' if next_ else ''}"
         )
-        paint = f'fill="{color}" fill-opacity=".08" stroke="{color}" stroke-opacity=".2"'
-        return f'<path d="{path}" {paint}/>'
+        fill = f'fill="{color}" fill-opacity=".08"' if next_ else 'fill="none"'
+        return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if next_ else 4}"/>'
 
     def _arrows(self) -> tuple[list[str], list[str]]:
         """The shafts, which run behind the bars, and the heads, which lie on them."""
