@@ -11,6 +11,7 @@ from distkit.cli import main
 from distkit.errors import DistkitError
 from distkit.exercises.concepts import CONCEPTS, concept_check
 from distkit.exercises.predictions import Prediction
+from distkit.views.timeline.columns import Columns
 from distkit.views.widget.view import View
 
 
@@ -41,6 +42,9 @@ def test_a_concept_check(lesson: str) -> None:
             check.answer(number, ask.choices[place])
     assert check.score.startswith("5 of 5 right")
     assert isinstance(check.concept.view(check.trace), View)
+    about = Columns(check.trace).frame
+    origins = {*about["facts"], *(lane["detail"] for lane in about["lanes"])}
+    assert not {"made up", "simulated"} <= origins  # one word for one thing
 
 
 def test_wrong_answers_count_nothing() -> None:

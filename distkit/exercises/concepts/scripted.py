@@ -20,7 +20,8 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     writer = Writer(n)
     for op, rank, begin, end, fields in lines:
         writer.operation(op, rank, begin * MS, end * MS, **fields)
-    return writer.trace(name, backend="made up")
+    ranks = {str(r): {"name": f"rank {r}", "role": "rank"} for r in range(n)}  # on no device
+    return writer.trace(name, backend="made up", simulated=False, ranks=ranks)
 
 
 def told(trace: Trace, **meta: Any) -> Trace:
