@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,7 @@ class Game:
         self.came: list[list[int]] = [[] for _ in range(steps)]  # workers, in each step
         self.updates = 0
         self.waiting: dict[int, float] = {}  # worker -> since when
+        self.held: dict[tuple[int, int], tuple[float, str]] = {}  # pulls, by worker and server
         self.heap: list[tuple[float, int, int, str, int, int]] = []
         self.number = 0
         self.writer = Writer(workers + self.servers)
@@ -184,10 +185,14 @@ class Game:
         """Let the workers that may begin another step begin it."""
         slowest = min(self.step)
         for w, since in list(self.waiting.items()):
-            if self.step[w] < self.steps and slowest >= self.rule.needs(self.step[w]):
+            if self.step[w] == self.steps:
+                continue
+            if slowest >= self.rule.needs(self.step[w]):
                 del self.waiting[w]
                 self.result.waited[w] += time - since
                 self._next(time, w, "pull", 0)
+            elif since == time:
+                self._hold(time, w, [w % self.servers])
 
     # -- the trace ----------------------------------------------------------------------
 
@@ -199,21 +204,40 @@ class Game:
             facts = {"key": _key(s), "version": self.updates, **givers}
             self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=facts)
 
+    def _hold(self, time: float, w: int, servers: Iterable[int]) -> None:
+        """The next pull of worker ``w`` comes to these servers, which do not answer it yet."""
+        for s in servers if self.record else ():
+            match = self._match(Op.PULL)
+            self.held[w, s] = time, match
+            self._note(self.workers + s, Op.RECV, time, time, peer=w, **self._data(s, match))
+
     def _message(self, op: Op, w: int, s: int, asked: float, begin: float, end: float) -> None:
         """A request at the worker, and both ends of its answer at the server."""
-        peer = self.workers + s
-        match, nbytes = f"{op}:{len(self.writer.events)}", int(self.load[s])
-        data = {
+        peer, held = self.workers + s, None
+        if op is Op.PULL:
+            held = self.held.pop((w, s), None)
+        since, match = held or (asked, self._match(op))
+        data = self._data(s, match)
+        there, back = (begin, end) if op is Op.PULL else (end, end)
+        self._note(w, op, since, end, peer=peer, **data)
+        if held is None:
+            self._note(peer, Op.RECV, there, there, peer=w, **data)
+        self._note(peer, Op.SEND, there, back, peer=w, **data)
+
+    def _match(self, op: Op) -> str:
+        return f"{op}:{len(self.writer.events)}"
+
+    def _data(self, s: int, match: str) -> dict[str, Any]:
+        """The fields of what goes to a server, or comes from it."""
+        nbytes, attributes = int(self.load[s]), {"key": _key(s)}
+        shape = (nbytes // 4,)
+        return {
             "nbytes": nbytes,
-            "shape": (nbytes // 4,),
+            "shape": shape,
             "dtype": "float32",
             "match": match,
-            "attributes": {"key": _key(s)},
+            "attributes": attributes,
         }
-        there, back = (begin, end) if op is Op.PULL else (end, end)
-        self._note(w, op, asked, end, peer=peer, **data)
-        self._note(peer, Op.RECV, there, there, peer=w, **data)
-        self._note(peer, Op.SEND, there, back, peer=w, **data)
 
     def _note(self, rank: int, op: Op, begin: float, end: float, **fields: Any) -> None:
         if self.record:
@@ -230,7 +254,11 @@ class Game:
             }
             for r, role in enumerate(roles)
         }
-        return self.writer.trace("parameter server", ranks=ranks)
+        rule = self.rule
+        terms = {"mode": "dist_sync" if rule.halts else "dist_async", "backup": rule.backup}
+        if rule.staleness is not None:
+            terms["staleness"] = rule.staleness
+        return self.writer.trace("parameter server", ranks=ranks, terms=terms)
 
 
 def _key(server: int) -> str:
@@ -347,6 +375,9 @@ class Hosted(Game):
         self.share = float(load.max()) / self.nbytes if self.nbytes else 1 / len(load)
         self.jobs: dict[int, _Job] = {}  # by worker
         self.clock, self.plans = 0.0, 0
+
+    def _hold(self, time: float, w: int, servers: Iterable[int]) -> None:
+        super()._hold(time, w, range(self.servers))  # it asks all at once
 
     def _pull(self, time: float, w: int, j: int) -> None:
         self.pulled[w] = self.version

@@ -170,6 +170,7 @@ meta = record(
         "backend": anything,
         "device": anything,
         "simulated": anything,
+        "terms": record({"mode": text, "staleness": whole, "backup": whole}, needed=("mode",)),
         "seconds": number,
         "until": number,
         "ranks": _by_rank(by_name(anything)),

@@ -288,10 +288,10 @@ def pushed(trace: Trace, worker: int, at: float) -> int:
 
 
 def lead(trace: Trace) -> int:
-    """The most gradients that a worker is ahead of the slowest one when it pulls."""
-    pulls = [s for s in trace.spans if s.op is Op.PULL]
-    counts = [[pushed(trace, w, s.start) for w in range(WORKERS)] for s in pulls]
-    return max(max(count) - min(count) for count in counts)
+    """The most gradients that a worker is ahead of the slowest one when it begins a step."""
+    steps = [(s.rank, s.start) for s in work(trace, "step")]
+    counts = [(worker, [pushed(trace, w, at) for w in range(WORKERS)]) for worker, at in steps]
+    return max(count[worker] - min(count) for worker, count in counts)
 
 
 def held_back(trace: Trace) -> str:
@@ -324,13 +324,13 @@ STALENESS = Concept(
             "Before which of its steps does worker 0 have to wait?",
             ("step 1", "step 2", "step 3", "step 4"),
             held_back,
-            "Look for the gap in its lane: it has pushed the gradient before, and does not pull.",
+            "Look for the long pull in its lane: the server does not answer it at once.",
         ),
         Ask(
             "With which bound do these workers train?",
             ("0", "2", "4", "no bound"),
             lambda trace: str(lead(trace)),
-            "When worker 0 pulls for step 3, it has pushed three gradients and the straggler one: "
+            "When worker 0 begins step 3, it has pushed three gradients and the straggler one: "
             "it is 2 ahead. Step 4 has to wait until the straggler has pushed its second one.",
         ),
         Ask(

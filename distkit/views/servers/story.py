@@ -144,21 +144,28 @@ def read(trace: EventLog) -> Story:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    rules = _rules(begins, requests, updates, workers)
+    rules = _rules(begins, requests, updates, workers, trace.meta.get("terms", {}))
     return Story(roles, begins, rules, requests, updates, gradients, list(barriers.values()))
 
 
 def _rules(
-    begins: Iterable[int], requests: list[Request], updates: list[Update], workers: int
+    begins: Iterable[int],
+    requests: list[Request],
+    updates: list[Update],
+    workers: int,
+    usual: Mapping[str, Any],
 ) -> dict[int, Rule]:
-    """The rule that a run's updates show; what its mode says while there are none."""
+    """The rule that a run's updates show; what its mode says while there are none.
+
+    ``usual`` are the terms where nobody registers, as in a simulation.
+    """
     terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
     taken: dict[int, int] = {}
     for u in updates:
         taken[u.run] = max(len(u.late), taken.get(u.run, 0))
     rules = dict[int, Rule]()
     for run in begins:
-        told = rule_of(**{"mode": "", **terms.get(run, {})})
+        told = rule_of(**{"mode": "", **terms.get(run, usual)})
         n = taken.get(run, max(1, workers - told.backup) if told.halts else 1)
         rules[run] = Synchronous(workers - n) if n > 1 else Asynchronous(told.staleness)
     return rules
