@@ -11,6 +11,8 @@ from sheets import RESULTS, settle
 from traces import DEMOS, MS, Script, big, group_of_two, hang, odd_values, ring
 
 from distkit.events import Op
+from distkit.simulation.network import Link
+from distkit.simulation.serving import parameter_server
 from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.scene.theme import theme
@@ -271,6 +273,29 @@ def test_the_band_of_a_group_leaves_the_lanes_of_others_free(tab: Any, tmp_path:
     lanes = [y for y in range(1, len(column)) if column[y] != column[y - 1] == column[0]]
     middle = lanes[1] + 8  # of rank 1's: the column crosses three lanes and the axis
     assert column[middle] != column[0] and image.getpixel((inside, middle)) == column[middle]
+
+
+WRITTEN = """
+window.written = [];
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+    written.push(text);
+    return draw.call(this, text, ...at);
+};
+"""
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_arrows_name_their_key_only_if_there_are_several(
+    tab: Any, tmp_path: Path, servers: int
+) -> None:
+    played = parameter_server(2, [400] * servers, servers, Link(5e-3, 0), 1e-2)
+    to_html(played.trace, tmp_path / "keys.html")
+    tab.page.add_init_script(WRITTEN)
+    open_page(tab, tmp_path / "keys.html")
+    named = {text for text in tab.page.evaluate("written") if text.startswith("shard")}
+    assert bool(named) == (servers == 2)
+    assert quiet(tab)
 
 
 def test_who_sent_nothing_stands_in_line(tab: Any, tmp_path: Path) -> None:

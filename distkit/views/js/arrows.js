@@ -11,6 +11,8 @@ export class Arrows {
   constructor(painter, bare = false) {
     const { c, at, look, store } = painter;
     Object.assign(this, { painter, c, at, look, store, bare, labels: [] });
+    const asked = store.looks.filter(({ op }) => op === "push" || op === "pull");
+    this.keys = new Set(asked.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
     this.list = this.#visible(); // [number, path]
   }
@@ -119,12 +121,14 @@ export class Arrows {
     c.stroke();
   }
 
-  // What a message weighs, written beside its arrow where nothing else stands.
+  // What a message weighs, or the key that it is about if there are several; written beside its
+  // arrow where nothing else stands.
   #weight(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, look } = this;
     const arrow = this.store.arrow(a);
-    if (!arrow.nbytes) return;
+    const only = this.keys.size === 1 && this.keys.has(arrow.label);
+    if (!arrow.nbytes || only) return;
     const text = arrow.label || humanBytes(arrow.nbytes);
     c.font = `11.5px ${look.font}`;
     const width = c.measureText(text).width + 8;
