@@ -28,7 +28,10 @@ class Algorithm:
         schedule: number of ranks -> rounds; with the keyword options that it documents.
         home: where its page is, in ``distkit.algorithms``: "module.function".
         cost: how long it takes, as a formula to be read.
-        rounds: number of ranks -> how many rounds, with default options.
+        rounds: number of ranks -> how many rounds its schedule has, with default options. A rank
+            may have several messages in one, which go one after another: of "reduce_broadcast" the
+            first has n-1 in each of two, so that 2(n-1) exchanges follow each other, as
+            :class:`~distkit.Compare` and the lessons count them.
         messages: number of ranks -> the most messages that one rank sends.
         volume: number of ranks -> the most that one rank sends, in K.
         chunks: number of ranks -> in how many chunks the tensor is split, by
