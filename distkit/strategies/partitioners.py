@@ -79,6 +79,9 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """As many shards as have about ``min_shard_bytes`` each, at most ``max_shards``.
 
+    As TensorFlow's, it rounds their number up, so a shard may be smaller: of several each has about
+    half of that or more.
+
     Args:
         min_shard_bytes: the size of a shard [bytes], 256 KiB by default.
         max_shards: the most shards of a variable; such as the number of servers.

@@ -147,6 +147,7 @@ def test_a_refused_push_fails_its_function() -> None:
         (MinSizePartitioner(4, 10), (6, 1), [6, 1]),
         (MinSizePartitioner(1024, 10), (6, 1), [1, 1]),
         (MinSizePartitioner(), (1 << 20,), [1]),
+        (MinSizePartitioner(24 << 10, 8), (128, 128), [3, 1]),  # of 21.3 KiB, as in TensorFlow
         (MaxSizePartitioner(4), (6, 1), [6, 1]),
         (MaxSizePartitioner(4, 2), (6, 1), [2, 1]),
         (MaxSizePartitioner(1024), (6, 1), [1, 1]),
