@@ -42,7 +42,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
             seconds[path.stem] = time.perf_counter() - began
             say(f"course: {path.stem}: {failed[path.stem] or 'ran'} ({seconds[path.stem]:.0f} s)")
         stayed = left(mark)
-        files = len(_files(folder / "tmp")) + len(_files(_SHARED) - before)
+        files = sorted(map(str, _files(folder / "tmp") | (_files(_SHARED) - before)))
         end(mark)
     return [
         figure(
@@ -56,8 +56,8 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
         none("lessons that fail", len(list(filter(None, failed.values())))),
         none("processes left after the course", len(stayed)),
         none("ports left after the course", sum(stayed.values())),
-        none("files left after the course, in memory and in temporary folders", files),
-    ], {"seconds": seconds, "failed": failed}
+        none("files left after the course, in memory and in temporary folders", len(files)),
+    ], {"seconds": seconds, "failed": failed, "files": files}
 
 
 def none(name: str, count: float) -> Figure:

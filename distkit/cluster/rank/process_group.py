@@ -361,8 +361,29 @@ class PatientStore(dist.Store):
 # as ``torch.distributed.nn.functional`` does, a constant, a class attribute. The module outlives
 # the group: ranks live on, and after an interrupt or a failure they meet in a new one.
 
+#: How many names the modules had that ranks share with the process they are forked from.
+_shared: dict[str, int] = {}
+
 #: Of so many objects the collector is asked at once: its answer is a list.
 AT_ONCE = 10_000
+
+
+def share_modules() -> None:
+    """Remember which modules the ranks to come share, and how large these are."""
+    _shared.update((name, _size(module)) for name, module in list(sys.modules.items()))
+
+
+def _written_modules() -> list[Any]:
+    """The modules that may hold a group: to look at all of them would copy their shared pages."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.distributed") or _size(module) != _shared.get(name)
+    ]
+
+
+def _size(module: Any) -> int:
+    return len(getattr(module, "__dict__", ()))
 
 
 def renew(old: list[Any], new: Any, kept: Sequence[Any] = ()) -> None:
@@ -382,7 +403,7 @@ def renew(old: list[Any], new: Any, kept: Sequence[Any] = ()) -> None:
         _holders(old, stale), key=lambda holder: not _is_class(holder)
     )  # before its dict
     # frozen objects are not among those of the collector; modules are all that programs write to
-    for holder in [*holders, *sys.modules.values()]:
+    for holder in [*holders, *_written_modules()]:
         if type(holder) is FunctionType:
             given = holder.__defaults__ or ()
             holder.__defaults__ = tuple(new if id(value) in stale else value for value in given)
