@@ -9,7 +9,7 @@ import pytest
 
 from distkit.cli import main
 from distkit.errors import DistkitError
-from distkit.exercises.concepts import CONCEPTS, concept_check
+from distkit.exercises.concepts import CONCEPTS, concept_check, systems
 from distkit.exercises.predictions import Prediction
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.view import View
@@ -45,6 +45,15 @@ def test_a_concept_check(lesson: str) -> None:
     about = Columns(check.trace).frame
     origins = {*about["facts"], *(lane["detail"] for lane in about["lanes"])}
     assert not {"made up", "simulated"} <= origins  # one word for one thing
+
+
+def test_the_made_up_gpu_is_done_while_its_rank_waits_for_the_value() -> None:
+    """And not where two marks meet: there rounding would choose the answer."""
+    trace = systems.two_gpus()
+    assert systems.waits_in(trace) == "x[0].item()"
+    over = systems.reduces(trace)[0].start + systems.on_gpu(trace)
+    edges = [t for s in trace.spans for t in (s.start, s.end)]
+    assert min(abs(over - t) for t in edges) > 1e-4
 
 
 def test_wrong_answers_count_nothing() -> None:

@@ -241,8 +241,8 @@ def two_gpus() -> Trace:
                 mark(rank, at, at + 5, "backward"),
                 collective(Op.ALL_REDUCE, rank, at + 5, at + 5.5, 64 * MIB, attributes=facts),
                 mark(rank, at + 5.5, at + 8.5, "read the next batch"),
-                mark(rank, at + 8.5, at + 14, "x[0].item()"),
-                mark(rank, at + 14, at + 18, "update"),
+                mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # when the GPU is done, it copies
+                mark(rank, at + 14.5, at + 18, "update"),
             ]
     trace = script(2, "two GPUs", *lines)
     ranks = {str(r): {"name": f"rank {r}", "device": f"cuda:{r}"} for r in range(2)}
@@ -305,7 +305,7 @@ GPUS = Concept(
             "What is rank 0 doing at the moment when the GPU is done with it?",
             ("backward", "read the next batch", "x[0].item()", "update"),
             waits_in,
-            "The GPU begins at 5 ms and needs 9 ms. Until 14 ms the rank waits for the value.",
+            "The GPU begins at 5 ms and needs 9 ms. Until then the rank waits for the value.",
         ),
         Ask(
             "Which rank has the most GPU memory in use?",
