@@ -268,7 +268,7 @@ TASKS: list[Task] = [
         (
             (both_receive, "deadlock in both_receive: "),
             (one_way, "each rank gets the other one's x"),
-            (by_gathering, "1 collective operations of a rank; 0 suffice: write it with send"),
+            (by_gathering, "1 collective operation of a rank; 0 suffice: write it with send"),
             (twice, "2 messages sent by the busiest rank; 1 suffice: x to the other rank"),
         ),
         worth=3,

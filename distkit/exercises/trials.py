@@ -234,12 +234,12 @@ def _called(call: Callable[[Answer, int, int], Any], mine: Answer) -> Any:
     return call(mine, dist.get_rank(), dist.get_world_size())
 
 
-#: What is counted, in words.
+#: What is counted, and of whom.
 _COUNTED = {
-    "messages": "messages sent by the busiest rank",
-    "bytes": "bytes sent by the busiest rank",
-    "rounds": "rounds",
-    "calls": "collective operations of a rank",
+    "messages": ("message", " sent by the busiest rank"),
+    "bytes": ("byte", " sent by the busiest rank"),
+    "rounds": ("round", ""),
+    "calls": ("collective operation", " of a rank"),
 }
 
 
@@ -254,7 +254,8 @@ def measured(trace: Trace) -> dict[str, int]:
 
 def at_most(name: str, got: int, most: int, else_: str, trace: Trace) -> Criterion:
     """Met if no more was sent than needed; else wasteful."""
-    text = f"{got:,} {_COUNTED[name]}"
+    what, whose = _COUNTED[name]
+    text = count(got, what) + whose
     if got <= most:
         return Criterion(name, text)
     return Criterion(name, f"{text}; {else_}", WASTEFUL, trace)
