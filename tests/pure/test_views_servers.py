@@ -449,13 +449,21 @@ def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     assert run.staleness["totals"][:2] == [2, 0]
 
 
+def test_a_run_with_a_bound_opens_where_a_pull_waits() -> None:
+    """And not at its most stale gradient: the bound is what it is about."""
+    steps = [("pull", 1), ("push", 0), ("pull", 0), ("push", 0), ("pull", 0), ("push", 1)]
+    run = project(shop(2, Asynchronous(staleness=1), steps).trace())
+    assert [max(u.late.values()) for u in run.story.updates] == [0, 0, 2]
+    assert [w.node for w in held(run, opening(run))] == [0]
+
+
 def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     steps = [("push", 0), ("pull", 0), ("push", 0), ("pull", 0)]
     run = project(shop(2, Asynchronous(staleness=1), steps).trace())
     assert (version(run, run.end), [w.node for w in held(run, run.end)]) == (2, [0])
     assert doing(run, run.end)[0] == ("waits", "waits for worker 1")
     assert projection.facts(run)[0] == "dist_async staleness=1"
-    assert said(run.story).endswith("while a worker is more than 1 gradient behind.")
+    assert said(run.story).endswith("more than 1 gradient ahead of another waits in its pull.")
 
 
 def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
@@ -729,4 +737,4 @@ def test_workers_of_a_simulation_wait_as_long_as_it_says(link, how) -> None:
     ]
     assert waits == pytest.approx(played.waited, abs=0.01)
     assert any(waits) == any(played.waited)
-    assert ("more than 2 gradients behind" in said(run.story)) == (how.get("staleness") == 2)
+    assert ("more than 2 gradients ahead" in said(run.story)) == (how.get("staleness") == 2)

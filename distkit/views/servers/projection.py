@@ -175,9 +175,9 @@ def worth(story: Story) -> dict[tuple[At, float], str]:
 def opening(run: Serving) -> float:
     """A moment that tells what this run is like; of one that goes on, the last.
 
-    A death; or somebody who never gets an answer, or a refusal: when it has asked. Else when the
-    most stale gradient has been applied, if possible while nobody waits and few messages are under
-    way; else where most gradients and pulls wait longest.
+    A death; or somebody who never gets an answer, or a refusal: when it has asked. Else, if no pull
+    waits, when the most stale gradient has been applied, if possible while nobody waits and few
+    messages are under way; else where most gradients and pulls wait longest.
     """
     story, start, end = run.story, run.start, run.end
     if run.live:
@@ -200,7 +200,7 @@ def opening(run: Serving) -> float:
         behind, time = one
         return not waiting(time), flying(time) <= FEW, behind, -time
 
-    if late:
+    if late and not pulls:
         return max(late, key=shows)[1]
     steps = [step for w in pulls for step in ((w.begin, 2), (w.end, -2))]
     for g in story.gradients:
@@ -252,8 +252,8 @@ def said(story: Story) -> str:
     if most <= 1 and workers > 1 and bounds:
         ahead = count(max(bounds), "gradient")
         return (
-            f"Each gradient is applied when it arrives. A pull waits while a worker is more "
-            f"than {ahead} behind."
+            f"Each gradient is applied when it arrives. A worker that is more than {ahead} "
+            "ahead of another waits in its pull."
         )
     if most <= 1 and workers > 1:
         return (
