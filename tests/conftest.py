@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-hypothesis.settings.register_profile("distkit", deadline=None)  # a slow machine fails nothing
+# A slow machine fails nothing. CI tries the same examples each time, as Hypothesis's own profile.
+hypothesis.settings.register_profile(
+    "distkit",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("distkit")
 
 # a shell's background job ignores the interrupt, and so would all that it starts
