@@ -96,18 +96,18 @@ class View(anywidget.AnyWidget):
         """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
         self._following += 1
         throttle = Throttle(lambda events: self._feed(events, take), period=self.period)
-        ended = threading.Event()
+        first = threading.Lock()  # is taken once, by whoever hears of the end first
 
         def receive(events: list[Event]) -> None:
             if events:
                 throttle.add(events)
-            elif run.finished and not ended.is_set():
-                ended.set()
-                throttle.flush()
-                with self._lock:
-                    self._publish(end(run.trace))
-                self._following -= 1
-                self._still.renew()
+            elif run.finished:
+                if first.acquire(blocking=False):
+                    throttle.flush()
+                    with self._lock:
+                        self._publish(end(run.trace))
+                    self._following -= 1
+                self._still.renew()  # each time the end is told: the reader may have missed one
 
         self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
         if run.finished:
