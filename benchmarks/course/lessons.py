@@ -33,6 +33,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         around = {MARK: mark, "TMPDIR": str(folder / "tmp"), **surroundings(folder / "jupyter")}
+        around["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # of torch, meant to stay
         (folder / "tmp").mkdir()
         seconds, failed = {}, {}
         for path in LESSONS:
