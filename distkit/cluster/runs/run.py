@@ -41,7 +41,6 @@ class Run:
         self._reading = threading.RLock()  # a result may look at the run
         self._shown = False  # in its cell
         self._warned = False  # of what was found: once is enough
-        self._waited = False
 
     def __repr__(self) -> str:
         if not self.finished:
@@ -125,7 +124,6 @@ class Run:
             TimeoutError: ``timeout`` seconds have passed; the run goes on.
         """
         conductor = self._conductor
-        ended_before, self._waited = self.finished and not self._waited, True
         try:
             with ended_by_interrupt(self):
                 if not conductor.prints.print_until(lambda: self.finished, timeout):
@@ -134,8 +132,7 @@ class Run:
             figures, conductor.figures = conductor.figures, []
             show_figures(figures)
             with conductor.announcing:  # a view's last picture belongs to the cell that waited
-                if ended_before:  # what a view sent between two cells, nbclient has passed over
-                    conductor.live.end()
+                pass
         self._warn_once()
         if self.error is not None:
             raise self.error

@@ -16,6 +16,7 @@ import re
 import threading
 import zlib
 from collections.abc import Callable
+from functools import cache
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,6 +74,7 @@ class NotebookSnapshot:
         from IPython.display import display
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
+        _unheard()
         with self._sending:  # what is renewed meanwhile is sent after it
             self._handle = display(self.bundle(), raw=True, display_id=True)
         # the empty HTML is for those that show no widgets
@@ -86,6 +88,7 @@ class NotebookSnapshot:
         with self._sending:
             if self._handle is not None:
                 self._handle.update(self.bundle(), raw=True)
+                _unheard().snapshots.add(self)
 
     def bundle(self) -> dict[str, str]:
         """The picture for every kind of front end."""
@@ -95,6 +98,31 @@ class NotebookSnapshot:
         """HTML that is seen where the widget is not."""
         ended = _ENDED * self._goes_on()
         return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
+
+
+class _Unheard:
+    """Snapshots that were renewed while no cell ran, to be renewed in the next one.
+
+    A program that runs a notebook (nbclient) hears only what belongs to the cell that runs.
+    """
+
+    def __init__(self) -> None:
+        from IPython import get_ipython
+
+        self.snapshots = set[NotebookSnapshot]()
+        if (shell := get_ipython()) is not None:
+            shell.events.register("pre_run_cell", self._renew)
+            shell.events.register("post_run_cell", self._forget)
+
+    def _renew(self, *_: object) -> None:
+        for snapshot in list(self.snapshots):
+            snapshot.renew()
+
+    def _forget(self, *_: object) -> None:
+        self.snapshots.clear()
+
+
+_unheard = cache(_Unheard)
 
 
 class HtmlSnapshot(NotebookSnapshot):

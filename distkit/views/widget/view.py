@@ -101,13 +101,12 @@ class View(anywidget.AnyWidget):
         def receive(events: list[Event]) -> None:
             if events:
                 throttle.add(events)
-            elif run.finished:
-                if first.acquire(blocking=False):
-                    throttle.flush()
-                    with self._lock:
-                        self._publish(end(run.trace))
-                    self._following -= 1
-                self._still.renew()  # each time the end is told: the reader may have missed one
+            elif run.finished and first.acquire(blocking=False):
+                throttle.flush()
+                with self._lock:
+                    self._publish(end(run.trace))
+                self._following -= 1
+                self._still.renew()
 
         self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
         if run.finished:
