@@ -39,6 +39,7 @@ test-gpu: ## all tests and figures that need a GPU, on a machine that has one; a
 
 check: $(VENV)/.installed-test ## ruff and mypy
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, beside their references

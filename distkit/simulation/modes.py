@@ -17,9 +17,6 @@ from torch import Tensor, nn
 
 from distkit.algorithms.sgd import sync_sgd_step
 
-#: Backends of ``torch.compile`` that generate no code: they need no compiler, and save no time.
-PLAIN = ("eager", "aot_eager")
-
 
 def measure_modes(
     model: Callable[[], nn.Module],

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Ints = NDArray[np.int_]
+from distkit.algorithms.rounds import Ints
+
 Floats = NDArray[np.float64]
 
 #: A beta above this [s/byte] is a bandwidth that was not inverted.

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
+from distkit.algorithms.rounds import Ints
 from distkit.algorithms.schedules import Round, chunk_sizes
 from distkit.events import Event, Op, State
 from distkit.simulation.network import Floats, Network, a_network
@@ -109,7 +110,6 @@ def _seconds(name: str, value: float) -> None:
         raise ValueError(f"a {name} of {value}: give a number that is not negative")
 
 
-Ints = NDArray[np.int_]
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 
 #: A trace with more events than this is no trace for people to look at.

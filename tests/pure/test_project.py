@@ -233,7 +233,7 @@ def test_functions_are_short() -> None:
     assert not [(size, name) for size, name in found if size > 39]
 
 
-@pytest.mark.parametrize("tool", ["ruff check .", "mypy"])
+@pytest.mark.parametrize("tool", ["ruff check .", "ruff format --check .", "mypy"])
 def test_make_check(tool: str) -> None:
     assert tool in ROOT.joinpath("Makefile").read_text()
     python("-m", *tool.split())

@@ -234,24 +234,27 @@ def _area(boxes: list[Box]) -> str:
     return d
 
 
+_ON_WHITE = {
+    "ink": INK,
+    "muted": GRAY,
+    "paper": "#fff",
+    "warning": WARNING_LIGHT,
+    "code": svg.CODE,
+    "positive": POSITIVE,
+    "negative": NEGATIVE,
+}
+
+
 def _color(value: str | float, lane: int) -> str | float:
     """A colour's name as a colour on white paper; anything else as it is."""
-    own = rank_color(lane)
-    known = {
-        "ink": INK,
-        "muted": GRAY,
-        "paper": "#fff",
-        "warning": WARNING_LIGHT,
-        "rank": own,
-        "label": svg.readable(own),
-        "code": svg.CODE,
-        "positive": POSITIVE,
-        "negative": NEGATIVE,
-    }
+    if value == "rank":
+        return rank_color(lane)
+    if value == "label":
+        return svg.readable(rank_color(lane))
     name, _, part = str(value).partition(" ")
     if name == "ink" and part:
         return svg.tint(INK, float(part) / 100)
-    return known.get(str(value), value)
+    return _ON_WHITE.get(str(value), value)
 
 
 # -- beside the scene -------------------------------------------------------------------

@@ -155,7 +155,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     },
     "own": {"fill": "rank"},
     "pale": {"fill": "rank", "fill-opacity": 0.36},
-    "faded": {"fill": "rank", "fill-opacity": 0.35},
     "merging": {"fill": "rank", "fill-opacity": 0.7},
     "full": {"fill": "ink"},
     "gray": {"fill": "ink 45"},

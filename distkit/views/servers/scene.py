@@ -328,7 +328,7 @@ class _Painter:
         """A worker: hollow and dashed while it waits, pale when it has ended."""
         r, room, waits = person["r"], person["room"], status.kind == "waits"
         rank, lane = person["rank"], self._lane(person["rank"])
-        style = {"waits": "waiting", "ended": "faded"}.get(status.kind, "own")
+        style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
         look = "hollow" if status.kind in ("waits", "ended") else "number"
         shapes = [
             circle(r, style, lane=lane),

@@ -385,7 +385,7 @@ def _contributions(
     """A chunk: a layer in its colour for each rank that contributed, or may have."""
     each = h / of
     found = [rect(w, h, "now")]
-    for style, lanes in (("own", sure), ("faded", maybe)):
+    for style, lanes in (("own", sure), ("pale", maybe)):
         found += [rect(w, each, style, y=lane * each, lane=lane) for lane in lanes]
     return tuple(found)
 

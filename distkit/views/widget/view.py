@@ -1,6 +1,6 @@
 """The base of all views of a trace: the widget, live updates, the static picture, files.
 
-A view has a pure projection (a trace in, plain data out), a painter in js/ and a static painter.
+A view has a pure projection (a trace in, plain data out) and two painters, which all scenes share.
 """
 
 from __future__ import annotations
@@ -221,9 +221,6 @@ class SceneView(WholeView):
 
     _esm = esm("scene")
     _css = css("scene")
-
-    def _project(self, trace: EventLog) -> Json:
-        raise NotImplementedError
 
     def _changes(self, before: Json, now: Json) -> Json:
         changed: Json = patch(before, now)
