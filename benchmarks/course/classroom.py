@@ -15,6 +15,7 @@ import psutil
 
 from benchmarks.course.lessons import none
 from benchmarks.figure import Figure
+from distkit import run_ranks
 from distkit.exercises import TASKS
 from distkit.exercises.assignments import solved
 from distkit.exercises.grading import grade
@@ -66,6 +67,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
 
 def classroom(students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
     """Results that are not as they should be, and processes left; every tenth is hostile."""
+    run_ranks(int, 1)  # what ranks are forked from stays as long as this process
     before, lost = _processes(), []
     harm = itertools.cycle(HOSTILE)
     with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
