@@ -75,7 +75,7 @@ def classroom(students: int, say: Callable[[str], None]) -> tuple[list[str], int
             kind = next(harm) if n % 10 == 0 else ""
             say(f"course: submission {n}, {kind or 'well-meant'}")
             lost += [f"{n}: {what}" for what in _submission(Path(folder, f"{n}.py"), kind)]
-    return lost, len(_processes() - before)
+    return lost, len(_processes()) - len(before)
 
 
 def _submission(file: Path, kind: str) -> Iterator[str]:
