@@ -19,7 +19,7 @@ from distkit.diagnosis.diagnose import Finding, Kind, diagnose
 from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
 from distkit.recording import merge, rankfile, trouble
-from distkit.trace.calls import at
+from distkit.trace.calls import raised_at
 from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
@@ -362,4 +362,4 @@ def _out_of_reach(record: rankfile.Record) -> str:
 
 def _in_words(end: dict[str, str]) -> str:
     said = end["how"] + (f" ({end['text']})" if end["how"] == "died" else f" {end['text']}")
-    return f"{said.rstrip()}{at(end['where'])}"
+    return raised_at(said.rstrip(), end["where"])

@@ -25,7 +25,18 @@ from distkit.diagnosis.findings import (
 from distkit.diagnosis.mismatches import NEW_GROUP
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
-from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, named, ordinal, seen
+from distkit.trace.calls import (
+    SILENT,
+    STOPPED,
+    at,
+    call,
+    keys,
+    last_call,
+    named,
+    ordinal,
+    raised_at,
+    seen,
+)
 
 #: A finding, and the stuck ranks that it is about.
 Told = tuple[Finding, set[int]]
@@ -479,7 +490,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
             culprits = tuple(sorted(map(int, odd.groups())))
         if "finished reduction in the prior iteration" in text:
             return _prior_iteration(facts, ranks, places)
-        message = f"{named(ranks)} raised {said}{at(where)}."
+        message = f"{named(ranks)} raised {raised_at(said, where)}."
     else:
         kind, remedy = Kind.DIED, search(text)
         of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"

@@ -12,7 +12,7 @@ from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, times, verb
 from distkit.diagnosis.program import Place
 from distkit.events import Op, Span
-from distkit.trace.calls import at, named, ordinal
+from distkit.trace.calls import at, named, ordinal, raised_at
 
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]
@@ -190,8 +190,8 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
     first = text.splitlines()[0][:200]
     return Finding(
         Kind.RAISED,
-        f"rank {span.rank} raised {first}{at(where)}, and with this exception under way waits in "
-        f"{facts.call(span)}{at(span.where)}.",
+        f"rank {span.rank} raised {raised_at(first, where)}, and with this exception under way "
+        f"waits in {facts.call(span)}{at(span.where)}.",
         f"Fix the exception first. The call at {span.where} stands in a `finally`, an `except` "
         f"or an `__exit__`: without the exception {named([span.rank])} would not be there yet.",
         (span.rank,),

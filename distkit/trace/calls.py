@@ -119,6 +119,15 @@ def at(where: str) -> str:
     return f" at {where}" if where else ""
 
 
+def raised_at(said: str, where: str) -> str:
+    """An exception and its place in a sentence, without a full stop between them.
+
+    >>> raised_at("ValueError: ranks are 0 to 1.", "In[3]:1")
+    'ValueError: ranks are 0 to 1 at In[3]:1'
+    """
+    return f"{said.removesuffix('.') if where else said}{at(where)}"
+
+
 #: How a rank stood to its last call, as far as that is recorded.
 _STOOD = {
     State.SCHEDULED: "before",

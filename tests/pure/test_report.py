@@ -44,6 +44,15 @@ def raised() -> Exception:
     return error.value
 
 
+def test_no_full_stop_stands_between_an_exception_and_its_line() -> None:
+    try:
+        raise ValueError("there are ranks 0 to 1.")
+    except ValueError as error:
+        said = told(Outcome(0, error=describe(error, released=False)))
+    headline = str(said).partition("\n")[0]
+    assert headline == f"rank 0 raised ValueError: there are ranks 0 to 1 at {said.line}"
+
+
 def test_code_that_nobody_can_read_is_not_to_blame() -> None:
     error = told(Outcome(0, error=describe(raised(), released=False)))
     file, _, number = error.line.rpartition(":")

@@ -31,7 +31,17 @@ from distkit.errors import (
 )
 from distkit.events import State
 from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, named, op_name, seen, silence
+from distkit.trace.calls import (
+    SILENT,
+    STOPPED,
+    at,
+    last_call,
+    named,
+    op_name,
+    raised_at,
+    seen,
+    silence,
+)
 from distkit.trace.trace import Trace
 
 #: What torch says where there is no process group, and why that is.
@@ -114,7 +124,7 @@ def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> Dea
         if o.error and o.error.handled and o.rank not in told
     ]
     caught = [
-        f"Rank {rank} had caught {_headline(e)}{at(_users_line(e.frames))} before."
+        f"Rank {rank} had caught {raised_at(_headline(e), _users_line(e.frames))} before."
         for rank, e in handled
     ]
     said = "\n".join([*map(str, findings), *caught])
@@ -368,7 +378,7 @@ def _what_happened(rank: int, error: Failure, line: str) -> str:
             f"rank {rank} was interrupted ({SIGINT}){at(line)}: the signal came "
             "from outside distkit. cluster.interrupt() ends a run on all ranks."
         )
-    return f"rank {rank} raised {_headline(error)}{at(line)}"
+    return f"rank {rank} raised {raised_at(_headline(error), line)}"
 
 
 #: A variable that is assigned something; and what returns nothing.
