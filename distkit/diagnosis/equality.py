@@ -57,7 +57,8 @@ class Comparison:
     """The result of :func:`equal`: true if nothing differs, within the tolerance.
 
     ``first`` is the first difference, None if there is none. ``exact`` is true if all that was
-    compared is equal to the bit; ``largest`` is the largest relative difference found.
+    compared is equal to the bit; ``largest`` is the largest relative difference found;
+    ``compared`` counts steps and layers.
     """
 
     first: Difference | None
@@ -70,9 +71,11 @@ class Comparison:
 
     def __repr__(self) -> str:
         if self.first is not None:
-            return f"different: {self.first.text}"
-        how = "to the bit" if self.exact else f"to {self.largest:.0e} of the largest value"
-        return f"equal {how}: {self.compared}"
+            return f"Different: {self.first.text}"
+        if self.exact:
+            return f"Equal to the bit in {self.compared}"
+        off = f"the largest difference is {self.largest:.0e} of the largest value"
+        return f"Equal in {self.compared}; {off}"
 
 
 def equal(
@@ -107,14 +110,13 @@ def equal(
 
     Example:
         >>> dk.equal(cluster.run(train), dk.run_ranks(train, 1))     # doctest: +SKIP
-        equal to 3e-07 of the largest value: 120 steps, 4 layers, 4 ranks and 1
+        Equal in all 120 steps and 4 layers; the largest difference is 3e-07 of the largest value
     """
     mine, theirs = (_training(name, it) for name, it in (("first", run), ("second", other)))
     found = _Finder(mine, theirs, rtol)
     first = next(chain(found.shapes(), found.differences()), None)
-    ranks = " and ".join(_count(n, "rank") for n in dict.fromkeys(found.ranks))
-    sizes = f"{_count(len(mine.steps), 'step')}, {_count(len(mine.layers), 'layer')}"
-    compared = f"{sizes}, {ranks}"
+    both = _count(len(mine.steps), "step"), _count(len(mine.layers), "layer")
+    compared = "all " * (len(mine.steps) > 1) + " and ".join(both)
     return Comparison(first, first is None and found.exact, found.largest, compared)
 
 
@@ -133,7 +135,6 @@ class _Finder:
 
     def __init__(self, mine: Training, theirs: Training, rtol: float | None) -> None:
         self._mine, self._theirs = mine, theirs
-        self.ranks = [len(t.steps[0].told) for t in (mine, theirs)]
         dtypes = {**mine.dtypes, **theirs.dtypes}
         self._tolerance = {
             layer: TOLERANCES.get(dtype, 0.0) if rtol is None else rtol

@@ -26,7 +26,7 @@ def test_equal_to_the_bit() -> None:
     found = dk.equal(trained([MEAN, MEAN]), trained([MEAN, MEAN]))
     assert found
     assert found.exact
-    assert repr(found) == "equal to the bit: 2 steps, 1 layer, 2 ranks"
+    assert repr(found) == "Equal to the bit in all 2 steps and 1 layer"
 
 
 def test_rounding_is_no_difference() -> None:
@@ -35,6 +35,8 @@ def test_rounding_is_no_difference() -> None:
     assert found
     assert not found.exact
     assert found.largest == pytest.approx(1e-6, rel=0.1)
+    said = r"Equal in all 2 steps and 1 layer; the largest difference is \S+ of the largest value"
+    assert re.fullmatch(said, repr(found))
     assert not dk.equal(trained([MEAN, MEAN]), trained(other), rtol=1e-9)
 
 
@@ -59,7 +61,7 @@ def test_the_first_difference_is_named(
     found = dk.equal(trained(afters, crcs=crcs), trained([MEAN, MEAN]))
     assert not found
     assert (found.first.step, found.first.what, found.first.rank) == (1, what, rank)
-    assert re.search(f"^different: in step 1 the {what}.*{says}", repr(found))
+    assert re.search(f"^Different: in step 1 the {what}.*{says}", repr(found))
 
 
 def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:
@@ -117,7 +119,7 @@ def test_another_learning_rate_is_found_however_small(
 
 def test_a_learning_rate_of_next_to_nothing() -> None:
     slow, fast = (rounded(torch.float32, 0, 3, lr) for lr in (1e-4, 2e-4))
-    assert repr(dk.equal(slow, fast)).startswith("different: in step 1 the weights of ")
+    assert repr(dk.equal(slow, fast)).startswith("Different: in step 1 the weights of ")
 
 
 def test_weights_of_float64_are_compared_as_such() -> None:
