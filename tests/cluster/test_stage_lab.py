@@ -32,7 +32,7 @@ def at(page: Any, beat: int) -> None:
 
 def play(page: Any, stage: Any) -> None:
     """Go through it by keys and clicks, to where every rank holds everything."""
-    assert "ring all-reduce, round by round" in stage.locator(".dk-said").inner_text()
+    assert "the messages of a ring all-reduce" in stage.locator(".dk-said").inner_text()
     assert stage.locator(".dkm-panels li").count() == 6
     assert stage.locator(".dk-beats li").count() == 7  # six rounds, and torch's own all_reduce
     stage.focus()

@@ -317,8 +317,8 @@ def _said(trace: EventLog, found: Contributions) -> str:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
     if found.rings:
         told = (
-            "The messages equal the schedule of a ring all-reduce, round by round: it says which "
-            "chunk each message carries, and whether it is added."
+            "These are the messages of a ring all-reduce, so distkit knows which chunk each one "
+            "carries, and whether it is added."
         )
     elif found.known:
         told = "The contributions follow from the meaning of the collectives and from equal values."
