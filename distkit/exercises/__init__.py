@@ -5,10 +5,10 @@ Example::
     def mine(x):                          # is to sum x over all ranks, in place
         ...
 
-    dk.check.ring_all_reduce              # the task
+    dk.check.ring_all_reduce              # the task; dk.check.ring_all_reduce() shows it, too
     dk.check.ring_all_reduce(mine)        # right? as few messages and bytes as can be?
     dk.hint.ring_all_reduce()             # the next hint
-    dk.solution.ring_all_reduce()         # the library's own page
+    dk.solution.ring_all_reduce()         # a solution: the library's own page
     dk.solution.too_short()               # of a question in words: three answers to compare with
 
 ``dk.check`` lists the exercises.
@@ -58,14 +58,18 @@ class _Desk:
         return "\n".join([self._what, *lines])
 
 
+def _none() -> None:
+    """Stands for the answer that was not given."""
+
+
 class _Check:
-    """Judges a function; its repr is the task."""
+    """Judges a function; its repr, and a call without a function, show the task."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    def __call__(self, mine: Answer) -> Verdict:
-        return self._task.judge(mine)
+    def __call__(self, mine: Answer = _none) -> Verdict:
+        return self._task.not_attempted if mine is _none else self._task.judge(mine)
 
     def __repr__(self) -> str:
         return str(self._task)
@@ -87,10 +91,10 @@ def _solution(one: Task | Question) -> Source | Words:
 
 _ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}
 
-check = _Desk("dk.check.NAME(f) judges f on real ranks:", _Check, TASKS)
+check = _Desk("dk.check.NAME shows a task, dk.check.NAME(f) judges f on real ranks:", _Check, TASKS)
 hint = _Desk("dk.hint.NAME() gives the next hint:", lambda one: partial(_hint, one), _ALL)
 solution = _Desk(
-    "dk.solution.NAME() shows the library's page, or answers to compare yours with:",
+    "dk.solution.NAME() shows a solution, or answers to compare yours with:",
     lambda one: partial(_solution, one),
     _ALL,
 )

@@ -127,7 +127,7 @@ def smallest_ranks(compute: float, sync: float) -> int:
 
 def _why_ranks(said: Any, right: int, compute: float, sync: float) -> str:
     if said == right - 1:
-        return "with so few ranks it is at best as quick as one rank: R > 1 + Tsync/Tcomp"
+        return "with so few ranks it is at best as fast as one rank: R > 1 + Tsync/Tcomp"
     return "R > 1 + Tsync/Tcomp: the smallest whole number above"
 
 
@@ -283,7 +283,7 @@ TASKS: list[Task] = [
     Task(
         "crossover",
         "crossover(n, alpha, beta)",
-        "return the size [bytes] from which on a ring is quicker than a tree",
+        "return the size [bytes] from which on a ring is faster than a tree",
         "Without the time to add: a ring takes 2(n-1)(α + βK/n), a tree 2⌈lg n⌉(α + βK), for K "
         "bytes on n ranks.",
         crossover,
@@ -327,7 +327,7 @@ TASKS: list[Task] = [
     Task(
         "smallest_ranks",
         "smallest_ranks(compute, sync)",
-        "return the smallest number of ranks that is quicker than one",
+        "return the smallest number of ranks that trains faster than one",
         "A step computes for ``compute`` seconds, then synchronizes for ``sync`` seconds, "
         "whatever the number\nof ranks, each of which has its own batch.",
         smallest_ranks,
@@ -337,8 +337,8 @@ TASKS: list[Task] = [
         ),
         _calls(smallest_ranks, _why_ranks, [(1.0, 2.5), (1.0, 2.0), (2.0, 1.0), (0.5, 0.0)]),
         (
-            (lambda c, s: math.ceil(1 + s / c), "with 1.0, 2.0 it returns 3 where 4 is right"),
-            (lambda c, s: math.floor(1 + s / c), "it is at best as quick as one rank"),
+            (lambda c, s: math.ceil(1 + s / c), "sync=2.0 it returns 3 where 4 is right"),
+            (lambda c, s: math.floor(1 + s / c), "it is at best as fast as one rank"),
             (lambda c, s: 2, "the smallest whole number above"),
         ),
     ),

@@ -173,19 +173,25 @@ class Task:
                 criteria.append(criterion)
                 seen(criterion)
         except NotAttempted:
-            advice = f"{self}\nStuck? dk.hint.{self.name}()"
-            return Verdict(self.name, NOT_ATTEMPTED, (), advice, self.worth)
+            return self.not_attempted
         seldom = {c.status for c in criteria} - {PASS}
         status = next((s for s in (FAIL, WASTEFUL, BLOCKED) if s in seldom), PASS)
         advice = self.help if seldom - {BLOCKED} else ""
         return Verdict(self.name, status, tuple(criteria), advice, self.worth)
+
+    @property
+    def not_attempted(self) -> Verdict:
+        """The verdict where there is no answer yet: it tells the task."""
+        advice = f"{self}\nStuck? dk.hint.{self.name}()"
+        return Verdict(self.name, NOT_ATTEMPTED, (), advice, self.worth)
 
     def _tried(self, mine: Answer) -> Iterator[Criterion]:
         """The criteria up to the first mistake, which is one, too."""
         try:
             if not _takes(mine, self.signature.count(",") + 1):
                 yours = inspect.signature(mine)
-                raise Mistake(f"write def {self.signature}: yours takes {yours}")
+                takes = yours if yours.parameters else "no arguments"
+                raise Mistake(f"write def {self.signature}: yours takes {takes}")
             yield from self.trial(mine)
         except Mistake as mistake:
             yield Criterion("values", str(mistake), FAIL, mistake.trace)
@@ -193,7 +199,7 @@ class Task:
     @property
     def help(self) -> str:
         """The next hint."""
-        return f"dk.hint.{self.name}() helps; dk.solution.{self.name}() shows the library's page."
+        return f"dk.hint.{self.name}() helps; dk.solution.{self.name}() shows a solution."
 
 
 def name_of(mine: Answer) -> str:

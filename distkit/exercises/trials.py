@@ -6,6 +6,7 @@ needed; of a function its values; of a quick program its time, in pairs with a s
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -148,9 +149,10 @@ class Calls:
 
     def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """Stop at the first difference."""
-        number = 0
+        number, names = 0, [*inspect.signature(self.page).parameters]
         for number, case in enumerate(self.cases, 1):
-            words = ", ".join(map(repr, case))
+            named = zip(names, case, strict=True)
+            words = ", ".join(f"{name}={value!r}" for name, value in named)
             right = self.page(*deepcopy(case))
             returned = attempt(mine, f"with {words}", *deepcopy(case))
             if returned is None and number == 1:

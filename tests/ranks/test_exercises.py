@@ -55,7 +55,8 @@ def is_timed(task: Task) -> bool:
 def test_what_is_no_answer(name: str) -> None:
     with pytest.raises(TypeError, match=f"dk.check.{name} judges a function, not int"):
         getattr(dk.check, name)(3)
-    assert "yours takes ()" in repr(getattr(dk.check, name)(lambda: None))
+    assert "yours takes no arguments" in repr(getattr(dk.check, name)(lambda: None))
+    assert str(TASKS[name]) in repr(getattr(dk.check, name)())
 
 
 @pytest.mark.parametrize("name", [*TASKS, *QUESTIONS])
