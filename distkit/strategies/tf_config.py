@@ -52,16 +52,16 @@ class TFConfig:
         """Read and check a configuration.
 
         Raises:
-            StrategyError: it is no JSON, which the error places, or fields are missing or wrong,
-                each of which it names.
+            StrategyError: it is not valid JSON, which the error places, or fields are missing or
+                wrong, each of which it names.
         """
         try:
             found = json.loads(text)
         except json.JSONDecodeError as error:
             line = text.splitlines()[error.lineno - 1 : error.lineno] or [""]
             raise StrategyError(
-                f"TF_CONFIG is no JSON: {error.msg} in line {error.lineno}, column {error.colno}:\n"
-                f"    {line[0]}\n    {' ' * (error.colno - 1)}^"
+                f"TF_CONFIG is not valid JSON: {error.msg} in line {error.lineno}, "
+                f"column {error.colno}:\n    {line[0]}\n    {' ' * (error.colno - 1)}^"
             ) from None
         if errors := _errors(found):
             lines = "\n".join(f"    {e}" for e in errors)

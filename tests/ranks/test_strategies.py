@@ -434,7 +434,7 @@ def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert run_ranks(script, 2).results == [(2, 3), (2, 3)]
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task":')
-    with pytest.raises(StrategyError, match="TF_CONFIG is no JSON"):
+    with pytest.raises(StrategyError, match="TF_CONFIG is not valid JSON"):
         MultiWorkerMirroredStrategy()
     evaluator = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
     monkeypatch.setenv("TF_CONFIG", evaluator)
