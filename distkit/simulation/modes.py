@@ -1,4 +1,4 @@
-"""The same training step imperative and compiled: its time, its memory, its messages."""
+"""The same training step imperative and compiled: its time, its memory, its all-reduces."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def measure_modes(
         batch: this rank's inputs and targets.
         loss_fn: mean loss of outputs and targets.
         backend: of ``torch.compile``; "inductor" needs a C++ compiler, "aot_eager" and "eager"
-            only capture the graph, and are as fast as eager mode.
+            only capture the graph, and are no faster than eager mode.
         lr: learning rate.
         steps: that are timed, after the first one, which compiles.
 
     Returns:
         A row per mode: ``mode``; ``first`` and ``step`` [s], ``graphs`` that were compiled,
-        ``messages`` of a step with their ``bytes``, the ``loss`` after the steps, ``memory``, the
-        most that a step's tensors took on the network's device, besides what was there before
-        [bytes], and a ``note`` on what was not measured.
+        ``all_reduces`` of a step with their ``bytes``, the ``loss`` after the steps, ``memory``,
+        the most that a step's tensors took on the network's device, besides what was there
+        before [bytes], and a ``note`` on what was not measured.
 
     Raises:
         RuntimeError: there is no C++ compiler for "inductor"; on every rank.
@@ -147,7 +147,7 @@ def _measured(
         "first": times[0],
         "step": median(times[1:]),
         "graphs": counters["unique_graphs"],
-        "messages": len(sent),
+        "all_reduces": len(sent),
         "bytes": sum(sent),
         "loss": loss.item(),
         "memory": memory,

@@ -26,9 +26,9 @@ def test_compiled_steps_learn_and_send_the_same() -> None:
         eager, compiled, broken, graphs = rows
         assert [r["mode"] for r in rows[:3]] == ["eager", "compiled (eager)", "graph break (eager)"]
         assert eager["graphs"] == 0 < compiled["graphs"] < broken["graphs"]
-        assert len({(r["loss"], r["messages"], r["bytes"]) for r in rows[:3]}) == 1
+        assert len({(r["loss"], r["all_reduces"], r["bytes"]) for r in rows[:3]}) == 1
         assert all(r["memory"] > r["bytes"] for r in rows[:3])  # a step makes all gradients
-        assert eager["messages"] == 1 and eager["first"] > 0 < eager["step"]
+        assert eager["all_reduces"] == 1 and eager["first"] > 0 < eager["step"]
         assert graphs == {
             "mode": "CUDA graphs",
             "note": "not measured: the network is not on a GPU",
