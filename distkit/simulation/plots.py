@@ -14,6 +14,7 @@ from distkit.simulation.simulator import finish_times
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, rank_color
 from distkit.views.scene.units import human_bytes, human_seconds
+from distkit.views.widget.bar import advance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +44,8 @@ def compare(
 ) -> Figure:
     """Time against size for each algorithm, on logarithmic axes, with the lower bound.
 
+    A notebook shows a bar while it is computed.
+
     Args:
         n: number of ranks.
         network: what connects them; lines are simulated on it.
@@ -52,11 +55,11 @@ def compare(
         largest: where it ends [bytes].
 
     Returns:
-        A figure of matplotlib; crossovers of the quickest algorithm are marked on top.
+        A figure of matplotlib; the fastest algorithm of each range of sizes is on top.
     """
     names = list(algorithms or measured or cost.ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)
-    times = {name: [predict(name, n, int(k), network) for k in sizes] for name in names}
+    times = {name: [predict(name, n, int(k), network) for k in sizes] for name in advance(names)}
     figure = figures.new(8, 4.5)
     axes = figure.subplots()
     for i, name in enumerate(names):
@@ -87,30 +90,33 @@ def best_link(network: Network) -> Link:
 
 
 def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]]) -> None:
-    """A line where another algorithm becomes the quickest, and its name."""
+    """Above the frame the colour of the fastest algorithm, and its name where there is room."""
     names = list(times)
     best = np.argmin(np.array(list(times.values())), axis=0)
     starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
     top = axes.get_xaxis_transform()
     widths = np.diff([*np.log(sizes[starts]), np.log(sizes[-1])]) / np.log(sizes[-1] / sizes[0])
-    for start, width in zip(starts, widths, strict=True):
+    ends = [*sizes[starts[1:]], sizes[-1]]
+    for start, end, width in zip(starts, ends, widths, strict=True):
+        color = rank_color(int(best[start]))
+        axes.axvspan(sizes[start], end, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
         if width > 0.12:  # room for a name
             axes.text(
                 sizes[start],
-                1.01,
+                1.045,
                 names[best[start]].replace("_", " "),
                 transform=top,
                 fontsize=8,
-                color=rank_color(int(best[start])),
+                color=color,
             )
 
 
 def _name_axes(axes: Axes, n: int, dots: bool) -> None:
     what = "lines predicted, dots measured" if dots else "predicted"
     axes.set(xlabel="size of the tensor", ylabel="time of an all-reduce")
-    axes.set_title(f"{n} ranks, {what}; quickest above the frame", fontsize=10, pad=18, loc="left")
+    axes.set_title(f"{n} ranks, {what}; fastest above the frame", fontsize=10, pad=22, loc="left")
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))
     axes.yaxis.set_major_formatter(lambda y, _: human_seconds(y))
