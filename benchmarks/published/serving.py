@@ -11,6 +11,7 @@ from benchmarks.published.workloads import inception_v3
 from distkit.simulation import cost
 from distkit.simulation.network import Link
 from distkit.simulation.serving import place
+from distkit.views.scene.units import count
 
 BATCH = 64
 
@@ -77,7 +78,7 @@ def _piz_daint() -> list[Row]:
     return [
         Row(
             "Piz Daint, Inception-v3",
-            f"{w} workers, {s} servers",
+            f"{count(w, 'worker')}, {count(s, 'server')}",
             "images/s",
             x,
             BATCH * w / step_seconds(compute, sigma, beta, w, s),

@@ -528,7 +528,7 @@ def parameter_server(
     if not isinstance(link, Host):
         a_link(link)
     if workers < 1 or steps < 1:
-        raise ValueError(f"{workers} workers, {steps} steps: there must be at least one of each")
+        raise ValueError(f"workers={workers}, steps={steps}: there must be at least one of each")
     if not 0 <= backups < workers:
         raise ValueError(f"{backups} backups of {workers} workers: leave at least one that counts")
     if staleness < 0 or (backups and staleness):

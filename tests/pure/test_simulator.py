@@ -431,7 +431,7 @@ def test_a_served_trace_has_both_ends_of_every_request() -> None:
         (lambda: pipeline(2, 0, 1, 1, 0, NET), "at least one micro-batch"),
         (lambda: pipeline(2, 1, 1, 1, 0, NET, order="zigzag"), "one of gpipe, 1f1b"),
         (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage a rank, not 2"),
-        (lambda: parameter_server(0, [4], 1, ONE, 1.0), "0 workers"),
+        (lambda: parameter_server(0, [4], 1, ONE, 1.0), "workers=0"),
         (lambda: parameter_server(2, [4], 0, ONE, 1.0), "0 servers"),
         (lambda: parameter_server(2, [4], 1, ONE, 1.0, backups=2), "2 backups of 2 workers"),
         (lambda: parameter_server(3, [4], 1, ONE, 1.0, backups=1, staleness=1), "staleness=0"),
