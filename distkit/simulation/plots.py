@@ -102,11 +102,12 @@ def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]
         axes.axvspan(sizes[start], end, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
-        if width > 0.12:  # room for a name
+        name = names[best[start]].replace("_", " ")
+        if width > 0.012 * len(name):  # there is room
             axes.text(
                 sizes[start],
                 1.045,
-                names[best[start]].replace("_", " "),
+                name,
                 transform=top,
                 fontsize=8,
                 color=color,
