@@ -60,7 +60,13 @@ def read(
 
     ``unpack`` undoes the ``pack`` of its :class:`BlackBox`; marshal is for one's own ranks only.
     """
-    memory = path.read_bytes()
+    return rows_in(path.read_bytes(), run, after, unpack)
+
+
+def rows_in(
+    memory: bytes, run: int, after: int, unpack: Callable[[bytes], Any] = marshal.loads
+) -> list[tuple[Any, ...]]:
+    """The same of a box whose content was read already."""
     found = []
     for at in range(0, len(memory), SIZE):
         which, number, size, seq, op, state, when = _HEAD.unpack_from(memory, at)

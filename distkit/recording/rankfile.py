@@ -227,6 +227,9 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
         TraceFileError: not such a file, or of a newer version.
         OSError: it cannot be read.
     """
+    # first: a rank that ends by itself removes these, once all is in its file
+    fault = _beside(path, ".fault")
+    box = _beside(path, ".box") if fault or not goes_on else b""
     content = memoryview(path.read_bytes())
     if content[: len(MAGIC)] != MAGIC:
         raise TraceFileError(
@@ -242,8 +245,18 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
     record.goes_on = goes_on
-    _look_beside(record)
+    record.fault = fault.decode(errors="replace")[:20_000]
+    if len(record.rows) < MOST_ROWS:
+        _add_latest(record, box)
     return record
+
+
+def _beside(path: Path, end: str) -> bytes:
+    """What is in a file beside a rank's; nothing if the rank has removed it."""
+    try:
+        return path.with_suffix(end).read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _record(path: Path, about: Any, chunks: Iterable[tuple[str, Any, Any]]) -> Record:
@@ -271,13 +284,9 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
         content = content[_HEAD.size + size :]
 
 
-def _look_beside(record: Record) -> None:
-    """Add the events that had not been written, and the last words."""
-    box, fault = (record.path.with_suffix(end) for end in (".box", ".fault"))
-    if fault.exists():
-        record.fault = fault.read_text(errors="replace")[:20_000]
-    if (record.fault or not record.goes_on) and box.exists() and len(record.rows) < MOST_ROWS:
-        try:
-            record.rows += blackbox.read(box, 1, len(record.rows), decode)
-        except (ValueError, IndexError, struct.error):  # the end came as one was written
-            record.notes.setdefault("unseen", []).append({"a damaged black box": 1})
+def _add_latest(record: Record, box: bytes) -> None:
+    """Add the events that had not been written when its black box was read."""
+    try:
+        record.rows += blackbox.rows_in(box, 1, len(record.rows), decode)
+    except (ValueError, IndexError, struct.error):  # the end came as one was written
+        record.notes.setdefault("unseen", []).append({"a damaged black box": 1})

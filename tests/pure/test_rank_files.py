@@ -108,6 +108,43 @@ def test_the_black_box_has_what_was_not_written_yet(tmp_path: Path) -> None:
     assert [row[:5] for row in found] == [row[:5] for row in later]
 
 
+@pytest.mark.parametrize(("when", "suffix"), [("as", ".fault"), ("as", ".box"), ("after", ".rank")])
+def test_a_rank_may_end_while_its_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, suffix: str
+) -> None:
+    file = RankFile(tmp_path / "0.rank", about(0))
+    box, fault = (file.path.with_suffix(end) for end in (".box", ".fault"))
+    latest, black_box = [*rows((Op.BARRIER, 11.0, 12.0))], BlackBox(box, encode)
+    for number, row in enumerate(latest, 1):
+        black_box.note(1, number, row)
+    fault.touch()
+
+    def end() -> None:
+        if fault.exists():
+            file.rows(latest)
+            file.note("end", ("returned", "", "", 13.0))
+            box.unlink()
+            fault.unlink()
+
+    def reading(stock):
+        def read(path: Path, *args, **options):
+            if when == "as" and path.suffix == suffix:
+                end()
+            content = stock(path, *args, **options)
+            if when == "after" and path.suffix == suffix:
+                end()
+            return content
+
+        return read
+
+    monkeypatch.setattr(Path, "read_bytes", reading(Path.read_bytes))
+    monkeypatch.setattr(Path, "read_text", reading(Path.read_text))
+    record = rankfile.read(file.path)
+    assert [row[:5] for row in record.rows] == [row[:5] for row in latest]
+    assert record.fault == ""
+    file.close()
+
+
 def test_a_full_disk_ends_the_record_not_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
