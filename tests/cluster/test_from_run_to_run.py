@@ -95,6 +95,17 @@ def test_helpers_of_the_same_name_do_not_collide(cluster: dk.Cluster, tmp_path: 
     assert printed(cluster.run(first)) == {"345 345 1"}
 
 
+def test_an_edited_script_is_quoted_as_it_is_now(cluster: dk.Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("import torch.distributed as dist\ndist.barrier()\n1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(dk.RankError):
+            cluster.run(script)
+    script.write_text("import nomod\n")
+    with pytest.raises(dk.RankError, match=r"in <module>\n    import nomod\n"):
+        cluster.run(script)
+
+
 def test_a_functions_helpers_are_imported_anew_and_a_cells_stay(
     cluster: dk.Cluster, tmp_path: Path
 ) -> None:

@@ -396,6 +396,7 @@ def _of_nothing(error: Failure) -> list[str]:
     if where is None or "NoneType" not in error.text:
         return []
     file, number, *_ = where
+    linecache.checkcache(file)
     return _why_none(linecache.getlines(file)[:number])
 
 
@@ -493,6 +494,7 @@ def _frame(file: str, number: int, function: str, text: str | None) -> str:
     """One frame of a remote traceback; cells' sources are known only here."""
     if not file:
         return f"  [{function}]\n"
+    linecache.checkcache(file)  # a script may have been edited since its last run
     source = linecache.getline(file, number).strip() or (text or "")
     label, _, line = place(f"{file}:{number}").rpartition(":")
     shown = f'  File "{label}", line {line}, in {function}\n'
