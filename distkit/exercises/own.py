@@ -6,6 +6,8 @@ is reduced is another than the one that is given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +57,8 @@ def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
 def _staged(mine: Answer, rank: int, n: int) -> list[float]:
     """The sum, where the backend refuses the tensor itself, as if it were on a GPU."""
     x = torch.full((4,), rank + 1.0)
+    for move in ("cpu", "to"):
+        setattr(x, move, partial(_copied, getattr(x, move)))
     reduce = dist.all_reduce
 
     def on_the_host(tensor: Tensor, *args: Any, **options: Any) -> Any:
@@ -68,6 +72,11 @@ def _staged(mine: Answer, rank: int, n: int) -> list[float]:
     finally:
         dist.all_reduce = reduce
     return x.tolist()
+
+
+def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+    """What a move to the host gives of a tensor on a GPU; on the CPU it gives the tensor itself."""
+    return move(*args, **options).clone()
 
 
 def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
@@ -133,8 +142,8 @@ TASKS: list[Task] = [
         "staged",
         "staged(x)",
         "sum x over all ranks, in place, by a backend that cannot reach x",
-        "Copy x to the host, reduce the copy, copy the sum back into x. On the CPU a copy is "
-        "x.clone().",
+        "Copy x to the host, reduce the copy, copy the sum back into x. In the check x counts as "
+        "on a GPU: x.cpu() is a copy.",
         pages.staged,
         (
             "Which tensor does the backend get, and which one has to hold the sum?",

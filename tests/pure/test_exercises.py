@@ -198,7 +198,8 @@ def test_the_bound_is_the_smallest_with_which_nobody_waits(step: int, pause: int
 )
 def test_wrong_bytes_are_told_with_a_usual_reason(mistaken: Any, says: str) -> None:
     verdict = here("bytes_between")(mistaken)
-    assert verdict.status == "fail" and says in verdict.criteria[0].text
+    told = verdict.criteria[0].text
+    assert verdict.status == "fail" and says in told and ", or " not in told
 
 
 # -- models --------------------------------------------------------------------------------

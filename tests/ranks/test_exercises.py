@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from answers import answer, empty, stub
+from torch import Tensor
 
 import distkit as dk
 from distkit.exercises import LESSONS, QUESTIONS, TASKS
@@ -49,6 +50,25 @@ def test_each_usual_mistake_is_rejected_by_its_message(name: str) -> None:
 
 def is_timed(task: Task) -> bool:
     return isinstance(task.trial, Both)
+
+
+def moved(x: Tensor) -> None:
+    """Right on a GPU."""
+    host = x.cpu()
+    dist.all_reduce(host)
+    x.copy_(host)
+
+
+def moved_by_name(x: Tensor) -> None:
+    """The same."""
+    host = x.to(torch.device("cpu"))
+    dist.all_reduce(host)
+    x.copy_(host)
+
+
+@pytest.mark.parametrize("mine", [moved, moved_by_name])
+def test_a_move_to_the_host_is_a_copy_as_on_a_gpu(mine: Any) -> None:
+    assert dk.check.staged(mine).status == "pass"
 
 
 @pytest.mark.parametrize("name", TASKS)
