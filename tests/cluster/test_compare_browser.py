@@ -14,7 +14,7 @@ from sheets import Sheet
 import distkit as dk
 from benchmarks.views import long_trace
 from distkit.trace.trace import Trace
-from distkit.views.scene.units import count
+from distkit.views.scene.units import count, joined
 from distkit.views.timeline.columns import Columns
 
 
@@ -41,22 +41,26 @@ def opened(tab: Any, tmp_path: Path, *named: Any, **options: Any) -> Sheet:
     return Sheet(tab, dk.Compare(*named, **options), tmp_path / "compare.html")
 
 
-def test_side_by_side_and_what_the_numbers_say(
+def test_overlaid_side_by_side_and_what_the_numbers_say(
     tab: Any, tmp_path: Path, runs: dict[str, Trace]
 ) -> None:
     sheet = opened(tab, tmp_path, runs)
     assert sheet.text(".dk-head strong") == "ring and torch"
+    assert sheet.root.get_attribute("data-layout") == "overlaid"
+    assert sheet.root.locator("canvas").count() == 1 and sheet.painted("canvas")
+    assert sheet.texts(".dkc-frames + .dk-legend li")[:2] == ["communication", "waiting for others"]
+    sheet.drawn(lambda: sheet.root.get_by_role("button", name="Side by side").click())
     assert sheet.root.get_attribute("data-layout") == "side"
     assert sheet.root.locator("canvas").count() == 2
     assert all(sheet.painted(f"canvas >> nth={n}") for n in range(2))
     assert "messages inside the backend's collectives are not recorded" in sheet.text(".dk-notices")
     assert cell(sheet, "messages", 0) == ["48"] and cell(sheet, "rounds", 0) == ["12"]
-    assert cell(sheet, "collectives", 1) == ["2"] and cell(sheet, "rounds", 1)[0] == "2"
-    assert cell(sheet, "rounds", 1)[1] == "0.17×"
+    assert cell(sheet, "collectives", 1) == ["2"] and cell(sheet, "rounds", 1)[0] == "–"
+    assert all(th.get_attribute("title") for th in sheet.root.locator("tbody th").all())
     assert sheet.root.locator(".dkc-meter").count() == 8
 
     sheet.drawn(lambda: sheet.root.locator("th button[data-trace='1']").click())  # the baseline
-    assert cell(sheet, "rounds", 0) == ["12", "6×"] and cell(sheet, "rounds", 1) == ["2"]
+    assert cell(sheet, "collectives", 0) == ["0", "0×"] and cell(sheet, "collectives", 1) == ["2"]
     assert sheet.page.evaluate("document.activeElement.dataset.trace") == "1"
     assert sheet.root.locator("th button[data-trace='1']").get_attribute("aria-pressed") == "true"
     sheet.fine()
@@ -64,6 +68,8 @@ def test_side_by_side_and_what_the_numbers_say(
 
 def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
+    sheet.root.locator("canvas").focus()
+    sheet.press("o")
     canvas = sheet.root.locator("canvas").first
     pixels = "c => c.toDataURL()"
     before = [sheet.root.locator("canvas").nth(n).evaluate(pixels) for n in range(2)]
@@ -82,15 +88,17 @@ def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str
     sheet.press("n", "c")
     assert sheet.root.get_attribute("data-clock") == "start"
     pressed = sheet.root.locator(".dk-lenses button[aria-pressed='true']").all_inner_texts()
-    assert pressed == ["Overlaid", "Critical paths"]
+    assert pressed == ["Critical paths"]
     sheet.press("b")
-    assert cell(sheet, "rounds", 0) == ["12", "6×"]
+    assert cell(sheet, "collectives", 0) == ["0", "0×"]
     assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
     sheet.fine()
 
 
 def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
+    sheet.root.locator("canvas").focus()
+    sheet.press("o")
     sheet.root.locator("canvas").nth(1).focus()
     sheet.press("ArrowDown")
     said = str(sheet.root.locator("> .dk-spoken").text_content())
@@ -102,6 +110,8 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
     sheet.press("ArrowDown", "ArrowUp", "Escape")
     assert sheet.root.locator(".dkc-tip").is_hidden()
     sheet = opened(tab, tmp_path, {"ring": runs["ring"], "again": runs["ring"]})
+    sheet.root.locator("canvas").focus()
+    sheet.press("o")
     sheet.root.locator("canvas").nth(1).focus()
     sheet.press("ArrowDown")
     said = str(sheet.root.locator("> .dk-spoken").text_content())
@@ -131,7 +141,8 @@ def test_the_critical_paths(tab: Any, tmp_path: Path, runs: dict[str, Trace]) ->
         found = columns.causes.path + columns.causes.via
         ranks = {int(columns.ops.rank[i]) for i in found}
         names = [lane["name"] for lane in columns.frame["lanes"] if lane["rank"] in ranks]
-        through = " and ".join(names) if len(names) < 3 else count(len(names), "rank")
+        nodes = "node" if any(lane["role"] for lane in columns.frame["lanes"]) else "rank"
+        through = joined(names) if len(names) < 4 else count(len(names), nodes)
         assert told == f"its critical path goes through {through}"
     sheet.fine()
 
@@ -147,6 +158,21 @@ def test_on_a_projector_it_is_seen_as_a_whole(
     tab.page.set_viewport_size({"width": 400, "height": 720})
     fits = "e => e.clientWidth < 400 && e.scrollWidth <= e.clientWidth"
     tab.page.wait_for_function(fits, arg=root)
+    sheet.fine()
+
+
+def test_heads_and_paths_are_whole_and_two_runs_fit_a_projector(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace]
+) -> None:
+    ring = runs["ring"]
+    sheet = opened(tab, tmp_path, {"ring": ring, "halving and doubling": ring})
+    cut = "es => es.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)"
+    sheet.root.locator("canvas").focus()
+    sheet.press("c")
+    for width in (1280, 870):  # JupyterLab's part of a projector, without its sidebar and with it
+        tab.page.set_viewport_size({"width": width, "height": 720})
+        assert sheet.root.bounding_box()["height"] <= 600
+        assert sheet.root.locator("thead th, .dkc-name, .dkc-title").evaluate_all(cut) == []
     sheet.fine()
 
 
@@ -258,7 +284,7 @@ def test_pictures(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet.pictures("compare")
     assert sheet.root.evaluate("e => getComputedStyle(e).backgroundColor") != light
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
-    sheet.drawn(lambda: sheet.root.get_by_role("button", name="Overlaid").click())
-    sheet.pictures("compare-overlaid")
+    sheet.drawn(lambda: sheet.root.get_by_role("button", name="Side by side").click())
+    sheet.pictures("compare-side")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.fine()

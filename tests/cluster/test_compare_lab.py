@@ -62,8 +62,6 @@ def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     page = tab.page
     view = live(lab, page, "compare.ipynb")
     cells = page.locator(".jp-Cell").count()
-    view.locator("canvas").first.focus()
-    page.keyboard.press("o")
     page.wait_for_selector(".distkit-compare[data-layout=overlaid]")
     run_cell(page, 2)
     page.wait_for_function("() => !document.querySelector('.distkit-compare .dk-live')")

@@ -27,7 +27,11 @@ def figures(columns: Columns) -> Json:
     the end does not, is in :mod:`distkit.views.timeline.causes`.
     """
     frame = columns.frame
-    ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
+    parted = _parted(columns)
+    ranks = [
+        {**{key: lane[key] for key in _OF_A_RANK}, "over": parted.get(lane["rank"])}
+        for lane in frame["lanes"]
+    ]
     workers = [r for r in ranks if r["role"] == WORKER] or ranks
     seconds = (frame["end"] or 0.0) - (frame["start"] or 0.0)
     ends = _done(columns)
@@ -58,18 +62,25 @@ def _mean(parts: list[float]) -> float:
 
 def _done(columns: Columns) -> dict[int, float]:
     """When each rank had finished [s since the start], before the barrier at the end."""
-    ops, over = columns.ops, columns.causes.over
-    parted: dict[int, float] = {}
-    for rank, start in zip(ops.rank[over].tolist(), ops.start[over].tolist(), strict=True):
-        parted[rank] = min(start, parted.get(rank, start))
+    ops, parted, zero = columns.ops, _parted(columns), columns.frame["start"] or 0.0
     bounds = [*np.flatnonzero(np.diff(ops.rank, prepend=-1)).tolist(), len(ops)]
     found = {}
     for a, b in pairwise(bounds):
         rank = int(ops.rank[a])
-        ends = ops.end[a:b][ops.start[a:b] < parted.get(rank, math.inf)]
+        ends = ops.end[a:b][ops.start[a:b] - zero < parted.get(rank, math.inf)]
         if len(ends) and not np.isnan(ends).any():
-            found[rank] = round(float(ends.max()) - (columns.frame["start"] or 0.0), 9)
+            found[rank] = round(float(ends.max()) - zero, 9)
     return found
+
+
+def _parted(columns: Columns) -> dict[int, float]:
+    """When ranks had nothing left but the barrier at the end [s since the start]."""
+    ops, over = columns.ops, columns.causes.over
+    first: dict[int, float] = {}
+    for rank, start in zip(ops.rank[over].tolist(), ops.start[over].tolist(), strict=True):
+        first[rank] = min(start, first.get(rank, start))
+    zero = columns.frame["start"] or 0.0
+    return {rank: start - zero for rank, start in first.items()}
 
 
 # -- rounds --------------------------------------------------------------------------

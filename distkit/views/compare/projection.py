@@ -24,7 +24,7 @@ APART = 0.25
 #: Runs whose times differ by less are as fast; parts of the time differ if by so much.
 CLOSE, NOTED = 1.1, 0.02
 #: What is not known of a run whose messages are all its backend's.
-OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent")
+OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
 #: Key, name and unit of each figure, and what it means. Units: s, B, n (a number), % (a part).
 ROWS = [
@@ -33,7 +33,8 @@ ROWS = [
         "first_done",
         "first rank done",
         "s",
-        "when the first of the ranks had finished; the barrier at the end does not count",
+        "from the first event to the end of the first of the ranks that had nothing left to do; "
+        "the barrier at the end does not count",
     ),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
     ("message_bytes", "bytes in messages", "B", "of all messages together"),
@@ -53,12 +54,18 @@ ROWS = [
         "consecutive exchanges, when a rank sends "
         "one message and receives one at a time; a collective counts as one",
     ),
-    ("busy", "in communication", "%", "share of the time, mean of the ranks"),
+    (
+        "busy",
+        "in communication",
+        "%",
+        "share of the time that ranks spend in sends, receives, collectives and requests, "
+        "waiting for others included; mean of the ranks",
+    ),
     (
         "waiting",
         "waiting",
         "%",
-        "share of the time in which ranks only waited for others, mean of the ranks; "
+        "share of the time that ranks spend only waiting for others, mean of the ranks; "
         "the barrier at the end does not count",
     ),
     ("steps", "steps of training", "n", "of the watched loop"),
@@ -66,7 +73,7 @@ ROWS = [
     ("loss", "loss at the end", "x", "mean of the ranks"),
 ]
 #: Of whom parts of the time are means where there is a parameter server.
-OF_WORKERS = "workers, without servers and scheduler"
+OF_WORKERS = "mean of the workers, without servers and scheduler"
 
 
 def project(traces: Mapping[str, EventLog], *, clock: str = "start", baseline: int = 0) -> Json:
@@ -196,7 +203,10 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
     workers = _served(runs)
     for key, label, unit, hint in ROWS:
         if workers and unit == "%":
-            label, hint = f"workers {label}", hint.replace("ranks", OF_WORKERS)
+            label, hint = (
+                f"workers {label}",
+                hint.replace("mean of the ranks", OF_WORKERS).replace("ranks", "workers"),
+            )
         if workers and key == "rounds":
             continue  # of who comes first there are no rounds
         if workers and key == "most_sent":

@@ -26,7 +26,7 @@ CLOCKS = ("start", "duration")
 
 
 class Compare(View):
-    """Shows two or more traces side by side or overlaid on one time axis, and their differences.
+    """Shows two or more traces overlaid or side by side on one time axis, and their differences.
 
     A table has total time, messages, bytes, rounds, communication and waiting of each, as
     multiples of the baseline. A rank is *waiting* while it only waits for others. The

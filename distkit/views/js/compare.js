@@ -3,6 +3,7 @@
 import { legend } from "./around.js";
 import { card, losses, lossKey, meters, sentence, swatch, table } from "./comparecharts.js";
 import { Clock, Order, Panel, shared } from "./comparepanels.js";
+import { keys } from "./comparestrips.js";
 import { h, press, toggles } from "./dom.js";
 import { listen, Viewport } from "./gestures.js";
 import { clamp, humanSeconds, plural } from "./numbers.js";
@@ -11,11 +12,11 @@ import { Store } from "./store.js";
 import { beside } from "./tooltip.js";
 
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, arrow up and down go " +
-  "from operation to operation, Escape clears the selection; o overlays the traces, " +
+  "from operation to operation, Escape clears the selection; o puts the traces side by side, " +
   "n stretches them to the same length, " +
   "b selects the next baseline, c shows the critical paths.";
 const PILLS = [
-  ["overlaid", "o", "Overlaid", "all traces in one picture, a thin row for each"],
+  ["apart", "o", "Side by side", "a picture of each trace, with its messages"],
   ["normalised", "n", "Same length", "each trace stretched to its own duration"],
   ["critical", "c", "Critical paths",
     "the chain of operations that determined each run's duration"],
@@ -40,7 +41,7 @@ export class Compare extends Sheet {
   build() {
     const { pictures, clock, baseline } = this.picture;
     this.stores = pictures.map((picture) => new Store(picture));
-    this.shows = { overlaid: false, normalised: clock === "duration", critical: false };
+    this.shows = { apart: false, normalised: clock === "duration", critical: false };
     const all = () => this.clock.all;
     const reset = () => this.viewport.glide(all());
     this.viewport = new Viewport(this, { all, rest: all, reset });
@@ -101,7 +102,7 @@ export class Compare extends Sheet {
     const names = runs.map((run) => run.name);
     this.choose(null);
     this.stale += 1;
-    const { overlaid } = this.shows;
+    const overlaid = !this.shows.apart;
     this.panels = overlaid
       ? [new Panel(names.map((_, n) => n), `${names.join(" and ")}, overlaid. ${KEYS}`)]
       : names.map((name, n) => new Panel([n], `Space-time diagram of ${name}. ${KEYS}`));
@@ -134,7 +135,7 @@ export class Compare extends Sheet {
     this.root.toggleAttribute("data-beside", this.beside);
     this.root.toggleAttribute("data-slim", this.beside && width <= WIDE);
     this.root.toggleAttribute("data-tight", this.beside || width < NARROW);
-    const layout = shows.overlaid ? "overlaid" : "side";
+    const layout = shows.apart ? "side" : "overlaid";
     Object.assign(this.root.dataset, { layout, clock: this.clock.kind });
     const scene = this.#scene();
     for (const panel of this.panels) {
@@ -151,8 +152,8 @@ export class Compare extends Sheet {
   // What all panels have in common.
   #scene() {
     const { stores, theme, look, clock, viewport: { shown: view, zoomed }, pointer } = this;
-    const { overlaid } = this.shows;
-    const short = (name) => (name.length > 14 ? `${name.slice(0, 13)}…` : name);
+    const overlaid = !this.shows.apart;
+    const short = (name) => (name.length > 20 ? `${name.slice(0, 19)}…` : name);
     const names = { ranks: this.names, traces: this.picture.runs.map((run) => short(run.name)) };
     const wide = (words, font) => {
       this.scratch.font = font;
@@ -167,13 +168,20 @@ export class Compare extends Sheet {
     const rooms = needs.map((one) =>
       (!this.beside ? APART : overlaid ? room : (room * one) / sum(needs)));
     return {
-      stores, clock, view, zoomed, pointer, look, names, left: clamp(ranks + traces, 84, 250),
-      rows: overlaid ? shared(stores) : null,
+      stores, clock, view, zoomed, pointer, look, names, left: Math.round(clamp(ranks + traces, 84, 250)),
+      rows: overlaid ? shared(stores) : null, overs: stores.map((_, n) => this.#overs(n)),
       sizes: { ...theme.sizes, ...SMALL }, rooms,
       ranks: new Map([...this.names.keys()].map((rank, i) => [rank, i])),
       lights: stores.map((_, n) => this.#light(n)), focus: this.#focus(),
       color: (lane) => this.color(lane), trace: (n) => this.trace(n),
     };
+  }
+
+  // From each rank to when it had nothing left to do but to wait for the others' end.
+  #overs(n) {
+    const { start } = this.stores[n].frame;
+    const { ranks } = this.picture.runs[n].figures;
+    return new Map(ranks.map(({ rank, over }) => [rank, over === null ? Infinity : start + over]));
   }
 
   // The critical path of a trace, if they are wanted.
@@ -186,8 +194,11 @@ export class Compare extends Sheet {
     if (!store.causes) return "its critical path is known once the run has ended";
     const { bars, ends } = store.causes.critical;
     const lanes = [...new Set([...bars, ...ends.keys()].map((i) => store.lane(i)))];
-    const names = lanes.sort((a, b) => a - b).map((i) => store.frame.lanes[i].name);
-    const told = names.length > 2 ? plural(names.length, "rank") : names.join(" and ");
+    const found = lanes.sort((a, b) => a - b).map((i) => store.frame.lanes[i]);
+    const names = found.map(({ name }) => name);
+    const nodes = found.some(({ role }) => role) ? "node" : "rank";
+    const told = names.length > 3 ? plural(names.length, nodes)
+      : [names.slice(0, -1).join(", "), ...names.slice(-1)].filter(Boolean).join(" and ");
     return `its critical path goes through ${told}`;
   }
 
@@ -207,7 +218,8 @@ export class Compare extends Sheet {
     const { picture, stores } = this;
     const trace = (n) => this.trace(n);
     const kinds = new Set(stores.flatMap((store) => [...store.kinds()]));
-    this.kinds.replaceChildren(...legend({ kinds: () => kinds }), this.hint);
+    const own = this.shows.apart ? legend({ kinds: () => kinds }) : keys(stores, kinds);
+    this.kinds.replaceChildren(...own, this.hint);
     picture.runs.forEach((run, n) => {
       const { start, end, live } = stores[n].frame;
       const took = end > start ? humanSeconds(end - start) : "";

@@ -47,8 +47,8 @@ export function table({ runs, rows }, base, color, onbase) {
   });
   const known = ({ key, values }) => key !== "seconds" && values[0] !== null
     && values.every((value) => value === values[0]);
-  const same = rows.filter(known).map(({ label, unit, values }) =>
-    `${label} ${told(values[0], unit)}`);
+  const same = rows.filter(known).map(({ label, unit, hint, values }, i) => [i ? " · " : "",
+    h("span", { title: hint }, `${label} ${told(values[0], unit)}`)]);
   const body = rows.filter((row) => !known(row)).map(({ key, label, unit, hint, values }) => {
     const number = (value) => (typeof value === "number" ? Math.abs(value) : 0);
     const most = Math.max(...values.map(number), 0) || 1;
@@ -67,11 +67,11 @@ export function table({ runs, rows }, base, color, onbase) {
   return h("table", { class: "dkc-table" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }), head)), h("tbody", {}, body),
     same.length ? h("tfoot", {}, h("tr", {}, h("td", { colspan: runs.length + 1 },
-      `the same in all: ${same.join(" · ")}`))) : "");
+      "the same in all: ", same))) : "");
 }
 
 // Per rank and trace: the part of the time in communication, and of that in waiting.
-export function meters({ runs }, names, rankColor, color) {
+export function meters({ runs, rows: figures }, names, rankColor, color) {
   const ranks = [...names.keys()];
   const rows = ranks.slice(0, MOST_RANKS).map((rank, lane) => {
     const found = (run) => run.figures.ranks.find((r) => r.rank === rank);
@@ -82,8 +82,9 @@ export function meters({ runs }, names, rankColor, color) {
   const waits = runs.some((run) => run.figures.ranks.some((r) => r.waiting > 0.005));
   const more = ranks.length - MOST_RANKS;
   return h("section", { class: "dkc-ranks" },
-    h("h4", {}, "in communication",
-      h("small", {}, `${waits ? "waiting is pale · " : ""}bytes sent`)),
+    h("h4", {}, h("span", { title: figures.find(({ key }) => key === "busy")?.hint },
+      "in communication"), h("small", {}, waits ? "waiting is pale" : "",
+      h("span", { class: "dkc-sent" }, `${waits ? " · " : ""}bytes sent`))),
     h("div", { class: "dkc-meters" }, rows),
     more > 0 ? h("p", { class: "dkv-muted" }, `and ${plural(more, "more rank")}`) : "");
 }

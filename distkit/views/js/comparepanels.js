@@ -5,8 +5,10 @@ import { Layout } from "./layout.js";
 import { clamp } from "./numbers.js";
 import { cursor, emptiness, whereabouts } from "./overlay.js";
 import { alpha } from "./colors.js";
+import { Arrows } from "./arrows.js";
 import { fit, roundRect } from "./canvas.js";
 import { Painter } from "./painter.js";
+import { strip } from "./comparestrips.js";
 
 const [ROW, HIGHEST] = [15, 30]; // pixels of a trace's row in a shared lane, when there is room
 const [ROOMY, TALL] = [340, 1500]; // all lanes of a shared panel together, and at most
@@ -141,9 +143,27 @@ export class Panel {
     lanes(c, at, scene);
     const painters = this.numbers.map((n) => this.#painter(scene, n));
     painters[0].grid();
-    for (const [n, painter] of painters.entries()) if (scene.stores[n].count) painter.rows(true);
+    for (const n of this.numbers) if (scene.stores[n].count) this.#strips(scene, n, painters[n]);
     painters[0].axis();
-    this.arrows = [];
+    Object.assign(this, { arrows: [], many: false });
+  }
+
+  // The ranks of a trace, and what the chosen operation has to do with.
+  #strips({ look, rows, overs, color }, n, painter) {
+    const { context: c } = this;
+    const [at, { bright: light, focus }] = [this.layouts.get(n), painter];
+    [...rows[n].keys()].forEach((rank, lane) => {
+      const looks = { color: color(lane), look, over: overs[n].get(rank), light };
+      strip(c, at, rank, rows[n].get(rank), looks);
+    });
+    const arrows = new Arrows(painter, true);
+    arrows.behind();
+    arrows.before();
+    if (focus?.i === undefined) return;
+    const [x, y, width, height] = at.box(focus.i);
+    roundRect(c, x - 1.5, y - 1.5, width + 3, height + 3, 4);
+    Object.assign(c, { strokeStyle: look.fg, lineWidth: 1.5 });
+    c.stroke();
   }
 
   // Where a trace ends: a line, and paler what is behind it.
@@ -186,12 +206,8 @@ class Slim extends Layout {
     const { rank, mark, row } = this.store.tracks[track];
     const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
     const [top, height] = this.rows.get(rank);
-    const work = lane.marks ? height * (lane.rows ? 0.3 : 1) : 0;
-    const [y, whole, count] = mark ? [top + height - work, work, lane.marks]
-      : [top, height - work, lane.rows];
-    const pitch = whole / Math.max(1, count);
-    const tall = Math.max(1.2, pitch - Math.min(1, 0.15 * pitch));
-    return (this.lines[track] = [y + row * pitch, tall]);
+    const pitch = height / Math.max(1, mark ? 1 : lane.rows);
+    return (this.lines[track] = [mark ? top : top + row * pitch, pitch]);
   }
 }
 

@@ -11,7 +11,8 @@ export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
   // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
   // look.lanes: from rank to the number of its colour, where that is not its place
-  // look.calm: of many arrows only those of the chosen operation are drawn
+  // look.calm: of many arrows only those of the chosen operation are drawn, and names only where
+  // they stand well within bright bars
   constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
     this.bright = light ?? this.store.related(focus);
@@ -29,8 +30,7 @@ export class Painter {
     this.axis();
   }
 
-  // All bars and arrows; bare: of arrows only those of the chosen operation, and no ribbons.
-  rows(bare = false) {
+  rows() {
     const { c, at } = this;
     c.save();
     c.beginPath();
@@ -41,8 +41,8 @@ export class Painter {
     this.summed = strips.sums.length > 0;
     strips.draw(true);
     for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
-    if (!bare) this.#ribbons(bars);
-    const arrows = new Arrows(this, bare);
+    this.#ribbons(bars);
+    const arrows = new Arrows(this);
     Object.assign(this, { arrows: arrows.list, many: arrows.many });
     arrows.behind();
     strips.draw(false);
@@ -234,7 +234,8 @@ export class Painter {
       c.fill();
     }
     const ink = solid ? readable(color) : paused ? look.muted : look.fg;
-    if (height >= 10) {
+    const half = opacity < 1 || this.bright?.ends?.has(bar.i);
+    if (look.calm ? height >= 14 && !half : height >= 10) {
       const halo = this.waits?.has(bar.i) && (solid ? color : look.bg); // over the hatch
       this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo);
     }
