@@ -293,6 +293,10 @@ class Cluster:
         self._interrupted: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
+        self._announce()
+
+    def _announce(self) -> None:
+        """Show it in the cell that made it, and have ``%%ranks`` run on it."""
         self._card.show(self._room)
         _made.add(self)
 

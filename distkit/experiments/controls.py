@@ -7,24 +7,27 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import ipywidgets
 from traitlets import TraitError
 
-from distkit.views.scene.units import human_bytes
+from distkit.views.scene.units import human_bytes, human_seconds, round_step
 
 #: What an experiment does itself, and does not hand to the function.
 RANKS, STRAGGLER = "ranks", "straggler"
 OWN = {RANKS: "how many ranks run it", STRAGGLER: "seconds that the last rank loses"}
 #: Of :func:`distkit.trouble`, where the function has no such parameter itself.
 NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
-#: Units of what an experiment does itself.
-UNITS = {STRAGGLER: "[s]", "latency": "[s]", "bandwidth": "[B/s]"}
+#: Parameters in seconds, which are shown in milliseconds below one, and in bytes per second.
+TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
 #: Parameters of the function whose range reads best in powers: of two with units, of ten.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
+
+#: A range of other than whole numbers has at most so many steps.
+MOST_STEPS = 80
 
 #: How many ranks an experiment has that is told nothing about them.
 DEFAULT_RANKS = 4
@@ -59,8 +62,6 @@ class Settings:
                 self._take_straggler(abbreviation)
             else:
                 self.controls[name] = make(name, abbreviation, self._known.get(name, EMPTY))
-        for name in {*self.controls} & {STRAGGLER, *self.network}:
-            self.controls[name] = replace(self.controls[name], unit=UNITS[name])
         if RANKS not in given:
             self._ranks = ranks or DEFAULT_RANKS
         needed = [n for n, d in self._known.items() if d is EMPTY and n not in given]
@@ -185,13 +186,14 @@ class Control:
     high: float = math.inf
     choices: tuple[Any, ...] = ()
     digits: int | None = None  # the readout's, on a logarithmic scale
+    scale: float = 1.0  # of the widget's number to the value's: it may have another unit
     unit: str = ""
     ours: bool = True  # else the reader's own widget, which stays as it is
 
     @property
     def value(self) -> Any:
         """The current value, as its readout shows it."""
-        value = self.widget.value
+        value = self.widget.value if self.scale == 1 else self.widget.value / self.scale
         return value if self.digits is None else float(f"{value:.{self.digits}g}")
 
     def check(self, value: Any) -> None:
@@ -211,7 +213,7 @@ class Control:
         """Have the widget stand at a value that the control allows."""
         if isinstance(self.widget, ipywidgets.SelectionSlider):
             self.widget.options = _sizes({*(n for _, n in self.widget.options), value})
-        self.widget.value = value
+        self.widget.value = value if self.scale == 1 else value * self.scale
 
     @property
     def _whole(self) -> bool:
@@ -231,6 +233,18 @@ def said(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(getattr(value, "__name__", value))
+
+
+def worded(name: str, value: Any) -> str:
+    """The same with the unit that its parameter has.
+
+    >>> worded("straggler", 0.02), worded("latency", 0), worded("bandwidth", 2.5e7), worded("n", 2)
+    ('20 ms', '0 s', '25 MB/s', '2')
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if number and name in TIMES:
+        return human_seconds(float(value)) if value else "0 s"
+    return f"{value / MEGA:.3g} MB/s" if number and name == RATE else said(value)
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -302,7 +316,7 @@ def _made(name: str, abbreviation: Any) -> Control:
     if isinstance(abbreviation, Mapping):
         pairs = list(abbreviation.items())
     elif isinstance(abbreviation, Iterable) and not isinstance(abbreviation, str):
-        pairs = [(said(value), value) for value in abbreviation]
+        pairs = [(worded(name, value), value) for value in abbreviation]
     else:
         return Control(name, _interact(name, abbreviation))
     if not pairs:
@@ -342,8 +356,22 @@ def _range(name: str, given: tuple[Any, ...]) -> Control:
         if low <= 0:
             raise ValueError(f"{name} is on a logarithmic scale, which begins above 0.")
         return (_bytes if name in BYTES else _logarithmic)(name, low, high)
-    widget = _interact(name, (low, high, given[2] if len(given) == 3 else _step(low, high)))
-    return Control(name, widget, low, high)
+    scale, unit = _unit(name, high)
+    if scale != 1:
+        low, high = float(low), float(high)
+    step = given[2] if len(given) == 3 else _step(low, high)
+    if scale != 1:
+        widget = _interact(name, (low * scale, high * scale, step * scale))
+    else:
+        widget = _interact(name, (low, high, step))
+    return Control(name, widget, low, high, scale=scale, unit=unit)
+
+
+def _unit(name: str, high: float) -> tuple[float, str]:
+    """How many of the unit on the page are one of the value's, and that unit."""
+    if name in TIMES:
+        return (1e3, "[ms]") if high <= 1 else (1.0, "[s]")
+    return (1 / MEGA, "[MB/s]") if name == RATE else (1.0, "")
 
 
 def _interact(name: str, abbreviation: Any) -> Any:
@@ -358,10 +386,10 @@ def _interact(name: str, abbreviation: Any) -> Any:
 
 
 def _step(low: float, high: float) -> float:
-    """Whole numbers one by one; others in a hundredth of the range, to a power of ten."""
+    """Whole numbers one by one; others in round steps."""
     if isinstance(low, Integral) and isinstance(high, Integral):
         return 1
-    return float(10.0 ** math.floor(math.log10((high - low) / 10) + 1e-9) / 10)
+    return round_step(high - low, MOST_STEPS)
 
 
 def _bytes(name: str, low: float, high: float) -> Control:
@@ -378,13 +406,14 @@ def _sizes(values: Iterable[int]) -> list[tuple[str, int]]:
 
 
 def _logarithmic(name: str, low: float, high: float) -> Control:
-    ends = math.log10(low), math.log10(high)
+    scale, unit = _unit(name, high)
+    ends = math.log10(low * scale), math.log10(high * scale)
     widget = ipywidgets.FloatLogSlider(
         min=ends[0],
         max=ends[1],
         step=0.1,
         readout_format=".3",
-        value=math.sqrt(low * high),
+        value=math.sqrt(low * high) * scale,
         description=name,
     )
-    return Control(name, widget, float(low), float(high), digits=3)
+    return Control(name, widget, float(low), float(high), digits=3, scale=scale, unit=unit)

@@ -122,6 +122,9 @@ class Background(Cluster):
     def __init__(self, plan: Plan) -> None:
         self._open(plan)
 
+    def _announce(self) -> None:
+        """Tell nobody."""
+
 
 def submit(
     cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any], network: Collection[str] = ()
@@ -212,15 +215,16 @@ class Experiment(State):
     """Sliders and buttons that start real runs, as ``ipywidgets.interact`` calls a function.
 
     In a notebook it displays as a panel: a control per parameter, Run and Stop, a bar that moves
-    with the run's progress, a table of all runs, a plot of their seconds against what was varied,
-    and the pictures of the latest run. The notebook stays usable meanwhile.
+    with the run's progress, a table of all runs, a plot of what it returned, else the seconds,
+    against what was varied, and the pictures of the latest run. The notebook stays usable meanwhile.
 
     A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or a widget of
     ipywidgets; it begins at the function's default. Some names mean more:
 
     - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; for another
       number a cluster is started, and kept until the number changes or :meth:`close`.
-    - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed.
+    - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed; up to
+      one, they are shown in milliseconds.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: of :func:`~distkit.trouble`, in seconds
       and in bytes per second, if the function has no such parameter.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.

@@ -23,7 +23,7 @@ from distkit.experiments import chart, results
 from distkit.experiments.controls import Control
 from distkit.experiments.results import Activity, Record, State, words
 from distkit.trace.trace import Trace
-from distkit.views import Gradients, Stage, Timeline
+from distkit.views import Gradients, Servers, Stage, Timeline
 from distkit.views.scene.units import human_seconds
 
 #: Parts of the bar.
@@ -167,11 +167,12 @@ class Panel:
         title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
         self._table = _html("dkx-table")
+        self._own = picture is not None
         self._chart = Chart(None if picture is None else self._weakly(picture))
         for control in controls.values() if picture else ():
             control.widget.observe(lambda _: self._chart.draw(), "value")
-        self._own = picture is not None
-        runs = ipywidgets.HBox([self._table, self._chart.widget])
+        parts = [self._table, self._chart.widget]
+        runs = ipywidgets.HBox(parts[::-1] if self._own else parts)
         runs.add_class("dkx-runs")
         self._tabs = Tabs(runs)
         side = ipywidgets.VBox(
@@ -224,13 +225,15 @@ class Chart:
         picture: draws a figure in its place.
     """
 
-    #: What is chosen before anybody chooses.
-    RESULTS, VARIED = "seconds and results", "what was varied"
+    #: What is chosen before anybody chooses: the foremost result, against what was varied.
+    FOREMOST, VARIED = "", "what was varied"
 
     def __init__(self, picture: Callable[[], Any] | None = None) -> None:
         self._picture = picture
-        self._result = ipywidgets.Dropdown(description="plot", options=[self.RESULTS])
-        self._against = ipywidgets.Dropdown(description="against", options=[self.VARIED])
+        self._result = ipywidgets.Dropdown(description="plot", options=[(results.SECONDS, "")])
+        self._against = ipywidgets.Dropdown(
+            description="against", options=[(self.VARIED, self.VARIED)]
+        )
         self._choice = ipywidgets.HBox([self._result, self._against])
         self._choice.add_class("dkx-choice")
         self._choice.layout.display = "none"
@@ -238,6 +241,7 @@ class Chart:
         self.widget = ipywidgets.VBox([self._choice, self._drawn, self._note])
         self.widget.add_class("dkx-chart")
         self._records: list[Record] = []
+        self._first = results.SECONDS
         self._offering = False
         for each in (self._result, self._against):
             each.style.description_width = "initial"
@@ -248,8 +252,11 @@ class Chart:
         self._records = records = list(records)
         well = [r for r in records if not r.outcome]
         self._offering = True
-        _offer(self._result, [self.RESULTS, *results.plottable(well)])
-        _offer(self._against, [self.VARIED, *chart.varied(well), *results.plottable(well)])
+        self._first = first = results.foremost(well)
+        others = [name for name in results.plottable(well) if name != first]
+        _offer(self._result, [(first, self.FOREMOST), *((name, name) for name in others)])
+        against = [self.VARIED, *chart.varied(well), *results.plottable(well)]
+        _offer(self._against, [(name, name) for name in dict.fromkeys(against)])
         self._note.value = escape(results.of_ranks(well, limits.cpus()))
         self._offering = False
         self.draw()
@@ -264,7 +271,7 @@ class Chart:
         result, against = self._result.value, self._against.value
         drawn = chart.chart(
             self._records,
-            [] if result == self.RESULTS else [result],
+            [result or self._first],
             "" if against == self.VARIED else against,
         )
         self._choice.layout.display = None if drawn else "none"
@@ -291,12 +298,13 @@ def _pictured(picture: Callable[[], Any]) -> str:
         return f"<div class=dkx-trouble role=alert><b>{kind}</b> {escape(str(error))}</div>"
 
 
-def _offer(dropdown: Any, options: list[str]) -> None:
+def _offer(dropdown: Any, options: list[tuple[str, str]]) -> None:
     """Other options, of which what was chosen stays chosen if it is among them."""
     chosen = dropdown.value
     if list(dropdown.options) != options:
         dropdown.options = options
-        dropdown.value = chosen if chosen in options else options[0]
+        values = [value for _, value in options]
+        dropdown.value = chosen if chosen in values else values[0]
 
 
 class Tabs:
@@ -344,7 +352,7 @@ class Tabs:
 
 
 RUNS = "Runs"
-VIEWS = {"Timeline": Timeline, "Stage": Stage, "Gradients": Gradients}
+VIEWS = {"Timeline": Timeline, "Servers": Servers, "Stage": Stage, "Gradients": Gradients}
 
 
 def fitting(trace: Trace) -> list[str]:
@@ -352,7 +360,8 @@ def fitting(trace: Trace) -> list[str]:
     marks = [e for e in trace if e.op is Op.MARK]
     staged = len(marks) < len(trace) <= STAGED
     watched = any(e.attributes.get("watched") == "gradient" for e in marks)
-    return ["Timeline", *["Stage"] * staged, *["Gradients"] * watched]
+    served = any(node.get("role") == "server" for node in trace.meta.get("ranks", {}).values())
+    return ["Timeline", *["Servers" if served else "Stage"] * staged, *["Gradients"] * watched]
 
 
 def message(state: State) -> str:
@@ -374,8 +383,10 @@ def _controls(controls: Mapping[str, Control]) -> Any:
     for name, control in controls.items():
         if control.ours:
             control.widget.description = f"{name} {control.unit}".strip()
-            control.widget.style.description_width = "110px"
+            control.widget.style.description_width = "initial"
             control.widget.layout.width = "auto"
+            if hasattr(control.widget, "readout"):
+                control.widget.tooltip = "drag, use the arrow keys, or type the number"
         widgets.append(control.widget)
     box = ipywidgets.GridBox(widgets)
     box.add_class("dkx-controls")

@@ -12,7 +12,7 @@ from typing import Any
 from distkit.cluster.runs.run import LOOKED_AT, Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
-from distkit.experiments.controls import BYTES, RANKS, STRAGGLER, said
+from distkit.experiments.controls import BYTES, RANKS, RATE, TIMES, said, worded
 from distkit.trace.trace import Trace
 from distkit.views.compare.figures import figures
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
@@ -196,6 +196,11 @@ def plottable(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys([SECONDS, *returned, *measured]))
 
 
+def foremost(records: Sequence[Record]) -> str:
+    """What a plot shows first: the first number that was returned, else the seconds."""
+    return next((name for r in records for name in r.values), SECONDS)
+
+
 def of_ranks(records: Sequence[Record], cpus: int) -> str:
     """Words about runs on different numbers of ranks: what was not the same in them; "" if none.
 
@@ -213,13 +218,14 @@ def of_ranks(records: Sequence[Record], cpus: int) -> str:
     said = []
     if steps[many] < steps[few]:
         said.append(
-            f"With {many} ranks each made {steps[many]:,} steps, with {few} ranks {steps[few]:,}: "
+            f"With {many} ranks each made {steps[many]:,} steps, with {count(few, 'rank')} "
+            f"{steps[few]:,}: "
             "fewer updates of the weights. Compare losses after as many steps."
         )
     elif steps[few] and steps[many] == steps[few]:
         said.append(
-            f"Each rank made {steps[few]:,} steps, however many ranks there were: if its batch "
-            f"was the same, {many} ranks did {many / few:.3g} times the work of {few}."
+            f"Each rank made {count(int(steps[few]), 'step')}, however many ranks there were: "
+            f"if its batch was the same, {many} ranks did {many / few:.3g} times the work of {few}."
         )
     if many > cpus:
         said.append(
@@ -247,8 +253,10 @@ def shown(name: str, value: Any) -> str:
     >>> shown("seconds", 0.25), shown("size", 4096), shown("loss", 0.123456), shown("ranks", 4)
     ('250 ms', '4 KiB', '0.1235', '4')
     """
+    if name in (*TIMES, RATE):
+        return worded(name, value)
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if number and name in (SECONDS, PER_STEP, WAITING, STRAGGLER):
+    if number and name in (SECONDS, PER_STEP, WAITING):
         return human_seconds(float(value)) if value else "0 s"
     if number and name in (SIZE, *BYTES):
         return human_bytes(float(value))

@@ -89,6 +89,21 @@ def test_every_size_offered_is_inside(a: int, b: int) -> None:
         control.check(value)
 
 
+def test_times_are_in_milliseconds_and_steps_are_round() -> None:
+    given = {"straggler": (0, 0.05), "latency": (1e-5, 0.02), "bandwidth": (1e6, 1e9)}
+    settings = Settings(train, given, ranks=3)
+    straggler, latency, bandwidth = (settings.controls[name] for name in given)
+    assert (straggler.unit, straggler.widget.max, straggler.widget.step) == ("[ms]", 50, 1)
+    assert (latency.unit, bandwidth.unit, bandwidth.widget.max) == ("[ms]", "[MB/s]", 3)
+    straggler.widget.value, bandwidth.widget.value = 20, 25
+    assert settings.complete()["straggler"] == 0.02
+    assert settings.complete()["bandwidth"] == 2.5e7
+    latency.start_at(0.005)
+    assert latency.widget.value == 5 and settings.complete()["latency"] == 0.005
+    seconds = Settings(train, {"straggler": (0, 2)}).controls["straggler"]
+    assert (seconds.unit, seconds.widget.max) == ("[s]", 2)
+
+
 def test_ranks_and_straggler_are_the_experiments_own() -> None:
     settings = Settings(train, {"ranks": (2, 8), "straggler": (0, 0.5)}, ranks=3)
     assert settings.complete() == {"ranks": 3, "straggler": 0}
@@ -402,7 +417,7 @@ def test_what_differs_between_numbers_of_ranks_is_said() -> None:
     assert same.endswith("This machine has 2 processors: more ranks than that take turns.")
     panel = Chart()
     panel.show([run(2, 40), run(64_000, 40)])
-    assert "take turns" in panel._note.value and "seconds" in panel._against.options
+    assert "take turns" in panel._note.value and ("seconds", "seconds") in panel._against.options
 
 
 def test_the_chart_keeps_what_was_chosen() -> None:
@@ -411,13 +426,14 @@ def test_the_chart_keeps_what_was_chosen() -> None:
     panel.show(some[:1])
     assert panel._drawn.value == ""
     panel.show(some)
-    assert ">seconds</text>" in panel._drawn.value and ">loss</text>" in panel._drawn.value
-    panel._result.value = "loss"
-    assert ">seconds</text>" not in panel._drawn.value
+    assert panel._result.label == "loss"  # what it returned comes first
+    assert ">seconds</text>" not in panel._drawn.value and ">loss</text>" in panel._drawn.value
+    panel._result.value = "seconds"
+    assert ">seconds</text>" in panel._drawn.value and ">loss</text>" not in panel._drawn.value
     panel.show([*some, done(1, {"accuracy": 0.5, "loss": 2}, batch=32)])
-    assert panel._result.value == "loss" and "accuracy" in panel._result.options
+    assert panel._result.value == "seconds" and ("accuracy",) * 2 in panel._result.options
     panel.show([done(1, batch=b) for b in (8, 16)])  # no loss any more
-    assert panel._result.value == Chart.RESULTS
+    assert (panel._result.value, panel._result.label) == (Chart.FOREMOST, "seconds")
 
 
 def test_long_names_in_the_legend_have_a_line_each() -> None:
@@ -439,7 +455,7 @@ def test_each_dot_says_which_run_it_is_and_its_row_is_marked() -> None:
     panel = Chart()
     panel.show(some)
     title = "<title>run 3: batch=16, how=&lt;ring&gt; → seconds=160 ms, loss=16</title>"
-    assert panel._drawn.value.count(title) == 2 and "<title>run 2" not in panel._drawn.value
+    assert panel._drawn.value.count(title) == 1 and "<title>run 2" not in panel._drawn.value
     assert 'data-run="3"' in panel._drawn.value and "<tr data-run=3>" in results.to_html(some)
     assert "run 3" not in chart.still("train", some)[0]  # on paper nothing can be pointed at
 
@@ -549,3 +565,5 @@ def test_tabs_hold_what_fits() -> None:
     assert fitting(Trace([mark])) == ["Timeline", "Gradients"]
     assert fitting(Trace([send])) == ["Timeline", "Stage"]
     assert fitting(Trace([mark, send])) == ["Timeline", "Stage", "Gradients"]
+    served = Trace([send], {"ranks": {"1": {"name": "server 0", "role": "server"}}})
+    assert fitting(served) == ["Timeline", "Servers"]
