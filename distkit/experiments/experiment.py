@@ -216,7 +216,8 @@ class Experiment(State):
 
     In a notebook it displays as a panel: a control per parameter, Run and Stop, a bar that moves
     with the run's progress, a table of all runs, a plot of what it returned, else the seconds,
-    against what was varied, and the pictures of the latest run. The notebook stays usable meanwhile.
+    against what was varied, and the pictures of the latest run. The notebook stays usable
+    meanwhile.
 
     A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or a widget of
     ipywidgets; it begins at the function's default. Some names mean more:
