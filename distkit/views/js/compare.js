@@ -168,7 +168,8 @@ export class Compare extends Sheet {
     const rooms = needs.map((one) =>
       (!this.beside ? APART : overlaid ? room : (room * one) / sum(needs)));
     return {
-      stores, clock, view, zoomed, pointer, look, names, left: Math.round(clamp(ranks + traces, 84, 250)),
+      stores, clock, view, zoomed, pointer, look, names,
+      left: Math.round(clamp(ranks + traces, 84, 250)),
       rows: overlaid ? shared(stores) : null, overs: stores.map((_, n) => this.#overs(n)),
       sizes: { ...theme.sizes, ...SMALL }, rooms,
       ranks: new Map([...this.names.keys()].map((rank, i) => [rank, i])),

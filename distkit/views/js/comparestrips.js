@@ -49,7 +49,8 @@ export function keys(stores, kinds) {
 // light: what is bright, null for all.
 export function strip(c, at, rank, [top, height], { color, look, over, light }) {
   const tint = d3.interpolateRgb(look.bg, color);
-  const looks = [[alpha(look.fg, 0.25), LINE], [tint(PALE), height], [tint(FAINT), height], [color, height]];
+  const looks = [[alpha(look.fg, 0.25), LINE], [tint(PALE), height], [tint(FAINT), height],
+    [color, height]];
   const draw = (only, opacity) => {
     const [work, talk, wait] = covers(at, rank, over, only);
     const kind = (p) => (wait[p] > talk[p] && wait[p] >= SOME ? 1 : talk[p] >= HALF ? 3
