@@ -189,6 +189,9 @@ def test_four_cards_are_seen_at_once(opened: Any, tab: Any, make: Any) -> None:
         link.click(".dk-next")
     link.click(".dk-go[data-rank='1']")
     assert link.root.locator(".dk-cards").evaluate("e => e.scrollHeight <= e.clientHeight")
+    link.root.locator(".dk-body").evaluate("e => e.style.setProperty('--tall', '120px')")
+    whole = "all => all.every(e => e.scrollHeight <= e.clientHeight)"
+    assert link.root.locator(".dk-card").evaluate_all(whole)  # no card runs under the next
 
 
 def test_all_of_a_short_program_is_seen(opened: Any, tab: Any) -> None:

@@ -6,7 +6,6 @@ import { paint, pin } from "./source.js";
 import { figure, largest } from "./numbers.js";
 import { strip, tensor } from "./tooltip.js";
 
-const ENDED = ["failed", "released"];
 const FLASH = 700; // milliseconds
 
 export class Cards {
@@ -29,7 +28,10 @@ export class Cards {
       if (card.key) flash(card.root);
       card.key = key;
       card.root.dataset.doing = rank.doing;
-      card.root.querySelector(".dk-doing").textContent = rank.doing;
+      const part = (name) => card.root.querySelector(`.dk-${name}`);
+      part("doing").textContent = rank.doing;
+      part("where").textContent = rank.where ?? "";
+      part("where").title = rank.inner ?? "";
       const parts = body(rank, now, last, scale, this.store);
       card.root.lastChild.replaceChildren(...parts.filter(Boolean));
     }
@@ -41,17 +43,15 @@ function empty(rank, name, host) {
   return h("article", about,
     h("header", {}, pin(rank), h("strong", {}, name),
       host ? h("span", { class: "dk-host" }, `on ${host}`) : null,
-      h("span", { class: "dk-doing" })),
+      h("span", { class: "dk-where" }), h("span", { class: "dk-doing" })),
     h("div", { class: "dk-card-body" }));
 }
 
 function body(rank, now, last, scale, store) {
-  const called = rank.call || (ENDED.includes(rank.doing) && rank.where);
   const size = (bar) => (bar?.dtype ? h("span", { class: "dk-tensor" }, tensor(bar)) : null);
   const unwritten = now?.kind === "recv" && now.dtype ? "not written yet" : "";
   return [
-    called ? h("div", { class: "dk-call" }, h("code", {}, rank.call ?? ""), size(now),
-      h("span", { class: "dk-where", title: rank.inner ?? "" }, rank.where ?? "")) : null,
+    rank.call ? h("div", { class: "dk-call" }, h("code", {}, rank.call), size(now)) : null,
     rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
     now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
