@@ -122,8 +122,11 @@ class Attributes(dict[str, Any]):
 
 NO_ATTRIBUTES = Attributes()
 
+#: The attributes that name a line: where a page was called, and where ``wait()`` of a request.
+LINES = "caller", "waits_at"
+
 #: What is said of a call beside its name.
-_ASIDE = frozenset({"caller", "device", "stream", "memory", "device_seconds"})
+_ASIDE = frozenset({*LINES, "device", "stream", "memory", "device_seconds"})
 
 
 def label_of(it: Any) -> str:

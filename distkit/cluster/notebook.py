@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distkit.events import Event
+from distkit.events import LINES, Event
 
 _files: dict[str, str] = {}  # the reader's name of a file -> its path
 _labels: dict[str, str] = {}  # the file of a cell that runs on the ranks -> the reader's name
@@ -148,7 +148,7 @@ def _short(file: str) -> str:
 
 def sources(events: Iterable[Event]) -> dict[str, str]:
     """The text of every source that the events point into, by the reader's name for it."""
-    lines = {line for e in events for line in (e.where, e.attributes.get("caller"))}
+    lines = {line for e in events for line in (e.where, *map(e.attributes.get, LINES))}
     wanted = {line.rpartition(":")[0] for line in lines if line}
     return {label: text for label in sorted(wanted) if (text := _text(label))}
 

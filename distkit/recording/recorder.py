@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distkit.events import NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
+from distkit.events import LINES, NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,7 +237,7 @@ class Recorder:
         found = {
             thread: seq
             for thread, wait in waits.items()
-            if (seq := self._note_blocked(wait, now)) is not None
+            if (seq := self._note_blocked(wait, now, thread)) is not None
         }
         autograd = found.keys() - {thread.ident for thread in threading.enumerate()}
         idle = self._idle_since(now, bool(autograd)) if main not in waits else 0.0
@@ -248,8 +248,11 @@ class Recorder:
             return None  # it may go on without the others
         return tuple(sorted(found.values())), max(idle or 0.0, *(w.since for w in those)), now
 
-    def _note_blocked(self, wait: Wait, now: float) -> int | None:
-        """Note the operation that a thread has been waiting for; None if it goes on."""
+    def _note_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
+        """Note the operation that a thread has been waiting for; None if it goes on.
+
+        The line of ``wait()`` is looked up only here: a wait that is short costs nothing.
+        """
         if now - wait.since < PATIENCE and not self.stepped:
             return None
         open_now = next((o for o in wait.operations if not o.done), None)
@@ -257,7 +260,12 @@ class Recorder:
             return None
         if wait.noted != open_now.seq:
             wait.noted = open_now.seq
-            self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, open_now.fields)
+            *call, where, facts, match = fields = open_now.fields
+            line = _line_of(sys._current_frames().get(thread))
+            elsewhere = line not in ("", where) and isinstance(facts, tuple)
+            if elsewhere and self.waits.get(thread) is wait:  # it has not gone on meanwhile
+                fields = *call, where, (*facts, ("waits_at", line)), match
+            self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, fields)
         return open_now.seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
@@ -320,8 +328,8 @@ def to_event(
     seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
-    if "caller" in attributes:
-        attributes = Attributes(attributes | {"caller": place(attributes["caller"])})
+    if lines := {name: place(attributes[name]) for name in LINES if name in attributes}:
+        attributes = Attributes(attributes | lines)
     return Event(*(rank, seq, op, state, clock(at), *call, place(where), attributes, match, values))
 
 

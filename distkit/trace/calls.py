@@ -30,6 +30,8 @@ class Called(Protocol):
     @property
     def tag(self) -> int | None: ...  # noqa: D102
     @property
+    def where(self) -> str: ...  # noqa: D102
+    @property
     def attributes(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
@@ -67,6 +69,21 @@ def call(it: Called) -> str:
     if it.tag and it.op in P2P:
         given.append(f"tag={it.tag}")
     return f"{name}({', '.join(given)})"
+
+
+def wait_of(it: Called) -> str:
+    """The ``wait()`` in which a rank is blocked, if that is on a line of its own; else "".
+
+    >>> from distkit.events import State
+    >>> facts = {"waits_at": "In[5]:6"}
+    >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="In[5]:4", attributes=facts)
+    >>> wait_of(sent)
+    'wait() of isend, line 4'
+    """
+    if it.op is None or "waits_at" not in it.attributes or "device" in it.attributes:
+        return ""
+    line = it.where.rpartition(":")[2]
+    return f"wait() of {'i' * (it.op in P2P)}{it.op}, line {line}"
 
 
 def op_name(it: Called) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distkit.events import Op, State
+from distkit.events import LINES, Op, State
 
 #: A trace has fewer ranks than this; ten times as many as the largest simulations.
 MOST_RANKS = 100_000
@@ -215,7 +215,7 @@ _known = record(
         "members": items(rank),
         "checksum": text,
         "wait_for": whole,
-        "caller": text,
+        **dict.fromkeys(LINES, text),
         "device": text,
         "device_seconds": number,
         **dict.fromkeys(_NUMBERS, whole),

@@ -309,6 +309,13 @@ def test_more_than_two_wait_for_the_next():
     assert told.endswith("rank 2 waits in recv(src=0) at a.py:2: each waits for the next.")
 
 
+def test_a_rank_in_a_wait_on_its_own_line_stands_there():
+    facts = {"waits_at": "In[5]:6"}
+    sent = RankState(0, Doing.BLOCKED, Op.SEND, 0, 1, where="In[5]:4", attributes=facts)
+    rank = Stepping()._rank(sent, {}, [], {})
+    assert (rank["where"], rank["call"]) == ("In[5]:6", "wait() of isend, line 4")
+
+
 # -- the widget --------------------------------------------------------------------------
 
 

@@ -36,6 +36,29 @@ def explained(program: Callable[[], Any], ranks: int = 2) -> dk.Finding:
     return finding
 
 
+# -- requests -------------------------------------------------------------------------
+
+
+def never_taken() -> None:
+    if dist.get_rank() == 0:
+        work = dist.isend(torch.ones(1), dst=1)
+        x = torch.zeros(1)
+        work.wait()  # type: ignore[union-attr]
+        x.add_(1)
+    else:
+        dist.recv(torch.zeros(1), src=0, tag=5)
+
+
+def test_a_blocked_request_says_on_which_line_it_is_waited_for() -> None:
+    with pytest.raises(dk.DeadlockError) as caught:
+        dk.run_ranks(never_taken, 2)
+    trace = caught.value.run.trace
+    blocked = {e.rank: e for e in trace.events if e.state is State.BLOCKED}
+    file, line = blocked[0].where.rsplit(":", 1)
+    assert blocked[0].attributes["waits_at"] == f"{file}:{int(line) + 2}"
+    assert "waits_at" not in blocked[1].attributes  # one call, one line
+
+
 # -- stores ---------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from distkit.diagnosis.facts import standings
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import COMPUTATION, Event, Op, State
-from distkit.trace.calls import at
+from distkit.trace.calls import at, wait_of
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.waits import waits
@@ -120,7 +120,7 @@ class Stepping:
             rank=s.rank,
             doing=str(s.doing),
             words=clean(str(s)),
-            call=clean(s.call()),
+            call=clean(wait_of(s) or s.call()),
             where=clean(caller or where),
             inner=clean(where) if caller else None,
             reason=clean(s.reason),
@@ -225,6 +225,8 @@ def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str
     """Where a rank is; one that has ended too early stays at its last line."""
     if s.doing is Doing.FAILED and s.rank in ends:
         return ends[s.rank]
+    if wait_of(s):
+        return str(s.attributes["waits_at"])
     if s.where or s.doing not in (Doing.FAILED, Doing.RELEASED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")

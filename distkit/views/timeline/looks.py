@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op
-from distkit.trace.calls import call, op_name
+from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Look
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.units import human_bytes, human_seconds
@@ -24,7 +24,7 @@ def look_of(it: Look) -> Json:
         label = call(it).removesuffix(")").partition("(")[2]
     return compact(
         kind=kind_of(it.op),
-        op=clean(op_name(it)),
+        op=clean(wait_of(it) or op_name(it)),
         state=str(it.state),
         peer=it.peer,
         group=None if it.group == WORLD else it.group,
