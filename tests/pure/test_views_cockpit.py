@@ -316,6 +316,16 @@ def test_a_rank_in_a_wait_on_its_own_line_stands_there():
     assert (rank["where"], rank["call"]) == ("In[5]:6", "wait() of isend, line 4")
 
 
+def test_a_run_that_was_stopped_has_no_error():
+    stepper = ring(1)
+    stepper.error, stepper.facts = "fn was interrupted on all ranks", {"interrupted": True}
+    told = snapshot(stepper)
+    assert told["stopped"] and not told["remarks"]
+    assert "step 1 of 1 · You stopped it here." in to_table(told, project(stepper.trace))
+    stepper.findings = [FOUND]  # it could not have gone on
+    assert snapshot(stepper)["remarks"]
+
+
 # -- the widget --------------------------------------------------------------------------
 
 

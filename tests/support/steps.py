@@ -44,6 +44,7 @@ class FakeStepper:
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
         self.ends: dict[str, dict[str, str]] = {}
+        self.facts: dict[str, Any] = {}  # of meta, too
         self.about: dict[str, dict[str, str]] = {}  # meta["ranks"]
         self._board, self._events = WaitForGraph(len(scripts)), []
         self._clock, self._next, self._in = 4711.0, [-1] * len(scripts), {}
@@ -58,7 +59,7 @@ class FakeStepper:
     @property
     def trace(self) -> Trace:
         meta = {"name": self.name, "world_size": len(self.ranks), "backend": "gloo"}
-        meta |= {"ends": self.ends, "ranks": self.about}
+        meta |= {"ends": self.ends, "ranks": self.about, **self.facts}
         return Trace(self._events, {**meta, "sources": self.sources})
 
     @property

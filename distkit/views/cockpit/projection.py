@@ -137,13 +137,16 @@ class Stepping:
 
 def _now(run: Steppable) -> Json:
     """All but the moments and the sources."""
-    found = remarks(run.error, run.findings)
+    hangs = any(f.hang for f in run.findings)
+    stopped = bool(run.trace.meta.get("interrupted")) and not hangs  # its error says no more
+    found = remarks("" if stopped else run.error, run.findings)
     return {
         "name": clean(run.name),
         "ranks": list(run.ranks),
         "position": run.position,
         "playing": run.playing,
         "finished": run.finished,
+        "stopped": stopped,
         "remarks": found,
         "graph": waits(standings(run.trace)) if any(r["hang"] for r in found) else None,
     }

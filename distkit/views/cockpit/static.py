@@ -71,6 +71,7 @@ def step(steps: Json) -> str:
     """Which moment that is, in words."""
     position, last = steps["position"], len(steps["moments"]) - 1
     told = f"step {position} of {last}" if last else "before the first step"
+    told += " · You stopped it here." * bool(steps["stopped"] and position == last)
     return told + (", looking back" if position < last else "")
 
 

@@ -118,5 +118,8 @@ export function chips({ ranks }) {
     some.length === ranks.length && ranks.length > 1 ? `all ${word}` : `${some.length} ${word}`));
 }
 
-export const stepOf = ({ position, moments }) =>
-  (moments.length > 1 ? `step ${position} of ${moments.length - 1}` : "before the first step");
+export function stepOf({ position, moments, stopped }) {
+  const last = moments.length - 1;
+  return (last ? `step ${position} of ${last}` : "before the first step") +
+    (stopped && position === last ? " · You stopped it here." : "");
+}
