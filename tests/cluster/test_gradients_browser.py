@@ -112,7 +112,8 @@ def test_it_fits_a_projector_and_says_what_its_figures_are(
     said = sheet.root.locator(".dkv-why").evaluate_all(
         "all => all.map((e) => [e.innerText, e.title])"
     )
-    assert {"replica drift", "norm", "agreement"} == {words for words, why in said if why}
+    whys = {words for words, why in said if why}
+    assert whys == {"replica drift", "norm", "agreement", "samples/s"}
     agreement = sheet.text(".dkv-chosen .dkv-agree")
     assert f"agreement, {agreement}, is the mean over all values" in sheet.text(".dkv-pair p")
     sheet.fine()
@@ -124,7 +125,8 @@ def test_what_was_not_averaged(tab: Any, tmp_path: Path) -> None:
     assert sheet.texts(".dkv-wrong span")[0].endswith("nothing was averaged")
     assert sheet.texts(".dkv-wrong span")[-1].endswith(" from rank 0 after step 6")
     assert sheet.texts("tbody .dk-alarm") == ["≠ by rank"] * 4
-    assert sheet.text(".dkv-pair p").endswith("Nothing was summed: no agreement is known.")
+    assert sheet.text(".dkv-pair p").endswith("the norm of the sum: nothing was summed.")
+    assert sheet.texts(".dkv-cos:not(.dkv-self)")[0].startswith("≈")  # estimated
     sheet.fine()
 
 

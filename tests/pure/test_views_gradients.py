@@ -104,7 +104,7 @@ def test_the_sum_and_the_mean_are_recognised_and_shown_as_an_average(after, kind
 def test_what_was_not_averaged_is_said() -> None:
     found = texts(trained(OWN, crcs=("aaaa", "bbbb"), alone=MEAN))
     assert found[0] == ("different", "every rank keeps its own gradient: nothing was averaged")
-    assert found[1] == ("different", "one process computes a different gradient: up to 1.0 apart")
+    assert found[1] == ("different", "one process's gradient differs by up to 1.0")
     assert found[2] == (
         "different",
         "the replicas' weights differ after step 1: rank 1 is 8 from rank 0 after step 2",
@@ -160,6 +160,14 @@ def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) 
         return
     dots = sum(sum(x * y for x, y in zip(a.values, b.values, strict=True)) for a, b in pairs)
     assert got == pytest.approx(dots / weights, abs=1e-3)
+
+
+def test_one_process_tells_the_agreement_of_gradients_that_nobody_summed() -> None:
+    (summed,) = project(trained([SUM, SUM]))["steps"][0]["layers"]
+    (own,) = project(trained(OWN, alone=MEAN))["steps"][0]["layers"]
+    assert own["kind"] == "own" and own["agreement"] == summed["agreement"]
+    (other,) = project(trained(OWN, alone=OWN[0]))["steps"][0]["layers"]
+    assert other["agreement"] is None  # of other weights, perhaps
 
 
 # -- the curves ------------------------------------------------------------------------------

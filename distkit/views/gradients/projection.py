@@ -131,7 +131,7 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
     afters = [scaled.get(r) for r in ([*scaled][:1] if one else ranks[:MAX_RANKS])]
     values = [v for s in (*shown, *afters, alone) if s for v in s.values]
     apart = [distance(s, alone) for s in afters if s and alone]
-    agreed = agreement(before, after, found, shares)
+    agreed = agreement(before, after, found, shares, alone)
     weights = [shares.get(r, 1.0) for r in ranks[:MAX_RANKS]]
     known = agreed if len(ranks) <= MAX_RANKS else math.nan  # the matrix has every pair of ranks
     return {
@@ -212,16 +212,35 @@ def reduced(
 
 
 def agreement(
-    before: ByRank, after: ByRank, found: Reduced, shares: Mapping[int, float] = EQUAL
+    before: ByRank,
+    after: ByRank,
+    found: Reduced,
+    shares: Mapping[int, float] = EQUAL,
+    alone: Summary | None = None,
 ) -> float:
-    """The mean cosine of all pairs of ranks, weighted by their norms; from the norms alone."""
-    if found.kind not in ("sum", "mean") or len(before) < 2:
+    """The mean cosine of all pairs of ranks, weighted by their norms; from the norms alone.
+
+    Where nothing was averaged, one process has the norm of the average if it has computed that.
+    """
+    if not found.kind or len(before) < 2:
         return math.nan
-    norms = [_times(shares.get(r, 1.0), s).norm for r, s in before.items()]
-    total = next(iter(after.values())).norm * (1 if found.kind == "sum" else len(norms))
+    weighted = [_times(shares.get(r, 1.0), s) for r, s in before.items()]
+    norms = [s.norm for s in weighted]
+    if found.kind in ("sum", "mean"):
+        total = next(iter(after.values())).norm * (1 if found.kind == "sum" else len(norms))
+    elif alone and _is(average(weighted), alone):
+        total = alone.norm * len(norms)
+    else:
+        return math.nan
     squares = sum(x * x for x in norms)
     pairs = sum(norms) ** 2 - squares
     return max(-1.0, min(1.0, (total**2 - squares) / pairs)) if pairs > 0 else math.nan
+
+
+def _is(mean: Sequence[float], alone: Summary) -> bool:
+    """True if one process has computed this, up to rounding."""
+    off = largest(m - v for m, v in zip(mean, alone.values, strict=False))
+    return len(mean) == len(alone.values) and off <= ROUNDING * largest(mean)
 
 
 # -- the whole loop, in sentences ----------------------------------------------------------
@@ -280,7 +299,7 @@ def _against_one(
                 else "one process computes exactly the same",
             )
         ]
-    return [_say(False, f"one process computes a different gradient: up to {number(off)} apart")]
+    return [_say(False, f"one process's gradient differs by up to {number(off)}")]
 
 
 def _drift(trace: EventLog, training: Training) -> list[Json]:

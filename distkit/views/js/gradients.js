@@ -154,8 +154,8 @@ export class Gradients extends Series {
         drift === 0 ? "bitwise equal" : "largest", curves.drift, DRIFT],
       ["norm", "", `${layers[this.layer]?.name}, each rank`, curves.norms[this.layer] ?? [],
         NORM],
-      ["samples/s", rate >= 1000 ? grouped(Math.round(rate)) : figure(rate), "all ranks",
-        curves.rate],
+      ["samples/s", rate >= 1000 ? grouped(Math.round(rate)) : figure(rate), "", curves.rate,
+        "the examples that all ranks together used in a second"],
       ["learning rate", figure(value(curves.lr[0], at)), "", varies ? curves.lr : []],
     ].map(([title, number, note, lines, why = null]) => ({ title, number, note, why,
       lines: this.#curves(lines) })).filter(({ lines }) => lines.length);
@@ -176,7 +176,7 @@ export class Gradients extends Series {
     const compact = (v) => (Math.abs(v) >= 1000 ? `${figure(v / 1000)}k` : figure(v));
     const told = (n) => `${title} at step ${Math.round(n)}: ${lines.map((line) =>
       `${line.name} ${figure(value(line, Math.round(n)))}`.trim()).join(", ")}`;
-    return chart(lines, { width, height: 66, margin: MARGIN, label: `${title}: ${number}`, at, told,
+    return chart(lines, { width, height: 60, margin: MARGIN, label: `${title}: ${number}`, at, told,
       xs: [first, Math.max(first + 1, this.#last())],
       ys: from === to ? [from, to + 1] : [from, to + 0.05 * (to - from)],
       xTicks: (x) => x.ticks(4).filter(Number.isInteger).map((n) => [n, n]),
@@ -247,16 +247,15 @@ export class Gradients extends Series {
     const some = cell.cosines.some((c) => c !== null);
     const beside = some && this.body.clientWidth > 700 ? 264 : 0;
     const [across, wide] = this.columns(cards.length, 120, 10, this.body.clientWidth - beside);
-    const size = [Math.min(250, wide) - 22, across < cards.length ? 60 : 84];
+    const size = [Math.min(250, wide) - 22, across < cards.length ? 46 : 84];
     const estimated = this.#estimated(cell);
     const grid = `grid-template-columns:repeat(${across},minmax(0,250px))`;
     const pair = `grid-template-columns:minmax(0,1fr)${beside ? ` ${beside - 20}px` : ""}`;
     this.detail.replaceChildren(
       h("div", { class: "dkv-what" }, h("strong", {}, name),
         muted(`${CALLED[cell.kind]}: ${NOTES[cell.kind](ranks.length)}`),
-        muted(estimated && `drawn ${estimated}, evenly spaced`),
-        cell.apart === null ? ""
-          : muted(`one process: largest difference ${figure(cell.apart)}`)),
+        muted(estimated && `drawn ${estimated}`),
+        cell.apart === null ? "" : muted(`one process: up to ${figure(cell.apart)} off`)),
       h("div", { class: "dkv-pair", style: pair },
         h("div", {},
           h("div", { class: "dkv-cards", style: grid },
@@ -268,11 +267,13 @@ export class Gradients extends Series {
   #matrix(cell, estimated) {
     const { agreement } = cell;
     const same = this.picture.whole ? " and of the matrix" : ""; // it is calibrated so
+    const rough = estimated && (agreement === null || cell.cosines.length > 1); // a pair is fixed
     const words = agreement === null
-      ? `${estimated && `Estimated ${estimated}. `}Nothing was summed: no agreement is known.`
-      : estimated ? `Estimated ${estimated}; agreement, ${cosine(agreement)}, is the mean ` +
+      ? `${estimated && `Estimated ${estimated}. `}Agreement needs the norm of the sum: ` +
+        "nothing was summed."
+      : rough ? `Estimated ${estimated}; agreement, ${cosine(agreement)}, is the mean ` +
         `over all values${same}.` : "Agreement is their mean, weighted by the norms.";
-    const paint = { look: this.look, color: (lane) => this.color(lane) };
+    const paint = { look: this.look, color: (lane) => this.color(lane), rough };
     return h("section", { class: "dkv-figure" },
       h("h4", {}, "cosine of each pair of ranks' gradients"),
       matrix(this.picture.ranks, cell.cosines, paint),
@@ -302,7 +303,7 @@ export class Gradients extends Series {
     h("div", { class: "dkv-one" },
       this.#heat(s, { most: cell.most, width: side, high }),
       h("div", {}, histogram(series, span, { width: width - side - 8, height: 34, label }),
-        h("div", { title: NORM }, muted("norm "), figure(s.norm)),
+        high > 60 ? h("div", { title: NORM }, muted("norm "), figure(s.norm)) : "", // in the table
         width > 125 ? h("div", { class: "dkv-muted" }, bounds(s)) : "",
         oddities(s) ? h("div", { class: "dk-alarm" }, oddities(s)) : "")));
   }
