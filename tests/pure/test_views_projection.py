@@ -236,6 +236,15 @@ def step(rank, op, *states, seq=0, at=0.0, **fields):
     return [Event(rank, seq, op, s, at + i * MS, **fields) for i, s in enumerate(states)]
 
 
+def test_idle_servers_have_a_note_instead_of_lanes():
+    about = {
+        str(i): {"name": n, "role": n} for i, n in enumerate(("worker", "server", "scheduler"))
+    }
+    picture = project(Trace(step(0, Op.PULL, State.STARTED, peer=1), {"ranks": about}))
+    assert [lane["name"] for lane in picture["lanes"]] == ["worker", "server"]  # it is asked
+    assert picture["notes"] == ["scheduler did nothing: not drawn"]
+
+
 def test_a_paused_operation_is_no_communication_yet():
     send = step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8)
     recv = step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8)

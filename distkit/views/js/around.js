@@ -5,6 +5,7 @@ import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js
 
 const LEGEND = [
   ["message", "message"],
+  ["lost", "message that has not arrived"],
   ["send", "send"],
   ["recv", "receive"],
   ["collective", "collective"],
@@ -28,7 +29,8 @@ export function heading({ frame }, part = []) {
 }
 
 export function notices({ frame }) {
-  return frame.notices.map((text) => h("li", {}, text));
+  const about = (text) => (frame.notes?.includes(text) ? { class: "dkv-note" } : {});
+  return frame.notices.map((text) => h("li", about(text), text));
 }
 
 export function legend(store) {
@@ -53,10 +55,10 @@ export function sums({ frame }, color) {
   ].filter(Boolean);
 }
 
-// Per rank: the part of the time spent in communication, and of that in waiting (paler).
+// Per rank: the part of the time spent in communication, and of that in waiting (hatched).
 function busy(lanes, color) {
   const waits = lanes.some(({ waiting }) => waiting > 0.005);
-  const label = h("span", {}, "time in communication", waits ? ", of which waiting (pale)" : "");
+  const label = h("span", {}, "time in communication", waits ? ", of which waiting (hatched)" : "");
   if (lanes.length > MANY) {
     const range = (all) =>
       [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");
@@ -74,14 +76,15 @@ function busy(lanes, color) {
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }
 
-// How a rank spent its time: in words, and as a bar that is paler where it waited.
+// How a rank spent its time: in words, and as a bar that is hatched where it waited.
 export function shares({ name, busy: spent, waiting, messages, bytes }, color) {
-  const part = (share, more = "") =>
-    h("i", { style: `width:${100 * Math.max(0, share)}%;background:${color}${more}` });
+  const part = (share, background) =>
+    h("i", { style: `width:${100 * Math.max(0, share)}%;background:${background}` });
+  const hatch = `repeating-linear-gradient(135deg, ${color} 0 1.5px, transparent 1.5px 4px)`;
   return {
     words: `${name}: ${percent(spent)} in communication, ${percent(waiting)} waiting; ` +
       `${plural(messages, "message")} sent, ${humanBytes(bytes)}`,
-    bar: h("i", {}, part(spent - waiting), part(Math.min(spent, waiting), ";opacity:.4")),
+    bar: h("i", {}, part(spent - waiting, color), part(Math.min(spent, waiting), hatch)),
   };
 }
 

@@ -90,7 +90,7 @@ export class Arrows {
     this.c.globalAlpha = this.#dim(a);
     const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
     if (whole) this.#head(x2, y2, ux, uy, Math.min(this.size, length), color);
-    else this.#nowhere(this.store.send[a] >= 0 ? [x2, y2] : [x1, y1], color);
+    else this.#nowhere(...this.store.send[a] >= 0 ? [x2, y2 - 5 * uy] : [x1, y1 + 5 * uy], color);
     this.c.globalAlpha = 1;
   }
 
@@ -112,7 +112,8 @@ export class Arrows {
     c.fill();
   }
 
-  #nowhere([x, y], color) {
+  // Beside the bar that its line ends at, whose words stay legible.
+  #nowhere(x, y, color) {
     const { c } = this;
     c.beginPath();
     c.arc(x, y, 4, 0, 2 * Math.PI);

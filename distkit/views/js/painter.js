@@ -40,11 +40,11 @@ export class Painter {
     const { bars, thin } = strips.sort();
     this.summed = strips.sums.length > 0;
     strips.draw(true);
-    for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
     this.#ribbons(bars);
     const arrows = new Arrows(this);
     Object.assign(this, { arrows: arrows.list, many: arrows.many });
     arrows.behind();
+    for (const bar of bars) if (bar.kind === "mark") this.#mark(bar);
     strips.draw(false);
     for (const i of thin) this.#thin(i);
     for (const bar of bars) if (bar.kind !== "mark") this.#bar(bar);
@@ -186,9 +186,11 @@ export class Painter {
     c.globalAlpha = this.#dim(bar.i);
     const touch = bar.op === "touch";
     const plain = touch ? look.warning : look.mark;
-    c.fillStyle = bar.state === "failed" ? this.#hatch(look.warning) : plain;
     roundRect(c, x, y, width, height, 3);
-    c.fill();
+    for (const fill of [look.bg, bar.state === "failed" ? this.#hatch(look.warning) : plain]) {
+      c.fillStyle = fill;
+      c.fill();
+    }
     const ink = touch ? readable(look.warning) : look.soft;
     const labels = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
     if (height >= 11) this.#label(labels, x, y, width, height, ink, 11.5);

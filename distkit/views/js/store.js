@@ -243,7 +243,10 @@ export class Store {
       if (look.op === "touch") kinds.add("touch");
     }
     for (const i of this.open) kinds.add(this.paused(i) ? "paused" : "open");
-    if (this.arrows) kinds.add("message");
+    for (let a = 0; a < this.arrows; a++) {
+      const arrived = this.send[a] >= 0 && !Number.isNaN(this.received[a]);
+      kinds.add(arrived ? "message" : "lost");
+    }
     return kinds;
   }
 

@@ -10,7 +10,7 @@ import { listen, Viewport } from "./gestures.js";
 import { Layout, TALLEST } from "./layout.js";
 import { Lenses } from "./lenses.js";
 import { Minimap } from "./minimap.js";
-import { clamp } from "./numbers.js";
+import { clamp, humanSeconds } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
 import { Painter } from "./painter.js";
 import { Store } from "./store.js";
@@ -29,7 +29,6 @@ const MANY_BARS = 150; // in a row, on average: then rows are higher, for their 
 const HIGHER = 36; // pixels
 const [LANES, LOWER] = [8, 300]; // so many lanes are at most so high above the whole run [pixels]
 const SUMS = "the share of time in operations, waiting in pale; zoom in to see each one";
-const PART = "opens at the last rank's first call, ⤢ shows all";
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {
@@ -37,7 +36,7 @@ export class Timeline extends Follower {
   constructor(model, el, { stepped = false, onlook = null } = {}) {
     const picture = model.get("picture");
     super(model, picture.next ?? 0);
-    Object.assign(this, { stepped, onlook, theme: picture.theme });
+    Object.assign(this, { stepped, onlook, theme: picture.theme, opens: [] });
     [this.veil, this.range, this.whole] = [null, null, false];
     this.store = new Store(picture);
     this.merged = performance.now();
@@ -47,9 +46,11 @@ export class Timeline extends Follower {
     this.#build(el);
     this.#listen();
     this.drain();
-    const { opening, end } = this.store.frame;
+    const { start, opening, end } = this.store.frame;
     const part = opening && !stepped ? end - opening : 0;
-    if (part) this.viewport.zoomed = [opening - 0.03 * part, end + 0.02 * part];
+    if (!part) return;
+    this.viewport.zoomed = [opening - 0.03 * part, end + 0.02 * part];
+    this.opens = [`opens at ${humanSeconds(opening - start)}, ⤢ shows all`];
   }
 
   // -- what is on the page --------------------------------------------------------
@@ -75,8 +76,7 @@ export class Timeline extends Follower {
 
   #words() {
     const { parts, store } = this;
-    const opens = store.frame.opening && !this.stepped ? [PART] : [];
-    parts.head.replaceChildren(...heading(store, opens));
+    parts.head.replaceChildren(...heading(store, this.opens));
     parts.notices.replaceChildren(...notices(store));
     parts.legend.replaceChildren(...legend(store));
     parts.sums.replaceChildren(...sums(store, (rank) => this.#color(rank)));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from distkit.events import COMPUTATION, State
@@ -31,6 +31,7 @@ def frame(
     drawn: int,
     lane: Callable[[int], Json],
     seen: Iterable[int],
+    named: Collection[int],
     opened: Iterable[tuple[int, Look]],
     live: bool,
     found: Traffic | None = None,
@@ -43,22 +44,27 @@ def frame(
         drawn: so many of its operations.
         lane: what a rank's operations add up to.
         seen: ranks seen in events.
+        named: those, and the peers of their operations.
         opened: the operations that have not ended: of each its rank, and what it is.
         live: whether the run goes on.
         found: what hosts have sent each other.
     """
     ranks = _ranks(meta, seen)
     unfinished = [] if live else _unfinished(opened, meta)
+    idle = [] if live else [r for r in ranks if r not in named and _serves(meta, r)]
+    names = [_about(meta, r)[1] for r in idle]
+    note = [f"{joined(names)} did nothing: not drawn"] if idle else []
     return {
         "title": clean(str(meta.get("name", ""))),
         "facts": facts(meta, len(ranks)),
-        "lanes": [{**_lane(meta, r), **lane(r)} for r in ranks if r < MAX_LANES],
+        "lanes": [{**_lane(meta, r), **lane(r)} for r in ranks if r < MAX_LANES and r not in idle],
         "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
         "live": live,
         **sums,
         "compared": compared(meta, found or {}),
         "open": _open(meta),
-        "notices": unfinished + _left_out(meta, sums["operations"], drawn, ranks),
+        "notices": [*unfinished, *_left_out(meta, sums["operations"], drawn, ranks), *note],
+        "notes": note,
     }
 
 
@@ -82,6 +88,12 @@ def _about(meta: Mapping[str, Any], rank: int) -> tuple[Mapping[str, Any], str]:
     ranks = meta.get("ranks", {})
     about = ranks.get(str(rank), ranks.get(rank, {}))
     return about, clean(str(about.get("name") or f"rank {rank}"))
+
+
+def _serves(meta: Mapping[str, Any], rank: int) -> bool:
+    """True for a server or the scheduler that has not died."""
+    died = meta.get("ends", {}).get(str(rank), {}).get("how") == "died"
+    return _about(meta, rank)[0].get("role") in ("server", "scheduler") and not died
 
 
 def _lane(meta: Mapping[str, Any], rank: int) -> Json:

@@ -267,6 +267,10 @@ class Columns:
             int(self._drawn.sum()),
             self._lane,
             np.unique(ops.rank).tolist(),
+            {
+                *np.unique(ops.rank).tolist(),
+                *(p for look in ops.looks if (p := look.peer) is not None),
+            },
             [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
             self._live,
             self.traffic,
