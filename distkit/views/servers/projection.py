@@ -177,7 +177,8 @@ def opening(run: Serving) -> float:
 
     A death; or somebody who never gets an answer, or a refusal: when it has asked. Else, if no pull
     waits, when the most stale gradient has been applied, if possible while nobody waits and few
-    messages are under way; else where most gradients and pulls wait longest.
+    messages are under way. Where a round has a gradient of several, the end of the first; else
+    where most gradients and pulls wait longest.
     """
     story, start, end = run.story, run.start, run.end
     if run.live:
@@ -202,6 +203,9 @@ def opening(run: Serving) -> float:
 
     if late and not pulls:
         return max(late, key=shows)[1]
+    rounds = [u.end for u in story.updates if u.end is not None and u.end >= start]
+    if story.quorum() > 1 and rounds and not late:
+        return min(rounds)
     steps = [step for w in pulls for step in ((w.begin, 2), (w.end, -2))]
     for g in story.gradients:
         until = min(story.gone(g), end)

@@ -137,7 +137,7 @@ class _Painter:
             said=said(run.story),
             live=run.live,
             empty=(waiting if run.live else NOTHING) if nothing else "",
-            legend=LEGEND,
+            legend=LEGEND if any(g.late for g in run.story.gradients) else LEGEND[:-1],
             opening=self.scene.when(opening(run)),
             beats=[self._told(beat, *teller.told(beat)) for beat in drawn],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates(drawn))},
@@ -335,7 +335,9 @@ class _Painter:
             text(str(rank), look, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
         ]
         if status.text == "died":
-            shapes.append(path(f"M{-r} {-r}L{r} {r}M{r} {-r}L{-r} {r}", "cross"))
+            near, far = 0.4 * r, 1.1 * r  # beside the number
+            cross = f"M{near} {-far}L{far} {-near}M{far} {-far}L{near} {-near}"
+            shapes.append(path(cross, "cross"))
         if room >= 66:
             size = 0 if r > 20 else 11.0
             name = cut(self.run.names[rank], room, 12)
@@ -369,14 +371,20 @@ class _Painter:
         plain = "wrong" if beat.lost else "answer" if beat.kind == "book" else ""
         head = "bad" if end is None else {"wrong": "bad", "answer": "gray"}.get(plain, "own")
         way = arrow(*ends, "lost" if end is None else plain or "flight", head, lane=lane)
-        self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
+        over = self._replaced(beat) if end is None else end
+        self.scene.add(0, 0, *way, begin=begin, end=over, layer=FLIGHT)
         token = self._token(beat, lane)
         if end is None:
             middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
-            self.scene.add(*middle, *token, begin=begin, layer=TOKEN)
+            self.scene.add(*middle, *token, begin=begin, end=over, layer=TOKEN)
             return
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
         self.scene.rest(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
+
+    def _replaced(self, beat: Beat) -> float | None:
+        """When a new process takes the place of a sender that died after this."""
+        found = (death.of for death in self.run.done("death") if death.src == beat.src)
+        return next((again for _, _, again in found if again and again > beat.begin), None)
 
     def _token(self, beat: Beat, lane: int) -> tuple[Shape, ...]:
         """Messages in flight: a gradient with its version, weights, a question."""
