@@ -18,6 +18,9 @@ from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
 from distkit.views.scene.painter import cut
 from distkit.views.scene.units import count
 
+#: So many parameters of one kind are named one by one.
+FEW = 3
+
 #: A parameter: ``name``, ``shape`` and ``pieces``, each with ``rank``, ``offset``, ``shape`` and
 #: ``placement``, such as "Shard(0)".
 Parameter = dict[str, Any]
@@ -148,12 +151,17 @@ def alike(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
 
 
 def named(kind: Sequence[Parameter]) -> str:
-    """The name of parameters that differ in a layer's number.
+    """The names of a few parameters; of more, which differ in a layer's number, with a star.
 
-    >>> named([{"name": "layers.0.weight"}, {"name": "layers.1.weight"}])
+    >>> named([{"name": f"{i}.weight"} for i in (0, 2)])
+    '0.weight, 2.weight'
+    >>> named([{"name": f"layers.{i}.weight"} for i in range(4)])
     'layers.*.weight'
     """
-    parts = [clean(p["name"]).split(".") for p in kind]
+    names = [clean(p["name"]) for p in kind]
+    if len(names) <= FEW:
+        return ", ".join(names)
+    parts = [name.split(".") for name in names]
     return ".".join(some[0] if len({*some}) == 1 else "*" for some in zip(*parts, strict=True))
 
 

@@ -188,7 +188,7 @@ class _Painter:
             return
         yield rect(wide, tall, "own", y=high - tall, lane=replica, r=min(2.0, wide / 4))
         x, y, labels = wide / 2, high - tall / 2 + 4, (listed(rows, 9), listed(rows, 3))
-        for words in (*labels, str(len(rows))):
+        for words in (*labels, count(len(rows), "sample"), str(len(rows))):
             if text_width(words, 11) < wide - 4 and tall > 12:
                 yield text(words, "label", x=x, y=y, anchor="middle", lane=replica)
                 return
