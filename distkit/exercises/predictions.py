@@ -1,11 +1,11 @@
-"""A guess that is made before a run, and compared with what the run says.
+"""A guess that is made before a run, and compared with the answer.
 
 Example::
 
     guess = dk.predict("How many messages does rank 0 send?")
     guess                                 # in a notebook: a field, and Commit; or guess.commit(6)
     run = cluster.run(ring)
-    guess.compare(len(sent_by_0))         # the guess, what the run says, how far they are apart
+    guess.compare(len(sent_by_0))         # the guess, the answer, how far they are apart
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ import traitlets
 
 from distkit.cluster.notebook import cell
 from distkit.errors import DistkitError
+from distkit.views.scene.units import count
 from distkit.views.widget.assets import FORMAT, css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
 
-#: What can be guessed, and what a run can answer.
+#: What can be guessed, and what can be the answer.
 Value = float | str | Sequence[float | str]
 
 PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: "–"}
 _COLOURS = {PASS: "#009e73", CLOSE: "#0072b2", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
-#: Numbers that differ by less, relative to the run's, are close; ratios up to this, exact.
+#: Numbers that differ by less, relative to the answer, are close; ratios up to this, exact.
 NEAR, EXACT = 0.1, 1e-9
 #: Ratios that have a word.
 _TIMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
 #: More items of a list that are wrong are only counted.
 MOST_ITEMS = 6
 
-_OVER = "The run has answered already. Run the cell with dk.predict again to guess anew."
+_OVER = "The answer is there already. Run the cell with dk.predict again to guess anew."
+_CHOOSE = "Choose one of the answers first."
+_NUMBERS = "Type a number in digits, such as 12, or several with commas between them, such as 0, 4."
+_TWO = "Type two numbers with a comma between them, such as 5, 7."
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Comparison:
 
     def _rows(self) -> list[tuple[str, str]]:
         yours = [] if self.guess is None else [("your guess", self.guess)]
-        return [*yours, ("the run says", self.actual), (_SIGNS[self.status], self.words)]
+        return [*yours, ("the answer", self.actual), (_SIGNS[self.status], self.words)]
 
     def __repr__(self) -> str:
         lines = (f"  {name:12}  {said}".rstrip() for name, said in self._rows())
@@ -79,7 +83,7 @@ class Comparison:
         return (
             f'<div style="border-left:4px solid {colour};padding:4px 14px;font:var('
             '--jp-ui-font-size1,13px)/1.45 var(--jp-ui-font-family,sans-serif)">'
-            f"{escape(self.question)}<table style='border:0;margin:2px 0'>{rows}</table></div>"
+            f"{worded(self.question)}<table style='border:0;margin:2px 0'>{rows}</table></div>"
         )
 
 
@@ -89,7 +93,7 @@ class _Form(anywidget.AnyWidget):
 
 
 class Prediction:
-    """A question that waits for a guess, and then for a run. :func:`predict` makes one."""
+    """A question that waits for a guess, and then for the answer. :func:`predict` makes one."""
 
     def __init__(
         self,
@@ -107,45 +111,45 @@ class Prediction:
         self._still = HtmlSnapshot(self._draw)
 
     def commit(self, guess: Value) -> None:
-        """Make the guess: a number, words, a list of either, or one of the choices.
+        """Make the guess, or change it: a number, several numbers, or one of the choices.
 
         Raises:
-            DistkitError: it is none of these; there is a guess already, or the run has answered.
+            DistkitError: it is none of these; or the answer is there already.
         """
+        self._note = ""
         if self._answer is not None:
             raise DistkitError(_OVER)
-        if self.guess is not None:
-            raise DistkitError(
-                f"You have committed {_shown(self.guess)} and the guess stays as it is. "
-                "Run the cell with dk.predict again to guess anew."
-            )
-        self.guess = self._chosen(guess, "The guess") if self.choices else _plain(guess)
+        if self.choices:
+            self.guess = self._chosen(guess, "The guess")
+        else:
+            self.guess = _formed(guess, self.question)
         self._refresh()
         self._committed()
 
     def compare(self, actual: Value) -> Comparison:
-        """The guess beside what the run says; without a guess, what the run says.
+        """The guess beside the answer; without a guess, the answer.
 
         Args:
             actual: of the run: a number, words, a list of either, or one of the choices.
 
         Raises:
-            DistkitError: it is none of these, or of another kind than the guess.
+            DistkitError: it is none of these.
         """
         actual = self._chosen(actual, "The answer") if self.choices else _plain(actual)
         if self.guess is None:
             said = UNKNOWN, "no guess was committed: next time guess first, it is worth it"
-        elif self.choices or isinstance(actual, str):
+        elif isinstance(actual, str):
             said = _same_words(self.guess, actual)
         else:
             said = _apart(_read(self.guess, actual), actual)
         guess = None if self.guess is None else _shown(self.guess)
-        self._answer = Comparison(self.question, guess, _shown(actual), *said)
+        self._answer, self._note = Comparison(self.question, guess, _shown(actual), *said), ""
         self._refresh()
         return self._answer
 
     def _chosen(self, value: object, what: str) -> str:
-        said = _shown(value)
+        if not (said := _shown(value)):
+            raise DistkitError(_CHOOSE)
         found = [c for c in self.choices if _folded(c) == _folded(said)]
         if not found:
             raise DistkitError(f"{what} {said!r} is none of the choices: {_listed(self.choices)}.")
@@ -159,11 +163,11 @@ class Prediction:
         if self._note:
             return "refused", self._note
         if self._answer is None:
-            return "waits", "" if self.guess is None else "Go on: the run answers."
+            return "waits", "" if self.guess is None else "Go on: a cell below has the answer."
         if self.guess is None:
             return "waits", _OVER
         answer = self._answer
-        words = answer.words if answer else f"the run says {answer.actual}"
+        words = answer.words if answer else f"the answer: {answer.actual}"
         return answer.status, f"{words}\n{self._why}".strip()
 
     def _picture(self) -> dict[str, object]:
@@ -173,7 +177,7 @@ class Prediction:
             "question": self.question,
             "choices": self.choices,
             "guess": "" if self.guess is None else _shown(self.guess),
-            "open": self.guess is None and self._answer is None,
+            "final": self._answer is not None,
             "status": status,
             "note": note,
             "heard": self._heard,  # the same answer again is one, too
@@ -199,12 +203,11 @@ class Prediction:
         if self._form is not None:
             self._form.picture = self._picture()
             self._still.renew()
-        self._note = ""
 
     def _draw(self) -> tuple[str, str]:
         """HTML and text for where no kernel is."""
         text = repr(self)
-        return f'<div style="white-space:pre-line">{escape(text)}</div>', text
+        return f'<div style="white-space:pre-line">{worded(text)}</div>', text
 
     def _ipython_display_(self) -> None:
         self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
@@ -224,11 +227,12 @@ _asked: dict[object, Prediction] = {}
 def predict(question: str, choices: Sequence[object] | None = None) -> Prediction:
     """Ask for a guess before a run. In a notebook it shows a field or the choices, and Commit.
 
-    A cell that asks again before the run has answered shows the guess that was committed.
+    Until the answer is there the guess can be changed, and a cell that asks again shows it.
 
     Args:
-        question: what will the run say?
-        choices: the possible answers; None for a number, words, or a list of either.
+        question: what will the run say? It has a field for a number or several, and if it has the
+            words "two numbers", for two.
+        choices: the possible answers, also in words; None for numbers.
 
     Raises:
         DistkitError: there are fewer than two choices, or two are the same.
@@ -238,8 +242,8 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
     >>> guess.compare(3)
     How many messages does rank 0 send?
       your guess    6
-      the run says  3
-      ✗             twice what the run says
+      the answer    3
+      ✗             twice the answer
     """
     offered = [_shown(c) for c in choices or ()]
     if choices is not None and len({*map(_folded, offered)}) < max(2, len(offered)):
@@ -281,46 +285,73 @@ def _plain(value: Any) -> Value:
     )
 
 
-_NUMBER = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+|\.)?(e[-+]?\d+)?", re.I)
+_GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
+_NUMBER = re.compile(r"[~≈]*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)[%×µa-z]*", re.I)
+_DIGITS = 15  # of an integer that a float holds exactly
 
 
-def _number(text: str) -> float | None:
-    """A number as people write it, with commas for thousands and words after it.
+def _number(word: str) -> float | None:
+    """A number as people write it, with its unit.
 
-    >>> _number("1,024"), _number("6 messages"), _number("2.5 %"), _number("many")
-    (1024, 6, 2.5, None)
+    >>> _number("1024"), _number("2.5%"), _number("3rd"), _number("many")
+    (1024, 2.5, 3, None)
     """
-    first = text.split()[0].rstrip("%x×")
-    if not _NUMBER.fullmatch(first) or not re.search(r"\d", first):
+    if (found := _NUMBER.fullmatch(word)) is None:
         return None
-    digits = first.replace(",", "")
-    return int(digits) if re.fullmatch(r"[-+]?\d+", digits) else float(digits)
+    digits = found[1]
+    whole = re.fullmatch(r"[-+]?\d+", digits) and len(digits) <= _DIGITS
+    return int(digits) if whole else float(digits)
 
 
-def _read(guess: Value, actual: Value) -> Value:
-    """A guess as a value of the answer's kind.
+def _readings(guess: Value) -> list[list[float]]:
+    """The numbers of a guess; of words in two ways: commas group thousands, or separate numbers.
+
+    >>> _readings("1,024 bytes"), _readings([0, "4 ms"])
+    ([[1024], [1, 24]], [[0, 4]])
+    """
+    if isinstance(guess, int | float):
+        return [[guess]]
+    if not isinstance(guess, str):
+        return [[number for item in guess for number in _readings(item)[0]]]
+    words = [word.strip(",") for word in re.split(r"[;\s()\[\]]+", guess)]
+    grouped = [word.replace(",", "" if _GROUPED.fullmatch(word) else " ") for word in words]
+    apart = [word.replace(",", " ") for word in words]
+    return [
+        [number for word in " ".join(way).split() if (number := _number(word)) is not None]
+        for way in (grouped, apart)
+    ]
+
+
+def _formed(guess: Value, question: str) -> Value:
+    """A guess of the form that a question without choices asks for.
 
     Raises:
-        DistkitError: it cannot be read as one.
+        DistkitError: it has no number, or not two where two are asked for.
     """
-    if isinstance(actual, int | float):
-        found = _number(guess) if isinstance(guess, str) else guess
-        if isinstance(found, int | float):
-            return found
-        raise DistkitError(
-            f"The run says {_shown(actual)}, a number, and the guess is {_shown(guess)!r}. "
-            "Run the cell with dk.predict again and guess a number."
-        )
-    items = re.split(r"[,;\s]+", guess.strip("[]() \t")) if isinstance(guess, str) else guess
-    if isinstance(items, int | float) or len(items) != len(actual):
-        raise DistkitError(
-            f"The run says {_shown(actual)}, a list of {len(actual)}, and the guess is "
-            f"{_shown(guess)!r}. Run the cell with dk.predict again and guess {len(actual)} items."
-        )
-    return [
-        item if isinstance(right, str) else _read(item, right)  # type: ignore[misc]
-        for item, right in zip(items, actual, strict=True)
-    ]
+    if not isinstance(guess, str):
+        guess = _plain(guess)
+    found = {len(numbers) for numbers in _readings(guess)}
+    if "two numbers" in question.casefold() and 2 not in found:
+        raise DistkitError(_TWO)
+    if found == {0}:
+        raise DistkitError(_NUMBERS)
+    return guess
+
+
+def _read(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
+    """The numbers of a guess, as many as the answer has, if it can be read so."""
+    most = 1 if isinstance(actual, int | float) else len(actual)
+    ways = _readings(guess)
+    return next((numbers for numbers in ways if len(numbers) == most), ways[0])
+
+
+def worded(text: str) -> str:
+    """A text as HTML: what stands between backticks is code.
+
+    >>> worded("1 < `w`")
+    '1 &lt; <code>w</code>'
+    """
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _shown(value: object) -> str:
@@ -357,13 +388,17 @@ def _same_words(guess: Value, actual: Value) -> tuple[str, str]:
     return FAIL, "not what you expected"
 
 
-def _apart(guess: Any, actual: Any) -> tuple[str, str]:
-    """The status and the words for a guess of the answer's kind."""
-    if isinstance(actual, str):
-        return _same_words(guess, actual)
+def _apart(guess: list[float], actual: float | Sequence[float | str]) -> tuple[str, str]:
+    """The status and the words for the numbers of a guess."""
+    rights = [actual] if isinstance(actual, int | float) else list(actual)
+    if len(guess) != len(rights):
+        return FAIL, f"{count(len(rights), 'number')} in the answer, {len(guess)} in the guess"
+    each = [
+        _same_words(mine, right) if isinstance(right, str) else _ratio(mine, right)
+        for mine, right in zip(guess, rights, strict=True)
+    ]
     if isinstance(actual, int | float):
-        return _ratio(guess, actual)
-    each = [_apart(*both) for both in zip(guess, actual, strict=True)]
+        return each[0]
     wrong = [n for n, (status, _) in enumerate(each) if status != PASS]
     if not wrong:
         return PASS, "exactly right"
@@ -378,7 +413,7 @@ def _ratio(guess: float, actual: float) -> tuple[str, str]:
     """The same for two numbers.
 
     >>> _ratio(6, 3), _ratio(5, 6)
-    (('fail', 'twice what the run says'), ('fail', '1 too low'))
+    (('fail', 'twice the answer'), ('fail', '1 too low'))
     """
     if math.isclose(guess, actual, rel_tol=EXACT):
         return PASS, "exactly right"
@@ -391,7 +426,7 @@ def _ratio(guess: float, actual: float) -> tuple[str, str]:
     exact = math.isclose(large, nearest, rel_tol=EXACT)
     named = nearest in _TIMES and math.isclose(large, nearest, rel_tol=0.05)
     times = f"{'' if exact else 'about '}{_TIMES[nearest]}" if named else f"{_shown(large)} times"
-    return status, f"{times} what the run says" if ratio > 1 else f"the run says {times} as much"
+    return status, f"{times} the answer" if ratio > 1 else f"the answer is {times} as much"
 
 
 def _difference(guess: float, actual: float) -> str:
@@ -399,6 +434,6 @@ def _difference(guess: float, actual: float) -> str:
     if isinstance(guess, int) and isinstance(actual, int):
         return f"{_shown(off)} too {'high' if more else 'low'}"
     if not actual:
-        return f"{_shown(off)} {'above' if more else 'below'} what the run says"
+        return f"{_shown(off)} {'above' if more else 'below'} the answer"
     percent = 100 * off / abs(actual)
-    return f"{_shown(percent)} % {'more' if more else 'less'} than the run says"
+    return f"{_shown(percent)} % {'more' if more else 'less'} than the answer"

@@ -27,21 +27,29 @@ def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple
     [
         (6, 6, ("pass", "exactly right")),
         ("6", 6, ("pass", "exactly right")),
-        ("6 messages", torch.tensor(3), ("fail", "twice what the run says")),
+        ("6 messages", torch.tensor(3), ("fail", "twice the answer")),
         ("1,024", np.int64(1024), ("pass", "exactly right")),
-        (3, 12, ("fail", "the run says four times as much")),
-        (1, 31, ("fail", "the run says 31 times as much")),
-        (0.98, 0.5, ("fail", "about twice what the run says")),
+        (3, 12, ("fail", "the answer is four times as much")),
+        (1, 31, ("fail", "the answer is 31 times as much")),
+        (0.98, 0.5, ("fail", "about twice the answer")),
         (5, 6, ("fail", "1 too low")),
         (105, 100, ("close", "5 too high")),
-        ("0.52 s", 0.5, ("close", "4 % more than the run says")),
+        ("0.52 s", 0.5, ("close", "4 % more than the answer")),
         (1, 0, ("fail", "1 too high")),
-        (-1.5, 0.0, ("fail", "1.5 below what the run says")),
+        (-1.5, 0.0, ("fail", "1.5 below the answer")),
         (" Rank  0", "rank 0", ("pass", "exactly right")),
+        ("about ~3 ms", 3, ("pass", "exactly right")),
+        ("the 3rd", 3, ("pass", "exactly right")),
+        ("rank 0 and rank 4", [0, 4], ("pass", "exactly right")),
+        ("1,024, 2,048", [1024, 2048], ("pass", "exactly right")),
+        ("1,024", [1, 24], ("pass", "exactly right")),
+        ("3", [3, 5, 4], ("fail", "3 numbers in the answer, 1 in the guess")),
+        ([1, 2], 2.2, ("fail", "1 number in the answer, 2 in the guess")),
+        (3, ["send", "recv"], ("fail", "2 numbers in the answer, 1 in the guess")),
+        ("9" * 5000, 6, ("fail", "inf % more than the answer")),
         ("0, 1 2", [0, 1, 2], ("pass", "exactly right")),
         ([0, 1, 2], range(3), ("pass", "exactly right")),
-        ("[6, 6]", (6, 3), ("fail", "1 of 2 are right\n[1] 6: twice what the run says")),
-        ("send, Recv", ["send", "recv"], ("pass", "exactly right")),
+        ("[6, 6]", (6, 3), ("fail", "1 of 2 are right\n[1] 6: twice the answer")),
     ],
 )
 def test_how_far_apart(guess: Any, actual: Any, said: tuple[str, str]) -> None:
@@ -61,43 +69,54 @@ def test_long_lists_say_the_first_mistakes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guess", "actual", "remedy"),
+    ("question", "guess", "remedy"),
     [
-        ("many", 6, "guess a number"),
-        ([1, 2], 6, "guess a number"),
-        (6, [1, 2], "guess 2 items"),
-        ("1, 2, 3", [1, 2], "guess 2 items"),
-        ("a b", [1, 2], "guess a number"),
-        (6, {}, r"\{\} \(dict\) cannot be compared"),
-        (6, [[1]], "Give a number, words, or a list"),
-        ("  ", 6, "Give a number, words, or a list"),
+        ("How many?", "many", "Type a number in digits"),
+        ("How many?", "  ", "Type a number in digits"),
+        ("How many?", ["send", "recv"], "Type a number in digits"),
+        ("How many?", True, "Type a number in digits"),
+        ("How many? (two numbers)", "3", "Type two numbers"),
+        ("Which two numbers? For example: 5, 7", "1, 2, 3", "Type two numbers"),
+        ("How many?", {}, r"\{\} \(dict\) cannot be compared"),
     ],
 )
-def test_other_kinds_are_refused(guess: Any, actual: Any, remedy: str) -> None:
+def test_a_guess_of_another_form_is_refused_before_it_counts(
+    question: str, guess: Any, remedy: str
+) -> None:
+    made = predict(question)
     with pytest.raises(DistkitError, match=remedy):
-        compared(guess, actual)
+        made.commit(guess)
+    assert made.guess is None
+    made.commit("5, 7")
+    assert made.compare([5, 7])
+
+
+def test_an_answer_that_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(DistkitError, match="Give a number, words, or a list"):
+        compared(6, [[1]])
 
 
 def test_what_is_no_choice_is_refused() -> None:
     made = predict("Does it end?", ["yes", "no"])
     with pytest.raises(DistkitError, match="The guess 'perhaps' is none of the choices: yes · no"):
         made.commit("perhaps")
+    with pytest.raises(DistkitError, match="Choose one"):
+        made.commit("")
     with pytest.raises(DistkitError, match="The answer '3' is none of the choices"):
         made.compare(3)
     with pytest.raises(DistkitError, match="two or more different choices"):
         predict("Does it end?", ["yes", "Yes"])
 
 
-def test_a_guess_is_made_once_and_before_the_run() -> None:
+def test_a_guess_can_be_changed_until_the_answer_is_there() -> None:
     made = predict("How many?")
+    made.commit(7)
     made.commit(6)
-    with pytest.raises(DistkitError, match="You have committed 6"):
-        made.commit(7)
     assert made.compare(6) and not made.compare(7)  # another run
     late = predict("How many?")
     card = late.compare(6)
     assert card.status == "unknown" and not card
-    with pytest.raises(DistkitError, match="answered already"):
+    with pytest.raises(DistkitError, match="is there already"):
         late.commit(6)
     assert "your guess" not in repr(card) and "6" in repr(card)
 
@@ -108,7 +127,7 @@ def test_cards_are_text_and_html() -> None:
     card = made.compare("<yes>")
     assert repr(card).splitlines()[1:] == [
         "  your guess    no",
-        "  the run says  <yes>",
+        "  the answer    <yes>",
         "  ✗             not what you expected",
     ]
     html = card._repr_html_()
@@ -128,13 +147,18 @@ def test_the_form_shows_no_answer_before_it_is_given(monkeypatch: pytest.MonkeyP
     def picture() -> dict[str, Any]:
         return dict(made.form.picture)
 
-    assert picture()["open"] and picture()["choices"] == ["3", "6"]
-    made._entered("4")  # what no browser sends
-    assert picture()["open"] and "none of the choices" in picture()["note"]
+    assert not picture()["guess"] and picture()["choices"] == ["3", "6"]
+    made._entered("")
+    assert not picture()["guess"] and "Choose one" in picture()["note"]
     made._entered("6")
-    assert not picture()["open"] and picture()["guess"] == "6"
+    assert picture()["guess"] == "6" and picture()["status"] == "waits" and not picture()["final"]
     made.compare(3)
-    assert picture()["note"] == "the run says 3"
+    assert picture()["note"] == "the answer: 3" and picture()["final"]
+    late = predict("How many?")
+    late.form  # noqa: B018 - it is shown
+    late._entered("a lot")
+    late.compare(3)
+    assert late.form.picture["status"] == "waits" and "there already" in late.form.picture["note"]
 
 
 def test_a_cell_that_runs_again_keeps_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:

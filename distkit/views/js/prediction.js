@@ -4,45 +4,86 @@ import { h } from "./dom.js";
 
 const name = "guess";
 
-export class Prediction {
-  constructor(model, el) {
-    this.model = model;
-    this.root = h("figure", { class: "distkit-prediction" });
-    el.append(this.root);
-    this.changed = () => this.#draw();
-    model.on("change:picture", this.changed);
+// What stands between backticks is code.
+const worded = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
+// One question; send: takes the guess that is committed.
+export class Question {
+  constructor(send) {
+    this.send = send;
+    this.root = h("div", { class: "dk-asked" });
+    [this.typed, this.changing] = [null, false];
+  }
+
+  show(picture) {
+    this.picture = picture;
+    this.changing &&= picture.status === "refused";
     this.#draw();
   }
 
   #draw() {
-    const { question, choices, guess, open, status, note } = this.model.get("picture");
+    const { question, choices, guess, final, status, note } = this.picture;
+    const open = !final && (this.changing || !guess);
+    const value = open ? this.typed ?? guess : guess;
+    const refused = status === "refused" ? "true" : null;
+    const here = this.root.contains(document.activeElement);
     // its keys are not for JupyterLab, where M, say, makes another kind of cell of this one
-    const own = { name, disabled: open ? null : "", "data-lm-suppress-shortcuts": "" };
+    const own = { disabled: open ? null : "", "data-lm-suppress-shortcuts": "" };
     const field = choices.length
       ? h("div", { class: "dk-choices", role: "radiogroup", "aria-label": question },
-        choices.map((choice) => h("label", {}, h("input", { ...own, type: "radio",
-          value: choice, required: "", checked: choice === guess ? "" : null }), choice)))
-      : h("input", { ...own, type: "text", value: guess, required: "", autocomplete: "off",
-        "aria-label": "your guess", placeholder: "your guess" });
-    const commit = h("button", { ...own, name: null, type: "submit" },
-      open ? "Commit" : "Committed");
-    const onsubmit = (event) => this.#commit(event, commit);
+        choices.map((choice) => h("label", {}, h("input", { ...own, name, type: "radio",
+          value: choice, checked: choice === value ? "" : null }), h("span", {}, worded(choice)))))
+      : h("input", { ...own, name, type: "text", value, autocomplete: "off",
+        "aria-invalid": refused, "aria-label": "your guess", placeholder: "your guess" });
+    this.button = h("button", { ...own, type: "submit" }, open ? "Commit" : "Committed");
+    const change = guess && !open && !final
+      ? h("button", { type: "button", class: "dk-change", onclick: () => this.#change() }, "Change")
+      : null;
+    const onsubmit = (event) => this.#commit(event);
     const onkeydown = (e) => { // nor do they take the reader to the active cell
       e.stopPropagation();
-      if (e.key !== "Enter" || e.target === commit) return;
+      if (e.key !== "Enter" || e.target.tagName === "BUTTON") return;
       e.preventDefault();
       e.currentTarget.requestSubmit();
     };
+    const said = h("p", { class: `dk-note dk-${status}`, role: "status" },
+      this.changing && !refused ? "" : worded(note));
     this.root.replaceChildren(
-      h("p", { class: "dk-question" }, question),
-      h("form", { onsubmit, onkeydown, hidden: open || guess ? null : "" }, field, commit),
-      h("p", { class: `dk-note dk-${status}`, role: "status" }, note));
+      h("p", { class: "dk-question" }, worded(question)),
+      h("form", { onsubmit, onkeydown, novalidate: "", hidden: final && !guess ? "" : null },
+        field, this.button, change, refused ? said : null),
+      refused ? "" : said);
+    if (here && open) this.focus();
   }
 
-  #commit(event, button) {
+  focus() {
+    this.root.querySelector("input:checked, input:enabled")?.focus();
+  }
+
+  #change() {
+    this.changing = true;
+    this.typed = null;
+    this.#draw();
+    this.focus();
+  }
+
+  #commit(event) {
     event.preventDefault();
-    button.disabled = true; // until the kernel, which may be busy, has taken it
-    this.model.send({ guess: new FormData(event.target).get(name) });
+    this.button.disabled = true; // until the kernel, which may be busy, has taken it
+    this.typed = new FormData(event.target).get(name) ?? "";
+    this.send(this.typed);
+  }
+}
+
+export class Prediction {
+  constructor(model, el) {
+    this.model = model;
+    const question = new Question((guess) => model.send({ guess }));
+    this.root = h("figure", { class: "distkit-prediction" }, question.root);
+    el.append(this.root);
+    this.changed = () => question.show(model.get("picture"));
+    model.on("change:picture", this.changed);
+    this.changed();
   }
 
   dispose() {
