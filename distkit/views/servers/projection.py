@@ -312,7 +312,7 @@ def _warnings(run: Serving) -> list[str]:
             servers,
         ),
         (f"{count(stuck, 'pull')} never answered", stuck and not run.live),
-        (f"{count(lost, 'message')} not arrived", lost and not run.live),
+        (f"{count(lost, 'message')} did not arrive", lost and not run.live),
         (f"{count(refused, 'request')} refused", refused),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
