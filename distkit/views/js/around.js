@@ -40,6 +40,7 @@ export function legend(store) {
 }
 
 export function sums({ frame }, color) {
+  if (frame.bare) return [];
   const { messages, message_bytes, collectives, collective_bytes, start, end, lanes,
     compared = [] } = frame;
   const tile = (value, label, title = null) =>
@@ -90,8 +91,9 @@ export function shares({ name, busy: spent, waiting, messages, bytes }, color) {
 
 export function alternative({ frame }) {
   const told = [
-    frame.title || "Timeline", ...frame.facts, plural(frame.messages, "message"),
-    plural(frame.collectives, "collective"), ...frame.notices,
+    frame.title || "Timeline", ...frame.facts,
+    ...(frame.bare ? [] : [plural(frame.messages, "message"),
+      plural(frame.collectives, "collective"), ...frame.notices]),
   ];
   return `Space-time diagram. ${told.join(", ")}.`;
 }

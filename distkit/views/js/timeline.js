@@ -28,7 +28,8 @@ const LONG = 1000; // operations: then the whole run lies small under the pictur
 const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
 const HIGHER = 36; // pixels
 const [LANES, LOWER] = [8, 300]; // so many lanes are at most so high above the whole run [pixels]
-const SUMS = "the share of time in operations, waiting in pale; zoom in to see each one";
+const SUMS = "the share of time in operations, waiting hatched; zoom in to see each one";
+const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions stand below a bare picture
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {
@@ -159,7 +160,8 @@ export class Timeline extends Follower {
     if (!count && !this.#runs() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
     const row = count > MANY_BARS * tracks.length ? HIGHER : sizes.row;
     const low = count >= LONG && this.store.frame.lanes.length <= LANES;
-    return { ...sizes, row, ...(low ? { tallest: LOWER } : {}) };
+    const { bare } = this.store.frame;
+    return { ...sizes, row, ...(low ? { tallest: LOWER } : {}), ...(bare ? BARE : {}) };
   }
 
   #draw() {

@@ -45,6 +45,8 @@ def rows(picture: Json) -> list[Row]:
 def headline(picture: Json) -> str:
     """The run in one line."""
     facts = list(picture["facts"])
+    if picture.get("bare"):
+        return f"{picture['title']}: {', '.join(facts)}"
     if picture["messages"]:
         size = human_bytes(picture["message_bytes"])
         facts.append(f"{count(picture['messages'], 'message')} ({size})")
@@ -64,7 +66,8 @@ def table(picture: Json, limit: int = 20) -> str:
     more = picture.get("entries", len(all_rows)) - limit
     if more > 0:
         parts.append(f"  … and {more:,} more")
-    parts += [f"  {value} {label}" for value, label, _ in picture["compared"]]
+    if not picture.get("bare"):
+        parts += [f"  {value} {label}" for value, label, _ in picture["compared"]]
     return "\n".join(parts + [f"  ! {notice}" for notice in picture["notices"]])
 
 

@@ -29,6 +29,7 @@ class Servers(SceneView):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
+        bare: whether to leave out what is said in words and sums around the picture.
 
     Raises:
         TypeError: ``source`` has no trace.

@@ -93,6 +93,8 @@ class _Painter:
         self.colors = {rank: rank_color(i) for i, rank in enumerate(self.at.lanes)}
 
         self.height = self.at.bottom + (96 if picture["compared"] else 74)
+        if picture.get("bare"):
+            self.height = self.at.bottom + 40
 
     def body(self) -> str:
         parts = [*self._head(), *self._lanes()]
@@ -105,7 +107,7 @@ class _Painter:
             parts += [*map(self._bar, marks), *self._ribbons(), *shafts]
             parts += [self._bar(b) for b in self.bars.values() if b["kind"] != "mark"] + heads
             parts += self._deaths()
-        return "".join([*parts, *self._veil(), *self._foot()])
+        return "".join([*parts, *self._veil(), *([] if self.picture.get("bare") else self._foot())])
 
     # -- around -------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Timeline(View):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
+        bare: whether to leave out what is said in words and sums around the picture.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -55,7 +56,7 @@ class Timeline(View):
         return self._bars.picture()
 
     def _svg(self) -> str:
-        return to_svg(self._bars.columns.picture(3 * MAX_BARS))
+        return to_svg(self._less(self._bars.columns.picture(3 * MAX_BARS)))
 
     def __repr__(self) -> str:
-        return table(self._bars.columns.picture(3 * MAX_BARS))
+        return table(self._less(self._bars.columns.picture(3 * MAX_BARS)))

@@ -34,6 +34,7 @@ class View(anywidget.AnyWidget):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
+        bare: whether to leave out what is said in words and sums around the picture.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -43,11 +44,13 @@ class View(anywidget.AnyWidget):
     period = PERIOD
     _unsubscribes: tuple[Callable[[], None], ...] = ()
     _following = 0  # runs that have not ended
+    _bare = False
     #: Made when the browser asks, so that a page opened late gets everything so far.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
-    def __init__(self, source: EventLog | Live) -> None:
+    def __init__(self, source: EventLog | Live, *, bare: bool = False) -> None:
         trace, live = trace_of(source, type(self).__name__)
+        self._bare = bare
         self._begin(trace, live is not None)
         self._open()
         if live is not None:
@@ -126,7 +129,11 @@ class View(anywidget.AnyWidget):
 
     def _snapshot(self) -> Json:
         with self._lock:
-            return {**dressed(self._picture()), "next": self._patches}
+            return {**dressed(self._less(self._picture())), "next": self._patches}
+
+    def _less(self, picture: Json) -> Json:
+        """The picture, without the words and sums around it if it is bare."""
+        return {**picture, "notices": [], "said": "", "bare": True} if self._bare else picture
 
     def close(self) -> None:
         """Stop following the run, and take the widget off the page."""
@@ -227,10 +234,10 @@ class SceneView(WholeView):
         return changed
 
     def _svg(self) -> str:
-        return to_svg(self._data)
+        return to_svg(self._less(self._data))
 
     def __repr__(self) -> str:
-        return to_table(self._data)
+        return to_table(self._less(self._data))
 
 
 def patch(before: Any, now: Any) -> Any:
