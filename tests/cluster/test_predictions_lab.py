@@ -6,6 +6,7 @@ from typing import Any
 
 from labs import change_theme, idle, look, outputs, run_cell
 
+from benchmarks.lab import command
 from benchmarks.step import notebook
 
 ASK = """
@@ -19,6 +20,7 @@ return?", ["yes, at once", "yes, when the buffers are free", "no, it hangs for e
 ends
 """
 RUN = "many.compare(6)"
+CHECK = "dk.concept_check('01_messages')"
 HANGS = "ends.compare('no, it hangs for ever')"
 
 
@@ -38,9 +40,19 @@ def test_guess_run_compare(lab: Any, tab: Any) -> None:
 
     field = forms.nth(0).locator("input")
     field.click()
-    field.press_sequentially("12 messages")
     field.press("Enter")
-    forms.nth(0).get_by_text("Go on: the run answers.").wait_for()
+    forms.nth(0).get_by_text("Type a number in digits").wait_for()
+    field.press_sequentially("a lot")
+    field.press("Enter")
+    forms.nth(0).locator("[aria-invalid]").wait_for()
+    look(page, {"predict-refused": forms.nth(0)})
+    assert field.is_enabled() and field.input_value() == "a lot"
+    field.fill("13")
+    field.press("Enter")
+    forms.nth(0).get_by_role("button", name="Change").click()
+    field.fill("12 messages")
+    field.press("Enter")
+    forms.nth(0).get_by_text("Go on: a cell below has the answer.").wait_for()
     assert field.is_disabled() and field.input_value() == "12 messages"
 
     forms.nth(1).locator("input").first.focus()
@@ -48,18 +60,52 @@ def test_guess_run_compare(lab: Any, tab: Any) -> None:
     page.keyboard.press("ArrowDown")
     look(page, {"predict-choosing": forms.nth(1)})
     page.keyboard.press("Enter")
-    forms.nth(1).get_by_text("Go on: the run answers.").wait_for()
+    forms.nth(1).get_by_text("Go on: a cell below has the answer.").wait_for()
     assert page.evaluate(active) == 1  # Shift+Enter runs what the reader was at
 
     run_cell(page, 0)  # again: the guess is still there
     assert forms.nth(0).locator("input").input_value() == "12 messages"
     for cell in (2, 3):
         run_cell(page, cell)
-    outputs(page, "twice what the run says")
+    outputs(page, "twice the answer")
     forms.nth(1).locator(".dk-pass", has_text="exactly right").wait_for()
     look(page, {"predict-lab": page})
     page.set_viewport_size({"width": 600, "height": 720})
     look(page, {"predict-narrow": page})
     assert forms.evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth)")
     change_theme(page, "Light")
+    assert forms.get_by_role("button", name="Change").count() == 0
+    assert tab.errors == [] and tab.outside == []
+
+
+def test_a_concept_check_keeps_the_picture_beside_the_question(lab: Any, tab: Any) -> None:
+    page = tab.page
+    (lab.root / "check.ipynb").write_text(notebook("import distkit as dk", CHECK))
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.goto(lab.address("check.ipynb"))
+    idle(page)
+    run_cell(page, 0)
+    run_cell(page, 1)
+    check = page.locator(".distkit-concept")
+    check.get_by_text("0 of 5 questions answered").wait_for()
+    for number, choice in enumerate(("rank 1", "2 ms", "the receiver", "2", "all ranks return"), 1):
+        check.get_by_text(f"{number}. ").wait_for()
+        check.get_by_label(choice, exact=True).check()
+        page.keyboard.press("Enter")
+        check.locator(".dk-note:is(.dk-pass, .dk-fail)").wait_for()
+        picture, asked = (
+            page.locator(at).bounding_box() for at in (".dk-stage", ".distkit-concept")
+        )
+        assert asked["y"] + asked["height"] - picture["y"] < 520  # and its head above it
+        if number < 5:
+            page.keyboard.press("Enter")  # Next
+    check.get_by_text("3 of 5 right").wait_for()
+    look(page, {"check-lab": page})
+    command(page, "docmanager:save")
+    page.reload()
+    idle(page)
+    check.get_by_text("3 of 5 right").wait_for()
+    check.get_by_role("button", name="Try again").click()
+    check.get_by_text("3 of 5 questions answered").wait_for()
+    check.get_by_text("2. About how long").wait_for()
     assert tab.errors == [] and tab.outside == []

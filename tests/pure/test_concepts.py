@@ -38,10 +38,10 @@ def test_a_concept_check(lesson: str) -> None:
         with pytest.raises(DistkitError, match="none of the choices"):
             check.answer(number, "no such choice")
         assert check.answer(number, ask.choices[place])
-        with pytest.raises(DistkitError, match="answered already"):
+        with pytest.raises(DistkitError, match="there already"):
             check.answer(number, ask.choices[place])
     assert check.score.startswith("5 of 5 right")
-    assert isinstance(check.concept.view(check.trace), View)
+    assert isinstance(check.view, View)
     about = Columns(check.trace).frame
     origins = {*about["facts"], *(lane["detail"] for lane in about["lanes"])}
     assert not {"made up", "simulated"} <= origins  # one word for one thing
@@ -63,7 +63,7 @@ def test_wrong_answers_count_nothing() -> None:
     ):
         assert not check.answer(number, ask.choices[place - 1])
         assert f"{number} of 5 questions answered, 0 right" == check.score or number == 5
-    assert check.score == "0 of 5 right: read the picture once more"
+    assert check.score == "0 of 5 right: look again at the others"
     with pytest.raises(DistkitError, match="they are 1 to 5"):
         check.answer(0, "rank 0")
     with pytest.raises(DistkitError, match="There are: \\['00_welcome'"):
@@ -93,7 +93,34 @@ def test_a_student_sees_no_answer_before_the_own_one() -> None:
     assert not [ask for ask in check.concept.asks if ask.why in said]
 
 
-def test_a_notebook_shows_the_score_as_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_answers_can_be_given_again() -> None:
+    check = concept_check("01_messages")
+    right = places("01_messages")
+    for number, (ask, place) in enumerate(zip(check.concept.asks, right, strict=True), 1):
+        check.answer(number, ask.choices[place - (number == 4)])
+    assert check.form.picture["again"] and check.score.startswith("4 of 5 right")
+    check._heard({"again": True})
+    assert check.score == "4 of 5 questions answered, 4 right"
+    asked = check.form.picture["questions"]
+    assert [one["final"] for one in asked] == [True, True, True, False, True]
+    assert "answer:" not in asked[3]["note"]
+    assert check.answer(4, 2) and check.score.startswith("5 of 5")
+    assert not check.form.picture["again"]
+
+
+@pytest.mark.parametrize("lesson", ["01_messages", "05_when_it_hangs"])
+def test_the_picture_tells_no_sums_and_no_findings(lesson: str) -> None:
+    view = concept_check(lesson).view
+    picture = view.get_state("picture")["picture"]
+    assert picture["bare"] and not picture["notices"]
+    whole = type(view)(concept_check(lesson).trace)
+    words = whole.get_state("picture")["picture"]["notices"]
+    for said in (view._svg(), repr(view)):
+        assert words and not [one for one in words if one in said]
+    assert "in communication" not in view._svg() and "first to last" not in repr(view)
+
+
+def test_a_notebook_shows_all_questions_and_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     told: list[str] = []
 
@@ -108,7 +135,11 @@ def test_a_notebook_shows_the_score_as_it_changes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(IPython.display, "display", display)
     check = concept_check("01_messages")
     check._ipython_display_()
-    assert [type(one) for one in shown[2:7]] == [Prediction] * 5
-    shown[2]._entered("rank 1")  # in the browser
-    assert told == ["1 of 5 questions answered, 1 right"]
+    still = shown[2]["text/html"]
+    assert all(ask.text.split("`")[0] in still for ask in check.concept.asks)
+    assert "<code>send</code>?" in still
+    check._heard({"number": 0, "guess": ""})  # in the browser
+    assert "Choose one" in check.form.picture["questions"][0]["note"]
+    check._heard({"number": 0, "guess": "rank 1"})
+    assert told[-1].endswith("1 of 5 questions answered, 1 right")
     assert "rank 1" in repr(check) and "busy" in repr(check)

@@ -24,6 +24,7 @@ TESTS = Path(__file__).parents[1] / "js"
 SCRIPTS = (
     "cockpit",
     "compare",
+    "concept",
     "gradients",
     "prediction",
     "scene",

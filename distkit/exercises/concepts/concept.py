@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
+import anywidget
+import traitlets
+
 from distkit.errors import DistkitError
-from distkit.exercises.predictions import Comparison, Prediction
+from distkit.exercises.predictions import Comparison, Prediction, worded
 from distkit.trace.trace import Trace
-from distkit.views import Timeline
+from distkit.views import Servers, Timeline
+from distkit.views.widget.assets import FORMAT, css, esm
+from distkit.views.widget.snapshot import HtmlSnapshot
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,14 @@ class Concept:
         about: the program of the run, in a sentence or two.
         trace: makes the run's trace; the same one each time.
         asks: five questions.
-        view: draws the trace.
+        view: draws the trace, bare: sums and notices would answer some of the questions.
     """
 
     lesson: str
     about: str
     trace: Callable[[], Trace]
     asks: tuple[Ask, ...]
-    view: Callable[[Trace], Any] = Timeline
+    view: type[Timeline | Servers] = Timeline
 
     @property
     def answers(self) -> str:
@@ -58,20 +62,26 @@ class Concept:
         return "\n".join(lines)
 
 
+class _Form(anywidget.AnyWidget):
+    _esm, _css = esm("concept"), css("concept")
+    picture = traitlets.Dict().tag(sync=True)
+
+
 class ConceptCheck:
     """The questions of a concept, to be answered; :func:`concept_check` makes one."""
 
     def __init__(self, concept: Concept) -> None:
         self.concept, self.trace = concept, concept.trace()
-        self._handle: Any = None  # of the score, once it is shown
+        self.view = concept.view(self.trace, bare=True)
         self._verdicts: dict[int, Comparison] = {}
         self._predictions = [self._prediction(n, ask) for n, ask in enumerate(concept.asks, 1)]
+        self._form: _Form | None = None  # once it is shown
+        self._still = HtmlSnapshot(self._draw)
 
     def _prediction(self, number: int, ask: Ask) -> Prediction:
         def judge() -> None:
             self._verdicts[number] = made.compare(ask.answer(self.trace))  # type: ignore[arg-type]
-            if self._handle is not None:
-                self._handle.update(self._bundle(), raw=True)
+            self._refresh()
 
         made = Prediction(f"{number}. {ask.text}", ask.choices, committed=judge, why=ask.why)
         return made
@@ -89,6 +99,13 @@ class ConceptCheck:
         self._predictions[number - 1].commit(choice)  # type: ignore[arg-type]
         return self._verdicts[number]
 
+    def again(self) -> None:
+        """Take back the answers that were wrong, to look once more."""
+        for number in [n for n, verdict in self._verdicts.items() if not verdict]:
+            del self._verdicts[number]
+            self._predictions[number - 1] = self._prediction(number, self.concept.asks[number - 1])
+        self._refresh()
+
     @property
     def score(self) -> str:
         """How many of the answers were right."""
@@ -96,20 +113,51 @@ class ConceptCheck:
         right = sum(map(bool, self._verdicts.values()))
         if given < asked:
             return f"{given} of {asked} questions answered, {right} right"
-        verdict = "you can read this picture" if right == asked else "read the picture once more"
+        verdict = "you can read this picture" if right == asked else "look again at the others"
         return f"{right} of {asked} right: {verdict}"
 
-    def _bundle(self) -> dict[str, str]:
-        return {"text/plain": self.score, "text/html": f"<b>{escape(self.score)}</b>"}
+    # -- how it looks ----------------------------------------------------------------------
+
+    def _picture(self) -> dict[str, object]:
+        done = len(self._verdicts) == len(self._predictions)
+        return {
+            "format": FORMAT,
+            "questions": [one._picture() for one in self._predictions],
+            "score": self.score,
+            "again": done and not all(self._verdicts.values()),
+        }
+
+    @property
+    def form(self) -> _Form:
+        """The widget with the questions."""
+        if self._form is None:
+            self._form = _Form(picture=self._picture())
+            self._form.on_msg(lambda _, said, __: self._heard(said))
+        return self._form
+
+    def _heard(self, said: Mapping[str, Any]) -> None:
+        if said.get("again"):
+            self.again()
+        else:
+            self._predictions[said["number"]]._entered(str(said["guess"]))
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._form is not None:
+            self._form.picture = self._picture()
+            self._still.renew()
+
+    def _draw(self) -> tuple[str, str]:
+        """HTML and text for where no kernel is: all questions."""
+        text = "\n".join([*map(repr, self._predictions), self.score])
+        return f'<div style="white-space:pre-line">{worded(text)}</div>', text
 
     def _ipython_display_(self) -> None:
         from IPython.display import Markdown, display
 
         display(Markdown(self.concept.about))
-        display(self.concept.view(self.trace))
-        for one in self._predictions:
-            display(one)
-        self._handle = display(self._bundle(), raw=True, display_id=True)
+        display(self.view)
+        self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
 
     def __repr__(self) -> str:
-        return "\n".join([self.concept.about, *map(repr, self._predictions), self.score])
+        return "\n".join([self.concept.about, self._draw()[1]])

@@ -24,6 +24,7 @@ _SHEETS = {
     "gradients": ("tensors", "gradients"),
     "compare": ("tensors", "compare"),
     "scene": ("tensors", "scene"),
+    "concept": ("prediction", "concept"),
 }
 
 
