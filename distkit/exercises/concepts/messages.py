@@ -62,20 +62,20 @@ def fork_and_join() -> Trace:
 
 WELCOME = Concept(
     "00_welcome",
-    "Four ranks once more, with another program: some `recv`, all `work`, some `send`.",
+    "Four ranks again, with another program: some `recv`, all `work`, some `send`.",
     fork_and_join,
     (
         Ask(
             "Which rank works first?",
             RANKS,
             lambda trace: RANKS[work(trace)[0].rank],
-            "Its work begins at 0; all the others begin with recv.",
+            "Its work begins at 0; all the others begin with `recv`.",
         ),
         Ask(
             "How many messages are there?",
             (2, 3, 4, 8),
             lambda trace: len(trace.messages),
-            "An arrow is a message; a send and its recv belong to the same one.",
+            "An arrow is a message; a `send` and its `recv` belong to the same one.",
         ),
         Ask(
             "How many ranks work at the same time, at most?",
@@ -84,16 +84,16 @@ WELCOME = Concept(
             "Follow a vertical line: ranks 0 and 3 both work once they have rank 2's message.",
         ),
         Ask(
-            "Which rank is in send and recv for longest?",
+            "Which rank spends the most time in `send` and `recv`?",
             RANKS,
             longest_wait,
             "It needs both results, and the later one comes last.",
         ),
         Ask(
-            "Whose message does the last rank that works receive first?",
+            "Rank 1 works last. Whose message does it receive first?",
             ("rank 0's", "rank 2's", "rank 3's"),
             lambda trace: f"rank {min(_to_last(trace), key=lambda s: s.end or 0).peer}'s",
-            "Its first recv names rank 0: rank 3 is ready earlier and has to wait.",
+            "Its first `recv` is from rank 0: rank 3 is ready earlier and has to wait.",
         ),
     ),
 )
@@ -135,32 +135,32 @@ MESSAGES = Concept(
     handed_on,
     (
         Ask(
-            "For whom does rank 0 wait in its first send?",
+            "Which rank does rank 0 wait for in its first `send`?",
             ("nobody", "rank 2", "rank 1"),
             lambda trace: f"rank {calls(trace, Op.SEND, 0)[0].peer}",
-            "Rank 1 is busy and calls recv late; the send lasts until then.",
+            "Rank 1 is busy and calls `recv` late; the `send` lasts until then.",
         ),
         Ask(
-            "How long does that send take, about?",
+            "About how long does that `send` take?",
             ("2 ms", "30 ms", "50 ms"),
             lambda trace: f"{waited(trace, 0, 1) / MS:.0f} ms",
-            "Read the ends of its bar on the axis.",
+            "Read where its bar begins and ends on the time axis.",
         ),
         Ask(
-            "Of the message from rank 0 to rank 2: who called first?",
-            ("the receiver", "the sender", "both at once"),
+            "Rank 0 sends to rank 2: who makes its call first?",
+            ("the receiver", "the sender", "both at the same time"),
             lambda trace: (
                 "the receiver"
                 if calls(trace, Op.RECV, 2)[0].start < calls(trace, Op.SEND, 0)[1].start
                 else "the sender"
             ),
-            "Rank 2's recv begins at 0: it waits for rank 0, which is elsewhere.",
+            "Rank 2's `recv` begins at 0: it waits for rank 0, which is busy with other things.",
         ),
         Ask(
             "How many messages arrive?",
             (4, 3, 2, 1),
-            lambda trace: len(trace.messages),
-            "A recv without an arrow into it has received nothing.",
+            lambda trace: sum(m.received is not None for m in trace.messages),
+            "A `recv` with no arrow into it has received nothing.",
         ),
         Ask(
             "How does the run end?",
@@ -171,7 +171,7 @@ MESSAGES = Concept(
                 "ranks 1 and 2 wait for each other",
             ),
             ends,
-            "Both are in recv, each for a message that the other would send later: a deadlock.",
+            "Both are in `recv`, each for a message that the other would send later: a deadlock.",
         ),
     ),
 )
@@ -216,7 +216,7 @@ ALL_REDUCE = Concept(
             "Six bars in its lane: 2 lg 8. In a ring there would be 2(8 − 1).",
         ),
         Ask(
-            "How many bytes has its first message?",
+            "How many bytes are in its first message?",
             (1024, 512, 256, 128),
             lambda trace: sent(trace)[0].nbytes,
             "Half of the tensor: its partner reduces that half.",
@@ -228,7 +228,7 @@ ALL_REDUCE = Concept(
             "Three partners, each of which it meets twice. In a ring there is one.",
         ),
         Ask(
-            "How many bytes does rank 0 send in all?",
+            "How many bytes does rank 0 send in total?",
             (1024, 1792, 2048, 7168),
             lambda trace: sum(s.nbytes for s in sent(trace)),
             "512 + 256 + 128, and the same back: 2(n−1)/n times the tensor, as in the ring.",
@@ -292,7 +292,7 @@ SYNC_SGD = Concept(
             "Each step ends with an update.",
         ),
         Ask(
-            "How many all-reduces does a step make?",
+            "How many all-reduces are there in each step?",
             (2, 4, 1, 8),
             lambda trace: len(trace.collectives) // 3,
             "Two bars in each lane between backward and update: two buckets of gradients.",
@@ -304,13 +304,13 @@ SYNC_SGD = Concept(
             "Its backward lasts longest; the others are in the all-reduce meanwhile.",
         ),
         Ask(
-            "In which step?",
+            "In which step do they wait for it?",
             ("the first", "the third", "the second"),
             late_step,
-            "In the others all ranks enter the all-reduce at the same time.",
+            "In the other steps all ranks enter the all-reduce at the same time.",
         ),
         Ask(
-            "The late rank loses 12 ms. How many does each of the others lose?",
+            "The late rank loses 12 ms. How much time does each of the others lose?",
             ("0 ms", "3 ms", "4 ms", "12 ms"),
             lambda trace: f"{max(waited(trace, 0) - waited(trace, 2), 0) / MS:.0f} ms",
             "Nobody returns from an all-reduce before the last rank has entered it.",

@@ -75,28 +75,28 @@ PARAMETER_SERVER = Concept(
             "Its bars are the longest: during its first step the others make two or more.",
         ),
         Ask(
-            "How many updates are there between its first pull and the use of that gradient?",
+            "How many updates happen between its first pull and the use of its gradient?",
             (0, 1, 2, 4),
             late,
             "Its first update says that it is late by so many: that is its staleness.",
         ),
         Ask(
-            "Which version of w do the workers leave behind?",
+            "Which version of `w` is there at the end?",
             ("v1", "v3", "v9", "v18"),
             lambda trace: f"v{len(updates(trace))}",
-            "In dist_async each push is an update, and each update makes a version.",
+            "In `dist_async` each push is an update, and each update makes a version.",
         ),
         Ask(
-            "In dist_sync, how many updates would the same gradients make?",
+            "How many updates would the same gradients make in `dist_sync`?",
             (1, 3, 6, 9),
             lambda trace: len(updates(trace)) // WORKERS,
             "One update uses a gradient of each of the three workers: nine gradients, three each.",
         ),
         Ask(
-            "Suppose that worker 2 crashes before its first push: how many updates are made then?",
+            "If worker 2 crashed before its first push, how many updates would there be?",
             (0, 3, 6, 9),
             lambda trace: len(updates(trace)) - len(updates(trace, 2)),
-            "The other two go on in dist_async. In dist_sync there would be none.",
+            "The other two go on in `dist_async`. In `dist_sync` there would be none.",
         ),
     ),
     Servers,
@@ -152,7 +152,7 @@ def absent(trace: Trace) -> str:
 
 REPAIRS = {
     "straggler": "rank 3 computes faster",
-    "cycle": "rank 0 sends before its second all_reduce",
+    "cycle": "rank 0 sends before its second `all_reduce`",
     "in_backend": "all ranks wait longer",
 }
 
@@ -163,34 +163,34 @@ HANGS = Concept(
     message_after_the_sum,
     (
         Ask(
-            "For which rank do the others wait in the first all_reduce?",
+            "Which rank do the others wait for in the first `all_reduce`?",
             RANKS,
             last_to_come,
-            "It enters last. That is no hang: a slow rank comes in the end.",
+            "It enters last. That is not a hang: a slow rank does arrive in the end.",
         ),
         Ask(
-            "Which rank is missing in the second all_reduce?",
+            "Which rank is missing from the second `all_reduce`?",
             RANKS,
             absent,
-            "Its last bar is a recv, the others' last bars are all_reduce.",
+            "Its last bar is a `recv`; the others' last bars are `all_reduce`.",
         ),
         Ask(
             "Which ranks wait for each other?",
             ("ranks 2 and 3", "ranks 0 and 1", "ranks 1 and 2", "ranks 0 and 3"),
             cycle,
-            "Rank 1 waits for rank 0's message, and rank 0 for rank 1 in all_reduce: a cycle.",
+            "Rank 1 waits for rank 0's message, and rank 0 for rank 1 in `all_reduce`: a cycle.",
         ),
         Ask(
             "How many ranks will never go on?",
             (1, 2, 3, 4),
             lambda trace: len(trace.diagnose()[0].waiting),
-            "Two form the cycle. The other two wait in all_reduce for one of them.",
+            "Two form the cycle. The other two wait in `all_reduce` for one of them.",
         ),
         Ask(
             "What repairs it?",
             tuple(REPAIRS.values()),
             lambda trace: REPAIRS[trace.diagnose()[0].kind],
-            "Then rank 1 gets its message and calls all_reduce, too. A slow rank is no hang, "
+            "Then rank 1 gets its message and calls `all_reduce`, too. A slow rank is no hang, "
             "and a cycle never ends by itself.",
         ),
     ),
@@ -242,19 +242,19 @@ COST_MODELS = Concept(
             "α + 8 MiB · β = 2 ms + 8 · 1 ms.",
         ),
         Ask(
-            "At which size do the latency and the bytes cost the same?",
+            "At which message size do the latency and the bytes take equally long?",
             ("0.5 MiB", "1 MiB", "2 MiB", "4 MiB"),
             lambda trace: f"{fitted(trace).alpha / fitted(trace).beta / MIB:.3g} MiB",
             "α/β = 2 ms / (1 ms per MiB): the second message, half of whose 4 ms is latency.",
         ),
         Ask(
-            "By how much do four messages of 1 MiB take longer than one of 4 MiB?",
+            "How much longer do four messages of 1 MiB take than one of 4 MiB?",
             ("0 ms", "2 ms", "4 ms", "6 ms"),
             in_parts,
             "12 ms in place of 6 ms: the bytes are the same, three more latencies of 2 ms are not.",
         ),
         Ask(
-            "Four ranks with such links reduce 4 MiB by a ring: how long does it take?",
+            "Four ranks with such links all-reduce 4 MiB in a ring: how long does it take?",
             ("12 ms", "18 ms", "24 ms", "36 ms"),
             lambda trace: human_seconds(float(cost.ring(4, 4 * MIB, fitted(trace)))),
             "2(n−1) = 6 rounds with messages of 1 MiB, 3 ms each.",
@@ -346,7 +346,7 @@ SIMULATION = Concept(
             "back.",
         ),
         Ask(
-            "How many messages cross from one host to the other, in both directions?",
+            "How many messages go between the two hosts, counting both directions?",
             (2, 4, 8, 12),
             lambda trace: len(crossing(trace)),
             "A ring of two: 2(2 − 1) rounds, in each of which both send.",
@@ -359,7 +359,7 @@ SIMULATION = Concept(
             "times as long.",
         ),
         Ask(
-            "How many of the other five ranks end later because of it?",
+            "How many of the other five ranks finish later because of it?",
             (1, 2, 3, 5),
             delayed,
             "Rank 3 waits for it, rank 0 for rank 3, and all the others for rank 0 or rank 3.",
@@ -409,22 +409,22 @@ WHEN_IT_PAYS = Concept(
             "How long is Tsync?",
             ("1 ms", "6 ms", "12 ms", "18 ms"),
             lambda trace: human_seconds(waited(trace, 0)),
-            "The all_reduce, from 5 ms to 17 ms.",
+            "The `all_reduce`, from 5 ms to 17 ms.",
         ),
         Ask(
-            "How long would one rank alone take for the batches of all four?",
+            "How long would one rank alone need for all four batches?",
             ("6 ms", "12 ms", "18 ms", "24 ms"),
             lambda trace: human_seconds(alone(trace)),
             "Four batches of 6 ms each. The four ranks take 18 ms: 1.33 times as fast.",
         ),
         Ask(
-            "With how many ranks would training be exactly as fast as with one?",
+            "With how many ranks would training be just as fast as with one?",
             (2, 3, 4, 6),
             lambda trace: round(cost.break_even(t_comp(trace), waited(trace, 0))),
             "1 + Tsync/Tcomp = 1 + 12/6. It pays with more ranks than these.",
         ),
         Ask(
-            "Twice the batch doubles Tcomp: how many times as fast as one rank are the four then?",
+            "Twice the batch doubles Tcomp: how many times as fast as one are four ranks then?",
             ("1.33", "2", "2.67", "4"),
             twice_the_batch,
             "Four batches of 12 ms in 12 + 12 ms: 48/24. Tsync does not depend on the batch.",

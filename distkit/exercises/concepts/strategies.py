@@ -107,7 +107,7 @@ def longest_for(trace: Trace) -> str:
 WAITS = {
     Op.RECV: "a gradient from rank 1",
     Op.ALL_REDUCE: "the all-reduce",
-    Op.SEND: "its activations to leave",
+    Op.SEND: "its activations to be sent",
 }
 
 MODEL_PARALLELISM = Concept(
@@ -136,16 +136,16 @@ MODEL_PARALLELISM = Concept(
             "In GPipe all the forward passes come first; zero bubble has I and W in place of B.",
         ),
         Ask(
-            "For how many micro-batches does rank 0 keep activations, at most?",
+            "For how many micro-batches does rank 0 keep activations at the same time, at most?",
             (1, 2, 3, 4),
             kept,
             "Count in its lane from the left: one more for each F, one less for each B.",
         ),
         Ask(
-            "What does rank 0 wait for longest?",
+            "What does rank 0 wait for the longest?",
             tuple(WAITS.values()),
             longest_for,
-            "The longest recv in its lane: F0 and B0 of rank 1 come before the first gradient.",
+            "The longest `recv` in its lane: F0 and B0 of rank 1 come before the first gradient.",
         ),
     ),
 )
@@ -205,9 +205,9 @@ def meanwhile(trace: Trace) -> str:
 
 MEANWHILE = {
     Op.MARK: "they compute gradients",
-    Op.REDUCE: "they wait in reduce",
-    Op.BROADCAST: "they wait in broadcast",
-    Op.ALL_GATHER: "they wait in all_gather",
+    Op.REDUCE: "they wait in `reduce`",
+    Op.BROADCAST: "they wait in `broadcast`",
+    Op.ALL_GATHER: "they wait in `all_gather`",
 }
 
 
@@ -229,11 +229,11 @@ STRATEGIES = Concept(
             "Which strategy is it?",
             tuple(BY_CALL.values()),
             strategy,
-            "A reduce collects the gradients on one rank, and a broadcast sends the new values "
+            "A `reduce` collects the gradients on one rank, and a `broadcast` sends the new values "
             "to all.",
         ),
         Ask(
-            "Which rank makes the optimizer's step?",
+            "Which rank runs the optimizer step?",
             ("rank 0", "rank 1", "rank 2", "all three"),
             lambda trace: f"rank {work(trace, 'update')[0].rank}",
             "Only its lane has the mark `update`.",
@@ -242,10 +242,10 @@ STRATEGIES = Concept(
             "What do the other ranks do meanwhile?",
             tuple(MEANWHILE.values()),
             meanwhile,
-            "Their broadcast begins as soon as the reduce is over: they wait for the values.",
+            "Their `broadcast` begins as soon as the `reduce` is over: they wait for the values.",
         ),
         Ask(
-            "How many times do the weights change?",
+            "How often do the weights change?",
             (1, 2, 3, 4),
             lambda trace: len(work(trace, "update")),
             "Count the updates: one step has none.",
@@ -254,7 +254,7 @@ STRATEGIES = Concept(
             "In which step does a replica raise the error?",
             ORDINALS,
             failed_step,
-            "After its small all_gather nothing travels: there the replicas hear of the error, "
+            "After its small `all_gather` nothing travels: there the replicas hear of the error, "
             "and none of them makes this step.",
         ),
     ),
@@ -327,14 +327,14 @@ STALENESS = Concept(
             "Look for the long pull in its lane: the server does not answer it at once.",
         ),
         Ask(
-            "With which bound do these workers train?",
+            "Which bound on staleness do these workers train with?",
             ("0", "2", "4", "no bound"),
             lambda trace: str(lead(trace)),
             "When worker 0 begins step 3, it has pushed three gradients and the straggler one: "
             "it is 2 ahead. Step 4 has to wait until the straggler has pushed its second one.",
         ),
         Ask(
-            "By how many updates is the straggler's second gradient late?",
+            "How many updates late is the straggler's second gradient?",
             (0, 2, 4, 6),
             lambda trace: updates(trace, slowest(trace))[1].attributes["late"][0],
             "Count the others' pushes between its second pull and its second push.",

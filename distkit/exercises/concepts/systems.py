@@ -107,31 +107,31 @@ CRASHES = Concept(
     counted_to_the_end,
     (
         Ask(
-            "How many gradients has the worker that dies pushed?",
+            "How many gradients does the worker push before it dies?",
             (2, 3, 4, 5),
             lambda trace: len(calls(trace, Op.PUSH, dead(trace))),
-            "Its bars end after the third push, at the cross; the notice at the top names it.",
+            "The bars of worker 2 end after its third push, at the cross.",
         ),
         Ask(
-            "What becomes of the last gradient that it has pushed?",
+            "What happens to the last gradient that it pushed?",
             ("it is lost", "it is in the update to v2", "it is in the update to v3"),
             last_of_the_dead,
             "It lies in the inbox when its worker dies, and the next update takes all three.",
         ),
         Ask(
-            "How many gradients does the last update take?",
+            "How many gradients does the last update use?",
             (2, 3, 1),
             lambda trace: len(updates(trace)[-1].attributes["workers"]),
             "On the right, each update has a dot for every worker whose gradient it took.",
         ),
         Ask(
-            "Which `on_crash` has the run?",
+            "Which `on_crash` does this run use?",
             ("stop", "continue", "replace"),
             on_crash,
             "The others go on, and nobody takes the place of the dead worker.",
         ),
         Ask(
-            "What is the last value of `w`?",
+            "What is the value of `w` at the end?",
             (5, 10, 13, 15),
             lambda trace: sum(len(u.attributes["workers"]) for u in updates(trace)),
             "Three updates with three gradients, then two with two.",
@@ -186,7 +186,9 @@ def slow_line(trace: Trace) -> str:
 
 HOSTS_APART = Concept(
     "13_many_machines",
-    "Six ranks on three machines make one all-reduce. One of the machines has a slow line.",
+    "Six ranks on three machines make one all-reduce. One of the machines has a slow line. The "
+    "clocks of epsilon and zeta are 7 s and 14 s ahead of delta's, which the picture subtracts; "
+    "each clock is known to ±100 µs.",
     three_hosts,
     (
         Ask(
@@ -199,10 +201,10 @@ HOSTS_APART = Concept(
             "How many messages go from one machine to another?",
             (4, 6, 12, 18),
             lambda trace: len(outside(trace)),
-            "Four rounds of three: a ring of machines. The line below the picture counts them.",
+            "Four rounds of three: a ring of machines.",
         ),
         Ask(
-            "How many bytes leave the machine delta?",
+            "How many bytes does the machine delta send to the others?",
             ("1 MiB", "3 MiB", "4 MiB", "12 MiB"),
             lambda trace: human_bytes(sum(s.nbytes for s in outside(trace) if s.rank < 2)),
             "Rank 0 sends four times, a third of the tensor each time: 2 · (3 − 1)/3 of it.",
@@ -214,10 +216,10 @@ HOSTS_APART = Concept(
             "From rank 4 to rank 0 messages are quick, so zeta and delta are not slow.",
         ),
         Ask(
-            "By how much can a time on delta be wrong, if compared with one on zeta?",
+            "By how much can a time on delta be off, compared with one on zeta?",
             ("200 µs", "1 ms", "7 s", "14 s"),
             lambda trace: human_seconds(agreement(trace.meta) or 0.0),
-            "It stands below the picture. The clocks are 14 s apart, but that is subtracted.",
+            "100 µs for each of the two clocks. That they are 14 s apart is known, and subtracted.",
         ),
     ),
 )
@@ -290,7 +292,7 @@ GPUS = Concept(
             "The devices stand below the names: cuda:0 and cuda:1, a GPU for each.",
         ),
         Ask(
-            "How long is rank 0 in the call of its first all-reduce?",
+            "How long does the call of rank 0's first all-reduce take to return?",
             ("500 µs", "5 ms", "9 ms", "14 ms"),
             lambda trace: human_seconds(reduces(trace)[0].seconds or 0.0),
             "Its bar in the upper row is short: the call puts a task into the stream and returns.",
@@ -302,14 +304,14 @@ GPUS = Concept(
             "Point at the bar: it tells how long the GPU took, measured by events in the stream.",
         ),
         Ask(
-            "What is rank 0 doing at the moment when the GPU is done with it?",
+            "What is rank 0 doing when the GPU finishes that all-reduce?",
             ("backward", "read the next batch", "x[0].item()", "update"),
             waits_in,
             "The GPU begins at 5 ms and needs 9 ms. Until then the rank waits for the value.",
         ),
         Ask(
-            "Which rank has the most GPU memory in use?",
-            ("rank 0", "both the same", "rank 1"),
+            "Which rank uses the most GPU memory?",
+            ("rank 0", "both use the same", "rank 1"),
             fullest,
             "The steps behind the lanes are the memory; in the second step those of rank 1 are "
             "higher.",
@@ -378,7 +380,7 @@ OWN = Concept(
             "The broadcast is as large, but happens once; the gradients are reduced in each step.",
         ),
         Ask(
-            "Which line costs latency only?",
+            "Which line costs only latency?",
             (START, GRADIENT, LOSS),
             lambda trace: min(by_line(trace), key=lambda where: by_line(trace)[where]),
             "It reduces 4 bytes, perhaps a loss. Every tenth step would do.",
@@ -390,10 +392,10 @@ OWN = Concept(
             "It computes for longest, and its bars in the all-reduce are short.",
         ),
         Ask(
-            "Which rank has left the loop before the others?",
+            "Which rank leaves the loop before the others?",
             ("rank 0", "rank 1", "rank 2", "rank 3"),
             lambda trace: f"rank {min(trace.ranks, key=lambda r: len(calls(trace, Op.MARK, r)))}",
-            "Its lane ends after three steps; the others are in a fourth.",
+            "Its lane ends after three steps; the others are in a fourth one.",
         ),
         Ask(
             "At which line do the others wait for it forever?",
