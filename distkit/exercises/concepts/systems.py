@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distkit.events import Op, Span
@@ -231,14 +231,19 @@ HOSTS_APART = Concept(
 USED = ((40, 90, 60), (40, 160, 60))
 
 
-def two_gpus() -> Trace:
-    """Three steps of two ranks with a GPU each: a call returns long before the GPU is done."""
+def two_gpus(used: Sequence[Sequence[int]] = USED, device_seconds: float = 9 * MS) -> Trace:
+    """Steps of two ranks with a GPU each: a call returns long before the GPU is done.
+
+    Args:
+        used: the MiB that each rank has in use, by step.
+        device_seconds: what the GPU needs for an all-reduce [s].
+    """
     lines: list[Line] = []
-    for rank, used in enumerate(USED):
-        for step, mib in enumerate(used):
+    for rank, steps in enumerate(used):
+        for step, mib in enumerate(steps):
             at = 20.0 * step
             on = {"device": f"cuda:{rank}", "stream": 7, "memory": mib * MIB}
-            facts = {**on, "device_seconds": 9 * MS}
+            facts = {**on, "device_seconds": device_seconds}
             lines += [
                 mark(rank, at, at + 5, "backward"),
                 collective(Op.ALL_REDUCE, rank, at + 5, at + 5.5, 64 * MIB, attributes=facts),
