@@ -77,15 +77,14 @@ function busy(lanes, color) {
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }
 
-// How a rank spent its time: in words, and as a bar that is hatched where it waited.
+// How a rank spent its time: in words, and as a bar whose waiting style sheets tell apart.
 export function shares({ name, busy: spent, waiting, messages, bytes }, color) {
-  const part = (share, background) =>
-    h("i", { style: `width:${100 * Math.max(0, share)}%;background:${background}` });
-  const hatch = `repeating-linear-gradient(135deg, ${color} 0 1.5px, transparent 1.5px 4px)`;
+  const part = (share, kind) =>
+    h("i", { class: kind, style: `width:${100 * Math.max(0, share)}%;color:${color}` });
   return {
     words: `${name}: ${percent(spent)} in communication, ${percent(waiting)} waiting; ` +
       `${plural(messages, "message")} sent, ${humanBytes(bytes)}`,
-    bar: h("i", {}, part(spent - waiting, color), part(Math.min(spent, waiting), hatch)),
+    bar: h("i", {}, part(spent - waiting), part(Math.min(spent, waiting), "dk-waited")),
   };
 }
 
