@@ -12,11 +12,13 @@ SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 # What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
 PROXY := configurable-http-proxy@4.6.3
 
-.PHONY: help demo lab test test-gpu check bench site slides cheatsheet dist clean
+.PHONY: help install demo lab test test-gpu check bench site slides cheatsheet dist clean
 
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
 	    while read -r name what; do printf '  make %-12s%s\n' "$$name" "$$what"; done
+
+install: $(VENV)/.installed ## distkit and JupyterLab, in .venv
 
 demo: $(VENV)/.installed    ## the four demos on four real ranks, and their replay in demo.html
 	@$(BIN)/distkit demo all --html demo.html
