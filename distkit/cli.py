@@ -632,8 +632,8 @@ def _welcome() -> Path:
             )
         return folder / "00_welcome.ipynb"
     raise DistkitError(
-        "the notebooks are not installed with distkit: get them with its source, "
-        "and name a notebook or a folder: distkit lab FOLDER"
+        "the notebooks are not installed with distkit: ask your teacher for the folder "
+        "notebooks, or take it from the project's repository, and name it: distkit lab notebooks"
     )
 
 

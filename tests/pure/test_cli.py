@@ -340,6 +340,19 @@ def test_lab_keeps_what_its_reader_changed(
     assert "my-notebooks/01_messages.ipynb: yours is kept" in said and "00_welcome" not in said
 
 
+def test_lab_without_a_checkout_says_where_the_notebooks_are(
+    executed: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("distkit.cli.CHECKOUT", tmp_path)
+    assert cli.main(["lab"]) == 1
+    said = capsys.readouterr().err
+    assert "ask your teacher for the folder notebooks" in said
+    assert said.endswith("distkit lab notebooks\n") and executed == []
+
+
 @pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
 def test_lab_says_what_is_missing(
     missing: str,
