@@ -495,8 +495,8 @@ def add_grade(commands: Any) -> None:
     grade = commands.add_parser(
         "grade",
         help="grade submissions of the exercises",
-        description="Grade submissions. Exit status 0: all pass; 1: some do not; 2: some are "
-        "blocked, as the machine is too busy, and all others pass.",
+        description="Grade submissions. Exit status 0: all pass; 1: some do not, or a submission "
+        "has no exercise; 2: some are blocked, as the machine is too busy, and all others pass.",
     )
     what = "a notebook or a Python file with functions of the exercises' names"
     grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)

@@ -235,7 +235,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all pass; 1: some do not; 2: some are blocked, and all others pass."""
+        """0: all pass; 1: some do not, or there is none; 2: some are blocked, all others pass."""
+        if not self.criteria:
+            return 1
         seen = {c["status"] for c in self.criteria} - {PASS}
         return 0 if not seen else 2 if seen == {BLOCKED} else 1
 

@@ -172,7 +172,7 @@ def test_the_command_grades_and_tells_a_classs_progress(
         "bob,1,2,0,1",
     ]
     (tmp_path / "eve.py").write_text("def swap():\n    'is what a lesson shows'\n")
-    assert main(["grade", str(tmp_path / "eve.py"), *reports]) == 0
+    assert main(["grade", str(tmp_path / "eve.py"), *reports]) == 1
     assert "0 of 0 points (there is no exercise in it), " in capsys.readouterr().out
     assert main(["progress", *files, str(tmp_path / "reports/eve.json")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "eve,0,2,,"
