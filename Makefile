@@ -50,8 +50,8 @@ bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, besi
 site: $(VENV)/.installed-test  ## the lessons with their results and the documentation, in site/
 	@$(BIN)/python tools/site
 
-slides: $(VENV)/.installed-test  ## pictures of the lessons' runs for slides, in slides/
-	@$(BIN)/python tools/site --slides slides
+slides: $(VENV)/.installed-test  ## pictures of the lessons' runs for slides, in slides/; of single lessons with ARGS="05 15"
+	@$(BIN)/python tools/site --slides slides $(ARGS)
 
 cheatsheet: $(VENV)/.installed-test  ## the students' page as cheatsheet.pdf
 	@$(BIN)/python tools/site --cheatsheet cheatsheet.pdf

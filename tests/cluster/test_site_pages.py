@@ -88,6 +88,74 @@ def test_the_cheat_sheet_is_one_page(browser: object, tmp_path: Path) -> None:
     assert len(re.findall(rb"/Type ?/Page\b", sheet.read_bytes())) == 1
 
 
+SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+
+
+def lesson(path: Path, *sources: str, picture: str = "") -> Path:
+    """A notebook; its last cell has a picture."""
+    cells = [*map(nbformat.v4.new_code_cell, sources)]
+    if picture:
+        shown = nbformat.v4.new_output("display_data", {"image/svg+xml": picture})
+        cells[-1].outputs = [shown]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def test_a_lesson_that_fails_says_where_and_is_run_again(
+    tool: ModuleType, tmp_path: Path, jupyter_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, result = lesson(tmp_path / "07_one.ipynb", "1", "1 / 0"), tmp_path / "out" / "07_one.ipynb"
+    why = tool.run(one, result)
+    assert why.startswith("07_one, cell 2 failed.") and "ZeroDivisionError" in why
+    assert result.exists() and not tool.up_to_date(one, result)
+
+    def broken(notebook: Any, folder: Path) -> None:
+        notebook.cells[0].metadata["execution"] = {}
+        raise OSError
+
+    monkeypatch.setattr(tool, "execute", broken)
+    assert tool.run(one, result) == "07_one, cell 1: (OSError)"
+
+
+def test_slides_of_single_lessons(
+    tool: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pictures = {"00": SQUARE, "15": "<svg"}  # the second is none
+
+    def run(path: Path, to: Path) -> str:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        lesson(to, "0", "1", picture=pictures[path.stem[:2]])
+        return ""
+
+    monkeypatch.setattr(tool, "run", run)
+    monkeypatch.setattr(tool, "lessons", lambda: [*map(Path, ("00_a.ipynb", "15_b.ipynb"))])
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    to = tmp_path / "slides"
+    to.mkdir()
+    to.joinpath("00_a-1.svg").write_text("from an earlier time")
+    monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "00"])
+    tool.main()  # no exit: all is well
+    files = {f"00_a-01{way}.{kind}" for way in ("", "-dark") for kind in ("svg", "png")}
+    assert {path.name for path in to.iterdir()} == {*files, "index.html"}
+    assert (
+        set(re.findall(r'(?:src|href)="([^"]*)"', to.joinpath("index.html").read_text())) == files
+    )
+    monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "15"])
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    said = str(ended.value)
+    assert said.startswith("15_b, picture of cell 2: ") and "Error)" in said
+    assert said.endswith('Repeat it alone: make slides ARGS="15"')
+    assert files <= {path.name for path in to.iterdir()}
+    monkeypatch.setattr(sys, "argv", ["site", "--slides", str(to), "99"])
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    assert ended.value.code == 2 and "there is no lesson '99'" in capsys.readouterr().err
+
+
 def test_formulas_are_drawn_and_prices_are_not(tool: ModuleType) -> None:
     assert tool.formulas("costs $5 or $6 each") == "costs $5 or $6 each"
     assert "<math" in tool.formulas("let $x_r$ be")
