@@ -29,7 +29,7 @@ const MANY_BARS = 150; // in a row, on average: then rows are higher, for their 
 const HIGHER = 36; // pixels
 const [LANES, LOWER] = [8, 300]; // so many lanes are at most so high above the whole run [pixels]
 const SUMS = "the share of time in operations, waiting hatched; zoom in to see each one";
-const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions stand below a bare picture
+const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions stand below it
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {
