@@ -146,6 +146,10 @@ def _series(records: Sequence[Record], others: Sequence[str]) -> dict[str, list[
     return found
 
 
+#: Of the lines of several series.
+DASHES = ("-", "--", ":", "-.")
+
+
 def _draw(
     axes: Axes,
     series: Mapping[str, Sequence[Record]],
@@ -163,12 +167,14 @@ def _draw(
         color = RANKS_LIGHT[n] if n < NAMED else GRAY
         label = _cut(name, DPI * WIDTH - HANDLE) if n < NAMED and len(series) > 1 else None
         means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
-        firm = 1.0 if all(len(ys) > 1 for ys in by.values()) else 0.4
-        axes.plot(sorted(by), means, color=color, clip_on=False, alpha=firm)
+        firm = 1.0 if all(len(ys) > 1 for ys in by.values()) else 0.7
+        # equal results lie on each other: dashes and smaller dots let the first one be seen
+        axes.plot(sorted(by), means, DASHES[n % 4], color=color, clip_on=False, alpha=firm)
         axes.plot(
             [x for x, _ in dots],
             [y for _, y in dots],
             "o",
+            markersize=max(4, 9 - 2.5 * n),
             color=color,
             label=label,
             markeredgecolor="#ffffff",

@@ -389,12 +389,13 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
     seconds, loss = chart.plot(some).axes
     assert (seconds.get_title(loc="left"), loss.get_title(loc="left")) == ("seconds", "loss")
     (took,) = chart.plot(some, ["took"], "lr").axes
-    lines = [line.get_xydata().tolist() for line in took.lines if line.get_linestyle() == "-"]
-    assert lines == [[[0.1, 0.1], [0.2, 0.2]]] * 2  # one for each batch
+    lines = [line for line in took.lines if line.get_linestyle() != "None"]
+    assert [line.get_xydata().tolist() for line in lines] == [[[0.1, 0.1], [0.2, 0.2]]] * 2
+    assert len({line.get_linestyle() for line in lines}) == 2  # both are seen
     assert took.get_xlabel() == "lr"
     assert [text.get_text() for text in took.figure.legends[0].texts] == ["batch=8", "batch=16"]
     (loss,) = chart.plot(some, ["loss"], "took").axes  # a result against another one
-    lines = [line.get_xydata().tolist() for line in loss.lines if line.get_linestyle() == "-"]
+    lines = [line.get_xydata().tolist() for line in loss.lines if line.get_linestyle() != "None"]
     assert lines == [[[0.1, 8.1], [0.2, 8.2]], [[0.1, 16.1], [0.2, 16.2]]]
     with pytest.raises(ValueError, match=r"'speed' cannot be plotted: there is seconds, loss, "):
         chart.plot(some, ["speed"])
