@@ -360,18 +360,15 @@ def _range(name: str, given: tuple[Any, ...]) -> Control:
     if scale != 1:
         low, high = float(low), float(high)
     step = given[2] if len(given) == 3 else _step(low, high)
-    if scale != 1:
-        widget = _interact(name, (low * scale, high * scale, step * scale))
-    else:
-        widget = _interact(name, (low, high, step))
+    widget = _interact(name, (low * scale, high * scale, step * scale))
     return Control(name, widget, low, high, scale=scale, unit=unit)
 
 
 def _unit(name: str, high: float) -> tuple[float, str]:
     """How many of the unit on the page are one of the value's, and that unit."""
     if name in TIMES:
-        return (1e3, "[ms]") if high <= 1 else (1.0, "[s]")
-    return (1 / MEGA, "[MB/s]") if name == RATE else (1.0, "")
+        return (1e3, "[ms]") if high <= 1 else (1, "[s]")
+    return (1 / MEGA, "[MB/s]") if name == RATE else (1, "")
 
 
 def _interact(name: str, abbreviation: Any) -> Any:

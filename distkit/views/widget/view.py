@@ -1,6 +1,7 @@
 """The base of all views of a trace: the widget, live updates, the static picture, files.
 
-A view has a pure projection (a trace in, plain data out) and two painters, which all scenes share.
+A view has a pure projection (a trace in, plain data out) and two painters, live and static.
+All scenes share theirs.
 """
 
 from __future__ import annotations
