@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from ports import reserved_port
 
 import distkit as dk
-from distkit.cluster.processes.rank_spec import free_port
 
 # -- random numbers --------------------------------------------------------------
 
@@ -229,12 +229,12 @@ def own_group() -> list[float]:
 
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
-    port = free_port()
-    members = [fork.Process(target=member, args=(r, port, theirs)) for r in range(2)]
-    for process in members:
-        process.start()
-    for process in members:
-        process.join(30)
+    with reserved_port() as port:
+        members = [fork.Process(target=member, args=(r, port, theirs)) for r in range(2)]
+        for process in members:
+            process.start()
+        for process in members:
+            process.join(30)
     return [ours.recv(), ours.recv()]
 
 

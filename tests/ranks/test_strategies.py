@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from ports import reserved_port
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training import training_step
@@ -415,15 +415,8 @@ def test_several_workers(options: CommunicationOptions) -> None:
     assert len(sent) == expected
 
 
-def two_free_ports() -> list[int]:
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
-        return [s.getsockname()[1] for s in (one, other)]
-
-
 def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = two_free_ports()
-
-    def script() -> tuple[int, int]:
+    def script(first: int, second: int) -> tuple[int, int]:
         rank = dist.get_rank()
         dist.destroy_process_group()
         cluster = {"chief": [f"localhost:{first}"], "worker": [f"localhost:{second}"]}
@@ -432,7 +425,8 @@ def test_a_script_meets_by_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
         strategy = MultiWorkerMirroredStrategy()
         return strategy.num_replicas_in_sync, strategy.reduce("sum", rank + 1).item()
 
-    assert run_ranks(script, 2).results == [(2, 3), (2, 3)]
+    with reserved_port() as first, reserved_port() as second:
+        assert run_ranks(script, 2, first, second).results == [(2, 3), (2, 3)]
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task":')
     with pytest.raises(StrategyError, match="TF_CONFIG is not valid JSON"):
         MultiWorkerMirroredStrategy()

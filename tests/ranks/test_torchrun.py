@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from ports import reserved_port
 from waiting import until
 
 import distkit as dk
-from distkit.cluster.processes.rank_spec import free_port
 from distkit.diagnosis.rank_state import Doing
 from distkit.errors import DeadlockError, StepError
 from distkit.events import Event, Op, State
@@ -51,10 +51,13 @@ DIES = """
 import os, signal
 import torch, torch.distributed as dist
 
-dist.init_process_group("gloo")
+# A file for each start: in torchrun's store ranks that are started anew find the addresses of
+# those before (pytorch#135712), and another store's port is free until rank 0 has begun.
+start, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
+dist.init_process_group("gloo", f"file://{os.getcwd()}/{start}", rank=rank, world_size=2)
 for step in range(3):
     dist.all_reduce(torch.ones(2))
-    if step == 1 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if step == 1 and rank == 1 and start == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -160,8 +163,6 @@ if __name__ == "__main__":
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    # else ranks that are started anew find the addresses of those before (pytorch#135712)
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     monkeypatch.chdir(tmp_path)
 
 
@@ -390,11 +391,22 @@ def test_a_traceback_begins_in_the_script() -> None:
 
 def test_two_nodes_write_into_one_folder() -> None:
     Path("train.py").write_text(WELL)
-    rendezvous = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-    nodes = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", rendezvous]
-    command = [*DISTKIT, "trace", "--out", "shared", "--", *TORCHRUN, *nodes, "train.py"]
-    both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(LONG) for process in both] == [0, 0]
+    nodes = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    with reserved_port() as port:
+        rendezvous = f"--rdzv-endpoint=127.0.0.1:{port}"
+        command = [
+            *DISTKIT,
+            "trace",
+            "--out",
+            "shared",
+            "--",
+            *TORCHRUN,
+            *nodes,
+            rendezvous,
+            "train.py",
+        ]
+        both = [subprocess.Popen(command) for _ in range(2)]
+        assert [process.wait(LONG) for process in both] == [0, 0]
     trace = Trace.load("shared")
     assert trace.ranks == [0, 1]
     assert "clocks" not in trace.meta  # they are of one machine
