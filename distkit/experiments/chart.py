@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: A chart [inches], and pixels per inch as SVG counts them.
-WIDTH, HEIGHT, DPI = 4.6, 3.0, 72
+#: A chart [inches], that of a panel, which has one only, and pixels per inch as SVG counts them.
+WIDTH, WIDE, HEIGHT, DPI = 4.6, 7.2, 3.0, 72
 #: The size of its letters [points]: they are read from the last row, too.
 LETTERS = 11.5
 #: A line of the legend [inches], and what stands around its words [pixels].
@@ -89,7 +89,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> Figure:
+def plot(
+    records: Sequence[Record],
+    results: Sequence[str] = (),
+    against: str = "",
+    width: float = WIDTH,
+) -> Figure:
     """Results of runs that ended well against a parameter or a result: one chart a result.
 
     Runs that differ in other parameters, too, are series of their own: a dot per run, a line
@@ -99,6 +104,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
         records: the runs.
         results: names of columns; the seconds and what was returned when empty.
         against: a parameter that was varied, or another result; what was varied when "".
+        width: of each chart [inches].
 
     Raises:
         ValueError: there is no such result or parameter, or nothing was varied.
@@ -114,7 +120,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     along = against if against in names else names[0]
     series = _series(well, [n for n in names if n != along])
     words = {id(r): _in_words(n, r) for n, r in enumerate(records, 1) if not r.outcome}
-    figure = figures.new(WIDTH * len(results), HEIGHT, dpi=DPI)
+    figure = figures.new(width * len(results), HEIGHT, dpi=DPI)
     for axes, result in zip(
         figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
     ):
@@ -123,7 +129,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     lines, labels = figure.axes[0].get_legend_handles_labels()
     if labels:
         widest = max(text_width(label, LETTERS) for label in labels) + HANDLE
-        columns = min(len(labels), 2 if 2 * widest < DPI * WIDTH * len(results) else 1)
+        columns = min(len(labels), 2 if 2 * widest < DPI * width * len(results) else 1)
         figure.set_figheight(HEIGHT + LINE * max(0, math.ceil(len(labels) / columns) - 2))
         figure.legend(
             lines,
@@ -167,9 +173,8 @@ def _draw(
         color = RANKS_LIGHT[n] if n < NAMED else GRAY
         label = _cut(name, DPI * WIDTH - HANDLE) if n < NAMED and len(series) > 1 else None
         means, dots = [mean(by[x]) for x in sorted(by)], [(x, y) for x in by for y in by[x]]
-        firm = 1.0 if all(len(ys) > 1 for ys in by.values()) else 0.7
         # equal results lie on each other: dashes and smaller dots let the first one be seen
-        axes.plot(sorted(by), means, DASHES[n % 4], color=color, clip_on=False, alpha=firm)
+        axes.plot(sorted(by), means, DASHES[n % 4], color=color, clip_on=False)
         axes.plot(
             [x for x, _ in dots],
             [y for _, y in dots],
@@ -267,7 +272,7 @@ def chart(records: Sequence[Record], results: Sequence[str] = (), against: str =
     """The chart for a page, in its colours; "" where there is nothing to see yet."""
     if not varied([r for r in records if not r.outcome]):
         return ""
-    return drawn(plot(records, results, against), THEMED)
+    return drawn(plot(records, results, against, WIDE), THEMED)
 
 
 def still(

@@ -275,19 +275,22 @@ def plot_prediction(
         latency: of the network [s].
         bandwidth: of the network [bytes/s].
 
+    Raises:
+        ValueError: as of :func:`predict`.
+
     Example:
         >>> def picture(runs, setting):
         ...     return plot_prediction(frame, runs, nbytes=40_000, **setting)
         >>> dk.Experiment(parts, picture=picture, ranks=(1, 4), batch=(16, 1024))  # doctest: +SKIP
     """
-    every = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
     slow = {"nbytes": nbytes, "latency": latency, "bandwidth": bandwidth}
+    here = predict(measured, ranks=ranks, batch=batch, **slow)
+    every = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
     line = [predict(measured, ranks=n, batch=batch, **slow) for n in every]
     figure = figures.new(7, 3.6, dpi=72)
     axes, color = figure.subplots(), rank_color(0)
     axes.plot(every, [found["predicted"] for found in line], color=color, label="predicted")
-    here = [row for row in line if row["ranks"] == ranks]
-    axes.plot([ranks], [here[0]["predicted"]], "D", color=color, clip_on=False)
+    axes.plot([ranks], [here["predicted"]], "D", color=color, clip_on=False)
     mine: list[tuple[int, float]] = []
     others: list[tuple[int, float]] = []
     for run in _listed(runs):
@@ -295,7 +298,7 @@ def plot_prediction(
         (mine if same else others).append((run["ranks"], _speedup(measured, run)))
     _scatter(axes, others, "measured with other settings", GRAY, "none")
     _scatter(axes, mine, "measured", rank_color(1), rank_color(1))
-    _dress(axes, every, _in_words(here[0], [y for n, y in mine if n == ranks]))
+    _dress(axes, every, _in_words(here, [y for n, y in mine if n == ranks]))
     return figure
 
 
