@@ -500,7 +500,7 @@ def add_grade(commands: Any) -> None:
     )
     what = "a notebook or a Python file with functions of the exercises' names"
     grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
-    where = "where the reports go, a JSON file for each submission (reports)"
+    where = "where the reports go: a JSON file and a page to read for each submission (reports)"
     grade.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
     which = "these exercises, separated by commas; those of a submission without it"
     grade.add_argument("--exercises", default="", metavar="NAMES", help=which)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import DistkitError
-from distkit.exercises import TASKS
+from distkit.exercises import TASKS, feedback
 from distkit.exercises.task import (
     BLOCKED,
     FAIL,
@@ -175,6 +175,7 @@ class Report:
     path: Path
     submission: str
     criteria: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
     _task: str = ""
     _left: int = 0  # points of the exercise that are not decided
 
@@ -194,6 +195,7 @@ class Report:
 
     def end(self, verdict: Verdict) -> None:
         """The exercise is judged."""
+        self.verdicts.append(verdict)
         if verdict.status == NOT_ATTEMPTED:
             self.criteria.append(self._row("attempt", NOT_ATTEMPTED, 0, self._left, ""))
         self._left = 0
@@ -263,7 +265,7 @@ def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:
 
     Args:
         submission: a notebook or a Python file.
-        path: of the report, which has the submission's name.
+        path: of the report, which has the submission's name. A student's page comes beside it.
         names: of the exercises; those in the submission if there are none.
 
     Raises:
@@ -277,6 +279,8 @@ def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:
     for name in names or answers:
         report.begin(TASKS[name])
         report.end(_judged(TASKS[name], answers.get(name), report))
+    page = feedback.page(path.stem, report.verdicts)
+    path.with_suffix(".html").write_text(page, encoding="utf-8")
     return report
 
 
@@ -285,8 +289,9 @@ def _judged(task: Task, answer: Written | str | None, report: Report) -> Verdict
     if answer is None:
         return Verdict(task.name, NOT_ATTEMPTED, worth=task.worth)
     if isinstance(answer, str):
-        report.see(Criterion("values", answer, FAIL))
-        return Verdict(task.name, FAIL, worth=task.worth)
+        unread = Criterion("values", answer, FAIL)
+        report.see(unread)
+        return Verdict(task.name, FAIL, (unread,), worth=task.worth)
     with redirect_stdout(_Sink()), redirect_stderr(_Sink()):
         return task.judge(answer, report.see)
 

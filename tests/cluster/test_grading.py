@@ -78,6 +78,13 @@ def test_a_report_tells_each_criterion_and_keeps_the_trace(tmp_path: Path) -> No
     assert rows[1]["message"].startswith("2 messages sent by the busiest rank; 1 suffice")
     assert tmp_path.joinpath(rows[1]["evidence"]).exists() and report.exit_code == 1
     assert report.criteria == rows
+    page = (tmp_path / "one.html").read_text()
+    assert "<h1>one: 3 of 6 points</h1>" in page
+    assert [page.count(word) for word in ("swap: wasteful", "bubble: pass", "relay: not")] == [
+        1
+    ] * 3
+    assert "2 messages sent by the busiest rank" in page
+    assert page.count("<figure><svg ") == 1  # the run that was wasteful
 
 
 def test_the_report_is_written_before_the_check_has_ended(tmp_path: Path) -> None:
