@@ -500,6 +500,8 @@ class Cluster:
     def kill(self, name: str) -> None:
         """End a process with SIGKILL, on whichever machine it is: a crash. Another replaces it.
 
+        It returns when the cluster has heard of the end: the next run has the other process.
+
         Args:
             name: of the process, as the status card has it: "rank 1", "server 0", "scheduler".
 
@@ -513,7 +515,10 @@ class Cluster:
         numbers = {facts["name"]: int(n) for n, facts in room.meta()["ranks"].items()}
         if name not in numbers:
             raise ClusterError(f"there is no {name!r} here. There are {', '.join(numbers)}.")
-        end([room.child(numbers[name])])
+        child, heard = room.child(numbers[name]), threading.Event()
+        child.on_exit(lambda status: heard.set())  # after the cluster, which asked before
+        end([child])
+        heard.wait(ENDS_WITHIN)
 
     def diagnose(self) -> list[Finding]:
         """The mistakes in the current or latest run: which rank waits for which, and why."""

@@ -65,7 +65,7 @@ def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> Non
 def test_a_process_is_killed_by_its_name(cluster: dk.Cluster) -> None:
     pids = {row[0]: row[2] for row in cluster.wait().status().rows}
     cluster.kill("rank 2")
-    until(lambda: not psutil.pid_exists(pids["rank 2"]))
+    assert not psutil.pid_exists(pids["rank 2"])
     assert cluster.run(total).results == [3.0, 3.0, 3.0]
     with pytest.raises(ClusterError, match="no 'rank 3' here"):
         cluster.kill("rank 3")

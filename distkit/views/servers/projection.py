@@ -261,8 +261,8 @@ def said(story: Story) -> str:
         )
     if most <= 1 and workers > 1:
         return (
-            "Each gradient is applied when it arrives: no worker waits. A gradient is late when "
-            "others updated the value after its worker had pulled it."
+            "Each gradient is applied when it arrives: no worker waits for another's. A gradient "
+            "is late when others updated the value after its worker had pulled it."
         )
     if most == workers > 1:
         fewer = any(0 < len(u.late) < most for u in story.updates)
