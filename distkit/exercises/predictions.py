@@ -31,7 +31,7 @@ Value = float | str | Sequence[float | str]
 
 PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: "–"}
-_COLOURS = {PASS: "#009e73", CLOSE: "#0072b2", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
+_COLOURS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
 #: Numbers that differ by less, relative to the answer, are close; ratios up to this, exact.
 NEAR, EXACT = 0.1, 1e-9

@@ -179,7 +179,7 @@ def _draw(
             [x for x, _ in dots],
             [y for _, y in dots],
             "o",
-            markersize=max(4, 9 - 2.5 * n),
+            markersize=max(6, 9 - 1.5 * n),
             color=color,
             label=label,
             markeredgecolor="#ffffff",

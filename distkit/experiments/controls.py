@@ -92,9 +92,7 @@ class Settings:
         """Have the controls stand at a run's values while it lasts, and then as before."""
         own = {name: c for name, c in self.controls.items() if name in values and c.ours}
         before = {name: control.widget.value for name, control in own.items()}
-        for name, control in own.items():
-            with suppress(TraitError):  # a text or a checkbox stays where it cannot show a value
-                control.start_at(values[name])
+        stand_at(self.controls, values)
         try:
             yield
         finally:
@@ -222,6 +220,14 @@ class Control:
     def _within(self, value: Any) -> bool:
         number = isinstance(value, Integral if self._whole else Real)
         return number and not isinstance(value, bool) and bool(self.low <= value <= self.high)
+
+
+def stand_at(controls: Mapping[str, Control], values: Mapping[str, Any]) -> None:
+    """Have those of our controls that have a value among these stand at it."""
+    for name, control in controls.items():
+        if control.ours and name in values:
+            with suppress(TraitError):  # a text or a checkbox stays where it cannot show a value
+                control.start_at(values[name])
 
 
 def said(value: Any) -> str:

@@ -20,7 +20,7 @@ from distkit.cluster import limits
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.experiments import chart, results
-from distkit.experiments.controls import Control
+from distkit.experiments.controls import Control, stand_at
 from distkit.experiments.results import Activity, Record, State, words
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Servers, Stage, Timeline
@@ -34,6 +34,7 @@ STAGED = 20_000
 
 #: Where the runs will be: their room is kept, so that no control moves when the first one ends.
 NONE = "<p>No run yet: Run makes one with these values.</p>"
+ONE = "<p>Run again with another value: a plot compares runs.</p>"
 GONE = "this experiment no longer exists: run its cell again"
 
 
@@ -141,6 +142,23 @@ class Press(anywidget.AnyWidget):
         self.click()
 
 
+class Rows(anywidget.AnyWidget):
+    """The table of runs.
+
+    Args:
+        choose: what to call with the number of a run whose row was clicked.
+    """
+
+    _esm = Path(__file__).with_name("rows.js")
+    value = traitlets.Unicode().tag(sync=True)
+    shown = traitlets.Int().tag(sync=True)
+
+    def __init__(self, choose: Callable[[int], None]) -> None:
+        super().__init__()
+        self.add_class("dkx-table")
+        self.on_msg(lambda _, content, __: choose(int(content["run"])))
+
+
 class Panel:
     """The widgets of one experiment. They live on when it is forgotten, so they hold it weakly.
 
@@ -160,13 +178,15 @@ class Panel:
         stop: Callable[[], None],
         picture: Callable[[], Any] | None = None,
     ) -> None:
-        self._lock, self._seen = threading.RLock(), -1
+        self._lock, self._seen, self._pictured = threading.RLock(), -1, 0
+        self._records: list[Record] = []
+        self._controls = controls
         self._bar = Bar(self._weakly(stop))
         self._run = Press([c.widget for c in controls.values()], self._weakly(run))
         self._bar.widget.children = (self._run, *self._bar.widget.children)
         title = _html("dkx-title", f"<strong>{escape(state.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
-        self._table = _html("dkx-table")
+        self._table = Rows(self.choose)
         self._own = picture is not None
         self._chart = Chart(None if picture is None else self._weakly(picture))
         for control in controls.values() if picture else ():
@@ -191,12 +211,26 @@ class Panel:
             self._message.value = message(state)
             self._printed.value = _lines(list(state.printed))
             if len(records) != self._seen:
+                self._records = list(records)
                 self._table.value = results.to_html(records) or ("" if self._own else NONE)
                 self._chart.show(records)
-            if now is None and records and len(records) != self._tabs.seen:
-                self._tabs.show(records[-1].run.trace, len(records))
+            if now is None and records and len(records) != self._pictured:
+                self._pictured = len(records)
+                self._show(len(records))
             self._seen = len(records)
             self._run.disabled = now is not None  # last: who may run again sees the latest run
+
+    def choose(self, run: int) -> None:
+        """Show a run of the table, and have the controls stand at its values."""
+        with self._lock:
+            if self._run.disabled or not 0 < run <= len(self._records):
+                return
+            self._show(run)
+            stand_at(self._controls, self._records[run - 1].parameters)
+
+    def _show(self, run: int) -> None:
+        self._table.shown = run
+        self._tabs.show(self._records[run - 1].run.trace, run)
 
     def close(self) -> None:
         """Take it off the page; what the reader made of it, such as a widget given, stays."""
@@ -257,7 +291,8 @@ class Chart:
         _offer(self._result, [(first, self.FOREMOST), *((name, name) for name in others)])
         against = [self.VARIED, *chart.varied(well), *results.plottable(well)]
         _offer(self._against, [(name, name) for name in dict.fromkeys(against)])
-        self._note.value = escape(results.of_ranks(well, limits.cpus()))
+        alone = len(records) == 1 and self._picture is None
+        self._note.value = ONE if alone else escape(results.of_ranks(well, limits.cpus()))
         self._offering = False
         self.draw()
 
@@ -308,10 +343,10 @@ def _offer(dropdown: Any, options: list[tuple[str, str]]) -> None:
 
 
 class Tabs:
-    """All runs, and pictures of the latest: each is made when it is first looked at."""
+    """All runs, and pictures of one: each is made when it is first looked at."""
 
     def __init__(self, runs: Any) -> None:
-        self.seen, self._runs = 0, runs
+        self._runs = runs
         self.widget = ipywidgets.Tab([runs], titles=[RUNS])
         self.widget.add_class("dkx-tabs")
         self.widget.observe(lambda _: self._make(), "selected_index")
@@ -319,17 +354,17 @@ class Tabs:
         self._views: dict[str, Any] = {}
         self._trace = Trace()
 
-    def show(self, trace: Trace, seen: int) -> None:
+    def show(self, trace: Trace, run: int) -> None:
         """Show another run, in the tab that was open if it has it."""
         opened = self._names[self.widget.selected_index or 0]
-        old, self._views, self._trace, self.seen = self._views, {}, trace, seen
+        old, self._views, self._trace = self._views, {}, trace
         names = [RUNS, *(fitting(trace) if trace else [])]
         self._names = []  # while the tabs change nothing is made
         pictures = [ipywidgets.VBox() for _ in names[1:]]
         for picture in pictures:
             picture.add_class("dkx-picture")
         self.widget.children = [self._runs, *pictures]
-        self.widget.titles = [RUNS, *(f"{name} of run {seen}" for name in names[1:])]
+        self.widget.titles = [RUNS, *(f"{name} of run {run}" for name in names[1:])]
         self.widget.selected_index = names.index(opened) if opened in names else 0
         self._names = names
         self._make()

@@ -299,6 +299,8 @@ def plot_prediction(
     _scatter(axes, others, "measured with other settings", GRAY, "none")
     _scatter(axes, mine, "measured", rank_color(1), rank_color(1))
     _dress(axes, every, _in_words(here, [y for n, y in mine if n == ranks]))
+    seen = [1.0, *(row["predicted"] for row in line), *(y for _, y in mine + others)]
+    axes.set_ylim(0, 1.2 * max(seen))  # the ideal line may leave: what was measured is to be read
     return figure
 
 
@@ -320,7 +322,7 @@ def _in_words(here: Row, measured: Sequence[float]) -> str:
     """What was predicted and measured in a setting, and from how many ranks on it pays."""
     n = here["ranks"]
     found = f", measured {measured[-1]:.2f}" if measured else ""
-    pays = f"; pays with more than {here['pays']:.1f}" if n > 1 else ""
+    pays = f"; pays with more than {here['pays']:.1f} ranks" if n > 1 else ""
     return f"{n} rank{'s' * (n > 1)}: predicted {here['predicted']:.2f}{found}{pays}"
 
 
@@ -332,8 +334,8 @@ def _dress(
     axes.set(xticks=ranks, ylim=(0, None))
     axes.set_xlabel("ranks", color=INK)
     axes.set_ylabel("speed-up", color=INK)
-    axes.set_title(title, loc="left", fontsize=9, color=INK)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.legend(frameon=False, fontsize=10, labelcolor=INK)
     axes.tick_params(colors=GRAY)
     axes.grid(alpha=0.3)
     axes.patch.set_visible(False)

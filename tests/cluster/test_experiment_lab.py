@@ -69,7 +69,7 @@ def control(page: Any, name: str) -> Any:
 
 
 def tab_of(panel: Any, name: str) -> Any:
-    """The tab of all runs, or of a picture of the latest."""
+    """The tab of all runs, or of a picture of one."""
     return panel.locator(".lm-TabBar-tab", has_text=name)
 
 
@@ -132,6 +132,14 @@ def test_drive_an_experiment(page: Any) -> None:
         look(page, {f"experiment-{name.lower()}": panel})
     tab_of(panel, "Runs").click()
     look(page, {"experiment": panel})
+    rows = panel.locator(".dkx-table tr[data-run]")
+    rows.nth(4).click()  # run 6: its pictures, and its values in the controls
+    tab_of(panel, "Timeline of run 6").wait_for()
+    assert control(page, "batch").locator(".widget-readout").inner_text() == "8"
+    rows.first.focus()
+    page.keyboard.press("Enter")
+    tab_of(panel, "Timeline of run 10").wait_for()
+    assert panel.locator(".dkx-table [aria-current]").get_attribute("data-run") == "10"
     for width in (840, 1085):  # as in JupyterLab's window of 1280, with its sidebar and without
         page.set_viewport_size({"width": width + 432, "height": 1600})
         until(lambda width=width: panel.bounding_box()["width"] == width)  # it is laid out anew

@@ -102,7 +102,7 @@ def test_a_plot_of_one_setting_with_its_prediction_and_what_was_measured() -> No
     assert others.get_xydata().tolist() == [[2, 1.0]]
     assert mine.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
     title = figure.axes[0].get_title(loc="left")
-    assert title == "2 ranks: predicted 0.89, measured 0.80; pays with more than 2.2"
+    assert title == "2 ranks: predicted 0.89, measured 0.80; pays with more than 2.2 ranks"
 
 
 def test_a_setting_outside_what_was_measured_has_no_plot() -> None:
