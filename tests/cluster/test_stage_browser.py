@@ -1,6 +1,7 @@
 """The stage in a real browser, with traces of real ranks: played, stepped, scrubbed."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,34 @@ def test_it_is_drawn_in_light_and_dark(
     box, svg = view.root.bounding_box(), tab.page.locator(".dkm-main").bounding_box()
     assert svg["x"] >= box["x"] and svg["x"] + svg["width"] <= box["x"] + box["width"]
     assert box["height"] <= (640 if width == 1200 else 900)
+    view.fine()
+
+
+BOXES = "all => all.map((e) => { const b = e.getBoundingClientRect(); return [b.left, b.right]; })"
+
+
+@pytest.mark.parametrize("width", [640, 780, 850, 1280])
+def test_the_controls_neither_overlap_nor_move(tab: Any, load: Any, real: Any, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 720})
+    view = load(real["ring"])
+    place = "r => [...r.querySelectorAll('.dk-controls, .dk-play')].map((e) => e.offsetTop)"
+    before = view.root.evaluate(place)
+    view.root.focus()
+    for key in ("ArrowRight", "End"):
+        view.press(key)
+        view.at(0 if key == "ArrowRight" else 5)
+        clock, choice = (
+            view.root.locator(f".dk-controls {one}").bounding_box()
+            for one in (".dk-clock", ".dkm-choice")
+        )
+        assert clock["x"] + clock["width"] <= choice["x"] - 8
+        words = view.root.locator(".dk-clock, .dk-fact span")
+        assert not any(words.evaluate_all("all => all.map((e) => e.scrollWidth > e.clientWidth)"))
+        row = view.root.locator(".dk-controls > :not(.dk-fact)").evaluate_all(BOXES)
+        assert all(a[1] <= b[0] for a, b in pairwise(row))
+        assert view.root.evaluate(place) == before
+    RESULTS.mkdir(exist_ok=True)
+    tab.page.screenshot(path=RESULTS / f"stage-controls-{width}.png", full_page=True)
     view.fine()
 
 

@@ -177,7 +177,7 @@ export class Scene extends Sheet {
     const nth = time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
     this.bar.show(counted(script.unit) ? nth : humanSeconds(time), who);
     const words = [more, where].filter(Boolean).join(" · ");
-    this.fact.replaceChildren(h("strong", {}, who), h("span", {}, words));
+    this.fact.replaceChildren(h("strong", {}, who), h("span", { title: words || null }, words));
     this.list.mark(beat);
     this.panels.mark(this.panel + (amid && time > 0 ? 1 : 0)); // the round that the clock names
     this.root.dataset.beat = beat;
