@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import traces
-from sheets import Sheet
+from sheets import RESULTS, Sheet, settle
 
 import distkit as dk
 from benchmarks.views import long_trace
@@ -63,6 +63,34 @@ def test_overlaid_side_by_side_and_what_the_numbers_say(
     assert cell(sheet, "collectives", 0) == ["0", "0×"] and cell(sheet, "collectives", 1) == ["2"]
     assert sheet.page.evaluate("document.activeElement.dataset.trace") == "1"
     assert sheet.root.locator("th button[data-trace='1']").get_attribute("aria-pressed") == "true"
+    said = sheet.texts(".dk-notices li")
+    assert re.fullmatch(r"ring took \S+× as long as torch.*\.", said[0])
+    assert said[1].endswith("not recorded.") and said[0] in sheet.text("> .dk-spoken")
+    sheet.fine()
+
+
+@pytest.mark.parametrize("width", [640, 850, 1280])
+def test_the_baseline_is_named_in_the_head_of_the_table(
+    tab: Any, tmp_path: Path, runs: dict[str, Trace], width: int
+) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 720})
+    sheet = opened(tab, tmp_path, {"naive": runs["ring"], **runs})
+    word = sheet.root.locator("thead small")
+    heads = sheet.root.locator("thead button")
+    for n in (0, 1):
+        sheet.drawn(lambda n=n: heads.nth(n).click())
+        assert word.all_inner_texts() == ["baseline" if k == n else "" for k in range(3)]
+        assert word.nth(n).is_visible()
+        cell, told = heads.nth(n).locator("..").bounding_box(), word.nth(n).bounding_box()
+        assert cell["x"] <= told["x"] and told["x"] + told["width"] <= cell["x"] + cell["width"]
+        assert f" as long as {('naive', 'ring')[n]}, " in sheet.text(".dk-notices li")
+    tops = [name.bounding_box()["y"] for name in sheet.root.locator(".dkc-name").all()]
+    assert max(tops) - min(tops) < 1, tops
+    RESULTS.mkdir(exist_ok=True)
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme)
+        settle(tab.page)
+        tab.page.screenshot(path=RESULTS / f"compare-baseline-{width}-{scheme}.png")
     sheet.fine()
 
 

@@ -237,9 +237,29 @@ def test_the_conclusion_says_what_the_figures_say() -> None:
     told = project(traced)
     seconds = {run["name"]: run["figures"]["seconds"] for run in told["runs"]}
     fast, slow = sorted(seconds, key=lambda name: seconds[name])
-    words = f"{fast} was {seconds[slow] / seconds[fast]:.2g}× as fast as {slow}"
-    assert told["notes"][0].startswith(words) and told["notices"][0] == told["notes"][0]
+    for run, base in ((fast, slow), (slow, fast)):
+        told = project(traced, baseline=list(traced).index(base))
+        words = f"{run} took {seconds[run] / seconds[base]:.2g}× as long as {base}, with "
+        words += "fewer" if run == fast else "more"
+        assert told["notes"][0].startswith(words) and told["notices"][0] == told["notes"][0]
+        assert told["notes"][0].endswith(".")
     assert project({"a": naive(), "b": naive()})["notes"] == []  # as fast as each other
+
+
+def test_each_other_run_is_compared_with_the_baseline() -> None:
+    def lasts(seconds: float) -> Trace:
+        return Script().op(0, Op.MARK, 0, seconds).op(1, Op.MARK, 0, seconds).trace(world_size=2)
+
+    traced = {"naive": lasts(1), "ring": lasts(2), "torch": lasts(2.8), "slow": lasts(500)}
+    assert project(traced)["said"] == [
+        "ring took 2× as long as naive, torch 2.8×, slow 500×.",
+        "naive took 0.5× as long as ring, torch 1.4×, slow 250×.",
+        "naive took 0.36× as long as torch, ring 0.71×, slow 179×.",
+        "naive took 0.002× as long as slow, ring 0.004×, torch 0.0056×.",
+    ]
+    assert project({"a": lasts(1), "b": lasts(1), "c": lasts(2)})["said"][0] == (
+        "b took 1× as long as a, c 2×."
+    )
 
 
 def test_a_server_is_explained_by_who_asked_it_and_not_by_what_it_did_before() -> None:
@@ -388,7 +408,9 @@ def test_the_differences() -> None:
 
 def test_messages_inside_collectives_are_not_seen_and_that_is_said() -> None:
     picture = project({"ring": traces.ring(), "torch": traces.sync_sgd()})
-    assert "torch: messages inside the backend's collectives are not recorded" in picture["notices"]
+    assert (
+        "torch: messages inside the backend's collectives are not recorded." in picture["notices"]
+    )
 
 
 def test_other_world_sizes_and_simulations_are_named() -> None:

@@ -83,6 +83,24 @@ def _parted(columns: Columns) -> dict[int, float]:
     return {rank: start - zero for rank, start in first.items()}
 
 
+def ratio(value: float | str | None, base: float | str | None) -> str:
+    """A value as a multiple of the baseline's.
+
+    >>> ratio(3, 2), ratio(2, 2), ratio(0, 2), ratio(2, 0), ratio(2, 2**20), ratio(2048, 1)
+    ('1.5×', '=', '0×', '', '<0.001×', '2,048×')
+    """
+    if value is None or base is None or isinstance(value, str) or isinstance(base, str):
+        return ""
+    if value == base:
+        return "=" if value else ""
+    if not base:
+        return ""
+    times = value / base
+    if 0 < abs(times) < 0.001:
+        return "<0.001×"
+    return f"{times:,.0f}×" if abs(times) >= 100 else f"{times:.2g}×"
+
+
 # -- rounds --------------------------------------------------------------------------
 
 

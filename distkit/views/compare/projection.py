@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distkit.events import Event
 from distkit.trace.log import EventLog
-from distkit.views.compare.figures import WORKER, figures, training
+from distkit.views.compare.figures import WORKER, figures, ratio, training
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.units import count, human_seconds, joined
 from distkit.views.timeline.bars import Bars
@@ -85,7 +85,7 @@ def project(traces: Mapping[str, EventLog], *, clock: str = "start", baseline: i
         baseline: the number of the trace to which the others are compared.
     """
     told = [Side(name, trace).told for name, trace in traces.items()]
-    return {**summary(told), "clock": clock, "baseline": baseline}
+    return {**summary(told, baseline), "clock": clock}
 
 
 class Side:
@@ -153,38 +153,58 @@ def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -
     }
 
 
-def summary(runs: Sequence[Json]) -> Json:
-    """All that is said of several traces together."""
+def summary(runs: Sequence[Json], baseline: int = 0) -> Json:
+    """All that is said of several traces together, compared with the baseline."""
+    said = _said(runs)
+    first = said[baseline : baseline + 1]
     return {
         "title": joined([run["name"] for run in runs]),
         "facts": _facts(runs),
         "live": any(run["live"] for run in runs),
         "runs": list(runs),
         "rows": list(_rows(runs)),
-        "notices": list(_notices(runs))[:MAX_NOTICES],
-        "notes": [*_said(runs), *_notes(runs)],
+        "baseline": baseline,
+        "said": said,
+        "notices": [*first, *_notices(runs)][:MAX_NOTICES],
+        "notes": [*first, *_notes(runs)],
     }
 
 
-def _said(runs: Sequence[Json]) -> Iterator[str]:
-    """How much faster the fastest was than the slowest, and of what there was less."""
-    if len(runs) < 2 or any(run["live"] or run["empty"] for run in runs):
-        return
-    slow, *_, fast = sorted(runs, key=lambda run: -float(run["figures"]["seconds"]))
-    mine, other = fast["figures"], slow["figures"]
-    if not mine["seconds"] or other["seconds"] / mine["seconds"] < CLOSE:
-        return
-    less = [
-        f"fewer {key} ({mine[key]:,} against {other[key]:,})"
+def _said(runs: Sequence[Json]) -> list[str]:
+    """For each run as the baseline, how long the others took; nothing if all are as fast."""
+    seconds = [float(run["figures"]["seconds"]) for run in runs]
+    unknown = any(run["live"] or run["empty"] for run in runs) or not all(seconds)
+    if len(runs) < 2 or unknown or max(seconds) / min(seconds) < CLOSE:
+        return []
+    return [_beside(base, [run for run in runs if run is not base]) for base in runs]
+
+
+def _beside(base: Json, others: Sequence[Json]) -> str:
+    """How many times as long as the baseline the others took, and why, if it is only one."""
+    than = base["figures"]["seconds"]
+    times = [ratio(run["figures"]["seconds"], than).replace("=", "1×") for run in others]
+    first, *more = zip((run["name"] for run in others), times, strict=True)
+    words = f"{first[0]} took {first[1]} as long as {base['name']}"
+    why = [] if more else _why(others[0], base)
+    tail = f", with {joined(why)}" if why else "".join(f", {name} {n}" for name, n in more)
+    return f"{words}{tail}."
+
+
+def _why(run: Json, base: Json) -> list[str]:
+    """Of what a faster run had less, or a slower one more."""
+    mine, other = run["figures"], base["figures"]
+    faster = mine["seconds"] < other["seconds"]
+    sign, words = (1, ("fewer", "less")) if faster else (-1, ("more", "more"))
+    found = [
+        f"{words[0]} {key} ({mine[key]:,} against {other[key]:,})"
         for key in ("rounds", "messages")
-        if mine[key] < other[key] and not (_served(runs) or _hidden(fast) or _hidden(slow))
+        if sign * (other[key] - mine[key]) > 0
+        and not (_served([run, base]) or _hidden(run) or _hidden(base))
     ]
-    if mine["waiting"] < other["waiting"] - NOTED:
-        parts = [f"{100 * found['waiting']:.0f} %" for found in (mine, other)]
-        less.append(f"less waiting ({' against '.join(parts)})")
-    times = other["seconds"] / mine["seconds"]
-    words = f", with {joined(less)}" if less else ""
-    yield f"{fast['name']} was {times:.2g}× as fast as {slow['name']}{words}"
+    if sign * (other["waiting"] - mine["waiting"]) > NOTED:
+        parts = [f"{100 * part['waiting']:.0f} %" for part in (mine, other)]
+        found.append(f"{words[1]} waiting ({' against '.join(parts)})")
+    return found
 
 
 def _served(runs: Sequence[Json]) -> bool:
@@ -231,11 +251,10 @@ def _notes(runs: Sequence[Json]) -> Iterator[str]:
     """What of the notices tells of nothing wrong."""
     said = [run["name"] for run in runs if _hidden(run)]
     if said and any(run["figures"]["messages"] for run in runs):
-        yield f"{joined(said)}: messages inside the backend's collectives are not recorded"
+        yield f"{joined(said)}: messages inside the backend's collectives are not recorded."
 
 
 def _notices(runs: Sequence[Json]) -> Iterator[str]:
-    yield from _said(runs)
     for run in runs:
         if run["empty"] and not run["live"]:
             yield f"{run['name']}: nothing was recorded"

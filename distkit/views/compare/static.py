@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from distkit.views.compare.figures import ratio
 from distkit.views.scene import svg, values_svg
 from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json, flagged
@@ -241,24 +242,6 @@ def figure(value: float | str | None, unit: str) -> str:
             return f"{100 * value:.0f} %"
         case _:
             return f"{value:,}"
-
-
-def ratio(value: float | str | None, base: float | str | None) -> str:
-    """A value as a multiple of the baseline's.
-
-    >>> ratio(3, 2), ratio(2, 2), ratio(0, 2), ratio(2, 0), ratio(2, 2**20), ratio(2048, 1)
-    ('1.5×', '=', '0×', '', '<0.001×', '2,048×')
-    """
-    if value is None or base is None or isinstance(value, str) or isinstance(base, str):
-        return ""
-    if value == base:
-        return "=" if value else ""
-    if not base:
-        return ""
-    times = value / base
-    if 0 < abs(times) < 0.001:
-        return "<0.001×"
-    return f"{times:,.0f}×" if abs(times) >= 100 else f"{times:.2g}×"
 
 
 def to_table(picture: Json) -> str:

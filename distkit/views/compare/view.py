@@ -62,7 +62,7 @@ class Compare(View):
       most bytes sent by a rank  4 B      4 B     =
       rounds                     1        1       =
       in communication           100 %    100 %   =
-      near was 2× as fast as far
+      far took 2× as long as near.
     """
 
     _esm = esm("compare")
@@ -99,8 +99,8 @@ class Compare(View):
         return {"run": n, "picture": self._sides[n].end(trace), "told": self._told()}
 
     def _told(self) -> Json:
-        told = summary([side.told for side in self._sides])
-        return {**told, "clock": self._clock, "baseline": self._baseline}
+        told = summary([side.told for side in self._sides], self._baseline)
+        return {**told, "clock": self._clock}
 
     def _picture(self) -> Json:
         return {**self._told(), "pictures": [side.picture for side in self._sides]}

@@ -66,7 +66,17 @@ export class Compare extends Sheet {
   merge({ run, picture, told }) {
     if (picture) this.stores[run].merge(picture);
     if (told) this.picture = { ...this.picture, ...told };
+    this.#conclude();
     this.stale += 1;
+  }
+
+  // What is said of the others: compared with the baseline that the reader has chosen.
+  #conclude() {
+    const { said, baseline } = this.picture;
+    const turned = (words) => (words === said[baseline] ? said[this.baseline] : words);
+    const [notices, notes] = [this.picture.notices, this.picture.notes].map((all) =>
+      all.map(turned));
+    this.picture = { ...this.picture, baseline: this.baseline, notices, notes };
   }
 
   get clock() {
@@ -90,7 +100,10 @@ export class Compare extends Sheet {
 
   base(n) {
     this.baseline = (n + this.stores.length) % this.stores.length;
-    this.spoken.textContent = `compared to ${this.picture.runs[this.baseline].name}`;
+    this.#conclude();
+    const { runs, said } = this.picture;
+    const words = [`compared to ${runs[this.baseline].name}`, said[this.baseline]];
+    this.spoken.textContent = words.filter(Boolean).join(": ");
     this.stale += 1;
     this.later();
   }

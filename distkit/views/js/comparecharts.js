@@ -83,7 +83,7 @@ export function meters({ runs, rows: figures }, names, rankColor, color) {
   const more = ranks.length - MOST_RANKS;
   return h("section", { class: "dkc-ranks" },
     h("h4", {}, h("span", { title: figures.find(({ key }) => key === "busy")?.hint },
-      "in communication"), h("small", {}, waits ? "waiting is pale" : "",
+      "in communication"), h("small", {}, waits ? "waiting is faint" : "",
       h("span", { class: "dkc-sent" }, `${waits ? " · " : ""}bytes sent`))),
     h("div", { class: "dkc-meters" }, rows),
     more > 0 ? h("p", { class: "dkv-muted" }, `and ${plural(more, "more rank")}`) : "");
