@@ -99,6 +99,7 @@ def test_pointing_at_an_operation_tells_about_it(tab: Any, pages: Path) -> None:
     told = card.inner_text()
     for word in ("send", "completed", "rank 1", "float32 [16]", "64 B", "collectives.py:31"):
         assert word in told
+    assert ", from the call of send to the end of recv" in told
     assert card.locator(".dk-strip i").count() == 16
     assert differ(before, picture(canvas))
     point(tab, canvas, 0.5, canvas.bounding_box()["height"] + 30)
@@ -244,7 +245,7 @@ def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: 
     tab.page.keyboard.press(
         "c"
     )  # slow, send, and the last all_reduce to begin; not the recv that waited
-    assert told(tab) == "3 operations on 2 ranks"
+    assert told(tab) == "rank 0: slow (4 ms), send (998 µs); rank 1: all_reduce (998 µs)"
     tab.page.keyboard.press("w")
     assert told(tab) == "5 ms on all ranks together"
     tab.page.keyboard.press("h")
@@ -254,6 +255,33 @@ def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: 
     settle(tab.page)
     assert "recv" in tab.page.locator(".dk-spoken").text_content()
     assert told(tab) == "2 operations before it, 2 after it"
+    assert quiet(tab)
+
+
+def test_a_late_receiver_is_named_on_the_critical_path_and_in_the_card(
+    tab: Any, tmp_path: Path
+) -> None:
+    s = Script().op(0, Op.SEND, 5 * MS, 101 * MS, peer=1, nbytes=256)
+    s.op(1, Op.MARK, 0, 100 * MS, attributes={"label": "busy"})
+    s.op(1, Op.RECV, 101 * MS, 104 * MS, peer=0, nbytes=256)
+    to_html(s.trace(world_size=2), tmp_path / "late.html")
+    tab.page.set_viewport_size({"width": 850, "height": 720})
+    canvas = open_page(tab, tmp_path / "late.html")
+    tools = tab.page.locator(".dk-lenses .dk-tools")
+    before = tools.bounding_box()["y"]
+    canvas.focus()
+    tab.page.keyboard.press("c")
+    settle(tab.page)
+    assert told(tab) == "rank 1: busy (100 ms), recv (3 ms)"
+    assert tools.bounding_box()["y"] == pytest.approx(before, abs=1)
+    RESULTS.mkdir(exist_ok=True)
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme)
+        point(tab, canvas, 0.3, 21)
+        words = tab.page.locator(".dk-tip").inner_text().replace("\n", " ")
+        assert "took 96 ms" in words
+        assert "message 99 ms, from the call of send to the end of recv" in words
+        tab.page.screenshot(path=RESULTS / f"timeline-late-{scheme}.png")
     assert quiet(tab)
 
 

@@ -4,6 +4,7 @@
 import { cone } from "./cone.js";
 import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
+import { call } from "./painter.js";
 import { search, tally } from "./query.js";
 
 const LENSES = [
@@ -15,6 +16,20 @@ const LENSES = [
 
 const UNCHOSEN = { light: null, told: "choose an operation: click on it, or arrow down" };
 const LATER = { light: null, told: "known once the run has ended" };
+
+const NAMED = 3; // a critical path of so many operations is told one by one
+
+// "rank 0: work (4 ms), send (1 ms); rank 1: work (2 ms)"; arrows tell to whom
+function named(bars, store) {
+  const sorted = [...bars].map((i) => store.bar(i)).sort((a, b) => a.start - b.start);
+  return sorted.map((bar, n) => {
+    const again = sorted[n - 1]?.rank === bar.rank;
+    const before = again ? ", " : `${n ? "; " : ""}${store.name(bar.rank)}: `;
+    const took = bar.end === null ? "not finished" : humanSeconds(bar.end - bar.start);
+    const what = ["send", "recv"].includes(bar.kind) ? bar.op : call(bar, store);
+    return `${before}${what} (${took})`;
+  }).join("");
+}
 
 export class Lenses {
   // onchange(): what is bright has changed; chosen(): the operation that is chosen.
@@ -75,8 +90,14 @@ export class Lenses {
   _critical(store) {
     if (!store.causes) return LATER;
     const light = store.causes.critical;
-    const ranks = new Set([...light.bars, ...light.ends.keys()].map((i) => store.lane(i))).size;
-    return { light, told: `${plural(light.bars.size, "operation")} on ${plural(ranks, "rank")}` };
+    return { light, told: this.#chain(light, store) };
+  }
+
+  // A short path operation by operation, a long one in numbers.
+  #chain({ bars, ends }, store) {
+    if (bars.size && bars.size <= NAMED) return named(bars, store);
+    const ranks = new Set([...bars, ...ends.keys()].map((i) => store.lane(i))).size;
+    return `${plural(bars.size, "operation")} on ${plural(ranks, "rank")}`;
   }
 
   _waiting(store) {

@@ -83,7 +83,9 @@ function whole(bar, others, store) {
   }
   const a = bar.kind === "send" ? store.out[bar.i] : bar.kind === "recv" ? store.into[bar.i] : -1;
   const took = a < 0 ? NaN : store.received[a] - store.sent[a];
-  return ["message", Number.isNaN(took) ? null : humanSeconds(took)];
+  if (Number.isNaN(took)) return ["message", null];
+  const [send, recv] = [store.send[a], store.recv[a]].map((i) => store.bar(i).op);
+  return ["message", `${humanSeconds(took)}, from the call of ${send} to the end of ${recv}`];
 }
 
 function ofArrow(arrow, store) {
