@@ -11,7 +11,7 @@ const LEGEND = [
   ["collective", "collective"],
   ["request", "request to a server"],
   ["store", "store"],
-  ["mark", "computation"],
+  ["mark", "step or computation"],
   ["paused", "paused"],
   ["open", "not finished"],
   ["touch", "buffer used too early"],

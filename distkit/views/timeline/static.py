@@ -317,7 +317,7 @@ _LEGEND = (
     ("collective", "collective"),
     ("request", "request"),
     ("store", "store"),
-    ("mark", "computation"),
+    ("mark", "step or computation"),
 )
 
 
