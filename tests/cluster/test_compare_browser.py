@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from distkit.views.scene.units import count, joined
 from distkit.views.timeline.columns import Columns
 
 
-def summed(all_reduce: Any) -> None:
-    for _ in range(2):
+def summed(all_reduce: Any, pause: float = 0.0) -> None:
+    for n in range(2):
+        time.sleep(n * pause)
         all_reduce(torch.ones(64))
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Trace]:
-    """The same program twice: a ring of messages, and the backend's own all-reduce."""
+    """The same program twice: a ring of messages, much slower, and the backend's own all-reduce."""
     return {
-        "ring": dk.run_ranks(summed, 4, dk.ring_all_reduce).trace,
+        "ring": dk.run_ranks(summed, 4, dk.ring_all_reduce, 0.5).trace,
         "torch": dk.run_ranks(summed, 4, dist.all_reduce).trace,
     }
 
