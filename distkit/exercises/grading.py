@@ -280,7 +280,8 @@ def grade(submission: Path, path: Path, names: Sequence[str] = ()) -> Report:
         report.begin(TASKS[name])
         report.end(_judged(TASKS[name], answers.get(name), report))
     page = feedback.page(path.stem, report.verdicts)
-    path.with_suffix(".html").write_text(page, encoding="utf-8")
+    # an answer may have put anything into its messages and marks
+    path.with_suffix(".html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
     return report
 
 

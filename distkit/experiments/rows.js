@@ -2,9 +2,12 @@
 function render({ model, el }) {
   const draw = () => {
     el.innerHTML = model.get("value");
+    mark();
+  };
+  const mark = () => { // the rows stay, and with them the focus
     for (const row of el.querySelectorAll("tr[data-run]")) {
       row.tabIndex = 0;
-      if (Number(row.dataset.run) === model.get("shown")) row.setAttribute("aria-current", "true");
+      row.ariaCurrent = Number(row.dataset.run) === model.get("shown") ? "true" : null;
     }
   };
   const choose = (event) => {
@@ -15,9 +18,13 @@ function render({ model, el }) {
   };
   el.addEventListener("click", choose);
   el.addEventListener("keydown", choose);
-  model.on("change:value change:shown", draw);
+  model.on("change:value", draw);
+  model.on("change:shown", mark);
   draw();
-  return () => model.off("change:value change:shown", draw);
+  return () => {
+    model.off("change:value", draw);
+    model.off("change:shown", mark);
+  };
 }
 
 export default { render };

@@ -140,6 +140,7 @@ def test_drive_an_experiment(page: Any) -> None:
     page.keyboard.press("Enter")
     tab_of(panel, "Timeline of run 10").wait_for()
     assert panel.locator(".dkx-table [aria-current]").get_attribute("data-run") == "10"
+    assert page.evaluate("document.activeElement.dataset.run") == "10"  # the focus stays there
     for width in (840, 1085):  # as in JupyterLab's window of 1280, with its sidebar and without
         page.set_viewport_size({"width": width + 432, "height": 1600})
         until(lambda width=width: panel.bounding_box()["width"] == width)  # it is laid out anew
