@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -16,9 +15,9 @@ from distkit.kvstore.protocol.messages import Message, Reply, Request
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.memory import Exchange, Pool
+from distkit.kvstore.transport.memory import Exchange, NotShown, Pool
 from distkit.kvstore.transport.recording import updating
-from distkit.kvstore.transport.sockets import BROKEN, LAST_WORD, Ends, open_socket, receive, send
+from distkit.kvstore.transport.sockets import BROKEN, LAST_BREATH, Ends, open_socket, receive, send
 
 #: A batch without a message: its sender hangs up, and has not crashed.
 BYE = encode()
@@ -52,12 +51,7 @@ class Line:
 
     def close(self, *, moved: bool = False) -> None:
         """Hang up, with a last word; ``moved``: another connection takes its place."""
-        self.socket.disable_monitor()
-        self.ends.socket.close()
-        with suppress(zmq.Again):
-            self.socket.linger = LAST_WORD
-            self.socket.send_multipart(encode(line=MOVED) if moved else BYE, zmq.NOBLOCK)
-        self.socket.close()
+        self.ends.hang_up(self.socket, encode(line=MOVED) if moved else BYE)
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send a letter."""
@@ -65,14 +59,16 @@ class Line:
         frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend, line=self.number)
         send(self.socket, frames)
 
-    def receive(self) -> list[Message]:
-        """All messages that are here."""
-        found: list[Message] = []
+    def receive(self) -> Iterator[Message]:
+        """All messages that are here.
+
+        Raises:
+            NotShown: the other has lent memory that cannot be opened (any more).
+        """
         while (frames := receive(self.socket)) is not None:
             batch = decode([f.buffer for f in frames], self.exchange.borrow)
             self.exchange.take_back(batch.back)
-            found += batch.messages
-        return found
+            yield from batch.messages
 
 
 class ZmqLink:
@@ -142,17 +138,29 @@ class ZmqLink:
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a node was lost."""
-        if not wait:
-            return [message for line in self._lines.values() for message in line.receive()]
         found: list[Message] = []
+        if not wait:
+            for node, line in self._lines.items():
+                found += self._read(node, line)
+            return found
         left = min(self._until.values(), default=None)
         most = None if left is None else max(0, int(1000 * (left - time.monotonic())) + 1)  # ms
         for end, _ in self._poller.poll(most):
             node, line = self._by_end[end]
             if end is not line.socket:
                 self._listen(node, line)
-            found += line.receive()  # also its last answers, before it was lost
+            found += self._read(node, line)  # also its last answers, before it was lost
         return found
+
+    def _read(self, node: int, line: Line) -> Iterator[Message]:
+        """What came by this line; an answer whose tensors ended with the node is asked again."""
+        try:
+            yield from line.receive()
+        except NotShown:
+            while node not in self._broken and line.ends.socket.poll(LAST_BREATH):
+                self._listen(node, line)
+            if node not in self._broken:
+                raise
 
     def lost(self) -> dict[int, str]:
         """The nodes whose connections are broken, and how that came about."""

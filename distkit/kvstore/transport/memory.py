@@ -37,6 +37,10 @@ LARGE = 1 << 16
 _FILE = 1 << 26
 
 
+class NotShown(KVStoreError):
+    """A process's memory cannot be opened: it has ended, or is hidden from this one."""
+
+
 class Place(NamedTuple):
     """The place of a tensor: ``nbytes`` from ``start`` on in an open file of a process."""
 
@@ -173,7 +177,7 @@ class Exchange:
         """The bytes of a tensor that the other lends, as :meth:`lend` described them.
 
         Raises:
-            KVStoreError: the other's memory cannot be opened.
+            NotShown: the other's memory cannot be opened.
             ValueError: there is no such memory, or not so much.
         """
         *numbers, number = where
@@ -205,7 +209,7 @@ class Exchange:
             try:
                 self._maps[key] = _mapped(*key, self._writable)
             except OSError as e:
-                raise KVStoreError(
+                raise NotShown(
                     f"the memory of process {place.pid} cannot be opened: {e}. Run all nodes of a "
                     "cluster as one user, where /proc shows them to each other."
                 ) from None

@@ -47,7 +47,6 @@ from distkit.kvstore.transport.scheduler import LIFE, Scheduler
 from distkit.kvstore.transport.shard import ServerSession
 from distkit.kvstore.transport.sockets import (
     BROKEN,
-    LAST_WORD,
     Ends,
     connection,
     from_afar,
@@ -312,11 +311,7 @@ class Service:
                 line.socket.disable_monitor()
                 line.ends.socket.close()
             if self._heir:
-                self._scheduler.linger = LAST_WORD
-                self._scheduler.send_multipart(BYE)
-                self._scheduler.disable_monitor()
-                self._schedulers.socket.close()
-                self._scheduler.close()
+                self._schedulers.hang_up(self._scheduler, BYE)
             if self._listens():
                 self._path.unlink()  # ZeroMQ leaves it
             if self._journal is not None:

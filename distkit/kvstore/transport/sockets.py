@@ -23,8 +23,8 @@ import zmq
 
 from distkit.errors import KVStoreError
 
-#: So long a last word may take to leave [ms]: to a live peer it takes much less.
-LAST_WORD = 200
+#: So long a last word may take to leave [ms]: where it is lost, a live process counts as dead.
+LAST_WORD = 2000
 
 #: Whose connections have broken since it ends is gone within this time [ms].
 LAST_BREATH = 200
@@ -158,6 +158,16 @@ class Ends:
                 self._good = False
                 found.append(BROKEN)
         return found
+
+    def hang_up(self, sock: Any, word: Sequence[Any]) -> None:
+        """Close the DEALER with a last word, which is not long in leaving if nobody is there."""
+        self.heard()
+        sock.disable_monitor()
+        self.socket.close()
+        sock.linger = LAST_WORD if self._good else LAST_WORD // 10
+        with suppress(zmq.Again):
+            sock.send_multipart(word, zmq.NOBLOCK)
+        sock.close()
 
     def broken(self) -> list[int]:
         """The file descriptors of those connections of a ROUTER that have ended."""
