@@ -265,6 +265,9 @@ def test_it_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> N
     sheet.drawn(lambda: tab.page.evaluate("p => feed({patch1: p})", patches[1]))
     assert cell(sheet, "messages", 0) == ["48"] and sheet.root.locator(".dk-live").count() == 0
     sheet.fine()
+    again = Sheet(tab, sheet.view, tmp_path / "again.html", patch0=patches[0], patch1=patches[1])
+    assert cell(again, "messages", 0) == ["48"]  # of what came before it was drawn
+    again.fine()
 
 
 @pytest.mark.parametrize("case", ["empty", "one empty", "sizes", "odd", "thousand", "eight"])

@@ -24,7 +24,7 @@ SETTLED = """async () => {
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <style>%s</style><p id="before" tabindex="0">before</p><div id="at"></div>
 <script type="module">%s
-const state = {picture: %s}, on = [];
+const state = %s, on = [];
 const model = {get: (k) => state[k], on: (k, f) => on.push([k, f]),
   off: (k, f) => on.splice(on.findIndex((one) => one[1] === f), 1)};
 const tell = (name) => { for (const [k, f] of on) if (k.split(":")[0] === name) f(); };
@@ -48,14 +48,15 @@ def settle(page: Any) -> None:
 
 
 class Sheet:
-    """A view in the browser."""
+    """A view in the browser; ``waiting``: patches that its model has before it is drawn."""
 
-    def __init__(self, tab: Any, view: Any, path: Path) -> None:
+    def __init__(self, tab: Any, view: Any, path: Path, **waiting: Any) -> None:
         self.tab, self.page, self.view = tab, tab.page, view
-        name = view.get_state("picture")["picture"].get("view") or type(view).__name__.lower()
+        state = view.get_state("picture") | waiting
+        name = state["picture"].get("view") or type(view).__name__.lower()
         script = view._esm.replace("export default", "const view =")
-        picture = json.dumps(view.get_state("picture")["picture"], allow_nan=False, default=letters)
-        text = PAGE % (view._css, script, picture.replace("<", "\\u003c"))
+        told = json.dumps(state, allow_nan=False, default=letters)
+        text = PAGE % (view._css, script, told.replace("<", "\\u003c"))
         path.write_text(text, encoding="utf-8")
         self.page.goto(path.as_uri())
         self._root = self.page.locator(f"#at .distkit-{name}[data-drawn]")

@@ -66,12 +66,13 @@ export class Compare extends Sheet {
   merge({ run, picture, told }) {
     if (picture) this.stores[run].merge(picture);
     if (told) this.picture = { ...this.picture, ...told };
-    this.#conclude();
+    this.conclude();
     this.stale += 1;
   }
 
-  // What is said of the others: compared with the baseline that the reader has chosen.
-  #conclude() {
+  // What is said of the others: compared with the baseline that the reader has chosen. Not private:
+  // the constructor of the base class comes here, before private names are there.
+  conclude() {
     const { said, baseline } = this.picture;
     const turned = (words) => (words === said[baseline] ? said[this.baseline] : words);
     const [notices, notes] = [this.picture.notices, this.picture.notes].map((all) =>
@@ -100,7 +101,7 @@ export class Compare extends Sheet {
 
   base(n) {
     this.baseline = (n + this.stores.length) % this.stores.length;
-    this.#conclude();
+    this.conclude();
     const { runs, said } = this.picture;
     const words = [`compared to ${runs[this.baseline].name}`, said[this.baseline]];
     this.spoken.textContent = words.filter(Boolean).join(": ");
