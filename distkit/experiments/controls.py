@@ -244,13 +244,15 @@ def said(value: Any) -> str:
 def worded(name: str, value: Any) -> str:
     """The same with the unit that its parameter has.
 
-    >>> worded("straggler", 0.02), worded("latency", 0), worded("bandwidth", 2.5e7), worded("n", 2)
-    ('20 ms', '0 s', '25 MB/s', '2')
+    >>> worded("straggler", 0.02), worded("latency", 0), worded("bandwidth", 1e9), worded("n", 2)
+    ('20 ms', '0 s', '1,000 MB/s', '2')
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
     if number and name in TIMES:
         return human_seconds(float(value)) if value else "0 s"
-    return f"{value / MEGA:.3g} MB/s" if number and name == RATE else said(value)
+    if number and name == RATE:
+        return f"{float(f'{value / MEGA:.3g}'):,g} MB/s"
+    return said(value)
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -415,7 +417,7 @@ def _logarithmic(name: str, low: float, high: float) -> Control:
         min=ends[0],
         max=ends[1],
         step=0.1,
-        readout_format=".3",
+        readout_format=".3r",
         value=math.sqrt(low * high) * scale,
         description=name,
     )

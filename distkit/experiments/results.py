@@ -170,8 +170,8 @@ def _number(value: Any) -> float | None:
 
 
 def constant(records: Sequence[Record]) -> dict[str, Any]:
-    """The parameters, and what was counted, that are the same in all of several runs."""
-    if len(records) < 2:
+    """The parameters, and what was counted, that are the same in all runs."""
+    if not records:
         return {}
     rows = [r.row for r in records]
     return {
@@ -307,7 +307,10 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
         + "</tr>"
         for r, row in zip(reversed(records), rows, strict=False)
     )
-    told = [f"{len(records)} runs, the latest first", *filter(None, [common(records)])]
-    same = f"<caption>{escape(' · '.join(told))}</caption>" if len(records) > 1 else ""
+    several = f"{len(records)} runs, the latest first" if len(records) > 1 else "1 run"
+    told = " · ".join(filter(None, [several, common(records)]))
     more = f"<p>… and {len(records) - limit} earlier</p>" if len(records) > limit else ""
-    return f'<table aria-label="Runs, the latest first">{same}<tr>{head}</tr>{body}</table>{more}'
+    return (
+        f'<table aria-label="Runs, the latest first"><caption>{escape(told)}</caption>'
+        f"<tr>{head}</tr>{body}</table>{more}"
+    )

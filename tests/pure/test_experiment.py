@@ -328,7 +328,9 @@ def test_the_table() -> None:
         "  1  8      500 ms   2     50 ms    ok"
     )
     assert results.to_text("train", []) == "Experiment with train: no run yet"
-    assert "ranks=2" not in results.to_text("train", some[:1])
+    assert results.to_text("train", some[:1]).startswith(
+        "Experiment with train: 1 run (ranks=2, batch=8"
+    )
 
 
 def test_words_of_the_user_are_no_markup() -> None:
