@@ -160,6 +160,7 @@ class Nodes:
             plan.ranks,
             plan.servers,
             self._folder if place is None else place.folder,
+            run=-1,
             keys=self.keys,
             heartbeat_timeout=patience,
             start=start,

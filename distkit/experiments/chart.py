@@ -187,7 +187,8 @@ def _draw(
         )
         for r in (r for r in records if {result, against} <= r.row.keys()):
             spot = [place(r.row[against])], [r.row[result]]
-            axes.plot(*spot, "o", markersize=15, alpha=0, clip_on=False, gid=words[id(r)])
+            gid = words[id(r)]
+            axes.plot(*spot, "o", markersize=15, color=color, alpha=0, clip_on=False, gid=gid)
 
 
 def _in_words(number: int, record: Record) -> str:

@@ -317,7 +317,8 @@ def _linked(runs: int) -> str:
     """Style: who points at a row sees its dots, who points at a dot its row."""
     rows = [f'[data-run="{n}"]' for n in range(1, runs + 1)]
     return "".join(
-        f".dkx-runs:has(tr{row}:hover) .dkx-spot{row} use{{opacity:.35 !important}}"
+        f".dkx-runs:has(tr{row}:hover) .dkx-spot{row} use"
+        "{opacity:.35 !important;fill-opacity:1 !important}"
         f".dkx-runs:has(.dkx-spot{row}:hover) tr{row} td{{background:var(--dkx-line)}}"
         for row in rows
     )

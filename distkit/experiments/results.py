@@ -170,13 +170,17 @@ def _number(value: Any) -> float | None:
 
 
 def constant(records: Sequence[Record]) -> dict[str, Any]:
-    """The parameters, and what was counted, that are the same in all runs."""
+    """The parameters, and what was counted, that are the same in all runs.
+
+    Of one run only what was counted: it is read beside what it was given.
+    """
     if not records:
         return {}
+    given = records[0].parameters if len(records) > 1 else ()
     rows = [r.row for r in records]
     return {
         name: rows[0][name]
-        for name in [*records[0].parameters, *(n for n in COUNTED if rows[0].get(n))]
+        for name in [*given, *(n for n in COUNTED if rows[0].get(n))]
         if len({said(row.get(name)) for row in rows}) == 1
     }
 

@@ -1,4 +1,4 @@
-// The table of runs. A click on a row, or Enter, tells its run.
+// The table of runs. A click on a row, or Enter, tells its run; arrows go from row to row.
 function render({ model, el }) {
   const draw = () => {
     el.innerHTML = model.get("value");
@@ -17,7 +17,13 @@ function render({ model, el }) {
     }
   };
   el.addEventListener("click", choose);
-  el.addEventListener("keydown", choose);
+  el.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: "previousElementSibling", ArrowDown: "nextElementSibling" }[event.key];
+    if (!by) return choose(event);
+    event.preventDefault();
+    event.stopPropagation(); // or the notebook would go to another cell
+    event.target.closest("tr[data-run]")?.[by]?.focus();
+  });
   model.on("change:value", draw);
   model.on("change:shown", mark);
   draw();

@@ -339,4 +339,4 @@ def _dress(
     axes.tick_params(colors=GRAY)
     axes.grid(alpha=0.3)
     axes.patch.set_visible(False)
-    axes.spines[:].set_color(GRAY)
+    axes.spines[:].set_visible(False)

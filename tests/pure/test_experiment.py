@@ -328,8 +328,10 @@ def test_the_table() -> None:
         "  1  8      500 ms   2     50 ms    ok"
     )
     assert results.to_text("train", []) == "Experiment with train: no run yet"
-    assert results.to_text("train", some[:1]).startswith(
-        "Experiment with train: 1 run (ranks=2, batch=8"
+    assert results.to_text("train", some[:1]) == (
+        "Experiment with train: 1 run (messages=1, bytes=8 B)\n"
+        "  #  ranks  batch  seconds  loss  waiting\n"
+        "  1  2      8      500 ms   2     50 ms"
     )
 
 

@@ -28,7 +28,7 @@ class Node:
         servers: how many servers there are, S.
         folder: shared by the nodes of one cluster and readable by its user alone (0700): the
             sockets in it are protected by its permissions.
-        run: number of the present run of the cluster.
+        run: number of the present run of the cluster; -1 before the first one.
         keys: public and secret key of the cluster (CurveZMQ); None to rely on the folder alone.
         life: how many had its place in this run before.
         heartbeat_timeout: who gives no sign of life for so long counts as dead [s]. Who does so

@@ -557,7 +557,7 @@ class Service:
         copies: dict[str, list[Copy]] = {}
         for message in messages:
             if isinstance(message, (Register, Present, Missed, Copied)):
-                if isinstance(message, Register):
+                if isinstance(message, Register) and message.run >= 0:  # else it is in no trace
                     self._registering = Asking(message, self.node.scheduler)
                 self._scheduler.send_multipart(encode(message))
             elif isinstance(message, Copy):

@@ -51,7 +51,7 @@ export function table({ runs, rows }, base, color, onbase) {
     h("span", { title: hint }, `${label} ${told(values[0], unit)}`)]);
   const body = rows.filter((row) => !known(row)).map(({ key, label, unit, hint, values }) => {
     const number = (value) => (typeof value === "number" ? Math.abs(value) : 0);
-    const most = Math.max(...values.map(number), 0) || 1;
+    const most = unit === "%" ? 1 : Math.max(...values.map(number), 0) || 1;
     const cell = (value, n) => {
       const [more, times] = n === base ? ["", ""]
         : [difference(value, values[base], unit), ratio(value, values[base])];
