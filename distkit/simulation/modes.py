@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -167,7 +165,6 @@ def _one_by_one() -> Iterator[None]:
 
 def _peak(step: Callable[[], Any], device: torch.device) -> int:
     """The most bytes that tensors took on the device during a step, besides those before it."""
-    gc.collect()  # what earlier steps left is not given back by this one
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -176,9 +173,24 @@ def _peak(step: Callable[[], Any], device: torch.device) -> int:
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         step()
     assert profile.kineto_results is not None
-    notes = [note for note in profile.kineto_results.events() if note.name() == "[memory]"]
-    changes = [int(note.nbytes()) for note in sorted(notes, key=lambda note: int(note.start_ns()))]
-    return max(accumulate(changes, initial=0))
+    tree = profile.kineto_results.experimental_event_tree()
+    kept: dict[int, int] = {}  # bytes, by address: the backend may still free an earlier step's
+    most = now = 0
+    for note in sorted(_allocations(tree), key=lambda note: int(note.start_time_ns)):
+        address, nbytes = note.extra_fields.ptr, note.extra_fields.alloc_size
+        if nbytes > 0:
+            kept[address] = nbytes
+        now += nbytes if nbytes > 0 else -kept.pop(address, 0)
+        most = max(most, now)
+    return most
+
+
+def _allocations(events: Iterable[Any]) -> Iterator[Any]:
+    """Where memory was taken and given back, in a profiler's events and those within."""
+    for event in events:
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            yield event
+        yield from _allocations(event.children)
 
 
 def _graphs(
