@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.request import Request, urlopen
@@ -18,8 +19,16 @@ from distkit.errors import DistkitError
 #: A cell, or a request, takes at most so long [s].
 PATIENCE = 240
 
+#: A kernel whose ports another process has taken meanwhile is started again, with others: so often
+#: a cell that it has not heard is sent.
+TRIALS = 3
+
 #: A view of a long run is a large message [bytes].
 _LARGEST = 1 << 30
+
+
+class _Unheard(DistkitError):
+    """The kernel has died before it heard of the cell."""
 
 
 def ask(url: str, token: str, method: str = "GET", body: Any = None) -> Any:
@@ -55,8 +64,11 @@ class Kernel:
         Raises:
             DistkitError: it raised an error, or its kernel ended.
         """
-        with ThreadPoolExecutor(1) as thread:  # a browser's driver may hold the loop of this one
-            return thread.submit(asyncio.run, self._run(code)).result(PATIENCE)
+        for _ in range(TRIALS):
+            with suppress(_Unheard), ThreadPoolExecutor(1) as thread:
+                # a browser's driver may hold the loop of this thread
+                return thread.submit(asyncio.run, self._run(code)).result(PATIENCE)
+        raise DistkitError(f"the kernel has died {TRIALS} times before it began")
 
     async def _run(self, code: str) -> str:
         url = f"{self.url}/api/kernels/{self.name}/channels".replace("http", "ws", 1)
@@ -76,16 +88,17 @@ class Kernel:
 
 
 async def _said(line: WebSocketClientConnection, request: str) -> str:
-    said, error = "", ""
+    said, error, begun = "", "", False
     while text := await line.read_message():
         if isinstance(text, bytes):  # a message with buffers: what a view shows
             continue
         message = json.loads(text)
         kind, told = message["msg_type"], message["content"]
         if kind == "status" and told["execution_state"] in ("restarting", "dead"):
-            raise DistkitError("the kernel has died")
+            raise (DistkitError if begun else _Unheard)("the kernel has died")
         if message["parent_header"].get("msg_id") != request:
             continue
+        begun = True
         said += told["text"] if kind == "stream" and told["name"] == "stdout" else ""
         error = f"{told['ename']}: {told['evalue']}" if kind == "error" else error
         if kind == "status" and told["execution_state"] == "idle":

@@ -25,8 +25,12 @@ from distkit.errors import StartError
 #: The name of the socket, in the cluster's folder.
 NAME = "door"
 
-#: Who comes to the door says what he wants, and is answered, within this time [s].
+#: Who comes to the door says what he wants within this time [s] ...
 KNOCK = 5.0
+
+#: ... and waits so long for an answer [s]: a busy machine answers late, one that has ended refuses
+#: at once.
+ANSWER = 30.0
 
 #: A cluster that was told to end has ended within this time [s].
 ENDS = 15.0
@@ -210,7 +214,7 @@ def end(one: Kept) -> None:
 
 def _knock(folder: Path, wants: str) -> Kept:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(KNOCK)
+    sock.settimeout(ANSWER)
     line = Channel(sock)
     try:
         sock.connect(str(folder / NAME))
