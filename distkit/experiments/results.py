@@ -266,7 +266,9 @@ def shown(name: str, value: Any) -> str:
         return human_bytes(float(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else said(value)
+    if isinstance(value, float):  # the zeros of a small one are wide
+        return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"
+    return said(value)
 
 
 def common(records: Sequence[Record]) -> str:
