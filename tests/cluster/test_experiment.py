@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
