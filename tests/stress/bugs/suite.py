@@ -1,0 +1,270 @@
+"""Wrong and right programs in the classes of the MPI Bugs Initiative, and how they are explained.
+
+``cases.json`` has small programs for gloo on the CPU, ``threads.json`` bugs retold from public
+issue threads. A line that ends in ``# <-`` is one that the explanation has to name. Scores are
+counted as the Initiative counts them (Laguna et al., Correctness 2021).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import distkit as dk
+from distkit.events import State
+
+HERE = Path(__file__).parent
+
+#: The comment on a line that the explanation has to name.
+MARK = "# <-"
+
+#: A run that has not ended after this time counts as not explained [s].
+LIMIT = 60.0
+
+_IMPORTS = """\
+import os, signal, sys, threading, time
+import torch
+import torch.distributed as dist
+"""
+
+_PROGRAM = """
+def program():
+    me, n = dist.get_rank(), dist.get_world_size()
+{body}
+"""
+
+_THREAD = """
+def rank():
+    return dist.get_rank()
+
+def thread(*args, **kwargs):
+    return lambda fn: fn
+
+{source}
+program = {name}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program, and what an explanation of it has to contain.
+
+    Args:
+        name: unique among cases and threads.
+        cls: its class in the Initiative's terms; "thread" for a bug from a public thread.
+        ok: the program is right, and nothing may be reported.
+        ranks: the number of ranks that it runs on.
+        kinds: the kinds of finding that fit; empty for any.
+        says: regular expressions that the text shown has to match, ignoring case.
+        remark_is_enough: the bug is harmless on gloo, so that a remark suffices.
+        text: the program's module, which defines ``program``.
+        url: the thread that it comes from.
+    """
+
+    name: str
+    cls: str
+    ok: bool
+    ranks: int
+    kinds: tuple[str, ...]
+    says: tuple[str, ...]
+    remark_is_enough: bool
+    text: str
+    url: str = ""
+
+    @cached_property
+    def marked(self) -> tuple[str, ...]:
+        """The marked lines, as ``file:number``."""
+        rows = enumerate(self.text.splitlines(), 1)
+        return tuple(f"{self.name}.py:{number}" for number, row in rows if row.endswith(MARK))
+
+    def module(self, folder: Path) -> ModuleType:
+        """The program's module, written into ``folder`` and imported."""
+        file = folder / f"{self.name}.py"
+        file.write_text(self.text, encoding="utf-8")
+        spec = spec_from_file_location(self.name, file)
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+def cases() -> list[Case]:
+    """The programs of ``cases.json``."""
+    found = []
+    for row in _rows("cases.json"):
+        body = "\n".join("    " + line if line else "" for line in row.pop("body").splitlines())
+        text = _IMPORTS + _PROGRAM.format(body=body)
+        lists = {key: tuple(row.pop(key)) for key in ("kinds", "says")}
+        found.append(Case(**row, **lists, text=text))
+    return found
+
+
+def threads() -> list[Case]:
+    """The bugs of ``threads.json``."""
+    return [
+        Case(
+            row["name"],
+            "thread",
+            row["ok"],
+            row["ranks"],
+            (),
+            () if row["ok"] else (row["cause"], row["remedy"]),
+            False,
+            _IMPORTS + _THREAD.format(source=row["source"], name=row["name"]),
+            row["url"],
+        )
+        for row in _rows("threads.json")
+    ]
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((HERE / name).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was shown of one program.
+
+    Args:
+        case: the program.
+        kind: the kind of the first finding; "" for none.
+        count: the number of findings.
+        shown: everything that the user sees: the error and the warnings.
+        seconds: from the last rank's wait to the end of the run, or the time it took to look
+            through a run that ended by itself [s].
+    """
+
+    case: Case
+    kind: str
+    count: int
+    shown: str
+    seconds: float
+
+    @property
+    def reported(self) -> bool:
+        """True if something was reported."""
+        return bool(self.shown)
+
+    @property
+    def right_kind(self) -> bool:
+        """True if the kind is among those that fit."""
+        return not self.case.kinds or self.kind in self.case.kinds
+
+    @property
+    def right_line(self) -> bool:
+        """True if all marked lines are named."""
+        return all(line in self.shown for line in self.case.marked)
+
+    @property
+    def right_remedy(self) -> bool:
+        """True if the text shown says what it has to say."""
+        return all(re.search(words, self.shown, re.IGNORECASE) for words in self.case.says)
+
+    @property
+    def wrong(self) -> list[str]:
+        """What is wrong with the explanation; [] if it is right."""
+        if self.case.ok:
+            return ["a false alarm"] if self.reported else []
+        if not self.reported:
+            return ["nothing reported"]
+        found = [] if self.right_kind else [f"kind {self.kind or 'none'}"]
+        found += [f"{line} not named" for line in self.case.marked if line not in self.shown]
+        found += [
+            f"no match for {words!r}"
+            for words in self.case.says
+            if not re.search(words, self.shown, re.IGNORECASE)
+        ]
+        return found + ([f"{self.count} findings"] if self.count > 1 else [])
+
+
+def judge(case: Case, folder: Path) -> Verdict:
+    """Run a program on ranks of its own, and read what is reported of it."""
+    program = case.module(folder).program
+    ended = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            run = dk.run_ranks(program, case.ranks, within=LIMIT)
+        except (dk.RunError, dk.RunStopped) as error:
+            run, ended = error.run, str(error)
+    end = time.monotonic()
+    waits = [e.time for e in run.trace if e.state is State.BLOCKED]
+    if ended and waits:
+        seconds = end - max(waits)
+    else:
+        seconds = end - float(run.trace.meta["until"])
+    shown = "\n".join([ended, *(str(w.message) for w in caught)]).strip()
+    kind = str(run.findings[0].kind) if run.findings else ""
+    return Verdict(case, kind, len(run.findings), shown, seconds)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The Initiative's counts over a suite.
+
+    >>> score = Score(9, 1, 9, 1)
+    >>> score.recall, score.specificity, score.f1
+    (0.9, 0.9, 0.9)
+    """
+
+    true_positives: int
+    false_positives: int
+    true_negatives: int
+    false_negatives: int
+
+    @classmethod
+    def of(cls, verdicts: Iterable[Verdict]) -> Score:
+        """Count what was reported of wrong and of right programs."""
+        pairs = [(v.case.ok, v.reported) for v in verdicts]
+        return cls(
+            pairs.count((False, True)),
+            pairs.count((True, True)),
+            pairs.count((True, False)),
+            pairs.count((False, False)),
+        )
+
+    @property
+    def recall(self) -> float:
+        """The share of wrong programs that are reported."""
+        return _share(self.true_positives, self.false_negatives)
+
+    @property
+    def specificity(self) -> float:
+        """The share of right programs of which nothing is reported."""
+        return _share(self.true_negatives, self.false_positives)
+
+    @property
+    def precision(self) -> float:
+        """The share of reports that concern wrong programs."""
+        return _share(self.true_positives, self.false_positives)
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of recall and precision."""
+        total = self.recall + self.precision
+        return 2 * self.recall * self.precision / total if total else 0.0
+
+
+def _share(part: int, rest: int) -> float:
+    return part / (part + rest) if part + rest else 1.0
+
+
+def right(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Of the wrong programs that are reported: how many explanations are right, and in what."""
+    found = [v for v in verdicts if v.reported and not v.case.ok]
+    return {
+        "reported": len(found),
+        "line": sum(v.right_line for v in found),
+        "kind": sum(v.right_kind for v in found),
+        "remedy": sum(v.right_remedy for v in found),
+        "one finding": sum(v.count <= 1 for v in found),
+    }
