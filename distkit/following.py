@@ -113,7 +113,7 @@ class Following:
     def _is_over(self) -> bool:
         if not self.whole or len(self._trace.meta["ends"]) < len(self._trace.meta["ranks"]):
             return False
-        here = [r.about for r in self._records if r.about["clock"] == rankfile.clock()]
+        here = [r.about for r in self._records if rankfile.is_here(r.about)]
         return not any(a["launcher"] == "torchrun" and rankfile.lives(a["parent"]) for a in here)
 
     def diagnose(self) -> list[Finding]:
@@ -354,7 +354,7 @@ def _out_of_reach(record: rankfile.Record) -> str:
     """Why this process cannot take up a rank's line; "" if it can."""
     if record.fault or "end" in record.notes:
         return "have ended"
-    if record.about["clock"] != rankfile.clock():
+    if not rankfile.is_here(record.about):
         return f"are on {record.about['host']}"
     line = Path(record.about.get("line", ""))
     return "" if is_ours(line.parent) and line.is_socket() else "offer no line to this user"

@@ -85,14 +85,16 @@ def _latest_run(records: list[Record]) -> list[Record]:
     return run
 
 
-def _by_launcher(records: Iterable[Record]) -> dict[tuple[str, int], list[Record]]:
-    """The ranks that each process has started: torchrun's anew when one has ended, others once."""
-    found: dict[tuple[str, int], list[Record]] = defaultdict(list)
+def _by_launcher(records: Iterable[Record]) -> dict[tuple[Any, ...], list[Record]]:
+    """The ranks that each process has started: torchrun's anew when one has ended, others once.
+
+    Hosts that share a kernel share its clock, and their pids may coincide.
+    """
+    found: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:
         its = record.about
-        found[its["clock"], its["parent" if its["launcher"] == "torchrun" else "pid"]].append(
-            record
-        )
+        pid = its["parent" if its["launcher"] == "torchrun" else "pid"]
+        found[its["clock"], its["host"], its.get("pid_namespace"), pid].append(record)
     return found
 
 
@@ -329,12 +331,12 @@ def end_of(
 
 def _may_run(record: Record) -> bool:
     """True if a rank runs still that has not told of its end."""
-    if record.goes_on:
+    shares_clock = record.about["clock"] == rankfile.clock()
+    ago = time.monotonic() - record.until if shares_clock else time.time() - _ended(record)
+    if record.goes_on or abs(ago) < RECENT:
         return True
-    if record.about["clock"] != rankfile.clock():
-        return abs(time.time() - _ended(record)) < RECENT
-    recent = time.monotonic() - record.until < RECENT
-    return recent or rankfile.lives(record.about["pid"], _began(record) + RECENT)
+    is_here = rankfile.is_here(record.about)
+    return is_here and rankfile.lives(record.about["pid"], _began(record) + RECENT)
 
 
 def _crashed_at(record: Record) -> str:

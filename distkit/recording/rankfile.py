@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,21 @@ def clock() -> str:
         return f"{kernel.read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
     except OSError:  # no Linux, or an old one
         return socket.gethostname()
+
+
+def pid_namespace() -> str:
+    """The numbering of this process's pids: containers and pods on one kernel have several."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def is_here(about: Mapping[str, Any]) -> bool:
+    """True if this process sees that rank's process under the pid of its record."""
+    known = about.get("pid_namespace")  # older records have only the host's name
+    same = about["host"] == socket.gethostname() if known is None else known == pid_namespace()
+    return bool(about["clock"] == clock() and same)
 
 
 def lives(pid: int, before: float = float("inf")) -> bool:
@@ -166,9 +181,10 @@ class Record:
     Args:
         path: of the file.
         about: ``rank``, ``world_size``, ``local_rank``, ``host``, ``pid``, ``parent`` (its pid),
-            ``launcher``, ``restart``, ``clock`` (equal for processes with the same monotonic
-            clock), ``began`` (the monotonic and the wall clock at one instant [s]), ``folder``
-            (the current one), ``program``, ``line`` (a socket that it offers, "" for none).
+            ``pid_namespace`` (pids are unique within one), ``launcher``, ``restart``, ``clock``
+            (equal for processes with the same monotonic clock), ``began`` (the monotonic and the
+            wall clock at one instant [s]), ``folder`` (the current one), ``program``, ``line`` (a
+            socket that it offers, "" for none).
         rows: its events.
         notes: facts by their names, in their order.
         fault: what the interpreter said of the signals that have come.

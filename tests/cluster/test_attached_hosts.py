@@ -1,4 +1,4 @@
-"""Ranks that others start on several hosts, with clocks of their own: torchrun, Slurm, MPI."""
+"""Ranks that others start on several hosts, with one clock or several: torchrun, Slurm, MPI."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from laboratories import laboratory
+from laboratories import laboratory, needs
 
+import distkit as dk
 from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import PATH
 from distkit.trace.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 DISTKIT = [sys.executable, "-m", "distkit"]
 LONG, SKEW = 200, 5
+
+#: How often a fresh laboratory is made for each launcher.
+TRIALS = int(os.environ.get("DISTKIT_TRIALS", "1"))
 
 SCRIPT = """
 import os
@@ -47,19 +51,22 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder, which all hosts see."""
     shared = tmp_path_factory.mktemp("shared")
     shared.joinpath("train.py").write_text(SCRIPT)
     here = Path.cwd()
     os.chdir(shared)
-    try:
-        with laboratory(["alpha", "beta"], skew={"beta": SKEW}, shared=[shared, ROOT]) as lab:
-            yield lab
-    finally:
-        os.chdir(here)
+    yield shared
+    os.chdir(here)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def hosts(shared: Path) -> Iterator[Laboratory]:
+    with laboratory(["alpha", "beta"], skew={"beta": SKEW}, shared=[shared, ROOT]) as lab:
+        yield lab
+
+
 def environment(hosts: Laboratory) -> dict[str, str]:
     return {
         **os.environ,
@@ -69,6 +76,27 @@ def environment(hosts: Laboratory) -> dict[str, str]:
         "MASTER_ADDR": hosts.address("alpha"),
         "MASTER_PORT": "29501",
     }
+
+
+def start(hosts: Laboratory, where: Sequence[str], folder: str, command: Sequence[str]) -> list:
+    """Record what a launcher starts, from each of these hosts."""
+    command = [*DISTKIT, "trace", "--out", folder, "--", *command]
+    return [hosts.popen(host, command, env=environment(hosts)) for host in where]
+
+
+def torchrun(hosts: Laboratory, folder: str) -> list:
+    """Two ranks on each host, by torchrun on each."""
+    rendezvous = f"--rdzv-endpoint={hosts.address('alpha')}:29500"
+    nodes = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", rendezvous]
+    command = [sys.executable, "-m", "torch.distributed.run", *nodes, "train.py"]
+    return start(hosts, ["alpha", "beta"], folder, command)
+
+
+def srun(hosts: Laboratory, folder: str) -> list:
+    """One rank on each host, by srun on the head."""
+    hosts.slurm()
+    command = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "train.py"]
+    return start(hosts, ["head"], folder, command)
 
 
 def check(folder: str, ranks: int) -> None:
@@ -88,33 +116,49 @@ def check(folder: str, ranks: int) -> None:
     assert trace.diagnose() == []
 
 
-def test_torchrun_on_two_hosts(hosts: Laboratory, environment: dict[str, str]) -> None:
-    rendezvous = f"--rdzv-endpoint={hosts.address('alpha')}:29500"
-    nodes = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", rendezvous]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes, "train.py"]
-    command = [*DISTKIT, "trace", "--out", "torchrun", "--", *torchrun]
-    both = [hosts.popen(host, command, env=environment) for host in ("alpha", "beta")]
-    assert [process.wait(LONG) for process in both] == [0, 0]
-    check("torchrun", 4)
+LAUNCHERS = [
+    pytest.param(torchrun, 4, id="torchrun"),
+    pytest.param(srun, 2, id="srun", marks=needs("slurmctld", "slurm-wlm")),
+]
 
 
-@pytest.mark.skipif(not shutil.which("slurmctld", path=PATH), reason="there is no Slurm here")
-def test_srun_on_two_hosts(hosts: Laboratory, environment: dict[str, str]) -> None:
-    hosts.slurm()
-    command = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "train.py"]
-    command = [*DISTKIT, "trace", "--out", "srun", "--", *command]
-    ran = hosts.run("head", command, env=environment, timeout=LONG, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    check("srun", 2)
+@pytest.mark.parametrize(("launch", "ranks"), LAUNCHERS)
+def test_clocks_of_two_hosts_are_put_right(hosts: Laboratory, launch, ranks: int) -> None:
+    assert {p.wait(LONG) for p in launch(hosts, launch.__name__)} == {0}
+    check(launch.__name__, ranks)
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize(("launch", "ranks"), LAUNCHERS)
+def test_ranks_of_hosts_that_share_a_kernel_are_one_run(
+    shared: Path, launch, ranks: int, trial: int
+) -> None:
+    """Fresh hosts have one clock, and number their processes alike."""
+    folder = f"{launch.__name__}-{trial}"
+    with laboratory(["alpha", "beta"], shared=[shared, ROOT]) as lab:
+        launchers = launch(lab, folder)
+        followed = dk.follow(folder, timeout=LONG)
+        assert {p.wait(LONG) for p in launchers} == {0}
+        ended = time.monotonic()
+        assert followed.wait(60) is followed
+        assert time.monotonic() - ended < 10
+    for trace in (followed.trace, Trace.load(folder)):
+        assert trace.ranks == [*range(ranks)]
+        assert {about["host"] for about in trace.meta["ranks"].values()} == {"alpha", "beta"}
+        assert (len(trace.messages), len(trace.collectives)) == (10, 20)
+        assert not {"generations", "clocks"} & trace.meta.keys()
+        assert trace.diagnose() == []
 
 
 @pytest.mark.skipif(not shutil.which("ompi_info"), reason="there is no Open MPI here")
-def test_mpiexec(hosts: Laboratory, environment: dict[str, str]) -> None:
-    environment |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+def test_mpiexec(hosts: Laboratory) -> None:
+    here = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = ["mpiexec", *as_root, "--oversubscribe", "-n", "2", sys.executable, "train.py"]
     command = [*DISTKIT, "trace", "--out", "mpi", "--", *command]
-    ran = subprocess.run(command, env=environment, timeout=LONG, capture_output=True, text=True)
+    ran = subprocess.run(
+        command, env=environment(hosts) | here, timeout=LONG, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     trace = Trace.load("mpi.gz")
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 20)

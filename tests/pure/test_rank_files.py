@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 import struct
 import time
 import zlib
@@ -314,6 +315,36 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
     assert "generations" not in trace.meta
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
+@pytest.mark.parametrize("apart", ["pid_namespace", "host"])
+def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
+    tmp_path: Path, launcher: str, apart: str
+) -> None:
+    """Containers share a clock, and each numbers its processes from 1."""
+    for rank in (0, 1):
+        its = about(rank, launcher=launcher, local_rank=0, pid=7, **{apart: f"pod{rank}"})
+        write(tmp_path, its, [(Op.BARRIER, 11.0, 12.0)], end="returned").rename(
+            tmp_path / f"{rank}.rank"
+        )
+    trace = Trace.load(tmp_path)
+    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
+    assert "generations" not in trace.meta
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_pid_of_another_namespace_is_not_looked_up_here(tmp_path: Path, here: bool) -> None:
+    """In this one there are processes with the pids of the launcher and of the silent rank."""
+    its = {"clock": rankfile.clock(), "parent": os.getpid(), "pid": os.getpid()}
+    its |= {"pid_namespace": rankfile.pid_namespace() if here else "another"}
+    its |= {"began": (time.monotonic() - 60, time.time())}  # silent for a minute
+    write(tmp_path, about(0) | its, end="returned")
+    silent = write(tmp_path, about(1) | its)
+    assert ("1" in Trace.load(tmp_path).meta["ends"]) is not here
+    silent.unlink()
+    write(tmp_path, about(1) | its, end="returned")
+    assert dk.follow(tmp_path).finished is not here
+
+
 def test_a_process_that_only_starts_the_ranks_is_none(tmp_path: Path) -> None:
     """A script that attaches at its top, and then spawns its ranks."""
     write(tmp_path, about(0, 1, launcher="none", pid=50), end="returned", until=14.0)
@@ -523,7 +554,7 @@ def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
 
 
 def test_a_silent_rank_has_not_ended_while_its_process_is_there(tmp_path: Path) -> None:
-    here = {"clock": rankfile.clock(), "pid": os.getpid()}
+    here = {"clock": rankfile.clock(), "host": socket.gethostname(), "pid": os.getpid()}
     now = {**about(0, 1, **here), "began": (10.0, time.time())}
     path = write(tmp_path, now, [(Op.BARRIER, 11.0, None)])
     assert Trace.load(tmp_path).meta["ends"] == {}

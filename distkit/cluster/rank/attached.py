@@ -37,7 +37,7 @@ from distkit.events import WORLD
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.launched import Launched, recognise
-from distkit.recording.rankfile import SUFFIX, RankFile, clock, encode
+from distkit.recording.rankfile import SUFFIX, RankFile, clock, encode, pid_namespace
 from distkit.recording.recorder import Flusher, Recorder, Row, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import Witness, look_after_backward, told
@@ -101,6 +101,7 @@ class Attached:
             "host": place.host,
             "pid": os.getpid(),
             "parent": os.getppid(),
+            "pid_namespace": pid_namespace(),
             "launcher": place.launcher,
             "restart": place.restart,
             "clock": clock(),
