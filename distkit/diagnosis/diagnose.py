@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from distkit.diagnosis import deadlocks, kvstore, mismatches
+from distkit.diagnosis.behind import behind, unjudged
 from distkit.diagnosis.divergence import in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
@@ -67,7 +68,19 @@ class _Diagnosis:
         self._left = set[tuple[int, int]]()  # calls on the way out of an exception
 
     def findings(self) -> list[Finding]:
-        if self.facts.trace.dropped:
+        """The causes, and what the record cannot tell."""
+        limits = self.facts.trace.meta.get("limits", {})
+        if "completions" in limits:
+            found = (
+                [] if "matching" in limits else [f for f, _ in mismatches.collectives(self.facts)]
+            )
+            found += behind(self.facts)
+        else:
+            found = self._causes("matching" not in limits)
+        return [*found, *unjudged(self.facts, found)]
+
+    def _causes(self, may_compare: bool) -> list[Finding]:
+        if self.facts.trace.dropped or not may_compare:
             return list(self._failures(set()))
         leaving = list(self._leaving())
         wrong, broken = self._mismatches()

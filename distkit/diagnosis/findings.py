@@ -39,6 +39,8 @@ class Kind(_Word):
     NOT_WAITED = "not_waited"
     STRAGGLER = "straggler"  # slow, not stuck
     IN_BACKEND = "in_backend"  # nobody is missing, and yet it does not end
+    BEHIND = "behind"  # has made fewer calls than others, when the record ends
+    NOT_JUDGED = "not_judged"  # the record cannot tell
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def verb(ranks: Iterable[int], plural: str) -> str:
     ('rank 1 waits', 'ranks 0 and 2 wait')
     """
     some = sorted(ranks)
-    single = {"have": "has", "go": "goes", "were": "was"}.get(plural, plural + "s")
+    single = {"have": "has", "go": "goes", "were": "was", "are": "is"}.get(plural, plural + "s")
     return f"{named(some)} {plural if len(some) > 1 else single}"
 
 

@@ -171,6 +171,9 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
     return max(mine, key=lambda s: s.seq, default=None)
 
 
+#: What a rank has lost whose log ends within a line.
+CUT = "calls whose line in the log is cut off"
+
 #: What is said of a process that hung, and of no other.
 SILENT = "gave no sign of life"
 

@@ -162,6 +162,9 @@ _GENERATION = record(
 #: How far a host's clock is ahead of the trace's, and how wrong that may be, if anybody knows.
 _CLOCK = record({"ahead": number, "error": number}, needed=("ahead",))
 
+#: What a record cannot tell; ``calls`` that it has lost.
+_LIMIT = record({"text": text, "remedy": text, "calls": whole}, needed=("text", "remedy"))
+
 #: What a trace's ``meta`` may hold; entries of other names are only kept.
 meta = record(
     {
@@ -179,6 +182,7 @@ meta = record(
         "without_values": by_name(whole, name=_place),
         "unwaited": _by_rank(items(whole)),
         "unseen": _by_rank(by_name(whole)),
+        "limits": by_name(_LIMIT),
         "ends": _by_rank(_END),
         "replaced": items(_REPLACED),
         "sources": by_name(text),

@@ -158,6 +158,7 @@ def _left_out(meta: Mapping[str, Any], operations: int, drawn: int, ranks: list[
             f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
             "so operations may be missing here"
         )
+    found += [limit["text"] for limit in meta.get("limits", {}).values()]
     unseen = sum(map(Counter, meta.get("unseen", {}).values()), Counter[str]())
     found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MOST_UNSEEN)]
     if any(r >= MAX_LANES for r in ranks):
