@@ -305,6 +305,10 @@ def _keep(trace: Trace, args: argparse.Namespace) -> None:
         replay_page({Path(args.out).stem: trace}, args.html)
 
 
+#: At most so many files are named.
+_MOST_FILES = 8
+
+
 def add_replay(commands: Any) -> None:
     """Tell the parser about ``replay``."""
     replay = commands.add_parser(
@@ -314,7 +318,8 @@ def add_replay(commands: Any) -> None:
     )
     what = (
         "written by trace.save(path) or distkit trace; or PyTorch's flight-recorder dumps or "
-        "profiler traces of one run, a file per rank, or their folder; or ring_16, hosts_12, "
+        "profiler traces of one run, a file per rank, or their folder; or logs of NCCL, which "
+        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL writes; or ring_16, hosts_12, "
         "sync_sgd_8, servers_6 or simulated_64, which come with distkit"
     )
     replay.add_argument("files", type=Path, metavar="FILE", nargs="+", help=what)
@@ -329,7 +334,7 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = _load(args.files), args.files[0].stem
     print(f"{trace.meta.get('name') or name}: {summary(trace)}.")
-    for line in clocks(trace):
+    for line in (*clocks(trace), *_files(trace)):
         _print_wrapped(line, 2)
     from distkit.diagnosis.diagnose import diagnose
 
@@ -338,6 +343,14 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
         print("No browser could be started here: open that address in one.")
+
+
+def _files(trace: Trace) -> list[str]:
+    """The file that each rank was read from, where there is one for each."""
+    ranks = trace.meta.get("ranks", {})
+    told = [f"rank {rank}: {its['file']}" for rank, its in ranks.items() if "file" in its]
+    more = len(told) - _MOST_FILES
+    return [*told[:_MOST_FILES], *([f"… and {more} more files"] if more > 0 else [])]
 
 
 def _load(files: list[Path]) -> Trace:
@@ -780,17 +793,17 @@ def print_findings(findings: Iterable[Finding]) -> None:
 def _print_wrapped(line: str, inner: int) -> None:
     """Print a line as a paragraph that fits the terminal, all but the first one indented."""
     width = shutil.get_terminal_size().columns
-    print("\n".join(textwrap.wrap(line, width, subsequent_indent=" " * inner)))
+    parts = textwrap.wrap(line, width, subsequent_indent=" " * inner, break_on_hyphens=False)
+    print("\n".join(parts))
 
 
 def clocks(trace: Trace) -> list[str]:
     """How far the clocks of several hosts are apart, and how sure that is."""
-    from distkit.views.scene.units import time_unit
+    from distkit.views.scene.units import human_seconds
 
     first, said = trace.meta.get("ranks", {}).get("0", {}).get("host"), []
     for host, clock in trace.meta.get("clocks", {}).items():
-        factor, unit = time_unit(clock.get("error", 0))
-        sure = f"± {clock['error'] * factor:.2g} {unit}" if "error" in clock else _BY_WALL
+        sure = f"± {human_seconds(clock['error'])}" if "error" in clock else _BY_WALL
         way = "ahead of" if clock["ahead"] >= 0 else "behind"
         said += [
             f"The clock of {host} is {abs(clock['ahead']):.6f} s {way} that of {first} ({sure})."

@@ -14,7 +14,6 @@ import gzip
 import json
 import math
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 from distkit.errors import TraceFileError
 from distkit.events import COLLECTIVES, P2P, REQUESTS, STORES, Attributes, Event, Op, State, Summary
 from distkit.trace import fields as tracefields
+from distkit.trace import unpacking
 from distkit.trace.columns import Look, Table
 from distkit.trace.log import EventLog, Log
 
@@ -52,19 +52,13 @@ def load(path: Path, kind: type[Log]) -> Log:
         FileNotFoundError: there is no such file.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as f:
-            head = _head(f.readline(), path)
-            lines = map(json.loads, f)
-            trace = (
-                kind(map(_event, lines), head["meta"])
-                if head["version"] == 1
-                else kind.of(_table(lines, head["version"]), head["meta"])
-            )
-    except (EOFError, zlib.error) as e:
-        raise TraceFileError(
-            f"{path}: the file is truncated or damaged. "
-            "Copy it again, or save the trace once more with trace.save(path)."
-        ) from e
+        lines = map(json.loads, unpacking.lines(path))
+        head = _head(next(lines, None), path)
+        trace = (
+            kind(map(_event, lines), head["meta"])
+            if head["version"] == 1
+            else kind.of(_table(lines, head["version"]), head["meta"])
+        )
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
     except (
@@ -87,9 +81,13 @@ def load(path: Path, kind: type[Log]) -> Log:
     return trace
 
 
-def _head(line: str, path: Path) -> dict[str, Any]:
+def is_ours(path: Path) -> bool:
+    """True if a file begins as :func:`save` writes it, gzipped or not."""
+    return f'"{FORMAT}"'.encode() in unpacking.unpacked(path, 256)
+
+
+def _head(head: Any, path: Path) -> dict[str, Any]:
     """Check the first line of a trace file."""
-    head = json.loads(line)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise ValueError("it does not begin with a trace's header")
     tracefields.whole(head.get("version"), "version", least=1)

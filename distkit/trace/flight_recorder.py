@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -87,9 +87,20 @@ _ENTRY = fields.record(
 )
 
 
-def is_one(value: Json) -> bool:
+#: What calls are recognised by.
+LOOKED_FOR = f"entries of calls such as {', '.join(OPS)}"
+
+
+def is_one(value: Any) -> bool:
     """True if this looks like a dump."""
-    return {"version", "entries"} <= value.keys()
+    return isinstance(value, dict) and {"version", "entries"} <= value.keys()
+
+
+def holds(dumps: Collection[Json]) -> str:
+    """The contents of some dumps, in words."""
+    names = Counter(e["profiling_name"] for dump in dumps for e in dump["entries"])
+    most = ", ".join(name for name, _ in names.most_common(4))
+    return f"{len(dumps)} dumps with {names.total()} entries" + f" ({most})" * bool(most)
 
 
 def check(dump: Json) -> None:
@@ -146,8 +157,10 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], Json]:
     world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
     groups[WORLD] = [*range(world)]
     unseen: dict[str, Counter[str]] = defaultdict(Counter)
+    first = min((e["time_created_ns"] for d in dumps.values() for e in d["entries"]), default=0)
     calls = {
-        rank: list(_calls(rank, dump, groups, unseen[str(rank)])) for rank, dump in dumps.items()
+        rank: list(_calls(rank, dump, groups, unseen[str(rank)], first))
+        for rank, dump in dumps.items()
     }
     events = list(_events(_settled([*_aligned(calls, unseen)], groups)))
     meta = {
@@ -193,9 +206,12 @@ def _entries(dump: Json) -> list[Json]:
 
 
 def _calls(
-    rank: int, dump: Json, groups: Mapping[str, list[int]], unseen: Counter[str]
+    rank: int, dump: Json, groups: Mapping[str, list[int]], unseen: Counter[str], first: int
 ) -> Iterator[Call]:
-    """The calls of a rank, in their order; what is not known, or has not begun, is counted."""
+    """The calls of a rank, in their order; what is not known, or has not begun, is counted.
+
+    Their times begin at ``first`` [ns]: nanoseconds of the wall clock do not fit into a float.
+    """
     waits = False
     for entry in _entries(dump):
         backend, _, name = entry["profiling_name"].rpartition(":")
@@ -209,10 +225,12 @@ def _calls(
             unseen[f"{op} queued behind one that is not over"] += 1
             continue
         waits = waits or not over
-        yield _call(rank, entry, op, groups, over)
+        yield _call(rank, entry, op, groups, over, first)
 
 
-def _call(rank: int, entry: Json, op: Op, groups: Mapping[str, list[int]], over: bool) -> Call:
+def _call(
+    rank: int, entry: Json, op: Op, groups: Mapping[str, list[int]], over: bool, first: int
+) -> Call:
     dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or [""]
     group = _group(entry["process_group"])
     inputs, outputs = entry.get("input_sizes") or [], entry.get("output_sizes") or []
@@ -222,8 +240,8 @@ def _call(rank: int, entry: Json, op: Op, groups: Mapping[str, list[int]], over:
         seq=entry["record_id"],
         op=op,
         state=State.SCHEDULED,
-        time=entry["time_created_ns"] / 1e9,
-        peer=_peer(entry["profiling_name"], groups.get(group, [])),
+        time=(entry["time_created_ns"] - first) / 1e9,
+        peer=peer_of(entry["profiling_name"], groups.get(group, [])),
         group=group,
         nbytes=nbytes,
         shape=shape,
@@ -233,18 +251,18 @@ def _call(rank: int, entry: Json, op: Op, groups: Mapping[str, list[int]], over:
     return Call(
         event,
         entry.get("collective_seq_id", 0),
-        _seconds(entry.get("time_discovered_started_ns")),
-        _seconds(entry.get("time_discovered_completed_ns")) if over else None,
+        _seconds(entry.get("time_discovered_started_ns"), first),
+        _seconds(entry.get("time_discovered_completed_ns"), first) if over else None,
         not over,
         entry["profiling_name"].startswith("nccl:"),
     )
 
 
-def _seconds(nanoseconds: int | None) -> float | None:
-    return nanoseconds / 1e9 if nanoseconds else None
+def _seconds(nanoseconds: int | None, first: int) -> float | None:
+    return (nanoseconds - first) / 1e9 if nanoseconds else None
 
 
-def _peer(name: str, members: list[int]) -> int | None:
+def peer_of(name: str, members: list[int]) -> int | None:
     """The global rank at the other end, of a point-to-point call."""
     ends = _ENDS.search(name)
     if ends is None:

@@ -1,42 +1,51 @@
-"""Files of other programs as a trace: flight-recorder dumps, Chrome and Kineto traces.
+"""Files of other programs as a trace: flight-recorder dumps, profiler traces, NCCL's logs.
 
-Nothing in them is executed. A pickled dump is read by an unpickler that knows plain values only:
-numbers, text, truth values, None, and lists, tuples and dicts of them. A small file cannot take
-much memory, and what is read is checked as a saved trace is: it can be saved, and loaded again.
+What a file is, its content decides, not its name. Nothing in it is executed. A pickled dump is
+read by an unpickler that knows plain values only: numbers, text, truth values, None, and lists,
+tuples and dicts of them. A small file cannot take much memory, and what is read is checked as a
+saved trace is: it can be saved, and loaded again.
 """
 
 from __future__ import annotations
 
 import errno
-import gzip
 import io
 import json
 import pickle
 import pickletools
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from distkit.errors import TraceFileError
-from distkit.trace import fields, flight_recorder, kineto
-from distkit.trace.file import FORMAT
+from distkit.events import Event
+from distkit.trace import fields, file, flight_recorder, kineto, naming, nccl_log
 from distkit.trace.log import Log
+from distkit.trace.unpacking import unpacked
 
 Json = dict[str, Any]
 
 #: What a pickle of protocol 2 and later begins with.
 _PICKLE = b"\x80"
-_GZIP = b"\x1f\x8b"
-#: Unpacked, a file has no more bytes than this, and a pickle no more values.
-MOST_BYTES, MOST_VALUES = 2**30, 10_000_000
-_SUFFIXES = re.compile(r"(\.[a-zA-Z]\w*)+$")
+#: A pickle holds no more values than this, and no more of them for each of its bytes.
+MOST_VALUES, MOST_PER_BYTE = 10_000_000, 16
+#: How files begin that have to be unpacked first.
+_PACKED = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"\xfd7zXZ": "packed by xz",
+    b"BZh": "packed by bzip2",
+}
+#: Names of events in which torch has not escaped quotes (pytorch#146900).
+_NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
+_KINDS = flight_recorder, kineto, nccl_log
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
-    "and Chrome traces of torch.profiler or of trace.to_chrome."
+    "Chrome traces of torch.profiler or of trace.to_chrome, and logs of NCCL (NCCL_DEBUG=INFO)."
 )
 
 
@@ -54,30 +63,30 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain value")
 
 
-def is_foreign(path: Path) -> bool:
-    """True if a file, or what is in a folder, is not a trace that distkit has saved."""
-    if path.is_dir():
-        return True
-    beginning = _unpacked(path, 256)
-    return beginning[:1] in (_PICKLE, b"{", b"[") and f'"{FORMAT}"'.encode() not in beginning
-
-
 def load(paths: Sequence[Path], kind: type[Log]) -> Log:
-    """Read the dumps or traces of the ranks of one run: a file each.
+    """Read the dumps or traces of the ranks of one run: a file each; or logs of NCCL.
 
     Args:
-        paths: files, or one folder of them; of several, a name's last number is the rank.
+        paths: files, or one folder of them. The rank of each is what it says, or a number in its
+            name: behind the word rank, or else the last one that tells the files apart.
         kind: what to make of their events.
 
     Raises:
-        TraceFileError: a file is damaged or of another kind, or two are of the same rank.
+        TraceFileError: a file is damaged or of another kind, two are of the same rank, or there is
+            nothing in them that could be shown.
         FileNotFoundError: there is no such file.
         IsADirectoryError: a folder has no files.
     """
     files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
     read = {file: _parsed(file) for file in files}
     reader = _reader(read)
-    trace: Log = checked(files, lambda: sound(kind(*reader.read(_by_rank(read)))))
+    events, meta = checked(files, lambda: _read(read, reader))
+    if not events:
+        raise TraceFileError(
+            f"{_names(files)}: nothing that could be shown was found in "
+            f"{reader.holds(read.values())}. Looked for {reader.LOOKED_FOR}."
+        )
+    trace: Log = checked(files, lambda: sound(kind(events, meta)))
     return trace
 
 
@@ -89,39 +98,43 @@ def _inside(folder: Path) -> list[Path]:
     return found
 
 
-def _unpacked(path: Path, size: int | None = None) -> bytearray:
-    """What is in a file, or the beginning of it."""
-    with path.open("rb") as plain:
-        packed = plain.read(2) == _GZIP
-    content, end = bytearray(), MOST_BYTES + 1 if size is None else size
-    try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            while part := file.read(min(end - len(content), 2**20)):
-                content += part
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceFileError(f"{path}: the file is truncated or damaged. Copy it again.") from error
-    if len(content) > MOST_BYTES:
+def _parsed(path: Path) -> Any:
+    """What is in a file: JSON's values, or the text of a log."""
+    content = unpacked(path)
+    for beginning, what in _PACKED.items():
+        if content.startswith(beginning):
+            raise TraceFileError(f"{path} is {what}. Unpack it first, or pack it by gzip.")
+    if not content.strip():
+        raise TraceFileError(f"{path}: the file is empty. {_KNOWN}")
+    if file.is_ours(path):
         raise TraceFileError(
-            f"{path}: unpacked, it has more than {MOST_BYTES:,} bytes. Record fewer steps."
+            f"{path} is a trace of distkit's, of all ranks. Load it alone: dk.Trace.load(FILE)."
         )
-    return content
+    found = checked([path], partial(_plain, content))
+    return {"traceEvents": found} if isinstance(found, list) else found  # Chrome's other form
 
 
-def _parsed(path: Path) -> Json:
-    content = _unpacked(path)
+def _plain(content: bytearray) -> Any:
+    if content[:1] == _PICKLE:
+        _screen(content)
+        most = min(MOST_VALUES, MOST_PER_BYTE * len(content))
+        return _listed(PlainUnpickler(io.BytesIO(content)).load(), iter(range(most)))
+    text = content.decode(json.detect_encoding(content), "replace").lstrip("\ufeff")
+    try:
+        return json.loads(text, strict=False)
+    except ValueError as error:
+        if nccl_log.is_one(text):
+            return text
+        for repaired in _repaired(text):
+            with suppress(ValueError):
+                return json.loads(repaired, strict=False)
+        raise error
 
-    def parse() -> Any:
-        if content[:1] == _PICKLE:
-            _screen(content)
-            return _listed(PlainUnpickler(io.BytesIO(content)).load(), iter(range(MOST_VALUES)))
-        return json.loads(content)
 
-    found = checked([path], parse)
-    if isinstance(found, list):  # Chrome's other form
-        found = {"traceEvents": found}
-    if not isinstance(found, dict):
-        raise TraceFileError(f"{path}: not a trace. {_KNOWN}")
-    return found
+def _repaired(text: str) -> Iterator[str]:
+    """A profile in forms that its readers take, and JSON does not."""
+    yield text.rstrip(" ,\n") + "]"  # a list of events may end without it
+    yield _NAME.sub(lambda name: re.sub(r'(?<!\\)"', r"\"", name[0]), text)
 
 
 def _screen(content: bytearray) -> None:
@@ -140,7 +153,10 @@ def _listed(value: Any, left: Iterator[int]) -> Any:
     A pickle may refer to one list many times: what is small there can be large to walk through.
     """
     if next(left, None) is None:
-        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+        raise ValueError(
+            f"it holds more than {MOST_PER_BYTE} values for each of its bytes, or more than "
+            f"{MOST_VALUES:,}"
+        )
     if isinstance(value, (list, tuple)):
         return [_listed(one, left) for one in value]
     if isinstance(value, dict):
@@ -179,21 +195,27 @@ def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
         RecursionError,
         pickle.UnpicklingError,
     ) as error:
-        names = str(files[0]) if len(files) == 1 else f"{files[0].parent}, {len(files)} files"
-        raise TraceFileError(f"{names}: damaged, or not a trace ({error}). {_KNOWN}") from error
+        raise TraceFileError(
+            f"{_names(files)}: damaged, or not a trace ({error}). {_KNOWN}"
+        ) from error
 
 
-def _reader(read: Mapping[Path, Json]) -> ModuleType:
+def _names(files: Sequence[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else f"{files[0].parent}, {len(files)} files"
+
+
+def _reader(read: Mapping[Path, Any]) -> ModuleType:
     """What reads these files: each must be of the kind that the others are."""
     kinds: dict[ModuleType, Path] = {}
     for path, content in read.items():
-        kind = next((m for m in (flight_recorder, kineto) if m.is_one(content)), None)
+        kind = next((m for m in _KINDS if m.is_one(content)), None)
         if kind is None:
-            raise TraceFileError(f"{path}: not a trace. {_KNOWN}")
+            what = ", ".join(map(str, content)) if isinstance(content, dict) else str(content)
+            raise TraceFileError(f"{path}: not a trace: it holds {what[:200]}. {_KNOWN}")
         kinds[kind] = path
         checked([path], partial(kind.check, content))
     if len(kinds) > 1:
-        one, other = (path.name for path in kinds.values())
+        one, other = (path.name for path in [*kinds.values()][:2])
         raise TraceFileError(
             f"{one} and {other} are of different kinds. Give the files of one kind: "
             "dk.Trace.load([file, …])."
@@ -201,32 +223,63 @@ def _reader(read: Mapping[Path, Json]) -> ModuleType:
     return next(iter(kinds))
 
 
-def _by_rank(read: Mapping[Path, Json]) -> dict[int, Json]:
-    """The files by the rank that they are of: as they say, else the last number of their name."""
-    found: dict[int, Path] = {}
+def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Json]:
+    """The events and meta data of what is in some files of one kind."""
+    if reader is nccl_log:
+        return nccl_log.read({label: read[path] for path, label in _labels([*read]).items()})
     for path, content in read.items():
         if kineto.is_ours(content):
             if len(read) > 1:
                 raise TraceFileError(f"{path} has all ranks of a run. Load it alone.")
-            return {0: content}
-        rank = _rank(path, content, 0 if len(read) == 1 else None)
-        if rank in found:
+            return kineto.read({0: content})
+    ranks = _by_rank(read)
+    events, meta = reader.read({rank: read[path] for rank, path in ranks.items()})
+    known = {str(rank): {"name": f"rank {rank}", "file": path.name} for rank, path in ranks.items()}
+    return events, {**meta, "ranks": known}
+
+
+# -- which rank a file is of -----------------------------------------------------------------------
+
+
+def _by_rank(read: Mapping[Path, Any]) -> dict[int, Path]:
+    """The files by the rank that they are of: as they say, or else by their names."""
+    told = {path: rank for path, its in read.items() if (rank := _told(path, its)) is not None}
+    ranks = told | _by_name([path for path in read if path not in told])
+    found: dict[int, Path] = {}
+    for path in read:
+        if (other := found.setdefault(ranks[path], path)) != path:
             raise TraceFileError(
-                f"{found[rank].name} and {path.name} are both of rank {rank}. Load each run alone."
+                f"{other.name} and {path.name} are both of rank {ranks[path]}. Load each run alone."
             )
-        found[rank] = path
-    return {rank: read[path] for rank, path in sorted(found.items())}
+    return dict(sorted(found.items()))
 
 
-def _rank(path: Path, content: Json, otherwise: int | None) -> int:
+def _told(path: Path, content: Json) -> int | None:
+    """The rank that a file says it is of."""
     about = content.get("distributedInfo")
-    if isinstance(about, dict) and "rank" in about:
-        checked([path], lambda: fields.rank(about["rank"], "distributedInfo.rank"))
-        return int(about["rank"])
-    numbers = re.findall(r"\d+", _SUFFIXES.sub("", path.name))
-    rank = int(numbers[-1]) if numbers else otherwise
-    if rank is None or rank >= fields.MOST_RANKS:
+    if not isinstance(about, dict) or "rank" not in about:
+        return None
+    checked([path], lambda: fields.rank(about["rank"], "distributedInfo.rank"))
+    return int(about["rank"])
+
+
+def _labels(paths: Sequence[Path]) -> dict[Path, str]:
+    """The names of files; of files with equal names, with their folders."""
+    names = {path: path.name for path in paths}
+    if len({*names.values()}) == len(paths):
+        return names
+    return {path: f"{path.parent.name}/{path.name}" for path in paths}
+
+
+def _by_name(paths: Sequence[Path]) -> dict[Path, int]:
+    """The ranks in the names of files."""
+    labels = _labels(paths)
+    if (ranks := naming.ranks([*labels.values()])) is not None:
+        return {path: ranks[label] for path, label in labels.items()}
+    found = {path: rank for path in paths if (rank := naming.last_number(path.name)) is not None}
+    if unknown := next((path for path in paths if path not in found), None):
         raise TraceFileError(
-            f"{path}: of which rank is it? Let its name end in the rank's number: {path.stem}_0"
+            f"{unknown}: of which rank is it? Let its name end in the rank's number: "
+            f"{unknown.stem}_0"
         )
-    return rank
+    return found

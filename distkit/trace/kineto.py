@@ -1,8 +1,9 @@
 """Traces of torch.profiler, and Chrome traces that distkit has written, as events. Pure.
 
-The profiler's traces have an operator ``c10d::…`` per call; NCCL adds ``record_param_comms`` with
-the group, and a kernel that tells when the GPU was at it; gloo adds a range ``gloo:…`` that tells
-until when it took. What ``record_function`` has marked becomes a mark.
+The profiler's traces have an operator ``c10d::…`` per call, or from versions before it a range of
+the backend only; NCCL adds ``record_param_comms`` with the group, and a kernel that tells when the
+GPU was at it; gloo adds a range ``gloo:…`` that tells until when it took. What ``record_function``
+has marked becomes a mark.
 
 Source: torch/csrc/profiler/util.h (the names of the arguments), the Trace Event Format document.
 """
@@ -11,14 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
 from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace import fields
-from distkit.trace.flight_recorder import described, op_of
+from distkit.trace.calls import named
+from distkit.trace.flight_recorder import described, op_of, peer_of
 
 Json = dict[str, Any]
 
@@ -29,14 +34,23 @@ _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE
 #: A call of a Python function, in a trace with stacks.
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): .*")
 #: Ranges of a backend.
-_BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl):\w+")
+_BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
+#: Categories of operators, today's and those of older versions; "" is what legacy profilers write.
+_OPERATORS = {"cpu_op", "operator", ""}
+_ANNOTATIONS = {"user_annotation", *_OPERATORS}
 _EVENT = fields.record(
     {"name": fields.text, "ph": fields.text, "ts": fields.number, "dur": fields.number}
 )
 
+#: Details of a call are among the last so many before it, or later.
+_NEAR = 8
+#: What is not told of some calls.
+NO_GROUP = "collectives of a group that the profiler does not tell"
+NO_PEER = "sends and receives without a peer, which the profiler does not tell"
+NO_BYTES = "calls without a size, which the profiler does not tell"
 
-#: gloo does not tell the group of a call.
-STRANGE = "collectives of a group that the profiler does not tell"
+#: What calls are recognised by.
+LOOKED_FOR = "operators c10d::…, ranges of a backend (nccl:…, gloo:…) and record_function's marks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +65,9 @@ class Slice:
     facts: Json
 
 
-def is_one(value: Json) -> bool:
+def is_one(value: Any) -> bool:
     """True if this looks like such a trace."""
-    return "traceEvents" in value
+    return isinstance(value, dict) and "traceEvents" in value
 
 
 def is_ours(trace: Json) -> bool:
@@ -68,6 +82,18 @@ def check(trace: Json) -> None:
     fields.record({"world_size": fields.rank, "rank": fields.rank})(about, "distributedInfo")
 
 
+def holds(traces: Iterable[Json]) -> str:
+    """The contents of some traces, in words.
+
+    >>> holds([{"traceEvents": [{"ph": "X", "cat": "kernel"}, {"ph": "M"}]}])
+    '2 events (1 kernel)'
+    """
+    events = [e for trace in traces for e in trace["traceEvents"]]
+    kinds = Counter(str(e.get("cat", "slice")) for e in events if e.get("ph") == "X")
+    most = ", ".join(f"{n:,} {kind}" for kind, n in kinds.most_common(4))
+    return f"{len(events):,} events" + f" ({most})" * bool(most)
+
+
 def read(traces: Mapping[int, Json]) -> tuple[list[Event], Json]:
     """The events and the meta data of a run, from the traces of its ranks.
 
@@ -80,34 +106,85 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], Json]:
         return _ours(ours)
     base = min((int(t.get("baseTimeNanoseconds", 0)) for t in traces.values()), default=0)
     about = [t.get("distributedInfo") or {} for t in traces.values()]
-    world = max(max(traces) + 1, *(int(a.get("world_size", 0)) for a in about))
-    groups = {WORLD: [*range(world)]}
-    for config in (c for a in about for c in a.get("pg_config") or ()):
-        name = WORLD if config.get("pg_desc") == "default_pg" else str(config["pg_name"])
-        groups[name] = [*map(int, config.get("ranks") or groups.get(name, ()))]
+    known = max(int(a.get("world_size", 0)) for a in about)
+    world = max(max(traces) + 1, known)
+    missing = [r for r in range(world) if r not in traces] if known or len(traces) > 1 else []
+    groups = _groups(about)
     events: list[Event] = []
-    unseen = {}
+    unseen: dict[str, Counter[str]] = {}
     for rank, trace in traces.items():
         late = (int(trace.get("baseTimeNanoseconds", 0)) - base) / 1e9
         its = _Rank(rank, _slices(trace, late), groups)
         events += its.events()
-        if its.strange:
-            unseen[str(rank)] = {STRANGE: its.strange}
-    meta = {
+        unseen[str(rank)] = its.unseen
+    meta: Json = {
         "name": "profiler",
-        "world_size": world,
         "backend": next((str(a["backend"]) for a in about if "backend" in a), ""),
-        "groups": groups,
-        "unseen": unseen,
+        "groups": {WORLD: [*range(world)]} | groups,
+        "unseen": {rank: dict(found) for rank, found in unseen.items() if found},
+        "limits": _limits(traces, missing, events, sum(unseen.values(), Counter())),
     }
+    if len(traces) == world:  # else there would be lanes for all that are not here
+        meta["world_size"] = world
     return events, meta
+
+
+def _groups(about: list[Json]) -> dict[str, list[int]]:
+    """The ranks of each group, as far as the traces tell."""
+    groups: dict[str, list[int]] = {}
+    for config in (c for a in about for c in a.get("pg_config") or ()):
+        name = WORLD if config.get("pg_desc") == "default_pg" else str(config["pg_name"])
+        groups[name] = [*map(int, config.get("ranks") or groups.get(name, ()))]
+    return groups
+
+
+def _limits(
+    traces: Mapping[int, Json], missing: list[int], events: list[Event], unseen: Counter[str]
+) -> Json:
+    """What these traces cannot tell, and what to do about it."""
+    found: Json = {}
+    if missing:
+        found["matching"] = {
+            "text": f"{named(missing)} of {len(traces) + len(missing)} "
+            f"{'are' if len(missing) > 1 else 'is'} missing: whether the ranks' calls match is "
+            "not judged.",
+            "remedy": "Load the traces of all ranks together: distkit replay FOLDER.",
+        }
+    if not any(e.op is not Op.MARK for e in events):
+        found["communication"] = {
+            "text": f"there is no communication in {holds(traces.values())}: looked for "
+            f"{LOOKED_FOR}.",
+            "remedy": "Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around "
+            "steps that communicate.",
+        }
+    if n := unseen[NO_GROUP]:
+        found["groups"] = {
+            "text": f"the profiler does not tell the group of {_some(n, 'collective')}: drawn for "
+            "each rank alone, and whether they match is not judged.",
+            "remedy": "It tells groups for NCCL from torch 2.3 on, and for gloo in a process that "
+            "has one.",
+        }
+    lost = [f"the peer of {_some(n, 'send or recv')}"] if (n := unseen[NO_PEER]) else []
+    lost += [f"the size of {_some(n, 'call')}"] if (n := unseen[NO_BYTES]) else []
+    if lost:
+        found["messages"] = {
+            "text": f"the profiler does not tell {' and '.join(lost)}: messages and bytes are "
+            "missing here.",
+            "remedy": "Profile with record_shapes=True. For gloo it tells no peers in a process "
+            "that has several groups.",
+        }
+    return found
+
+
+def _some(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n > 1)}"
 
 
 def _slices(trace: Json, late: float) -> list[Slice]:
     found = [
         Slice(
             e.get("name", ""),
-            str(e.get("cat", "")),
+            str(e.get("cat", "")).lower(),
             (e.get("pid"), e.get("tid")),
             e["ts"] / 1e6 + late,
             (e["ts"] + e.get("dur", 0)) / 1e6 + late,
@@ -123,31 +200,34 @@ class _Rank:
     """The slices of one rank, and what they tell of its calls."""
 
     def __init__(self, rank: int, slices: list[Slice], groups: dict[str, list[int]]) -> None:
-        self.rank, self.groups, self.strange = rank, groups, 0
-        self._slices, self._seq = slices, 0
-        self._details = [s for s in slices if s.name == "record_param_comms"]
+        self.rank, self.groups, self.unseen = rank, groups, Counter[str]()
+        self._seq = 0
+        operators = [(s, op) for s in slices if (op := _operator(s)) is not None]
+        ranges = [(s, op) for s in slices if (op := _range(s)) is not None]
+        has_operator = {op for _, op in operators}
+        only = [(s, op) for s, op in ranges if op not in has_operator]
+        marks = [(s, Op.MARK) for s in slices if _is_mark(s)]
+        self._calls = sorted([*operators, *only, *marks], key=lambda call: call[0].start)
+        self._details = _Details(s for s in slices if s.name == "record_param_comms")
         self._kernels = {
             s.facts.get("External id"): s
             for s in slices
             if s.category == "kernel" and s.name.startswith("nccl")
         }
         self._ranges: dict[Op, Iterator[Slice]] = {
-            op: iter([s for s in slices if _range(s) is op and s.name.startswith("gloo")])
+            op: iter([s for s, its in ranges if its is op and s.name.startswith("gloo")])
             for op in Op
         }
-        self._lines = _Lines(slices)
+        self._lines = _lines(slices, [s for s, op in self._calls if op is not Op.MARK])
 
     def events(self) -> Iterator[Event]:
         """The transitions of its calls and marks."""
-        for s in self._slices:
-            if s.category == "cpu_op" and s.name.startswith("c10d::"):
-                op = op_of(s.name)
-                if op is not None:
-                    yield from self._call(s, op)
-            elif s.category == "user_annotation" and not _BACKEND.match(s.name):
-                yield from self._states(
-                    [s.start, s.start, s.end], op=Op.MARK, attributes={"label": s.name}
-                )
+        for s, op in self._calls:
+            if op is Op.MARK:
+                times = [s.start, s.start, s.end]
+                yield from self._states(times, op=op, attributes={"label": s.name})
+            else:
+                yield from self._call(s, op)
 
     def _states(self, times: list[float], **facts: Any) -> Iterator[Event]:
         seq, self._seq = self._seq, self._seq + 1
@@ -157,45 +237,66 @@ class _Rank:
 
     def _call(self, s: Slice, op: Op) -> Iterator[Event]:
         """A call: from its operator to the end of what the backend did for it."""
-        detail = next((d for d in self._details if s.start <= d.start <= s.end), None)
+        detail = self._details.of(s)
         told = detail.facts if detail else {}
         ids = [x.facts.get("External id") for x in (s, detail) if x]
         kernel = next((self._kernels[i] for i in ids if i in self._kernels), None)
         lasted = next(self._ranges[op], None)
         started = kernel.start if kernel else s.start
         ended = kernel.end if kernel else max(s.end, lasted.end if lasted else s.end)
-        group = self._group(told, op)
+        group = self._group(told)
         inputs = [str(x) for x in s.facts.get("Concrete Inputs") or ()]
-        peer = _number(inputs, _PEER.get(op))
-        members = self.groups.get(group, [])
-        if peer is not None and peer < len(members):
-            peer = members[peer]  # a place in the group
-        shape, dtype, nbytes = described(op, _shapes(s, op), [], _dtype(s, op, told, lasted))
+        peer = self._peer(s, op, group, inputs)
+        shapes = _shapes(s, op, told)
+        shape, dtype, nbytes = described(op, shapes, [], _dtype(s, op, told, lasted))
+        self.unseen[NO_BYTES] += not shapes and op is not Op.BARRIER
+        self.unseen[NO_PEER] += peer is None and op in P2P
+        self.unseen[NO_GROUP] += not group and op not in P2P
+        self.unseen = +self.unseen
         yield from self._states(
             [s.start, started, ended],
             op=op,
             peer=peer,
-            group=group,
+            group=group or (WORLD if op in P2P else f"rank {self.rank}, unknown group"),
             nbytes=nbytes,
             shape=shape,
             dtype=dtype,
             tag=_number(inputs, _TAG) if op in P2P else None,
-            where=self._lines.at(s),
+            where=self._lines.get(id(s), ""),
         )
 
-    def _group(self, told: Json, op: Op) -> str:
+    def _group(self, told: Json) -> str:
+        """The group of a call; "" if it is not known."""
         if "Process Group Name" in told:
             world = told.get("Process Group Description") == "default_pg"
             return WORLD if world else str(told["Process Group Name"])
-        if len(self.groups) == 1 or op in P2P:
-            return WORLD
-        self.strange += 1
-        return f"rank {self.rank}, unknown group"
+        return next(iter(self.groups)) if len(self.groups) == 1 else ""
+
+    def _peer(self, s: Slice, op: Op, group: str, inputs: list[str]) -> int | None:
+        """The global rank at the other end, or of the root; None if it is not certain."""
+        place = _number(inputs, _PEER.get(op))
+        place = peer_of(s.name, []) if place is None else place
+        mine = [self.groups[group]] if group in self.groups else self._own_groups()
+        found = {ranks[place] for ranks in mine if place is not None and place < len(ranks)}
+        return found.pop() if len(found) == 1 else None
+
+    def _own_groups(self) -> list[list[int]]:
+        """The ranks of each group that a call without one may be of."""
+        return [ranks for ranks in self.groups.values() if self.rank in ranks]
+
+
+def _operator(s: Slice) -> Op | None:
+    """The operation of torch's operator."""
+    return op_of(s.name) if s.category in _OPERATORS and s.name.startswith("c10d::") else None
 
 
 def _range(s: Slice) -> Op | None:
     """The operation of a backend's range."""
-    return op_of(s.name) if _BACKEND.match(s.name) and s.category == "user_annotation" else None
+    return op_of(s.name) if s.category in _ANNOTATIONS and _BACKEND.match(s.name) else None
+
+
+def _is_mark(s: Slice) -> bool:
+    return s.category == "user_annotation" and not _BACKEND.match(s.name)
 
 
 def _number(inputs: list[str], place: int | None) -> int | None:
@@ -203,38 +304,63 @@ def _number(inputs: list[str], place: int | None) -> int | None:
     return int(given) if given.isdecimal() else None
 
 
-def _shapes(s: Slice, op: Op) -> list[list[int]]:
+def _shapes(s: Slice, op: Op, told: Json) -> list[list[int]]:
     """The shapes of the tensors that a call reads: the profiler's argument is one or a list."""
     given, place = s.facts.get("Input Dims") or (), _TENSORS.get(op, 1)
+    place = place if _operator(s) else 0
     found = given[place] if place < len(given) else []
     nested = bool(found) and isinstance(found[0], list)
-    return found if nested else [found] if found else []
+    shapes = found if nested else [found] if found else []
+    elements = told.get("Out msg nelems" if op is Op.RECV else "In msg nelems")
+    return shapes or ([[int(elements)]] if elements else [])
 
 
 def _dtype(s: Slice, op: Op, told: Json, lasted: Slice | None) -> str:
     types = s.facts.get("Input type") or ()
-    own = next((str(t) for t in types[_TENSORS.get(op, 1) :][:1] if t != "TensorList"), "")
+    place = _TENSORS.get(op, 1) if _operator(s) else 0
+    own = next((str(t) for t in types[place:][:1] if t != "TensorList"), "")
     theirs = (lasted.facts.get("Input type") or [""])[0] if lasted else ""
     return str(told.get("dtype") or own or theirs)
 
 
-class _Lines:
-    """The user's line of each call, where the trace has Python's stacks."""
+class _Details:
+    """What NCCL tells of its calls: within torch's operator in time, or around its own range."""
 
-    def __init__(self, slices: list[Slice]) -> None:
-        frames = [s for s in slices if s.category == "python_function"]
-        self._frames = [(s, f) for s in frames if (f := _FRAME.match(s.name))]
+    def __init__(self, slices: Iterable[Slice]) -> None:
+        self._slices = [*slices]
+        self._starts = [s.start for s in self._slices]
 
-    def at(self, call: Slice) -> str:
-        """``file:line`` of the innermost caller that is of no package; "" if it is not told."""
-        around = [
-            f
-            for s, f in self._frames
-            if s.start <= call.start and call.end <= s.end and s.thread == call.thread
-        ]
-        own = [f for f in around if "-packages" not in f["file"] and "<" not in f["file"]]
-        theirs = [f for f in own if not f["file"].startswith("torch/")]
-        return f"{PurePath(theirs[-1]['file']).name}:{theirs[-1]['line']}" if theirs else ""
+    def of(self, call: Slice) -> Slice | None:
+        """The details of a call."""
+        first = max(0, bisect_right(self._starts, call.start) - _NEAR)
+        for near in islice(self._slices, first, bisect_right(self._starts, call.end)):
+            if near.thread == call.thread and near.end >= call.start:
+                return near
+        return None
+
+
+def _lines(slices: list[Slice], calls: list[Slice]) -> dict[int, str]:
+    """``file:line`` of each call's innermost caller that is of no package, where it is told."""
+    frames = [
+        (s, f) for s in slices if s.category == "python_function" if (f := _FRAME.match(s.name))
+    ]
+    own = [(s, f) for s, f in frames if _is_own(f["file"])]
+    found: dict[int, str] = {}
+    around: dict[Any, list[tuple[float, str]]] = {}
+    marked = [(s, f"{PurePath(f['file']).name}:{f['line']}") for s, f in own]
+    for s, where in sorted([*marked, *((c, "") for c in calls)], key=lambda one: one[0].start):
+        inside = around.setdefault(s.thread, [])
+        while inside and inside[-1][0] < s.end:
+            inside.pop()
+        if where:
+            inside.append((s.end, where))
+        elif inside:
+            found[id(s)] = inside[-1][1]
+    return found
+
+
+def _is_own(file: str) -> bool:
+    return "-packages" not in file and "<" not in file and not file.startswith("torch/")
 
 
 # -- what distkit has written --------------------------------------------------------------------

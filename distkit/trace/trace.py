@@ -26,6 +26,8 @@ class Trace(EventLog):
             ``without_values`` (``{rank: operations whose values cost too much to look at}``),
             ``threads`` (``{rank: [groups whose collectives several of its threads call]}``),
             ``unseen`` (``{rank: {what: count}}``: what was not recorded, or is not judged),
+            ``limits`` (``{what: {"text", "remedy"}}``: what the record cannot tell, of
+            "matching" or "completions" for instance),
             ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
             "raised", "died", or "released" by others' failure or an interrupt; or "elsewhere", not
             in a call, when the trace ends; who died may have a ``"time"``),
@@ -62,7 +64,10 @@ class Trace(EventLog):
 
         PyTorch's flight-recorder dumps (JSON or pickle, of which only plain values are read)
         and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
-        their folder. The rank is what a file says, or the last number of its name.
+        their folder. The rank is what a file says, or a number in its name; ``meta["ranks"]`` has
+        the file of each. Logs of NCCL (``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL``) are one
+        file of all ranks, or one per rank. What a file is, its content decides, not its name.
+        What such files cannot tell, :meth:`diagnose` says.
 
         A folder in which :func:`distkit.record` has recorded a run's ranks becomes one trace, also
         while they run; of several runs it is the latest.
@@ -87,7 +92,7 @@ class Trace(EventLog):
 
             if files := rankfile.found(paths):
                 return merge.load(files, cls)
-        if one and not foreign.is_foreign(paths[0]):
+        if one and not paths[0].is_dir() and file.is_ours(paths[0]):
             return file.load(paths[0], cls)
         return foreign.load(paths, cls)
 

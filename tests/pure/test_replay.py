@@ -90,7 +90,7 @@ def newer(file: Path) -> None:
     [
         (lambda f: None, "cannot be read (No such file or directory)"),
         (lambda f: f.mkdir(), "the folder is empty"),
-        (lambda f: f.write_text("hello"), "not a readable distkit trace"),
+        (lambda f: f.write_text("hello"), "damaged, or not a trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
         (newer, "the trace has format 99, this distkit reads up to"),
         (lambda f: f.write_text('{"traceEvents": 7}'), "field traceEvents: expected a list"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,3 +80,48 @@ def test_a_profile_is_a_timeline(tmp_path: Path) -> None:
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"forward"}
     lines = {s.where for s in trace.spans if s.op is Op.ALL_REDUCE}
     assert len(lines) == 1 and lines.pop().startswith("test_foreign.py:")
+
+
+QUOTED = "def step(x):\n    dist.all_reduce(x)\n"
+
+
+def test_whatever_torch_writes_opens_by_its_path(tmp_path: Path) -> None:
+    """By ``export_chrome_trace``, gzipped or not, by its handlers, and by the older way."""
+
+    def program() -> None:
+        rank = dist.get_rank()
+        steps: dict[str, Any] = {"dist": dist}
+        exec(compile(QUOTED, '{"device": "cpu"}', "exec"), steps)  # such a file dynamo makes
+        cpu = {"activities": [torch.profiler.ProfilerActivity.CPU]}
+        for name in ("plain.json", "packed.json.gz", "without"):
+            with torch.profiler.profile(**cpu, with_stack=True) as profile:
+                steps["step"](torch.ones(8))
+            profile.export_chrome_trace(str(tmp_path / f"{rank}.{name}"))
+        profile.events().export_chrome_trace(str(tmp_path / f"{rank}.legacy.json"))
+        for packed in (False, True):
+            handler = torch.profiler.tensorboard_trace_handler(str(tmp_path), use_gzip=packed)
+            with torch.profiler.profile(**cpu, on_trace_ready=handler):
+                steps["step"](torch.ones(8))
+
+    dk.run_ranks(program, 2)
+    files = [*tmp_path.iterdir()]
+    assert len(files) == 12
+    for file in files:
+        calls = [s for s in dk.Trace.load(file).spans if s.op is not Op.MARK]
+        assert [s.op for s in calls] == [Op.ALL_REDUCE], file
+
+
+def test_a_profile_without_shapes_says_what_is_missing(tmp_path: Path) -> None:
+    def program() -> None:
+        rank = dist.get_rank()
+        with torch.profiler.profile() as profile:
+            dist.send(torch.ones(8), 1) if rank == 0 else dist.recv(torch.ones(8), 0)
+        profile.export_chrome_trace(str(tmp_path / f"{rank}.json"))
+
+    dk.run_ranks(program, 2)
+    trace = dk.Trace.load(tmp_path)
+    assert trace.messages == []
+    (finding,) = trace.diagnose()
+    assert finding.kind is Kind.NOT_JUDGED
+    assert "does not tell the peer of 2" in finding.message
+    assert "record_shapes=True" in finding.remedy

@@ -1,0 +1,465 @@
+"""Logs of NCCL: which rank is behind and in which call, and what a log cannot tell."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distkit as dk
+from distkit import cli
+from distkit.diagnosis.findings import Finding, Kind
+from distkit.errors import TraceFileError
+from distkit.events import WORLD, Op, State
+from distkit.trace.trace import Trace
+
+FLOAT, LONG, BYTE = 7, 4, 1
+REST = "sendbuff 0x7f5dd32b2100 recvbuff (nil)"
+
+
+class Process:
+    """A process of a job, and what NCCL writes of it."""
+
+    def __init__(self, rank: int, host: str = "node07", pid: int = 0, device: int = -1) -> None:
+        self.rank, self.host, self.pid = rank, host, pid or 4000 + rank
+        self.device = rank if device < 0 else device
+        self.gpu = f"cudaDev {self.device} nvmlDev {self.device} busId {self.device + 1}d000"
+        self.prefix = ""
+
+    def said(self, what: str) -> str:
+        at = f"{self.host}:{self.pid}:{self.pid + 7} [{self.device}]"
+        return f"{self.prefix}{at} NCCL INFO {what}"
+
+    def comm(self, number: int = 0) -> str:
+        """The address of a communicator, which another process may have, too."""
+        return f"0x55bef02{number:02x}{self.rank % 2}70"
+
+    def init(
+        self, size: int, number: int = 0, place: int | None = None, *, of: str = "0xaf"
+    ) -> str:
+        place = self.rank if place is None else place
+        return self.said(
+            f"ncclCommInitRank comm {self.comm(number)} rank {place} nranks {size} "
+            f"{self.gpu} commId {of} - Init START"
+        )
+
+    def call(
+        self,
+        name: str,
+        count: int = 8,
+        *,
+        n: int = 0,
+        size: int = 2,
+        dtype: int = FLOAT,
+        op: int = 0,
+        root: int = 0,
+        number: int = 0,
+    ) -> str:
+        return self.said(
+            f"{name}: opCount {n:x} {REST} count {count} datatype {dtype} op {op} root {root} comm "
+            f"{self.comm(number)} [nranks={size}] stream 0x55bef0208bd0"
+        )
+
+
+def processes(n: int) -> list[Process]:
+    return [Process(rank) for rank in range(n)]
+
+
+def load(folder: Path, *lines: str) -> Trace:
+    file = folder / "job.out"
+    file.write_text("\n".join([*lines, "done", ""]))
+    return Trace.load(file)
+
+
+def judged(trace: Trace) -> list[Finding]:
+    return [f for f in trace.diagnose() if f.kind is not Kind.NOT_JUDGED]
+
+
+def limits(trace: Trace) -> set[str]:
+    """What is said not to be known, and that this is told."""
+    told = {f.message for f in trace.diagnose() if f.kind is Kind.NOT_JUDGED}
+    assert all(any(limit["text"] in one for one in told) for limit in trace.meta["limits"].values())
+    return {*trace.meta["limits"]}
+
+
+def steps(some: Iterable[Process], *names: str, size: int, start: int = 0) -> list[str]:
+    """The same calls on each rank, one after the other."""
+    some = [*some]
+    return [p.call(name, n=start + n, size=size) for n, name in enumerate(names) for p in some]
+
+
+# -- a rank is behind ------------------------------------------------------------------------------
+
+
+def behind(trace: Trace) -> Finding:
+    (finding,) = judged(trace)
+    assert finding.kind is Kind.BEHIND and not finding.hang
+    return finding
+
+
+def test_the_rank_that_is_behind_is_named_with_its_last_call(tmp_path: Path) -> None:
+    four = processes(4)
+    calls = steps(four, "AllReduce", "AllGather", size=4)
+    more = steps([p for p in four if p.rank != 2], "ReduceScatter", size=4, start=2)
+    trace = load(tmp_path, *(p.init(4) for p in four), *calls, *more)
+    assert (trace.ranks, trace.meta["groups"]) == ([0, 1, 2, 3], {WORLD: [0, 1, 2, 3]})
+    finding = behind(trace)
+    assert finding.culprits == finding.missing_ranks == (2,)
+    assert finding.message == (
+        "rank 2 is behind: its 2nd and last call is all_gather() of float32[8] at job.out:11, and "
+        "ranks 0, 1 and 3 have gone on to reduce_scatter() of float32[8] at job.out:13."
+    )
+    assert "py-spy dump --pid 4002 on node07" in finding.remedy
+    assert limits(trace) == {"completions"}
+
+
+def test_replay_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = processes(2)
+    files = []
+    for p, calls in ((one, 3), (other, 2)):
+        files.append(tmp_path / f"nccl.node07.{p.pid}.log")
+        files[-1].write_text("\n".join([p.init(2), *steps([p], *["AllReduce"] * calls, size=2)]))
+    page = tmp_path / "page.html"
+    words = ["replay", *map(str, files), "--no-browser", "--html", str(page)]
+    assert cli.main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rank 1 is behind: its 2nd and last call is all_reduce() of float32[8]" in said
+    assert "nothing of their ends" in said
+    assert page.exists()
+
+
+def test_a_rank_that_waits_for_another_is_not_the_first_to_look_at(tmp_path: Path) -> None:
+    """Rank 0 has stopped; rank 1 waits for it in one group, and ranks 2 and 3 for that."""
+    four = processes(4)
+    pairs = [p.init(2, 1 + p.rank % 2, p.rank // 2, of=f"0xb{p.rank % 2}") for p in four]
+    trace = load(
+        tmp_path,
+        *(p.init(4) for p in four),
+        *pairs,
+        *(p.call("AllReduce", size=4) for p in four[1:]),
+        *(p.call("AllGather", number=2, n=1) for p in four if p.rank == 3),
+    )
+    first, second = judged(trace)
+    assert (first.culprits, second.culprits) == ((0,), (1,))
+    assert "rank 0 is behind: has made none of the calls, and ranks 1, 2 and 3" in first.message
+    assert "all_gather() of float32[8] of the group of ranks 1 and 3" in second.message
+
+
+def test_a_message_that_nobody_received_names_the_receiver(tmp_path: Path) -> None:
+    one, other = processes(2)
+    inits = [one.init(2), other.init(2)]
+    trace = load(
+        tmp_path,
+        *inits,
+        *(one.call("Send", root=1, n=n) for n in range(2)),
+        other.call("Recv", root=0),
+    )
+    (message, lost) = trace.messages
+    assert (message.src, message.dst, message.nbytes) == (0, 1, 32)
+    assert lost.received is None
+    finding = behind(trace)
+    assert finding.culprits == (1,)
+    assert "it has not received what rank 0 has called send(dst=1) of float32[8]" in finding.message
+
+
+def test_when_all_have_made_the_same_calls_nobody_is_behind(tmp_path: Path) -> None:
+    two = processes(2)
+    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", "Broadcast", size=2)]
+    trace = load(tmp_path, *lines)
+    assert judged(trace) == []
+    assert trace.diagnose()[0].message.startswith("no rank is behind: all have made the same calls")
+    assert [s.state for s in trace.spans] == [State.COMPLETED] * 4
+
+
+# -- what the lines hold ---------------------------------------------------------------------------
+
+
+def test_calls_have_their_facts(tmp_path: Path) -> None:
+    two = processes(2)
+    told = [
+        ("AllReduce", dict(count=3, op=2)),
+        ("Broadcast", dict(count=5, dtype=LONG, root=1)),
+        ("ReduceScatter", dict(count=2, dtype=9, op=7)),
+        ("AlltoAll", dict(count=6, dtype=BYTE)),
+    ]
+    calls = [p.call(name, n=n, **facts) for n, (name, facts) in enumerate(told) for p in two]
+    trace = load(tmp_path, *(p.init(2) for p in two), *calls)
+    mine = [s for s in trace.spans if s.rank == 0]
+    assert [(str(s.op), s.nbytes, s.shape, s.dtype, s.peer, s.label) for s in mine] == [
+        ("all_reduce", 12, (3,), "float32", None, "max"),
+        ("broadcast", 40, (5,), "int64", 1, ""),
+        ("reduce_scatter", 4, (2,), "bfloat16", None, "custom"),
+        ("all_to_all", 6, (6,), "uint8", None, ""),
+    ]
+    assert trace.meta["ranks"]["1"] == {"name": "rank 1", "host": "node07", "pid": "4001"}
+    assert len(trace.collectives) == 4
+
+
+PREFIXES: dict[str, Callable[[int], str]] = {
+    "torchrun": lambda rank: f"[rank{rank}]:",
+    "tee": lambda rank: f"[default{rank}]:",
+    "srun": lambda rank: f"{rank}: ",
+    "mpiexec": lambda rank: f"[1,{rank}]<stderr>:",
+    "ray": lambda rank: f"(RayTrainWorker pid={rank}, ip=10.72.7.6) ",
+    "time": lambda rank: "[2026-05-13 18:01:41] ",
+    "kubernetes": lambda rank: "2026-05-13T18:01:41.123456789Z worker-0: ",
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("known", [True, False])
+def test_what_launchers_put_before_a_line_is_no_obstacle(
+    tmp_path: Path, prefix: str, known: bool
+) -> None:
+    """Their numbers tell the ranks, where the lines of an initialisation do not."""
+    two = [Process(0, pid=9), Process(1, pid=5)]
+    for p in two:
+        p.prefix = PREFIXES[prefix](p.rank)
+    inits = [p.init(2) for p in two] * known
+    trace = load(tmp_path, *inits, *steps(two, "AllReduce", size=2), two[0].call("AllReduce", n=1))
+    told = known or prefix in ("torchrun", "srun", "mpiexec")
+    assert [trace.meta["ranks"][r]["pid"] for r in "01"] == (["9", "5"] if told else ["5", "9"])
+    assert behind(trace).culprits == ((1,) if told else (0,))
+    assert limits(trace) == ({"completions"} if told else {"completions", "ranks"})
+
+
+def test_times_are_those_of_the_lines(tmp_path: Path) -> None:
+    two = processes(2)
+    lines = []
+    for second in (1, 2.5):
+        for p in two:
+            p.prefix = f"[2026-05-13 18:01:{second + p.rank / 4:06.3f}] "
+            lines.append(p.call("AllReduce", n=int(second) - 1))
+    trace = load(tmp_path, *(p.init(2) for p in two), *lines)
+    assert trace.spans[1].start - trace.spans[0].start == pytest.approx(0.25)
+    assert trace.spans[2].start - trace.spans[0].start == pytest.approx(1.5)
+    assert "no times" not in trace.meta["limits"]["completions"]["text"]
+
+
+def test_calls_of_a_group_share_a_number(tmp_path: Path) -> None:
+    """Between ncclGroupStart and ncclGroupEnd, as all_to_all sends and receives."""
+    three = processes(3)
+    calls = [
+        p.call(name, root=other, n=0, size=3)
+        for p in three
+        for other in range(3)
+        for name in ("Send", "Recv")
+    ]
+    after = steps(three, "AllReduce", size=3, start=1)
+    trace = load(tmp_path, *(p.init(3) for p in three), *calls, *after)
+    assert len(trace.messages) == 9
+    assert all(message.received for message in trace.messages)
+    assert judged(trace) == []
+
+
+def test_communicators_that_were_split_have_their_own_ranks(tmp_path: Path) -> None:
+    """From NCCL 2.23 on such a line has no commId; an address may be that of one before."""
+    four = processes(4)
+    splits = [
+        p.said(
+            f"ncclCommSplit comm {p.comm(1)} rank {p.rank // 2} nranks 2 {p.gpu} parent "
+            f"{p.comm()} splitCount 1 color {77 + p.rank % 2} key 0- Init START"
+        )
+        for p in four
+    ]
+    calls = [p.call("Broadcast", root=1, number=1) for p in four]
+    trace = load(tmp_path, *(p.init(4) for p in four), *splits, *calls)
+    assert sorted(trace.meta["groups"].values()) == [[0, 1, 2, 3], [0, 2], [1, 3]]
+    assert [(s.rank, s.peer) for s in sorted(trace.spans, key=lambda s: s.rank)] == [
+        *((0, 2), (1, 3), (2, 2), (3, 3))
+    ]
+    assert len(trace.collectives) == 2
+
+
+def test_an_address_that_is_used_again_is_another_communicator(tmp_path: Path) -> None:
+    two = processes(2)
+    gone = [
+        p.said(f"comm {p.comm()} rank {p.rank} nranks 2 cudaDev 0 busId 1 - Destroy COMPLETE")
+        for p in two
+    ]
+    trace = load(
+        tmp_path,
+        *(p.init(2) for p in two),
+        *steps(two, "AllReduce", size=2),
+        *gone,
+        *(p.init(2, of="0xee") for p in two),
+        *steps(two, "AllGather", size=2),
+    )
+    assert len(trace.meta["groups"]) == 2
+    assert judged(trace) == []
+
+
+# -- calls that do not match -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 0x28C])
+def test_different_calls_at_one_position_are_told(tmp_path: Path, start: int) -> None:
+    """Also of a log that begins anywhere, and does not tell which communicators are one."""
+    three = processes(3)
+    names = [["AllReduce", "AllReduce"], ["AllReduce", "AllReduce"], ["AllGather", "AllGather"]]
+    calls = [line for p in three for line in steps([p], *names[p.rank], size=3, start=start)]
+    (finding,) = judged(load(tmp_path, *calls))
+    assert (finding.kind, finding.culprits) == (Kind.DIFFERENT_COLLECTIVE, (2,))
+
+
+def test_a_log_that_begins_later_on_some_ranks_is_aligned_by_the_numbers(tmp_path: Path) -> None:
+    one, other = processes(2)
+    early = steps([one], "AllGather", "AllGather", "AllReduce", "Broadcast", size=2, start=0x10)
+    late = steps([other], "AllReduce", "Broadcast", size=2, start=0x12)
+    trace = load(tmp_path, *early, *late)
+    assert judged(trace) == []
+    assert [len(calls) for calls in trace.collectives] == [2, 2]
+
+
+# -- what would be a false verdict -----------------------------------------------------------------
+
+
+def test_numbers_with_a_gap_do_not_tell_where_a_log_begins(tmp_path: Path) -> None:
+    """On one machine NCCL does not count every launch."""
+    one, other = processes(2)
+    mine = [one.call(name, n=0x28) for name in ("AllReduce", "AllGather", "AllReduce")]
+    theirs = [other.call(name, n=0x28) for name in ("AllGather", "AllReduce")]
+    trace = load(tmp_path, *mine, *theirs)
+    assert judged(trace) == []
+    assert "matching" in limits(trace)
+    assert "the communicator of 5 calls is not known" in str(trace.diagnose())
+
+
+def test_torn_lines_excuse_as_many_calls(tmp_path: Path) -> None:
+    """Two processes write at once, and a call loses the beginning of its line."""
+    two = processes(2)
+    lines = [*(p.init(2) for p in two), *steps(two, *["AllReduce"] * 5, size=2)]
+    mine, theirs = two[0].call("AllGather", n=5), two[1].call("AllGather", n=5)
+    head, tail = mine.split("NCCL INFO ")
+    torn = [f"{head}NCCL INFO {theirs}", tail]
+    trace = load(tmp_path, *lines, *torn)
+    assert judged(trace) == []
+    assert "1 calls have lost" in trace.meta["limits"]["matching"]["text"]
+    lost = load(tmp_path, *lines, *torn, two[1].call("AllReduce", n=6))
+    assert behind(lost).culprits == (0,)
+
+
+def test_a_line_that_is_cut_off_at_the_end_is_a_call_all_the_same(tmp_path: Path) -> None:
+    two = processes(2)
+    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", size=2)]
+    whole, cut = two[0].call("AllGather", n=1), two[1].call("AllGather", n=1)[:70]
+    file = tmp_path / "job.out"
+    file.write_text("\n".join([*lines, whole, cut]))
+    assert judged(Trace.load(file)) == []
+    file.write_text("\n".join([*lines, whole, two[0].call("AllGather", n=2), cut]))
+    assert behind(Trace.load(file)).culprits == (1,)
+
+
+def test_while_ranks_are_missing_calls_are_not_compared(tmp_path: Path) -> None:
+    two = processes(4)[:2]
+    calls = [two[0].call("AllReduce", size=4), two[1].call("AllGather", size=4)]
+    trace = load(tmp_path, *(p.init(4) for p in two), *calls)
+    assert judged(trace) == []
+    assert "ranks 2 and 3 of 4 are missing" in trace.meta["limits"]["matching"]["text"]
+    assert trace.ranks == [0, 1]
+
+
+def test_of_two_jobs_in_a_log_the_latest_is_shown(tmp_path: Path) -> None:
+    """Both on the same GPUs; the first one hung."""
+    first, second = processes(2), [Process(rank, pid=5000 + rank) for rank in range(2)]
+    trace = load(
+        tmp_path,
+        *(p.init(2) for p in first),
+        first[0].call("AllReduce"),
+        *(p.init(2, of="0xb0") for p in second),
+        *steps(second, "Broadcast", size=2),
+    )
+    assert [s.op for s in trace.spans] == [Op.BROADCAST] * 2
+    assert judged(trace) == []
+    assert trace.meta["limits"]["jobs"]["text"] == "the log has 2 jobs; this is the latest."
+
+
+def test_groups_without_a_communicator_in_common_are_one_job(tmp_path: Path) -> None:
+    four = processes(4)
+    inits = [p.init(2, 0, p.rank % 2, of=f"0xb{p.rank // 2}") for p in four]
+    trace = load(tmp_path, *inits, *steps(four, "AllReduce", size=2))
+    assert trace.ranks == [0, 1, 2, 3]
+    assert len(trace.collectives) == 2
+    assert limits(trace) == {"completions", "ranks"}
+
+
+def test_threads_of_one_process_are_ranks_of_their_own(tmp_path: Path) -> None:
+    two = [Process(rank, pid=77) for rank in range(2)]
+    two[1].comm = lambda number=0: "0x55ffff000070"  # type: ignore[method-assign]
+    trace = load(tmp_path, *(p.init(2) for p in two), *steps(two, "AllReduce", size=2))
+    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [lambda text: text.encode(), lambda t: gzip.compress(t.encode())])
+@pytest.mark.parametrize("first", ["", "[W513 NCCLUtils.cpp] hello\n", "{not json\n", "\ufeff"])
+def test_a_log_is_known_by_its_lines(
+    tmp_path: Path, pack: Callable[[str], bytes], first: str
+) -> None:
+    two = processes(2)
+    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", size=2)]
+    file = tmp_path / "slurm-81.out"
+    file.write_bytes(pack(first + "\n".join(lines)))
+    assert len(Trace.load(file).collectives) == 1
+
+
+def test_a_file_per_rank_is_of_the_rank_in_its_name(tmp_path: Path) -> None:
+    for p in (Process(0, pid=9), Process(1, pid=5)):
+        text = "\n".join(steps([p], *["AllReduce"] * (2 - p.rank), size=2))
+        tmp_path.joinpath(f"train.rank{p.rank}.log").write_text(text)
+    trace = Trace.load(tmp_path)
+    assert [trace.meta["ranks"][r]["pid"] for r in "01"] == ["9", "5"]
+    assert behind(trace).culprits == (1,)
+    assert re.search(r"at train\.rank1\.log:1", behind(trace).message)
+
+
+def test_a_log_without_calls_says_what_to_set_and_who_never_began(tmp_path: Path) -> None:
+    """NCCL_DEBUG=INFO alone writes no calls."""
+    three = processes(4)[:3]
+    with pytest.raises(TraceFileError) as error:
+        load(tmp_path, *(p.init(4) for p in three))
+    said = str(error.value)
+    assert "3 lines of NCCL, which name 3 ranks; rank 3 of a communicator of 4 never began" in said
+    assert "NCCL_DEBUG_SUBSYS=INIT,COLL" in said
+
+
+def test_what_was_read_is_kept(tmp_path: Path) -> None:
+    two = processes(2)
+    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", size=2), two[0].call("Reduce")]
+    trace = load(tmp_path, *lines)
+    again = Trace.load(trace.save(tmp_path / "kept.gz"))
+    assert (again.events, again.meta) == (trace.events, trace.meta)
+    assert again.diagnose() == trace.diagnose()
+    picture = dk.Timeline(trace)._repr_mimebundle_()[0]["text/plain"]
+    assert "nothing of their ends" in picture
+
+
+LINES = [
+    line
+    for p in processes(2)
+    for line in (p.init(2), *steps([p], "AllReduce", "Broadcast", size=2), p.call("Send", root=1))
+]
+
+
+@given(st.data())
+def test_no_damage_is_worse_than_an_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    text = "\n".join(data.draw(st.permutations(LINES)))
+    at = data.draw(st.integers(0, len(text)))
+    noise = data.draw(
+        st.sampled_from(["", "\n", " 99999999999999999999", "0x", "[9]", "NCCL INFO "])
+    )
+    file = tmp_path_factory.getbasetemp() / "damaged.log"
+    file.write_text(text[:at] + noise + text[data.draw(st.integers(at, len(text))) :])
+    try:
+        Trace.load(file).diagnose()
+    except TraceFileError as error:
+        assert str(file) in str(error)
