@@ -328,7 +328,7 @@ class Supervisor(RankController):
 
     def _explain(self, error: Exception) -> str:
         if not self._fork.alive:
-            return f"{self._fork.why()} {self._again()}"
+            return self._again(self._fork.why())
         if isinstance(error, DistkitError):
             return str(error)
         log = self._log("controller.log")
@@ -594,7 +594,7 @@ class Supervisor(RankController):
             if self.closed or not self._up:
                 return
             self._up = False  # ranks that end are not replaced any more
-            self.failure = f"{why} {self._again()}"
+            self.failure = self._again(why)
         run = self.run
         if run is not None:
             run.cluster_failure = why
@@ -609,8 +609,10 @@ class Supervisor(RankController):
         if self._up and not folders.is_there(self.folder):
             self._fail(_WIPED.format(self.folder))
 
-    def _again(self) -> str:
-        return f"Make the cluster again: dk.Cluster({self.plan.wish})."
+    def _again(self, why: str) -> str:
+        """The reason why the cluster is over, and what to do."""
+        ended = why.rstrip().removesuffix(".")
+        return f"{ended}. Make the cluster again: dk.Cluster({self.plan.wish})."
 
     def _tidy(self) -> None:
         """End what is left of a cluster that is over, when its last run has told all."""
