@@ -36,7 +36,8 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     The ranks are recorded by ``distkit trace -- torchrun …``, ``torchrun -m distkit.attach …`` or
     :func:`distkit.record`. What this returns shows a live timeline, and every other view takes it,
     too: ``dk.Stage(dk.follow())``. Ranks on this machine can be gone through step by step, and
-    ended; those of others are followed through a folder that they share.
+    ended; those of others are followed through a folder that they share. While not all ranks have
+    begun it waits, and says so.
 
     Args:
         folder: where the ranks' files are, on this machine or shared with theirs; of several runs
@@ -52,16 +53,20 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         >>> run.diagnose()                              # doctest: +SKIP
         >>> run.step().next()                           # doctest: +SKIP
     """
-    end = time.monotonic() + timeout
+    end, told = time.monotonic() + timeout, False
     while True:
         following = Following(Path(folder))
         if following.whole:
             return following
+        if not told:
+            waits = f"Waiting up to {timeout:.0f} s for all ranks to begin"
+            print(f"{waits} in {Path(folder).absolute()}.", flush=True)
+            told = True
         if time.monotonic() > end:
             raise TimeoutError(
-                f"{len(following.trace.by_rank)} ranks have begun in {Path(folder).absolute()} "
-                f"after {timeout:.0f} s. Start them with `distkit trace --out {folder} -- torchrun "
-                "…`, give the folder that was named there, or wait longer with timeout=…."
+                f"{following.begun} in {Path(folder).absolute()} after {timeout:.0f} s. Start them "
+                f"with `distkit trace --out {folder} -- torchrun …`, give the folder that was "
+                "named there, or wait longer with timeout=…."
             )
         time.sleep(PERIOD)
 
@@ -102,6 +107,13 @@ class Following:
         """True if all ranks have begun."""
         known = self._trace.meta.get("ranks", {})
         return bool(known) and len(known) >= self._trace.meta["world_size"]
+
+    @property
+    def begun(self) -> str:
+        """How many ranks have begun, in words."""
+        meta = self._trace.meta
+        known, size = len(meta.get("ranks", {})), meta.get("world_size", 0)
+        return f"{known} of {size} ranks have begun" if size else "no rank has begun"
 
     @property
     def finished(self) -> bool:

@@ -235,7 +235,7 @@ def test_replay_tells_of_a_folder_what_it_holds(
     folder = tmp_path / "run"
     folder.mkdir()
     there = about(1, host="b", clock="b", ahead=5.0)
-    calls = [(Op.ALL_REDUCE, 11.0, 11.001), (Op.RECV, 12.0, None)]
+    calls = [(Op.ALL_REDUCE, 11.0, 11.0007), (Op.RECV, 12.0, None)]
     for its, ahead in ((about(0), 0.0), (there, 5.0)):
         mine = [*calls[:1], (*calls[1], 1 - its["rank"])]
         path = write(folder, its, mine, ahead=ahead, until=14.0)
@@ -244,7 +244,7 @@ def test_replay_tells_of_a_folder_what_it_holds(
     assert cli.main(["replay", str(folder), "--no-browser", "--html", str(page)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("train.py: 2 ranks, ")
-    assert re.search(r"The clock of b is [45]\.\d+ s ahead of that of a \(± [\d.]+ ms\)", said)
+    assert re.search(r"The clock of b is [45]\.\d+ s ahead of that of a \(± \d+ µs\)", said)
     assert "each waits for the other" in said
     assert page.exists()
 
@@ -490,6 +490,17 @@ def waiting(folder: Path, rank: int, **more) -> Path:
     file.note("beat", (13.0, 1e9 + 13, ((0,), 11.0, 13.0), 0, 0, {}, False))
     file.close()
     return folder / f"{rank}.rank"
+
+
+def test_following_says_that_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, about(0))
+    with pytest.raises(TimeoutError, match="1 of 2 ranks have begun"):
+        dk.follow(tmp_path, timeout=0.0)
+    said = f"Waiting up to 0 s for all ranks to begin in {tmp_path}.\n"
+    assert capsys.readouterr().out == said
+    write(tmp_path, about(1))
+    assert dk.follow(tmp_path).whole
+    assert capsys.readouterr().out == ""
 
 
 def test_a_hang_on_another_machine_is_certain_but_not_ended_from_here(tmp_path: Path) -> None:
