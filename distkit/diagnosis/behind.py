@@ -37,10 +37,19 @@ def behind(facts: Evidence) -> list[Finding]:
 
 
 def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
-    """What the record cannot tell, and what to do about it."""
-    for what, limit in facts.trace.meta.get("limits", {}).items():
+    """What the record cannot tell, and what to do about it.
+
+    Args:
+        facts: the record.
+        found: what was found in it; where it is not certain what belongs together, only told here.
+    """
+    limits = facts.trace.meta.get("limits", {})
+    for what, limit in limits.items():
         finding = Finding(Kind.NOT_JUDGED, limit["text"], limit["remedy"])
-        if what == "completions" and not found and "matching" not in facts.trace.meta["limits"]:
+        if what == "communicators":
+            then = " ".join(["If they are,", *map(str, found)]) if found else ""
+            finding = replace(finding, message=f"{limit['text']}. {then}".rstrip())
+        if what == "completions" and not found and "matching" not in limits:
             even = "no rank is behind: all have made the same calls; "
             finding = replace(finding, message=even + finding.message)
         yield finding

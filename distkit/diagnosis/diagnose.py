@@ -70,14 +70,13 @@ class _Diagnosis:
     def findings(self) -> list[Finding]:
         """The causes, and what the record cannot tell."""
         limits = self.facts.trace.meta.get("limits", {})
-        if "completions" in limits:
-            found = (
-                [] if "matching" in limits else [f for f, _ in mismatches.collectives(self.facts)]
-            )
-            found += behind(self.facts)
-        else:
+        if "completions" not in limits:
             found = self._causes("matching" not in limits)
-        return [*found, *unjudged(self.facts, found)]
+        else:
+            found = [f for f, _ in mismatches.collectives(self.facts) if "matching" not in limits]
+            found += behind(self.facts)
+        told = list(unjudged(self.facts, found))
+        return told if "communicators" in limits else [*found, *told]
 
     def _causes(self, may_compare: bool) -> list[Finding]:
         if self.facts.trace.dropped or not may_compare:

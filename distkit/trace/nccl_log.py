@@ -137,7 +137,7 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], Json]:
     """
     log = _Log(logs)
     comms, earlier = _latest(log.comms)
-    _guess(comms)
+    guessed = _guess(comms)
     ranks, how = _ranks(comms, log)
     groups, members = _groups(comms, ranks)
     unmatched = _aligned(comms)
@@ -154,7 +154,7 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], Json]:
         "unseen": {
             str(rank): {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]
         },
-        "limits": _limits(log, ranks, how, size, earlier, unmatched),
+        "limits": _limits(log, ranks, how, size, earlier, unmatched, guessed),
     }
     if size == len(ranks):
         meta["world_size"] = size
@@ -293,13 +293,16 @@ def _last(comm: Comm) -> tuple[float, int]:
     return (call.time or 0.0, call.line) if call else (0.0, comm.first)
 
 
-def _guess(comms: Sequence[Comm]) -> None:
+def _guess(comms: Sequence[Comm]) -> bool:
     """Where no line tells it: a communicator of as many ranks as there are, one on each, is one."""
     lanes = {comm.lane for comm in comms}
     alike = [comm for comm in comms if not comm.identity and comm.size == len(lanes)]
-    if len(alike) == len(lanes) == len({comm.lane for comm in alike}):
+    is_one = len(alike) == len(lanes) == len({comm.lane for comm in alike})
+    if is_one and all(comm.size <= len(lanes) for comm in comms):
         for comm in alike:
             comm.identity = "all"
+        return True
+    return False
 
 
 def _ranks(comms: Sequence[Comm], log: _Log) -> tuple[dict[Lane, int], str]:
@@ -331,9 +334,8 @@ def _groups(
     for identity, some in _together(comms).items():
         if not identity:
             continue
-        is_world = all(c.place in (None, ranks[c.lane]) for c in some) and some[0].size >= len(
-            ranks
-        )
+        is_of_all = {c.lane for c in some} == ranks.keys()
+        is_world = is_of_all and all(c.place in (None, ranks[c.lane]) for c in some)
         name = WORLD if is_world and WORLD not in members else f"communicator {identity}"
         names[identity] = name
         known = {c.place: ranks[c.lane] for c in some if c.place is not None}
@@ -436,17 +438,28 @@ def _keys(events: Iterable[Event]) -> Iterator[Any]:
 
 
 def _limits(
-    log: _Log, ranks: Mapping[Lane, int], how: str, size: int, earlier: int, unmatched: int
+    log: _Log,
+    ranks: Mapping[Lane, int],
+    how: str,
+    size: int,
+    earlier: int,
+    unmatched: int,
+    guessed: bool,
 ) -> Json:
     """What these logs cannot tell, and what to do about it."""
-    times = "" if log.timed else " It has no times either: the calls of a rank are drawn in a row."
-    found: Json = {
-        "completions": {
-            "text": "a log of NCCL has calls, and nothing of their ends: each is drawn until the "
-            f"last of its ranks has made it, and whether it ended then is not known.{times}",
-            "remedy": "The flight recorder notes what has ended, and on which lines: set "
-            "TORCH_FR_BUFFER_SIZE=2000, and load its dumps.",
+    found: Json = {}
+    if guessed and how == "order":  # else these are known to be all ranks
+        found["communicators"] = {
+            "text": "the log does not tell which communicators belong together: those of "
+            f"{len(ranks)} ranks are taken for one",
+            "remedy": "NCCL_DEBUG_SUBSYS=INIT,COLL tells it.",
         }
+    times = "" if log.timed else " It has no times either: the calls of a rank are drawn in a row."
+    found["completions"] = {
+        "text": "a log of NCCL has calls, and nothing of their ends: each is drawn until the "
+        f"last of its ranks has made it, and whether it ended then is not known.{times}",
+        "remedy": "The flight recorder notes what has ended, and on which lines: set "
+        "TORCH_FR_BUFFER_SIZE=2000, and load its dumps.",
     }
     missing = [rank for rank in range(size) if rank not in ranks.values()]
     if missing or log.torn or unmatched:

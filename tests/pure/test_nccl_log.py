@@ -224,8 +224,11 @@ def test_what_launchers_put_before_a_line_is_no_obstacle(
     trace = load(tmp_path, *inits, *steps(two, "AllReduce", size=2), two[0].call("AllReduce", n=1))
     told = known or prefix in ("torchrun", "srun", "mpiexec")
     assert [trace.meta["ranks"][r]["pid"] for r in "01"] == (["9", "5"] if told else ["5", "9"])
-    assert behind(trace).culprits == ((1,) if told else (0,))
-    assert limits(trace) == ({"completions"} if told else {"completions", "ranks"})
+    if told:
+        assert behind(trace).culprits == (1,)
+        assert limits(trace) == {"completions"}
+    else:
+        assert limits(trace) == {"completions", "ranks", "communicators"}
 
 
 def test_times_are_those_of_the_lines(tmp_path: Path) -> None:
@@ -297,14 +300,31 @@ def test_an_address_that_is_used_again_is_another_communicator(tmp_path: Path) -
 # -- calls that do not match -----------------------------------------------------------------------
 
 
+DIFFERENT = ["AllReduce", "AllReduce"], ["AllReduce", "AllReduce"], ["AllGather", "AllGather"]
+
+
 @pytest.mark.parametrize("start", [0, 0x28C])
 def test_different_calls_at_one_position_are_told(tmp_path: Path, start: int) -> None:
-    """Also of a log that begins anywhere, and does not tell which communicators are one."""
+    """Also of a log that begins anywhere, if its lines tell that all ranks are there."""
     three = processes(3)
-    names = [["AllReduce", "AllReduce"], ["AllReduce", "AllReduce"], ["AllGather", "AllGather"]]
-    calls = [line for p in three for line in steps([p], *names[p.rank], size=3, start=start)]
+    for p in three:
+        p.prefix = f"{p.rank}: "
+    calls = [line for p in three for line in steps([p], *DIFFERENT[p.rank], size=3, start=start)]
     (finding,) = judged(load(tmp_path, *calls))
     assert (finding.kind, finding.culprits) == (Kind.DIFFERENT_COLLECTIVE, (2,))
+
+
+def test_where_communicators_are_guessed_no_verdict_is_given(tmp_path: Path) -> None:
+    """Subsystem COLL alone, which NCCL recommends, does not tell which belong together."""
+    three = processes(3)
+    calls = [line for p in three for line in steps([p], *DIFFERENT[p.rank], size=3)]
+    more = [three[0].call("AllReduce", n=2, size=3)]
+    trace = load(tmp_path, *calls, *more)
+    assert judged(trace) == []
+    said = trace.diagnose()[0].message
+    assert "those of 3 ranks are taken for one. If they are, " in said
+    assert "rank 2 calls all_gather() at job.out:5" in said
+    assert "ranks 1 and 2 are behind: " in said
 
 
 def test_a_log_that_begins_later_on_some_ranks_is_aligned_by_the_numbers(tmp_path: Path) -> None:
@@ -393,6 +413,61 @@ def test_threads_of_one_process_are_ranks_of_their_own(tmp_path: Path) -> None:
     two[1].comm = lambda number=0: "0x55ffff000070"  # type: ignore[method-assign]
     trace = load(tmp_path, *(p.init(2) for p in two), *steps(two, "AllReduce", size=2))
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
+
+
+#: Communicators of four ranks: all of them, and two ways to make pairs.
+COMMS = [[0, 1, 2, 3], [0, 1], [2, 3], [0, 2], [1, 3]]
+
+
+def program(calls: list[tuple[int, str, int]], rank: int) -> list[str]:
+    """The lines of a rank in a program whose ranks make the same calls."""
+    process, lines, made = Process(rank), list[str](), dict[int, int]()
+    for number, (comm, name, count) in enumerate(calls):
+        members = COMMS[comm]
+        if rank not in members:
+            continue
+        place, of = members.index(rank), {"size": len(members), "number": comm}
+        if comm not in made:
+            lines.append(process.init(len(members), comm, place, of=f"0xc{comm}"))
+        n = made[comm] = made.get(comm, -1) + 1
+        if name == "message":
+            sends = place == number % 2
+            lines.append(
+                process.call("Send" if sends else "Recv", count, root=1 - place, n=n, **of)
+            )
+        else:
+            lines.append(process.call(name, count, n=n, **of))
+    return lines
+
+
+CALLS = st.one_of(
+    st.tuples(st.integers(0, 4), st.sampled_from(["AllReduce", "Broadcast"]), st.integers(1, 9)),
+    st.tuples(st.integers(1, 4), st.just("message"), st.integers(1, 9)),
+)
+
+
+@given(st.lists(CALLS, min_size=1, max_size=12), st.data())
+def test_of_a_right_program_no_part_of_a_log_says_that_it_is_wrong(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[int, str, int]], data: st.DataObject
+) -> None:
+    """Wherever the log of each rank begins and ends, and however they are mixed."""
+    parts = []
+    for rank in range(4):
+        lines = program(calls, rank)
+        first = data.draw(st.sampled_from([0, 0, data.draw(st.integers(0, len(lines)))]))
+        parts.append(lines[first : data.draw(st.integers(first, len(lines)))])
+    turns = data.draw(st.permutations([r for r, lines in enumerate(parts) for _ in lines]))
+    left = [iter(lines) for lines in parts]
+    mixed = [next(left[rank]) for rank in turns]
+    file = tmp_path_factory.getbasetemp() / "right.log"
+    file.write_text("\n".join([*mixed, ""]))
+    if not any("opCount" in line for line in mixed):
+        return
+    trace = Trace.load(file)
+    host = {int(r): int(about["pid"]) - 4000 for r, about in trace.meta["ranks"].items()}
+    for finding in judged(trace):
+        assert finding.kind is Kind.BEHIND
+        assert all(len(parts[host[r]]) < len(program(calls, host[r])) for r in finding.culprits)
 
 
 # -- files -----------------------------------------------------------------------------------------
