@@ -7,6 +7,7 @@ published tables "GB" is often :data:`GIB`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from distkit.algorithms.catalogue import PIPELINES
 
@@ -115,23 +116,61 @@ class Transformer:
         """All parameters, but for those of the norms, which are fewer than 0.01 %."""
         return 2 * self.embedding + self.layers * self.layer
 
-    def activations(self, sequence: int, batch: int = 1, *, tensor: int = 1) -> float:
-        """Bytes kept for backward without recomputation: (10 + 24/t)·s·b·h·L.
+    def activations(
+        self,
+        sequence: int,
+        batch: int = 1,
+        *,
+        tensor: int = 1,
+        recompute: str = "selective",
+        sequence_parallel: bool = False,
+    ) -> float:
+        """Bytes that the layers keep for backward, on each rank of tensor parallelism.
+
+        With a heads, as multiples of s·b·h·L:
+
+        ===========  =====================  ==================
+        recompute    tensor parallel        sequence parallel
+        ===========  =====================  ==================
+        "none"       10 + 24/t + 5as/(ht)   (34 + 5as/h)/t
+        "selective"  10 + 24/t              34/t
+        "full"       2                      2
+        ===========  =====================  ==================
+
+        "selective" computes the scores of attention again in backward, as FlashAttention does too;
+        "full" keeps each layer's input alone. What is kept outside of the layers is not counted.
 
         Args:
             sequence: s, the tokens of a sample.
             batch: b, the samples of a micro-batch.
             tensor: t, the ranks of tensor parallelism.
+            recompute: "none", "selective" or "full".
+            sequence_parallel: the ranks of tensor parallelism also divide the tokens between its
+                layers.
+
+        Raises:
+            ValueError: There is no such way to recompute.
 
         Source:
             Korthikanti et al., "Reducing activation recomputation in large transformer models",
-            2022.
+            2022, table 2.
 
         Example:
             >>> LLAMA_3_8B.activations(4096) / GIB
             17.0
+            >>> LLAMA_3_8B.activations(4096, tensor=8, sequence_parallel=True) / GIB
+            2.125
         """
-        return (10 + 24 / tensor) * sequence * batch * self.hidden * self.layers
+        scores = 5 * self.heads * sequence / self.hidden
+        divided, whole = (34.0, 0.0) if sequence_parallel else (24.0, 10.0)
+        kept = {
+            "none": whole + (divided + scores) / tensor,
+            "selective": whole + divided / tensor,
+            "full": 2.0,
+        }
+        if recompute not in kept:
+            raise ValueError(f"recompute={recompute!r}: there are {', '.join(map(repr, kept))}")
+        return kept[recompute] * sequence * batch * self.hidden * self.layers
 
     def largest_stage(self, stages: int) -> float:
         """Parameters of the first stage of a pipeline, which has an embedding beside its layers.
@@ -151,10 +190,12 @@ class Transformer:
         microbatches: int,
         schedule: str = "1f1b",
         chunks: int = 1,
+        **kept: Any,
     ) -> float:
         """Bytes that the first rank of a pipeline keeps: its layers, for all micro-batches held.
 
-        1F1B holds as many as there are stages: a pipeline saves none of the activations.
+        1F1B holds as many as there are stages: a pipeline saves none of the activations. ``kept``
+        are arguments of :meth:`activations`, such as ``tensor``.
 
         Example:
             >>> whole = LLAMA_3_8B.activations(1024)
@@ -162,7 +203,7 @@ class Transformer:
             True
         """
         held = PIPELINES[schedule].activations(0, stages, microbatches, chunks)
-        return self.activations(sequence, batch) * held / (stages * chunks)
+        return self.activations(sequence, batch, **kept) * held / (stages * chunks)
 
 
 #: 8 billion parameters. Dubey et al., 2024.

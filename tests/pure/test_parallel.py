@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import distkit as dk
 from distkit.algorithms import PIPELINES
-from distkit.parallel import LLAMA_3_8B, Layout, States, idle
+from distkit.parallel import LLAMA_3_8B, Layout, States, Transformer, idle
 from distkit.parallel.memory import GIB
 from distkit.simulation import Link, Network, pipeline
 
@@ -123,6 +123,49 @@ def test_the_states_of_8_billion_parameters_to_four_digits() -> None:
 def test_the_activations_of_8_billion_parameters(sequence: int, gib: float) -> None:
     assert LLAMA_3_8B.activations(sequence) / GIB == gib
     assert LLAMA_3_8B.activations(sequence, tensor=8) / GIB == gib * (10 + 24 / 8) / 34
+
+
+#: L, h, heads, and 5as/h at 2,048 tokens, of which two are printed. Korthikanti et al., 2022.
+KORTHIKANTI = {
+    "22B": (48, 6144, 64, 320 / 3),
+    "175B": (96, 12288, 96, 80.0),
+    "530B": (105, 20480, 128, 64.0),
+    "1T": (128, 25600, 160, 64.0),
+}
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI)
+def test_activations_are_those_of_korthikanti_et_al(name: str) -> None:
+    """Table 2: bytes of a layer, as multiples of s·b·h."""
+    layers, hidden, heads, scores = KORTHIKANTI[name]
+    model = Transformer(layers, hidden, heads, heads, 4 * hidden, 51200)
+    s, b, t = 2048, 4, 8
+
+    def of(**kept) -> float:
+        return model.activations(s, b, **kept) / (s * b * hidden * layers)
+
+    table = {
+        ("none", 1, False): 34 + scores,
+        ("none", t, False): 10 + 24 / t + scores / t,
+        ("none", t, True): (34 + scores) / t,
+        ("selective", t, False): 10 + 24 / t,
+        ("selective", t, True): 34 / t,
+        ("full", t, False): 2,
+    }
+    for (recompute, tensor, sequence), expected in table.items():
+        found = of(recompute=recompute, tensor=tensor, sequence_parallel=sequence)
+        assert found == pytest.approx(expected, rel=1e-12)
+    saved = 1 - of(recompute="selective") / of(recompute="none")
+    printed = {"175B": 0.70, "530B": 0.65}  # section 5
+    assert saved == pytest.approx(printed.get(name, saved), abs=0.005)
+
+
+def test_a_stage_keeps_its_activations_in_the_same_ways() -> None:
+    kept = {"tensor": 8, "recompute": "none", "sequence_parallel": True}
+    stage = LLAMA_3_8B.stage_activations(4096, stages=8, microbatches=32, **kept)
+    assert stage == LLAMA_3_8B.activations(4096, **kept)
+    with pytest.raises(ValueError, match="recompute='all': there are 'none', 'selective', 'full'"):
+        LLAMA_3_8B.activations(4096, recompute="all")
 
 
 def test_a_pipeline_saves_parameters_and_no_activations() -> None:
