@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -86,7 +87,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         super().__init__()
         self.options = communication_options or CommunicationOptions()
         config = None if dist.is_initialized() else TFConfig.from_environment()
-        if config is not None:
+        if config is not None and config.workers:
             join(config)
 
     @cached_property
@@ -123,13 +124,41 @@ def join(config: TFConfig) -> None:
     """Meet the workers of a configuration in a process group.
 
     Raises:
-        StrategyError: this process is not one that trains.
+        StrategyError: this process is not one that trains, its address is not this machine's, or
+            the others did not come.
     """
+    me = f"TF_CONFIG says that this process is {config.type} {config.index}"
     if config.rank is None:
         raise StrategyError(
-            f"TF_CONFIG says that this process is {config.type} {config.index}, which does not "
-            "train: MultiWorkerMirroredStrategy is for the chief and the workers."
+            f"{me}, which does not train: MultiWorkerMirroredStrategy is for the chief and the "
+            "workers."
         )
+    address, own = config.master, config.workers[config.rank]
+    try:  # torch would try for half an hour
+        socket.getaddrinfo(*_host_and_port(address))
+        host, port = _host_and_port(address := own)
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            line.bind((host, port))
+    except (OSError, ValueError) as error:
+        raise StrategyError(
+            f"{me} at {own}, and that it meets the others at {config.master}. This machine, "
+            f"{socket.gethostname()}, cannot use {address}: {error}. A process's own address must "
+            "be one of its machine, with a free port: check task.index, and give each machine its "
+            "own TF_CONFIG."
+        ) from None
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     method, size = f"tcp://{config.master}", config.world_size
-    dist.init_process_group(backend, init_method=method, rank=config.rank, world_size=size)
+    try:
+        dist.init_process_group(backend, init_method=method, rank=config.rank, world_size=size)
+    except dist.DistError as error:
+        why = str(error).splitlines()[0]
+        raise StrategyError(
+            f"{me} of {size}, and it has not met the others at {config.master}: {why}. See that "
+            "all of them run, each with its own TF_CONFIG, and that this machine reaches that port."
+        ) from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

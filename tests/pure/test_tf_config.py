@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distkit.errors import StrategyError
-from distkit.strategies.tf_config import TFConfig
+from distkit.strategies import MultiWorkerMirroredStrategy, TFConfig
+from distkit.strategies.tf_config import TASKS
 
 HOSTS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -46,7 +50,16 @@ def test_bad_json_is_placed() -> None:
     ("found", "words"),
     [
         ([], "the whole: a list"),
-        ({}, 'cluster: must be {"worker"'),
+        ({"cluster": {}}, 'cluster: must be {"worker"'),
+        ({"task": {"type": "worker", "index": 1}}, 'cluster: must be {"worker"'),
+        ({"cluster": {"worker": ["a:1", "A:1"]}}, "'A:1' is also the address of cluster.worker[0]"),
+        ({"cluster": HOSTS | {"ps": ["c:1"]}}, "'c:1' is also the address of cluster.worker[1]"),
+        ({"cluster": {"worker": None}}, "cluster.worker: must be a list of addresses, not a NoneT"),
+        ({"cluster": {"worker": ["a:²"]}}, "cluster.worker[0]: 'a:²' is not host:port"),
+        ({"cluster": HOSTS, "rpc_layer": 5}, "rpc_layer: 5 must be a text"),
+        ({"cluster": HOSTS, "task": {"type": [], "index": 0}}, "task.type: [] is not in"),
+        ({"cluster": HOSTS, "task": {"type": "worker", "index": True}}, "task.index: True; there"),
+        ({"cluster": HOSTS, "task": {"type": "worker", "index": "-1"}}, "'-1'; there is worker 0"),
         ({"cluster": {"worker": ["a:1"]}, "tasks": 1}, "tasks: unknown"),
         ({"cluster": {"workers": ["a:1"]}}, "cluster.workers: no such kind of task"),
         ({"cluster": {"worker": "a:1"}}, "cluster.worker: must be a list of addresses, not a str"),
@@ -57,7 +70,7 @@ def test_bad_json_is_placed() -> None:
         ({"cluster": {"worker": ["a:1", "b:1"]}}, "task: must be"),
         ({"cluster": HOSTS, "task": {"type": "boss", "index": 0}}, "task.type: 'boss' is not in"),
         ({"cluster": HOSTS, "task": {"type": "worker", "index": 2}}, "2; there is worker 0 to 1"),
-        ({"cluster": HOSTS, "task": {"type": "chief", "index": "0"}}, "'0'; there is chief 0"),
+        ({"cluster": HOSTS, "task": {"type": "chief", "index": "1"}}, "'1'; there is chief 0"),
         ({"cluster": HOSTS, "task": {"type": "worker"}}, "task.index: None"),
     ],
 )
@@ -70,6 +83,87 @@ def test_each_wrong_field_is_named(found, words: str) -> None:
 def test_all_wrong_fields_are_told_at_once() -> None:
     with pytest.raises(StrategyError, match="3 wrong fields"):
         parse({"worker": ["a", "b"]}, {"type": "worker", "index": 5})
+
+
+def test_the_forms_that_tensorflow_accepts() -> None:
+    """Those of the tests of its ``TFConfigClusterResolver``."""
+    named = {"cluster": HOSTS | {"123456": ["e:1"]}, "task": {"type": 123456, "index": "0"}}
+    found = TFConfig.parse(json.dumps(named | {"rpc_layer": "grpc"}))
+    assert (found.type, found.index, found.rpc_layer) == ("123456", 0, "grpc")
+    assert found.rank is None and found.cluster["123456"] == ("e:1",)
+    assert parse(HOSTS, {"type": "worker", "index": "1"}).rank == 2
+
+
+@pytest.mark.parametrize("found", [{}, {"rpc_layer": "grpc"}, {"environment": "cloud"}])
+def test_without_a_cluster_it_is_one_process(found, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TFConfig.parse(json.dumps(found))
+    assert (config.rank, config.world_size, config.is_chief, config.master) == (0, 1, True, "")
+    assert config.layout == {"workers": 1, "servers": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(found))
+    assert MultiWorkerMirroredStrategy().num_replicas_in_sync == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("a:1"),
+    lambda part: st.lists(part) | st.dictionaries(st.sampled_from(TASKS) | st.text(), part),
+    max_leaves=6,
+)
+MAYBE = st.sampled_from([[], ["a:1"], ["a:1", "b:2"], "worker", "0", 0]) | JSON
+CONFIG = st.fixed_dictionaries(
+    {},
+    optional={
+        "cluster": st.dictionaries(st.sampled_from(TASKS), MAYBE, max_size=3) | JSON,
+        "task": st.fixed_dictionaries({}, optional={"type": MAYBE, "index": MAYBE}) | JSON,
+        "rpc_layer": JSON,
+    },
+)
+
+
+@given(CONFIG | JSON)
+def test_any_json_is_a_configuration_or_told_what_is_wrong(found) -> None:
+    try:
+        config = TFConfig.parse(json.dumps(found))
+    except StrategyError as error:
+        assert "TF_CONFIG has" in str(error)
+    else:
+        assert config.rank is None or 0 <= config.rank < config.world_size
+        assert config.layout["workers"] == config.world_size
+        places = [place for hosts in config.cluster.values() for place in hosts]
+        assert len(places) == len({*places})
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\ufeff{}", '{"cluster":\u2028{]}'])
+def test_what_cannot_be_decoded_is_told(text: str) -> None:
+    with pytest.raises(StrategyError, match="TF_CONFIG is not valid JSON"):
+        TFConfig.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("192.0.2.1:5000", "cannot use 192.0.2.1:5000: "),
+        ("[2001:db8::1]:5000", "cannot use [2001:db8::1]:5000: "),
+        ("no.such.machine.invalid:5000", "cannot use no.such.machine.invalid:5000: "),
+        (f"{'x' * 70}.invalid:5000", "cannot use xxxx"),
+    ],
+)
+def test_the_address_of_another_machine_is_refused_at_once(
+    address: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = {"type": "worker", "index": 0}
+    config = {"cluster": {"worker": [address, "b:1"]}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(StrategyError, match=r"this process is worker 0 at .* check task") as told:
+        MultiWorkerMirroredStrategy()
+    assert says in str(told.value)
+
+
+def test_a_port_that_another_process_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        cluster = {"worker": [f"127.0.0.1:{other.getsockname()[1]}"]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster}))
+        with pytest.raises(StrategyError, match="Address already in use"):
+            MultiWorkerMirroredStrategy()
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
