@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -148,6 +150,74 @@ def test_average_loss_divides_by_the_global_batch(global_batch: int | None) -> N
     w = nn.Linear(3, 1, bias=False).double().weight
     by_hand = (X[:, 0] * (X @ w.T).squeeze().square()).mean() + w.square().sum()
     torch.testing.assert_close(loss, by_hand.detach(), rtol=0, atol=1e-12)
+
+
+#: Shapes of a loss and of its weights, and TensorFlow's result for 1, 2, 3, … in each, of 4 rows.
+TENSORFLOW = {
+    ((3,), ()): 1.5,
+    ((3,), (1,)): 1.5,
+    ((3,), (3,)): 3.5,
+    ((3,), (3, 1)): 3.5,
+    ((3, 1), (3,)): 3.5,
+    ((3, 1), (3, 1)): 3.5,
+    ((3, 2), ()): 5.25,
+    ((3, 2), (3,)): 12.5,
+    ((3, 2), (3, 1)): 12.5,
+    ((3, 2), (3, 2)): 22.75,
+    ((3, 2), (1, 2)): 8.25,
+    ((2, 2), (2,)): 4.25,
+    ((2, 2), (2, 1)): 4.25,
+    ((2, 2), (2, 2)): 7.5,
+    ((2, 2), (1, 2)): 4.0,
+    ((2, 3, 2), (2, 1)): 33.75,
+    ((2, 3, 2), (2, 3)): 85.75,
+    ((2, 3, 2), (2, 3, 1)): 85.75,
+    ((2, 3, 2), (2, 3, 2)): 162.5,
+    ((0, 2), ()): 0.0,
+}
+
+
+def counted(shape: tuple[int, ...]) -> Tensor:
+    return torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+
+
+@pytest.mark.parametrize(("loss", "weights"), TENSORFLOW, ids=str)
+def test_average_loss_is_that_of_tensorflow(loss, weights) -> None:
+    found = compute_average_loss(counted(loss), counted(weights), global_batch_size=4)
+    assert found.item() == TENSORFLOW[loss, weights]
+
+
+def test_losses_of_a_row_are_added_as_in_tensorflow() -> None:
+    losses = torch.tensor([[0.5, 1.0], [1.5, 4.5]])
+    assert compute_average_loss(losses).item() == 3.75
+    assert compute_average_loss(losses, global_batch_size=0).item() == 0.0
+    weights = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    expected = (losses * weights).sum() / 2
+    torch.testing.assert_close(compute_average_loss(losses, weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights"),
+    [((3,), (2,)), ((3,), (2, 2)), ((3, 2), (2,)), ((2, 2, 2), (2,)), ((3, 1), (3, 2))],
+)
+def test_weights_that_do_not_belong_to_the_losses_are_refused(loss, weights) -> None:
+    """Where the last two have a result in TensorFlow, it weighs other dimensions than rows."""
+    with pytest.raises(StrategyError) as caught:
+        compute_average_loss(counted(loss), counted(weights))
+    assert f"sample_weight=…) of shape {weights} does not weigh losses of shape {loss}" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, "4", [4]])
+def test_a_global_batch_that_is_no_number_of_rows_is_refused(size) -> None:
+    with pytest.raises(StrategyError, match=r"compute_average_loss\(global_batch_size="):
+        compute_average_loss(torch.ones(2), global_batch_size=size)
+
+
+def test_a_list_of_losses_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"per_example_loss=\[1.0, 2.0\]\) needs a tensor"):
+        compute_average_loss([1.0, 2.0])
 
 
 def test_losses_are_refused_where_they_mean_something_else() -> None:
