@@ -23,6 +23,7 @@
 A replica is a rank. :class:`Strategy` says what a strategy does at which moment.
 """
 
+from distkit.data.policies import AutoShardPolicy
 from distkit.strategies.aggregation import (
     Variable,
     VariableAggregation,
@@ -48,7 +49,7 @@ from distkit.strategies.context import (
 )
 from distkit.strategies.coordinator import ClusterCoordinator, RemoteValue
 from distkit.strategies.fully_sharded import FullyShardedStrategy
-from distkit.strategies.input import InputContext
+from distkit.strategies.input import InputContext, InputOptions
 from distkit.strategies.losses import compute_average_loss, scale_regularization_loss
 from distkit.strategies.mirrored import MirroredStrategy
 from distkit.strategies.model import Model
@@ -71,6 +72,7 @@ from distkit.strategies.tpu import TPUStrategy
 from distkit.strategies.variables import ReduceOp
 
 __all__ = [
+    "AutoShardPolicy",
     "Callback",
     "CentralStorageStrategy",
     "Checkpoint",
@@ -81,6 +83,7 @@ __all__ = [
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "InputContext",
+    "InputOptions",
     "LearningRate",
     "MaxSizePartitioner",
     "MinSizePartitioner",

@@ -42,16 +42,15 @@ class CentralStorageStrategy(ReplicatedStrategy):
         if self._alone:
             return
         put_together(self, weights, replica, _sum_on_0)
-        updated = [w for w in weights if w.grad is not None]
+        self._updated = [w for w in weights if w.grad is not None]
         if self._replica:
             optimizer.zero_grad()  # nothing is left to do here
 
-        @torch.no_grad()
-        def give(*_: object) -> None:
-            hook.remove()
-            as_one(updated, _from_0)
-
-        hook = optimizer.register_step_post_hook(give)
+    @torch.no_grad()
+    def _stepped(self) -> None:
+        if not self._alone:
+            self._compare("optimizer.step", [])  # rank 0's step may have raised
+            as_one(self._updated, _from_0)
 
     @property
     def _chief_saves(self) -> bool:

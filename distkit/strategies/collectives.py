@@ -14,9 +14,28 @@ if TYPE_CHECKING:
     from distkit.strategies.strategy import Strategy
 
 
-def all_reduce(strategy: Strategy, x: Tensor) -> Tensor:
-    """The sum of ``x`` over the replicas. ``dist.all_reduce`` would lose its gradient."""
-    return _AllReduce.apply(x, strategy)  # type: ignore[no-any-return, no-untyped-call]
+#: Floating-point numbers that have no room for sums.
+HALF = torch.float16, torch.bfloat16
+
+
+def all_reduce(strategy: Strategy, x: Tensor, parts: int | None = None) -> Tensor:
+    """The sum of ``x`` over the replicas, or the mean. ``dist.all_reduce`` loses its gradient.
+
+    Args:
+        strategy: of the replicas.
+        x: the result is dense, also of a sparse tensor.
+        parts: what the sum is divided by; None for the sum itself.
+    """
+    total: Tensor = _AllReduce.apply(wide(x.to_dense()), strategy)  # type: ignore[no-untyped-call]
+    total = total if parts is None else total / parts
+    return total.to(x.dtype) if x.dtype in HALF else total
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same numbers, in a dtype that has room for their sum; whole ones as ``torch.sum``."""
+    if x.dtype in HALF:
+        return x.float()
+    return x if x.is_floating_point() or x.is_complex() else x.long()
 
 
 def all_gather(strategy: Strategy, call: str, x: Tensor, axis: int) -> Tensor:
@@ -27,7 +46,7 @@ def all_gather(strategy: Strategy, call: str, x: Tensor, axis: int) -> Tensor:
     """
     shapes = strategy._compare(call, x.shape)
     check_shapes(call, shapes, axis)
-    rows = x.movedim(axis, 0)
+    rows = x.to_dense().movedim(axis, 0)
     joined: Tensor = _AllGather.apply(rows, strategy, [shape[axis] for shape in shapes])  # type: ignore[no-untyped-call]
     return joined.movedim(0, axis)
 

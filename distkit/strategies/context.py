@@ -137,10 +137,8 @@ class ReplicaContext:
         """
         from distkit.strategies.variables import ReduceOp
 
-        totals = pytree.tree_map(lambda x: self._all_reduce(torch.as_tensor(x)), value)
-        if ReduceOp(op) is ReduceOp.SUM:
-            return totals
-        return pytree.tree_map(lambda total: total / self.num_replicas_in_sync, totals)
+        parts = self.num_replicas_in_sync if ReduceOp(op) is ReduceOp.MEAN else None
+        return pytree.tree_map(lambda x: self._all_reduce(torch.as_tensor(x), parts), value)
 
     def all_gather(self, value: Any, axis: int = 0) -> Any:
         """The values of all replicas, joined along a dimension; gradients flow back.
@@ -155,9 +153,9 @@ class ReplicaContext:
         gather = partial(all_gather, self.strategy, "all_gather", axis=axis)
         return pytree.tree_map(gather, value)
 
-    def _all_reduce(self, x: Tensor) -> Tensor:
+    def _all_reduce(self, x: Tensor, parts: int | None) -> Tensor:
         check_shapes("all_reduce", self.strategy._compare("all_reduce", x.shape))
-        return all_reduce(self.strategy, x)
+        return all_reduce(self.strategy, x, parts)
 
     def mean_loss(self, loss: Tensor | float) -> Tensor:
         """The loss of the whole batch, for an optimizer that looks at it."""

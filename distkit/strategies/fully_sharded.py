@@ -44,7 +44,8 @@ class FullyShardedStrategy(ReplicatedStrategy):
             keeps them, which saves an all-gather (ZeRO-2).
 
     Raises:
-        StrategyError: at the end of the first scope: this torch is older than 2.13.
+        StrategyError: at the end of the first scope: this torch is older than 2.13; in backward:
+            a gradient is sparse.
 
     Source:
         Rajbhandari et al., "ZeRO", 2020; ``torch.distributed.fsdp.fully_shard``.
@@ -103,10 +104,12 @@ class FullyShardedStrategy(ReplicatedStrategy):
         from torch.distributed.fsdp import fully_shard
 
         self._layers += 1
+        watch = partial(_watch_gradients, type(unit).__name__)
         layer: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard)
         layer.set_custom_all_gather(_Collective(dist.all_gather_single, self._before_gather))
         weigh = partial(self._before_scatter, self._layers)
         layer.set_custom_reduce_scatter(_Collective(dist.reduce_scatter_single, weigh))
+        unit.register_forward_pre_hook(watch)  # after that of FSDP2, which gathers
 
     def _begins(self, root: nn.Module, _: object) -> None:
         self._begun.add(root)
@@ -190,6 +193,21 @@ class FullyShardedStrategy(ReplicatedStrategy):
         if bad:
             culprit = spoilt.get(id(weights[min(bad)]))
             refuse_not_finite(weights[min(bad)], replica, culprit)
+
+
+def _watch_gradients(kind: str, unit: nn.Module, _: object) -> None:
+    """See that the gradients of a unit's parameters, which are gathered now, can be cut."""
+    for name, w in unit.named_parameters():
+        if w.requires_grad and not w._backward_hooks:
+            w.register_hook(partial(_refuse_sparse, f"{kind}.{name}"))
+
+
+def _refuse_sparse(name: str, gradient: Tensor) -> None:
+    if gradient.is_sparse:
+        raise StrategyError(
+            f"The gradient of {name} is sparse, and FullyShardedStrategy cuts only dense ones. "
+            "Make the layer with sparse=False, or use MirroredStrategy, which makes them dense."
+        )
 
 
 class _Collective:

@@ -61,21 +61,17 @@ def put_together(
             "over replicas divides it once more. Use compute_average_loss, or leave it out."
         )
     rows = 1 if replica.rows is None else replica.rows
-    _make_plain(weights, rows)
+    make_dense(weights)
     there = bytes(w.grad is not None for w in weights)
-    bad = first_not_finite(w.grad for w in weights)
+    bad = first_not_finite(w.grad for w in weights) if rows else -1  # without rows a mean is NaN
     facts = [rows, replica.summed, len(weights), zlib.crc32(there), bad]
     shown = strategy._compare("optimizer.step", facts)
     _check(shown, weights, replica)
     if len({s[3] for s in shown}) > 1:
         _complete(weights, torch.tensor(list(there), device=strategy.device), all_reduce)
-    part, whole = (1, 1) if replica.summed else (rows, sum(s[0] for s in shown) or 1)
-
-    def sum_up(flat: Tensor) -> None:
-        all_reduce(flat.mul_(part))
-        flat.div_(whole)
-
-    as_one([w.grad for w in weights if w.grad is not None], sum_up)
+    part = 1 if replica.summed else rows / (sum(s[0] for s in shown) or 1)
+    mine = [w.grad for w in weights if w.grad is not None]
+    as_one(mine, lambda g: all_reduce(g.mul_(part) if rows else g.zero_()))
 
 
 def as_one(tensors: Sequence[Tensor], change: Callable[[Tensor], Any]) -> None:
@@ -88,13 +84,10 @@ def as_one(tensors: Sequence[Tensor], change: Callable[[Tensor], Any]) -> None:
             t.copy_(changed.view_as(t))
 
 
-def _make_plain(weights: Sequence[Tensor], rows: int) -> None:
-    """Dense gradients; without rows a mean is NaN, and adds nothing to the whole."""
+def make_dense(weights: Sequence[Tensor]) -> None:
+    """Make sparse gradients dense, so that they can be added up."""
     for w in weights:
-        if w.grad is not None and w.grad.is_sparse:
-            w.grad = w.grad.to_dense()
-        if w.grad is not None and not rows:
-            w.grad.zero_()
+        w.grad = None if w.grad is None else w.grad.to_dense()
 
 
 def first_not_finite(gradients: Iterable[Tensor | None]) -> int:

@@ -46,22 +46,60 @@ class InputContext:
         return each
 
 
+class InputOptions:
+    """How a replica gets its batches.
+
+    TensorFlow's ``experimental_replication_mode`` and ``experimental_place_dataset_on_device`` are
+    left out: each replica is a process, which makes its own batches.
+
+    Args:
+        fetch_to_device: move batches to the replica's device; False leaves them where they are.
+        per_replica_buffer_size: how many batches are read ahead.
+        experimental: the same two by TensorFlow's names, which begin with ``experimental_``.
+
+    Raises:
+        StrategyError: another option, or a buffer of no whole number of batches.
+
+    Source:
+        TensorFlow, ``tf.distribute.InputOptions``.
+
+    >>> InputOptions(experimental_fetch_to_device=False).fetch_to_device
+    False
+    """
+
+    def __init__(
+        self, fetch_to_device: bool = True, per_replica_buffer_size: int = 1, **experimental: Any
+    ) -> None:
+        fetch, size = (f"experimental_{n}" for n in ("fetch_to_device", "per_replica_buffer_size"))
+        self.fetch_to_device = experimental.pop(fetch, fetch_to_device)
+        self.per_replica_buffer_size = experimental.pop(size, per_replica_buffer_size)
+        if experimental or not isinstance(self.per_replica_buffer_size, int):
+            raise StrategyError(
+                f"InputOptions(per_replica_buffer_size={self.per_replica_buffer_size!r}"
+                f"{''.join(f', {n}=…' for n in experimental)}): there are fetch_to_device, True or "
+                "False, and per_replica_buffer_size, a whole number of batches."
+            )
+
+
 class Placed:
     """Batches, moved to a device: each while the one before it is in use.
 
     Args:
         batches: what to iterate over; its ``len`` and other attributes show through.
         device: where tensors go.
+        options: None for the usual ones.
     """
 
-    def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
-        self._batches, self._to = batches, device
+    def __init__(
+        self, batches: Iterable[Any], device: torch.device, options: InputOptions | None = None
+    ) -> None:
+        self._batches, self._to, self._options = batches, device, options or InputOptions()
 
     def __iter__(self) -> Iterator[Any]:
         ahead: list[Any] = []
         for batch in self._batches:
             ahead.append(self._moved(batch))
-            if len(ahead) > 1:
+            if len(ahead) > self._options.per_replica_buffer_size:
                 yield ahead.pop(0)
         yield from ahead
 
@@ -72,4 +110,6 @@ class Placed:
         return getattr(self.__dict__["_batches"], name)
 
     def _moved(self, batch: Any) -> Any:
+        if not self._options.fetch_to_device:
+            return batch
         return pytree.tree_map_only(Tensor, lambda t: t.to(self._to, non_blocking=True), batch)

@@ -178,7 +178,7 @@ class Model:
     def _each_row_once(self, data: Any, global_batch: int) -> Any:
         """Divided among the replicas in sync, also where each worker trains on its own data."""
         mine = {"replica": self.strategy._replica, "replicas": self.strategy.num_replicas_in_sync}
-        return self.strategy.distribute_dataset(data, global_batch, policy="DATA", **mine)
+        return self.strategy._batches(data, global_batch, None, policy="DATA", **mine)
 
     # -- steps -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from distkit.strategies.checkpoint import STATES
 from distkit.strategies.context import ReplicaContext
 from distkit.strategies.gradients import (
     first_not_finite,
+    make_dense,
     own_parameters,
     put_together,
     refuse_not_finite,
@@ -145,7 +147,28 @@ class ParameterServerStrategy(ReplicatedStrategy):
         node = kvstore.here()
         if self.mode == "sync" or node is None:
             return super()._pipeline
+        if self._coordinates:
+            raise StrategyError(
+                "Worker 0 coordinates, so it has no rows of a dataset. Let each worker make its "
+                "own: coordinator.create_per_worker_dataset(lambda: "
+                "strategy.distribute_dataset(data, global_batch=64))."
+            )
         return node.index - self.coordinated, node.workers - self.coordinated
+
+    @property
+    def _coordinates(self) -> bool:
+        """True in the process that schedules functions for the others."""
+        return self.coordinated and self.store.rank == 0
+
+    def _check_place(self, call: str) -> None:
+        super()._check_place(call)
+        if self._coordinates:  # TensorFlow warns, too
+            warnings.warn(
+                f"strategy.{call} on worker 0, which coordinates, without coordinator.schedule: it "
+                "runs there, and the other workers have no part in it. Call it in a function that "
+                "coordinator.schedule gets.",
+                stacklevel=3,
+            )
 
     @property
     def store(self) -> kvstore.KVStore:
@@ -191,13 +214,16 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """In how many shards it is."""
         if self._partitioner is None or not variable.dim():
             return 1
-        shards = self._partitioner(tuple(variable.shape), variable.dtype)
-        if len(shards) != variable.dim() or any(n != 1 for n in shards[1:]):
+        shape = tuple(variable.shape)
+        shards: Any = self._partitioner(shape, variable.dtype)
+        first, *others = shards if isinstance(shards, list | tuple) and shards else [None]
+        if not isinstance(first, int) or first < 1 or others != [1] * (len(shape) - 1):
             raise StrategyError(
-                f"{self._partitioner} cuts a variable of shape {tuple(variable.shape)} into "
-                f"{shards}. Variables are cut along their first axis: give [n, 1, …]."
+                f"variable_partitioner returned {shards!r:.60} for a variable of shape {shape}. "
+                "Variables are cut along their first axis: return the number of shards of each "
+                f"axis, {[2] + [1] * (len(shape) - 1)} for two."
             )
-        return shards[0]
+        return max(1, min(first, shape[0]))
 
     @torch.no_grad()
     def pull(self) -> None:
@@ -210,6 +236,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         """Push gradients and pull values; the optimizer is left without gradients to apply."""
         weights = own_parameters(self, optimizer)
+        make_dense(weights)
         if self.mode == "sync":
             put_together(self, weights, replica, _only_masks)
         elif replica.rows != 0 and (bad := first_not_finite(w.grad for w in weights)) >= 0:

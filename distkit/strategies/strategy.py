@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from torch.utils import _pytree as pytree
 from distkit.errors import StrategyError
 from distkit.strategies import variables
 from distkit.strategies.agreement import check_shapes
-from distkit.strategies.collectives import all_gather, all_reduce
+from distkit.strategies.collectives import HALF, all_gather, all_reduce, wide
 from distkit.strategies.context import ReplicaContext, check_may_enter, entered
-from distkit.strategies.input import InputContext, Placed
+from distkit.strategies.input import InputContext, InputOptions, Placed
 from distkit.strategies.variables import Made, ReduceOp, remember_rows
+
+#: How ``distribute_dataset`` can divide data.
+_DIVISION = dict.fromkeys(("policy", "shuffle", "seed"))
 
 
 class Strategy:
@@ -110,7 +114,7 @@ class Strategy:
             StrategyError: inside a replica function; another replica's function raised.
             Exception: what ``fn`` raises; the strategy can be used again.
         """
-        check_may_enter(self, "run()")
+        self._check_place("run()")
         self._runs += 1
         replica = ReplicaContext(self, _rows((args, kwargs)), self._runs)
         with self._run(replica), entered(self, replica):
@@ -127,60 +131,86 @@ class Strategy:
 
         Args:
             op: "sum" or "mean".
-            value: a tensor or number of the same shape on all replicas, or a structure of them.
+            value: a tensor or number of the same shape on all replicas, or a structure of them;
+                of a sparse tensor the result is dense.
             axis: also reduce this dimension, whose size may then differ: the mean is the sum
                 of all elements divided by their number.
 
         Raises:
-            StrategyError: shapes differ, or this is a replica function.
+            StrategyError: shapes differ, no such dimension, no numbers, or this is a replica
+                function.
         """
-        check_may_enter(self, "reduce()")
+        self._check_place("reduce()")
         return pytree.tree_map(lambda v: self._reduce("reduce", ReduceOp(op), v, axis), value)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """The values of all replicas, joined along a dimension in the order of replicas.
 
         Args:
-            value: a tensor, or a structure of them; its size along ``axis`` may differ.
+            value: a tensor, or a structure of them; its size along ``axis`` may differ. Of sparse
+                tensors the result is dense.
             axis: the dimension along which they are joined.
 
         Raises:
-            StrategyError: other dimensions differ, a scalar, or this is a replica function.
+            StrategyError: other dimensions differ, a scalar, no numbers, or this is a replica
+                function.
         """
         check_may_enter(self, "gather()")
         gather = partial(all_gather, self, "gather", axis=axis)
-        return pytree.tree_map(lambda v: gather(self._tensor(v)), value)
+        return pytree.tree_map(lambda v: gather(self._tensor("gather", v)), value)
 
-    def distribute_dataset(self, data: Any, global_batch: int, **options: Any) -> Placed:
+    def distribute_dataset(
+        self,
+        data: Any,
+        global_batch: int | None = None,
+        options: InputOptions | None = None,
+        **division: Any,
+    ) -> Placed:
         """This replica's batches of a dataset, on its device.
+
+        The last batch of an epoch may have fewer rows. TensorFlow's ``drop_remainder`` is left
+        out: gradients and losses are weighted by rows, so every row counts.
 
         Args:
             data: see :class:`distkit.data.DistributedDataset`.
-            global_batch: rows of all replicas' batches together.
-            options: ``policy``, ``shuffle``, ``seed``: likewise.
+            global_batch: rows of all replicas' batches together; always needed, since torch's
+                datasets have no batches of their own as ``tf.data`` has.
+            options: where batches go, and how many of them ahead.
+            division: ``policy``, ``shuffle``, ``seed``: as of ``DistributedDataset``.
 
         Raises:
-            ValueError: see there.
+            StrategyError: ``global_batch`` is missing or no whole number, an unknown argument, or
+                a coordinator, which has no rows.
+            ValueError: see :class:`distkit.data.DistributedDataset`.
         """
-        from distkit.data import DistributedDataset
-
+        if unknown := sorted(division.keys() - _DIVISION):
+            raise StrategyError(
+                f"distribute_dataset has no argument {unknown[0]}: there are global_batch, "
+                f"options, {', '.join(_DIVISION)}. There is no drop_remainder, since gradients "
+                "are weighted by rows: the last batch of an epoch may have fewer."
+            )
         place, places = self._pipeline
-        rows = global_batch * (places // self.num_replicas_in_sync)
-        options = {"replica": place, "replicas": places, **options}
-        return Placed(DistributedDataset(data, rows, **options), self.device)
+        division = {"replica": place, "replicas": places, **division}
+        return self._batches(data, global_batch, options, **division)
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Iterable[Any]]
+        self,
+        dataset_fn: Callable[[InputContext], Iterable[Any]],
+        options: InputOptions | None = None,
     ) -> Placed:
         """This replica's batches from a function that makes them, on its device.
 
         Args:
             dataset_fn: gets an :class:`InputContext`, and returns an iterable of this replica's
                 batches.
+            options: where batches go, and how many of them ahead.
+
+        Raises:
+            StrategyError: a coordinator, which has no rows.
         """
         place, places = self._pipeline
         context = InputContext(places, place, self.num_replicas_in_sync)
-        return Placed(dataset_fn(context), self.device)
+        return Placed(dataset_fn(context), self.device, options)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of the replicas in this process, of which there is one."""
@@ -202,6 +232,10 @@ class Strategy:
     def _steps_alone(self) -> bool:
         """True if optimizers may step outside of replica functions."""
         return self.num_replicas_in_sync == 1
+
+    def _check_place(self, call: str) -> None:
+        """Refuse a call inside another strategy or a replica function."""
+        check_may_enter(self, call)
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
         """Open while this replica's function runs."""
@@ -236,6 +270,9 @@ class Strategy:
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         """Before a step: make the gradients of its parameters those of the whole batch."""
 
+    def _stepped(self) -> None:
+        """After a step."""
+
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
         """The facts of all replicas, once all are in this call: see :mod:`.agreement`."""
         return [list(facts)]
@@ -257,22 +294,43 @@ class Strategy:
 
     # -- built from these --------------------------------------------------------------------
 
+    def _batches(
+        self, data: Any, global_batch: int | None, options: InputOptions | None, **division: Any
+    ) -> Placed:
+        from distkit.data import DistributedDataset
+
+        if not isinstance(global_batch, Integral):
+            raise StrategyError(
+                f"distribute_dataset(global_batch={global_batch!r}): give the rows of all "
+                "replicas' batches together, a whole number, such as global_batch=64."
+            )
+        rows = global_batch * (division["replicas"] // self.num_replicas_in_sync)
+        return Placed(DistributedDataset(data, rows, **division), self.device, options)
+
     def _reduce(self, call: str, op: ReduceOp, value: Any, axis: int | None = None) -> Tensor:
-        x, rows = self._tensor(value), getattr(value, "_rows", None)
-        if op is ReduceOp.MEAN and not (x.is_floating_point() or x.is_complex()):
+        x, rows = self._tensor(call, value), getattr(value, "_rows", None)
+        dtype, mean, x = x.dtype, op is ReduceOp.MEAN, wide(x)
+        if mean and x.dtype is torch.int64:
             x = x.double()
-        count = 1 if rows is None or op is ReduceOp.SUM else rows
+        count = 1 if rows is None or not mean else rows
         if axis is not None:
+            check_shapes(call, [x.shape], axis)
             x, count = x.sum(axis), x.shape[axis]
         shown = self._compare(call, [count, *x.shape])
         check_shapes(call, [s[1:] for s in shown])
-        if axis is None and op is ReduceOp.MEAN:
+        if axis is None and mean:
             x = x * count if count else torch.zeros_like(x)  # without rows a mean is NaN
-        total = all_reduce(self, x)
-        return total / sum(s[0] for s in shown) if op is ReduceOp.MEAN else total
+        total = all_reduce(self, x, sum(s[0] for s in shown) if mean else None)
+        return total.to(dtype) if dtype in HALF else total
 
-    def _tensor(self, value: Any) -> Tensor:
-        return torch.as_tensor(value, device=self.device).detach()
+    def _tensor(self, call: str, value: Any) -> Tensor:
+        try:
+            return torch.as_tensor(value, device=self.device).detach().to_dense()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise StrategyError(
+                f"{call} of {value!r:.60}, a {type(value).__name__}: it combines tensors and "
+                "numbers. Does the function that `run` gets return its result?"
+            ) from error
 
     def _check_devices(self, named: Iterable[tuple[str, Tensor]]) -> None:
         here = torch.empty(0, device=self.device).device  # with its number, if it has one

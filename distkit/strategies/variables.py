@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from distkit.errors import StrategyError
@@ -168,4 +171,24 @@ def remember_rows(result: Tensor, rows: int | None) -> Tensor:
     return result
 
 
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """After any ``optimizer.step()`` of this process."""
+    if (replica := context.replica()) is not None and not _unwatched.get():
+        replica.strategy._stepped()
+
+
+def _before_parameter(owner: nn.Module, name: str, parameter: Any) -> None:
+    """Before any module of this process gets a parameter."""
+    replica = context.replica()
+    new = parameter is not None and owned(parameter) is None
+    if new and replica is not None and not replica.strategy._steps_alone:
+        raise StrategyError(
+            f"{type(owner).__name__}.{name} is made inside `run` of {replica.strategy}: each "
+            "replica would begin with other values. Make the model before, in `with "
+            "strategy.scope():`."
+        )
+
+
 register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
+module.register_module_parameter_registration_hook(_before_parameter)

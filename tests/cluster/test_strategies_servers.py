@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,12 +187,43 @@ def late(strategy: Strategy) -> None:
         (late, ParameterServerStrategy(), "made after ClusterCoordinator"),
         (ClusterCoordinator, ParameterServerStrategy(mode="sync"), 'mode="async"'),
         (ClusterCoordinator, MirroredStrategy(), "ParameterServerStrategy"),
-        (train, ParameterServerStrategy(lambda shape, dtype: [1, 2]), "first axis"),
+        *[
+            (
+                train,
+                ParameterServerStrategy(lambda shape, dtype, shards=shards: shards),
+                re.escape(f"variable_partitioner returned {shards} for a variable of shape ("),
+            )
+            for shards in (None, 5, [], [0, 1], [1.5, 1], [1, 2], [1, 1, 1])
+        ],
     ],
 )
 def test_what_cannot_be_served_is_refused(cluster, wrong, strategy, says: str) -> None:
     with pytest.raises(RankError, match=says):
         cluster.run(wrong, strategy)
+
+
+def sparse(strategy: Strategy) -> float:
+    """The sum of an embedding whose sparse gradients are 1 for each row that is looked up."""
+    with strategy.scope():
+        model = nn.Embedding(4, 2, sparse=True).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step(rows: Tensor) -> None:
+        optimizer.zero_grad()
+        model(rows).sum().backward()
+        optimizer.step()
+
+    strategy.run(step, args=(torch.tensor([1, 1, 3]),))
+    strategy.store.barrier()
+    strategy.pull()
+    return model.weight.sum().item()
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("sync", 1), ("async", 2)])
+def test_sparse_gradients_are_pushed_as_dense_ones(cluster, mode: str, steps: int) -> None:
+    found = cluster.run(sparse, ParameterServerStrategy(mode=mode)).results
+    assert found == [-6.0 * steps] * 2
 
 
 def test_what_a_failed_coordinator_leaves_can_be_collected(cluster) -> None:

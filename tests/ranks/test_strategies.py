@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from training import training_step
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError, TrainingError
 from distkit.strategies import (
+    AutoShardPolicy,
     CommunicationOptions,
+    InputOptions,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
@@ -172,6 +175,104 @@ def test_reduce_and_gather() -> None:
     for r, found in enumerate(run_ranks(values, 3, MirroredStrategy()).results):
         rows = [0.0, 0.0, 1.0, 0.0, 1.0, 2.0]
         assert found == (3, 1.0, sum(rows) / 6, rows, [[0, 1, 1, 2, 2, 2]], (r,))
+
+
+def test_sums_have_room_for_all_replicas() -> None:
+    def values(strategy: Strategy):
+        half = torch.tensor(40000.0, dtype=torch.float16)
+        loss = strategy.run(lambda x: half, args=(torch.zeros(3 + dist.get_rank()),))
+        inside = strategy.run(lambda: get_replica_context().all_reduce("mean", half))
+        return (
+            strategy.reduce("mean", loss).item(),
+            inside.item(),
+            strategy.reduce("mean", half.expand(2), axis=0).item(),
+            strategy.reduce("sum", torch.tensor(200, dtype=torch.uint8)).item(),
+            strategy.reduce("sum", torch.tensor([True, False])).tolist(),
+            strategy.reduce("mean", torch.tensor(2**53 - 1)).item(),
+        )
+
+    expected = (40000.0, 40000.0, 40000.0, 400, [2, 0], 2**53 - 1)
+    assert run_ranks(values, 2, MirroredStrategy()).results == [expected] * 2
+
+
+def test_gradients_of_16_bits_have_room_for_all_rows() -> None:
+    def steps(strategy: Strategy):
+        with strategy.scope():
+            model = nn.Linear(1, 1, bias=False).half()
+            nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def step(x: Tensor) -> None:
+            (1000 * model(x).mean()).backward()
+            optimizer.step()
+
+        strategy.run(step, args=(torch.ones(100, 1, dtype=torch.float16),))
+        return model.weight.item()
+
+    assert run_ranks(steps, 2, MirroredStrategy()).results == [-1000.0] * 2
+
+
+def test_sparse_values_become_dense() -> None:
+    def values(strategy: Strategy):
+        r = dist.get_rank()
+        x = torch.sparse_coo_tensor([[r, 2]], [1.0, 2.0], (3,))
+        y = torch.sparse_coo_tensor([[r]], [3.0], (2,), requires_grad=True)
+
+        def inside() -> tuple[Tensor, Tensor]:
+            context = get_replica_context()
+            context.all_reduce("sum", y).square().sum().backward()
+            return context.all_gather(x), y.grad.to_dense()
+
+        gathered, gradient = strategy.run(inside)
+        assert torch.equal(gathered, strategy.gather(x))
+        assert gradient.tolist() == [12.0 * (k == r) for k in range(2)]  # as torch masks it
+        return strategy.reduce("sum", x).tolist(), strategy.reduce("mean", x, axis=0).item()
+
+    assert run_ranks(values, 2, MirroredStrategy()).results == [([1.0, 1.0, 4.0], 1.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda s: s.reduce("mean", None), r"reduce of None, a NoneType.*return its result\?"),
+        (lambda s: s.gather("abc"), "gather of 'abc', a str"),
+        (
+            lambda s: s.reduce("mean", 1.0, axis=0),
+            "reduce along dimension 0: the value of .* no such",
+        ),
+        (lambda s: s.distribute_dataset(X), r"global_batch=None\): give the rows"),
+        (lambda s: s.distribute_dataset(X, "8"), r"global_batch='8'\): give the rows"),
+        (lambda s: s.distribute_dataset(X, 2.5), r"global_batch=2.5\): give the rows"),
+        (
+            lambda s: s.distribute_dataset(X, 8, drop_remainder=True),
+            "no argument drop_remainder: there are global_batch, options, policy, shuffle, seed",
+        ),
+        (lambda s: InputOptions(experimental_replication_mode=1), "experimental_replication_mode="),
+        (lambda s: InputOptions(per_replica_buffer_size=None), "per_replica_buffer_size=None"),
+    ],
+)
+def test_a_wrong_argument_is_named(ask, says: str) -> None:
+    with pytest.raises(StrategyError, match=says):
+        ask(Strategy())
+
+
+def test_input_options_say_how_many_batches_are_read_ahead() -> None:
+    read = []
+
+    def batches(_) -> Iterator[Tensor]:
+        for n in range(6):
+            read.append(n)
+            yield torch.tensor(n)
+
+    for ahead in (0, 1, 3):
+        read.clear()
+        options = InputOptions(experimental_per_replica_buffer_size=ahead)
+        given = iter(Strategy().distribute_datasets_from_function(batches, options))
+        assert next(given) == 0 and read == [*range(ahead + 1)]
+        assert [int(n) for n in given] == [1, 2, 3, 4, 5]
+    options = InputOptions(fetch_to_device=False)
+    (batch,) = Strategy("meta").distribute_dataset(X, 30, options, policy=AutoShardPolicy.OFF)
+    assert torch.equal(batch, X)
 
 
 @pytest.mark.parametrize(

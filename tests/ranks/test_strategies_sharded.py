@@ -237,6 +237,67 @@ def test_backward_of_a_loss_per_example_is_refused_as_torch_does() -> None:
         assert "only for scalar outputs" in said
 
 
+def sparse(strategy: Strategy, functional: bool):
+    """A step with a sparse gradient: its loss before and after, or what is told of it."""
+    torch.manual_seed(0)
+    with strategy.scope():
+        embedding = nn.Embedding(4, 2, sparse=not functional)
+        model = nn.Sequential(embedding, nn.Linear(2, 2)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if functional:
+        embedding.forward = lambda x: F.embedding(x, embedding.weight, sparse=True)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), x % 2)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    try:
+        steps = [step, step]
+        pieces = [*strategy.distribute_dataset(torch.tensor([1, 1, 3]), global_batch=3)] * 2
+        losses = [strategy.run(f, args=(x,)) for f, x in zip(steps, pieces, strict=True)]
+        return [strategy.reduce("mean", loss).item() for loss in losses]
+    except StrategyError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_sparse_gradients_are_made_dense_or_refused(functional: bool) -> None:
+    expected = sparse(Strategy(), functional)
+    for kind in (MirroredStrategy, CentralStorageStrategy):
+        for found in run_ranks(sparse, 2, kind(), functional).results:
+            assert found == pytest.approx(expected, abs=1e-12)
+    for told in run_ranks(sparse, 2, FullyShardedStrategy(), functional).results:
+        assert "The gradient of Embedding.weight is sparse" in told and "sparse=False" in told
+
+
+def refuses(strategy: Strategy):
+    """What is told of a step that the optimizer refuses where it makes it, and the next step."""
+    with strategy.scope():
+        model = nn.Linear(2, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step(lr: float) -> None:
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = lr
+        model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises((StrategyError, TypeError)) as caught:
+        strategy.run(step, args=("fast",))
+    strategy.run(step, args=(1.0,))
+    return str(caught.value), model.weight.tolist()
+
+
+def test_a_step_that_fails_on_rank_0_reaches_all() -> None:
+    (_, mine), (told, theirs) = run_ranks(refuses, 2, CentralStorageStrategy()).results
+    assert "in optimizer.step, which others have left: replica 0: its function raised" in told
+    assert mine == theirs == [[-1.0, -1.0]]
+
+
 def leaves(kind: type[Strategy]) -> bool:
     def use() -> weakref.ref[nn.Module]:
         strategy = kind()
