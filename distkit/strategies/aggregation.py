@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,10 @@ from distkit.errors import StrategyError
 from distkit.strategies import context
 from distkit.strategies.collectives import all_reduce
 from distkit.strategies.strategy import Strategy
+from distkit.strategies.variables import Made, adopt
+
+#: In the metadata of a state: its values are those of all replicas together.
+_OF_ALL = "of_all_replicas"
 
 
 class VariableSynchronization(str, Enum):
@@ -57,18 +61,21 @@ def aggregate(strategy: Strategy, x: Tensor, how: VariableAggregation) -> Tensor
     if how is VariableAggregation.ONLY_FIRST_REPLICA and strategy._replica:
         x = torch.zeros_like(x)
     strategy._compare("all_reduce", x.shape)
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    total = all_reduce(strategy, x.detach().float() if half else x.detach())
-    if how is VariableAggregation.MEAN:
-        total = total / strategy.num_replicas_in_sync
-    return total.to(x.dtype) if half else total
+    mean = how is VariableAggregation.MEAN
+    parts = strategy.num_replicas_in_sync if mean else None
+    return all_reduce(strategy, x.detach(), parts).to(x.dtype)
 
 
 class Variable(nn.Module):
     """A value with a copy on each replica, such as a metric or a counter.
 
-    Made in a scope, it begins with rank 0's value everywhere. ``value`` is this replica's copy. It
-    can be an attribute of a module, and is in the module's ``state_dict``.
+    Made in a scope or in ``run``, it begins with rank 0's value everywhere. ``value`` is this
+    replica's copy. It can be an attribute of a module, and is in the module's ``state_dict``. A
+    checkpoint has one value for all replicas; of a sum each replica gets its part back.
+
+    Left out: ``trainable``, since no optimizer updates it (make an ``nn.Parameter`` for that), and
+    arithmetic on the variable itself, such as ``seen + 1``, since reading an ON_READ variable sends
+    messages: write ``seen.read_value() + 1``.
 
     Args:
         value: the first value.
@@ -76,7 +83,7 @@ class Variable(nn.Module):
         aggregation: how.
 
     Raises:
-        StrategyError: a mean of whole numbers.
+        StrategyError: a mean of whole numbers; in ``run``, only some replicas make it.
 
     Source:
         TensorFlow, ``tf.Variable`` under ``tf.distribute``.
@@ -107,6 +114,9 @@ class Variable(nn.Module):
                 "not be one. Make it of floating-point numbers, or use SUM or ONLY_FIRST_REPLICA."
             )
         self.register_buffer("value", first)
+        if context.replica() is not None:  # elsewhere its scope does so when it ends
+            adopt(first, self.strategy, "Variable.value")
+            self.strategy._created([Made("Variable.value", first, trains=False)])
 
     def assign(self, value: Any) -> None:
         """Replace the value."""
@@ -143,18 +153,33 @@ class Variable(nn.Module):
         """What this replica's copy changes by."""
         x = torch.as_tensor(given, dtype=self.value.dtype, device=self.value.device)
         if context.replica() is None:  # all replicas give the same
-            divided = self._own_copies and self.aggregation is VariableAggregation.SUM
-            return self._share(x) if divided else x
+            return self._part(x)
         if self._own_copies or self.strategy.num_replicas_in_sync == 1:
             return x
-        return aggregate(self.strategy, x, self.aggregation).to(x.dtype)
+        return aggregate(self.strategy, x, self.aggregation)
 
-    def _share(self, whole: Tensor) -> Tensor:
-        """This replica's part: the parts add up to the whole, also in whole numbers."""
-        replicas = self.strategy.num_replicas_in_sync
-        if _counts(whole):
-            return whole // replicas + (whole % replicas > self.strategy._replica)
-        return whole / replicas
+    def _part(self, whole: Tensor) -> Tensor:
+        """This replica's part of the value of all replicas, as TensorFlow divides a sum.
+
+        The parts differ by at most one in the last digit, so that they add up exactly.
+        """
+        if not (self._own_copies and self.aggregation is VariableAggregation.SUM):
+            return whole
+        if whole.is_complex():
+            return torch.view_as_complex(self._part(torch.view_as_real(whole)))
+        replicas, counts = self.strategy.num_replicas_in_sync, _counts(whole)
+        digit = 1 if counts else whole - torch.nextafter(whole, torch.zeros_like(whole))
+        units = whole // digit
+        part = (units // replicas + (units % replicas > self.strategy._replica)) * digit
+        return part if counts else torch.where(part.isfinite(), part, whole / replicas)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        key = f"{prefix}value"
+        if local_metadata.get(_OF_ALL) and key in state_dict:
+            state_dict = {**state_dict, key: self._part(state_dict[key])}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
 def _counts(x: Tensor) -> bool:
@@ -188,17 +213,31 @@ def _one(strategy: Strategy, tensor: Tensor, how: VariableAggregation) -> Tensor
 def synchronize_buffers(strategy: Strategy, model: nn.Module) -> None:
     """Give each replica the same buffers, for an evaluation that does not depend on the replica.
 
-    Parts of a sum stay as they are: each replica has its own.
+    Parts of a sum stay as they are, and what is not aggregated: each replica has its own.
     """
     for _, tensor, how in _buffers(model):
-        if how is not VariableAggregation.SUM:
+        if how not in (VariableAggregation.SUM, VariableAggregation.NONE):
             tensor.copy_(_one(strategy, tensor, how))
 
 
 def state_dict(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
-    """A model's state on all replicas together: what to save."""
-    found = aggregated_buffers(strategy, model)
-    return {name: found.get(name, value) for name, value in model.state_dict().items()}
+    """A model's state on all replicas together: what to save.
+
+    ``model.load_state_dict`` knows it, and gives each replica its part of a sum.
+    """
+    found, state = aggregated_buffers(strategy, model), cast(Any, model.state_dict())
+    state.update((name, value) for name, value in found.items() if name in state)
+    for facts in state._metadata.values():
+        facts[_OF_ALL] = True
+    return cast(dict[str, Any], state)
+
+
+@torch.no_grad()
+def divide_sums(model: nn.Module) -> None:
+    """Give each replica its part of the sums that a checkpoint holds, which it has loaded."""
+    for module in model.modules():
+        if isinstance(module, Variable):
+            module.assign(module.value)
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, VariableAggregation]]:

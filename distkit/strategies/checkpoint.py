@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def load(
             raise StrategyError(f"The checkpoint in {folder} is of another model: {why}") from error
         weights, moments = state["model"], state.get("optimizer", {})
         set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=moments)
+    aggregation.divide_sums(model)
     strategy._loaded(folder, optimizer)
     return {**extra, **state["extra"]}
 
@@ -175,14 +177,17 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    tensors, found = _safetensors(), variables.owned(next(model.parameters()))
+    tensors, first = _safetensors(), next(chain(model.parameters(), model.buffers()))
+    found = variables.owned(first)
     own = Path(path) if found is None else place(found[0], path)
     path = own if own.exists() else Path(path)
     saved = tensors.load_file(str(path))
     with tensors.safe_open(str(path), "pt") as file:
         aliases = (file.metadata() or {}).items()
     saved |= {alias: saved[name] for alias, name in aliases if name in saved}
-    set_model_state_dict(model, saved, options=StateDictOptions(full_state_dict=True))
+    with _as_torch_does():
+        set_model_state_dict(model, saved, options=StateDictOptions(full_state_dict=True))
+    aggregation.divide_sums(model)
     if found is not None:
         found[0]._loaded(path, None)
 

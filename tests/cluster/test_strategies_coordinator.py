@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import distkit as dk
 from distkit.errors import StrategyError
+from distkit.strategies import Variable
 from distkit.strategies.coordinator import ClusterCoordinator
 from distkit.strategies.parameter_server import ParameterServerStrategy
 from distkit.strategies.partitioners import FixedShardsPartitioner
@@ -198,6 +200,59 @@ def test_each_worker_has_its_own_dataset(cluster) -> None:
     sums = cluster.run(train, ParameterServerStrategy()).results[0]
     evens, odds = [90.0, 290.0, 490.0], [100.0, 300.0, 500.0]
     assert len(sums) == 3 and set(sums) <= {*evens, *odds}
+
+
+def test_what_runs_on_the_coordinator_is_warned_about(cluster) -> None:
+    def train(strategy):
+        made(strategy)
+        coordinator = ClusterCoordinator(strategy)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            strategy.run(len, ("abc",))
+            strategy.reduce("sum", 1)
+            coordinator.schedule(strategy.run, (len, ("abc",))).fetch()
+        return [(w.filename, str(w.message)) for w in caught]
+
+    told = cluster.run(train, ParameterServerStrategy()).results[0]
+    assert [words.split()[0] for _, words in told] == ["strategy.run()", "strategy.reduce()"]
+    for file, words in told:
+        assert file == __file__
+        assert "on worker 0, which coordinates, without coordinator.schedule" in words
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda strategy: strategy.distribute_dataset(torch.arange(60.0), global_batch=10),
+        lambda strategy: strategy.distribute_datasets_from_function(lambda context: []),
+    ],
+)
+def test_the_coordinator_has_no_rows(cluster, ask) -> None:
+    def train(strategy):
+        made(strategy)
+        ClusterCoordinator(strategy)
+        ask(strategy)
+
+    with pytest.raises(dk.RankError, match=r"no rows of a dataset.*create_per_worker_dataset"):
+        cluster.run(train, ParameterServerStrategy())
+
+
+def test_a_scheduled_function_makes_no_variables(cluster) -> None:
+    def train(strategy):
+        made(strategy)
+        coordinator = ClusterCoordinator(strategy)
+        said = []
+        for make in (lambda: nn.Linear(2, 1), lambda: Variable(1.0)):
+            with pytest.raises(StrategyError) as caught:
+                coordinator.schedule(strategy.run, (make,)).fetch()
+            with pytest.raises(StrategyError):
+                coordinator.join()
+            said.append(str(caught.value))
+        return said
+
+    module, variable = cluster.run(train, ParameterServerStrategy()).results[0]
+    assert "Linear.weight is made inside `run` of ParameterServerStrategy" in module
+    assert "Make all variables before the coordinator" in variable
 
 
 def test_a_function_that_kills_every_worker_ends_the_run(cluster) -> None:

@@ -22,10 +22,12 @@ from distkit.strategies import (
     Model,
     OneDeviceStrategy,
     Strategy,
+    Variable,
     load,
     load_weights,
     save,
     save_weights,
+    state_dict,
 )
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -104,6 +106,123 @@ def test_a_checkpoint_of_another_model_is_an_error_on_all_ranks(tmp_path: Path, 
     with pytest.raises(RankError, match=r"0.weight is \(7, 6\) there and \(8, 6\) here") as told:
         run_ranks(train, 2, kind(), tmp_path, "load", hidden=8)
     assert "Other ranks that raised: 1" in str(told.value)
+
+
+AGGREGATIONS = ["SUM", "MEAN", "ONLY_FIRST_REPLICA"]
+DTYPES = {"float": torch.float32, "short": torch.bfloat16, "count": torch.int64}
+
+
+def metrics(strategy: Strategy) -> nn.ModuleDict:
+    with strategy.scope():
+        made = {
+            f"{how}_{kind}": Variable(
+                torch.zeros(4, dtype=dtype), synchronization="ON_READ", aggregation=how
+            )
+            for how in AGGREGATIONS
+            for kind, dtype in DTYPES.items()
+            if (how, kind) != ("MEAN", "count")
+        }
+        return nn.ModuleDict(made)
+
+
+def read(strategy: Strategy, made: nn.ModuleDict) -> dict[str, list[float]]:
+    with strategy.scope():
+        return {name: variable.read_value().tolist() for name, variable in made.items()}
+
+
+def count(strategy: Strategy, folder: Path):
+    """Change the copies, save them in three ways; what all replicas have together."""
+    made, r = metrics(strategy), strategy._replica
+
+    def change() -> None:
+        for variable in made.values():
+            variable.assign(torch.tensor([4.0 - r, 10 * r, -7 - r, 1e6 * r + 1]))
+
+    strategy.run(change)
+    write(strategy, folder, made)
+    return read(strategy, made)
+
+
+def write(strategy: Strategy, folder: Path, made: nn.ModuleDict) -> None:
+    save(strategy, folder / "dcp", made)
+    save_weights(strategy, folder / "one.safetensors", made)
+    whole = state_dict(strategy, made)
+    if strategy._chief:
+        torch.save(whole, folder / "state.pt")
+    strategy.reduce("sum", 0)  # it is written
+
+
+LOADS = {
+    "load": lambda strategy, folder, made: load(strategy, folder / "dcp", made),
+    "load_weights": lambda _, folder, made: load_weights(folder / "one.safetensors", made),
+    "load_state_dict": lambda _, folder, made: made.load_state_dict(
+        torch.load(folder / "state.pt")
+    ),
+}
+
+
+def restore(strategy: Strategy, folder: Path, again: Path):
+    """What all replicas have together after a load, a save and a second load; their last copies."""
+    found = []
+    for read_from in LOADS.values():
+        for place in (folder, again):
+            made = metrics(strategy)
+            read_from(strategy, place, made)
+            write(strategy, again, made)
+            found.append(read(strategy, made))
+    return found, {name: variable.value.tolist() for name, variable in made.items()}
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 1), (1, 2), (2, 5)])
+def test_saving_and_loading_changes_no_variable(before: int, after: int, tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    first, *others = run_ranks(count, before, MirroredStrategy(), tmp_path).results
+    assert all(other == first for other in others)
+    copies = []
+    for found, mine in run_ranks(
+        restore, after, MirroredStrategy(), tmp_path, tmp_path / "again"
+    ).results:
+        assert found == [first] * 2 * len(LOADS)
+        copies.append(mine)
+    for name, together in first.items():
+        mine = [copy[name] for copy in copies]
+        if name.startswith("SUM"):
+            assert [sum(parts) for parts in zip(*mine, strict=True)] == together
+        else:
+            assert mine == [together] * after
+
+
+def seven(strategy: Strategy, folder: Path) -> list[float]:
+    """4 and 3 on the two replicas are 7, saved; what each has after loading."""
+    with strategy.scope():
+        made = nn.ModuleList(
+            Variable(torch.tensor(0, dtype=dtype), synchronization="ON_READ", aggregation="SUM")
+            for dtype in (torch.float32, torch.int32)
+        )
+    strategy.run(lambda: [v.assign(4 - dist.get_rank()) for v in made])
+    save(strategy, folder, made)
+    load(strategy, folder, made)
+    return [v.value.item() for v in made]
+
+
+def test_each_replica_gets_its_part_of_a_sum_as_in_tensorflow(tmp_path: Path) -> None:
+    """TensorFlow restores 3.5 and 3.5; of whole numbers it would restore 3 and 3, and lose 1."""
+    assert run_ranks(seven, 2, MirroredStrategy(), tmp_path).results == [[3.5, 4], [3.5, 3]]
+
+
+def local(strategy: Strategy) -> list[float]:
+    """A replica's own state is not that of all: it comes back as it was."""
+    with strategy.scope():
+        total = Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+    strategy.run(total.assign, args=(dist.get_rank() + 4.0,))
+    state = {name: value.clone() for name, value in total.state_dict().items()}
+    total.value.zero_()
+    total.load_state_dict(state)
+    return total.value.item()
+
+
+def test_a_replicas_own_state_comes_back_as_it_was() -> None:
+    assert run_ranks(local, 2, MirroredStrategy()).results == [4.0, 5.0]
 
 
 def with_buffers(strategy: Strategy, folder: Path) -> list[float]:

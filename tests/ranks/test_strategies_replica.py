@@ -276,6 +276,63 @@ def test_variables_become_one_when_they_are_written_or_read() -> None:
         assert outside == [9.0, 1.5, 1, 3.5]
 
 
+def test_what_is_made_in_run_is_the_same_everywhere_or_refused() -> None:
+    def make(strategy: Strategy):
+        torch.manual_seed(dist.get_rank())
+        with strategy.scope():
+            model = nn.Linear(1, 1)
+        kept = []
+
+        def step() -> float:
+            kept or kept.append(Variable(torch.rand(()), aggregation="MEAN"))
+            kept[0].assign_add(1.0)
+            return kept[0].read_value().item()
+
+        found = [strategy.run(step), strategy.run(step)]
+        said, outside = [], nn.Parameter(torch.rand(2))
+        for makes in (lambda: nn.Linear(2, 3), lambda: model.register_parameter("b", outside)):
+            with pytest.raises(StrategyError) as caught:
+                strategy.run(makes)
+            said.append(str(caught.value))
+        strategy.run(lambda: setattr(model, "again", model.weight))  # the strategy's own
+        strategy.run(nn.Softmax)
+        return found, said, strategy.reduce("sum", 1).item()
+
+    one, other = run_ranks(make, 2, MirroredStrategy()).results
+    (first, second), (linear, registered), replicas = one
+    assert one == other and replicas == 2
+    assert second == pytest.approx(first + 1)
+    assert "Linear.weight is made inside `run` of MirroredStrategy" in linear
+    assert "Linear.b is made inside `run`" in registered
+    Strategy().run(lambda: nn.Linear(2, 3))  # one replica
+
+
+def test_what_only_some_replicas_make_is_an_error_on_all() -> None:
+    def make(strategy: Strategy) -> str:
+        def step() -> None:
+            if dist.get_rank():
+                Variable(1.0)
+            get_replica_context().all_reduce("sum", torch.ones(1))
+
+        with pytest.raises(StrategyError) as caught:
+            strategy.run(step)
+        return str(caught.value)
+
+    for said in run_ranks(make, 2, MirroredStrategy()).results:
+        assert "replica 0 is in all_reduce, replica 1 is in scope" in said
+
+
+def test_what_is_not_aggregated_stays_when_buffers_become_equal() -> None:
+    def synchronized(strategy: Strategy) -> float:
+        with strategy.scope():
+            own = Variable(0.0, synchronization="NONE")
+        strategy.run(own.assign, args=(float(dist.get_rank()),))
+        synchronize_buffers(strategy, own)
+        return own.value.item()
+
+    assert run_ranks(synchronized, 2, MirroredStrategy()).results == [0.0, 1.0]
+
+
 def test_whole_numbers_and_short_ones() -> None:
     def change(strategy: Strategy):
         with strategy.scope():
