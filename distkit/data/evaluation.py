@@ -40,7 +40,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         batch: samples at a time.
 
     Raises:
-        ValueError: there are no samples, or the metric gives one number for several samples.
+        ValueError: there are no samples, or the metric does not give one number for each.
 
     Example:
         >>> import distkit as dk
@@ -74,10 +74,10 @@ def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """The sum of a metric over some samples.
 
     Raises:
-        ValueError: the metric gives one number for several samples.
+        ValueError: the metric does not give one number for each sample.
     """
     found = metric(outputs, targets)
-    if found.shape[:1] != targets.shape[:1]:
+    if found.shape[:1] != targets.shape[:1] or found.numel() != len(targets):
         raise ValueError(
             f"The metric returned shape {tuple(found.shape)} for {len(targets)} samples. Return a "
             "number for each sample, such as cross_entropy(..., reduction='none')."

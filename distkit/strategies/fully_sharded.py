@@ -16,7 +16,12 @@ from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
 from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import first_not_finite, own_parameters, refuse_not_finite
+from distkit.strategies.gradients import (
+    check_losses,
+    first_not_finite,
+    own_parameters,
+    refuse_not_finite,
+)
 from distkit.strategies.mirrored import ReplicatedStrategy
 from distkit.strategies.strategy import Strategy
 from distkit.strategies.variables import adopt, owned
@@ -185,6 +190,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         weights = own_parameters(self, optimizer)
         if self._alone:
             return
+        check_losses(replica)
         spoilt = {id(p.mine): self._spoilt.get(p.unit) for p in self._pieces.values()}
         weights.sort(key=lambda w: spoilt.get(id(w)) is None)  # in whose layer it began, first
         mine = [None if w.grad is None else w.grad.to_local() for w in weights]  # type: ignore[attr-defined]

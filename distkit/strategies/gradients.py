@@ -55,11 +55,7 @@ def put_together(
         StrategyError: on all replicas: one has other parameters, or is not inside the same step.
         TrainingError: on all replicas: one has a gradient that is not finite.
     """
-    if replica.scaled and not replica.summed:
-        raise StrategyError(
-            "scale_regularization_loss in a step with a mean loss makes it too small: the mean "
-            "over replicas divides it once more. Use compute_average_loss, or leave it out."
-        )
+    check_losses(replica)
     rows = 1 if replica.rows is None else replica.rows
     make_dense(weights)
     there = bytes(w.grad is not None for w in weights)
@@ -72,6 +68,19 @@ def put_together(
     part = 1 if replica.summed else rows / (sum(s[0] for s in shown) or 1)
     mine = [w.grad for w in weights if w.grad is not None]
     as_one(mine, lambda g: all_reduce(g.mul_(part) if rows else g.zero_()))
+
+
+def check_losses(replica: ReplicaContext) -> None:
+    """See that the losses of a step belong together.
+
+    Raises:
+        StrategyError: one is divided by the replicas, and the other is a mean.
+    """
+    if replica.scaled and not replica.summed:
+        raise StrategyError(
+            "scale_regularization_loss in a step with a mean loss makes it too small: the mean "
+            "over replicas divides it once more. Use compute_average_loss, or leave it out."
+        )
 
 
 def as_one(tensors: Sequence[Tensor], change: Callable[[Tensor], Any]) -> None:

@@ -38,7 +38,9 @@ class Model:
     Args:
         module: the network.
         optimizer: of its parameters; None for a model that is not trained.
-        loss: the mean loss of outputs and targets.
+        loss: the mean over the rows of outputs and targets: each row counts the same. A mean over
+            tokens of which rows have different numbers, or over class weights, is none: divide
+            their sum by the rows.
         metrics: values per row, by name; their mean is a result.
 
     Raises:

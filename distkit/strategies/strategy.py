@@ -119,15 +119,15 @@ class Strategy:
         replica = ReplicaContext(self, _rows((args, kwargs)), self._runs)
         with self._run(replica), entered(self, replica):
             result = fn(*args, **(kwargs or {}))
-        return pytree.tree_map_only(
-            Tensor, lambda t: remember_rows(t.detach(), replica.rows), result
-        )
+        result = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        return pytree.tree_map(lambda t: remember_rows(t, replica.rows), result)
 
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
         """Sum or mean of a value over the replicas, the same on all of them.
 
-        The mean of a loss that :meth:`run` has returned is weighted by the rows of each replica's
-        batch, Σ n_r v_r / Σ n_r: a mean of means would count rows of small pieces more.
+        The mean of what :meth:`run` has returned, a tensor or a number, is weighted by the rows of
+        each replica's batch, Σ n_r v_r / Σ n_r: a mean of means would count rows of small pieces
+        more. Of what is computed from it later, each replica's value counts the same.
 
         Args:
             op: "sum" or "mean".

@@ -164,10 +164,15 @@ def _refuse_outside(optimizer: Optimizer) -> None:
         )
 
 
-def remember_rows(result: Tensor, rows: int | None) -> Tensor:
-    """Make a scalar remember of how many rows it is the mean, for ``reduce``."""
-    if result.dim() == 0 and rows is not None:
-        result._rows = rows  # type: ignore[attr-defined]
+class Mean(float):
+    """A number that remembers its rows."""
+
+
+def remember_rows(result: Any, rows: int | None) -> Any:
+    """Make a tensor or a number remember of how many rows it is the mean, for ``reduce``."""
+    result = Mean(result) if type(result) is float else result
+    if rows is not None and isinstance(result, Tensor | Mean):
+        result._rows = rows  # type: ignore[union-attr]
     return result
 
 

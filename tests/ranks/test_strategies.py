@@ -177,6 +177,23 @@ def test_reduce_and_gather() -> None:
         assert found == (3, 1.0, sum(rows) / 6, rows, [[0, 1, 1, 2, 2, 2]], (r,))
 
 
+def test_the_mean_of_what_run_returns_counts_each_row_once() -> None:
+    def values(strategy: Strategy):
+        data = torch.tensor([0, 1, 3, 4, 8], dtype=torch.float64)
+        (x,) = strategy.distribute_dataset(data, global_batch=5)
+        loss, both, number = strategy.run(
+            lambda x: (x.mean(), torch.stack([x.mean(), x.max()]), x.mean().item()), args=(x,)
+        )
+        means = [strategy.reduce("mean", v).tolist() for v in (loss, both, number)]
+        return x.tolist(), means, strategy.reduce("mean", loss + 1).item()
+
+    (mine, means, later), (others, same, _) = run_ranks(values, 2, MirroredStrategy()).results
+    assert (mine, others) == ([0, 3, 8], [1, 4]) and means == same
+    mean, most = 16 / 5, (3 * 8 + 2 * 4) / 5
+    assert means == [pytest.approx(mean), pytest.approx([mean, most]), pytest.approx(mean)]
+    assert later == pytest.approx((11 / 3 + 5 / 2) / 2 + 1)  # each replica counts the same
+
+
 def test_sums_have_room_for_all_replicas() -> None:
     def values(strategy: Strategy):
         half = torch.tensor(40000.0, dtype=torch.float16)

@@ -209,6 +209,9 @@ def test_a_mean_where_rows_are_due_and_rows_where_a_mean_is_due() -> None:
     mean = Model(network(), metrics={"error": F.cross_entropy})
     with pytest.raises(ValueError, match=r"returned shape \(\) for 4 samples"):
         mean.evaluate(digits(slice(4)))
+    broadcast = Model(network(), metrics={"error": lambda outputs, y: outputs[:, :1] - y})
+    with pytest.raises(ValueError, match=r"returned shape \(4, 4\) for 4 samples"):
+        broadcast.evaluate(digits(slice(4)))
 
 
 def test_a_model_without_an_optimizer() -> None:

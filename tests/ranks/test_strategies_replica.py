@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distkit import run_ranks
 from distkit.errors import StrategyError
 from distkit.strategies import (
+    FullyShardedStrategy,
     InputContext,
     MirroredStrategy,
     Strategy,
@@ -229,7 +230,7 @@ def test_losses_are_refused_where_they_mean_something_else() -> None:
 
     def too_small(strategy: Strategy) -> str:
         with strategy.scope():
-            model = nn.Linear(3, 1).double()
+            model = nn.Linear(3, 2).double()
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
         def step(x: Tensor) -> None:
@@ -240,8 +241,9 @@ def test_losses_are_refused_where_they_mean_something_else() -> None:
             strategy.run(step, args=(X,))
         return str(caught.value)
 
-    for said in run_ranks(too_small, 2, MirroredStrategy()).results:
-        assert "with a mean loss makes it too small" in said
+    for kind in (MirroredStrategy, FullyShardedStrategy):
+        for said in run_ranks(too_small, 2, kind()).results:
+            assert "with a mean loss makes it too small" in said
 
 
 # -- variables -----------------------------------------------------------------------------------
