@@ -107,7 +107,7 @@ class Variable(nn.Module):
         self.strategy = context.get_strategy()
         self.synchronization = VariableSynchronization(synchronization)
         self.aggregation = VariableAggregation(aggregation)
-        first = torch.as_tensor(value, device=self.strategy.device).detach().clone()
+        first = self.strategy._tensor("Variable", value).detach().clone()
         if self.aggregation is VariableAggregation.MEAN and _counts(first):
             raise StrategyError(
                 f"A variable of {first.dtype} with aggregation MEAN: a mean of whole numbers need "
@@ -151,7 +151,7 @@ class Variable(nn.Module):
 
     def _change(self, given: Any) -> Tensor:
         """What this replica's copy changes by."""
-        x = torch.as_tensor(given, dtype=self.value.dtype, device=self.value.device)
+        x = self.strategy._tensor("assign", given, self.value.dtype)
         if context.replica() is None:  # all replicas give the same
             return self._part(x)
         if self._own_copies or self.strategy.num_replicas_in_sync == 1:

@@ -23,10 +23,10 @@ def all_reduce(strategy: Strategy, x: Tensor, parts: int | None = None) -> Tenso
 
     Args:
         strategy: of the replicas.
-        x: the result is dense, also of a sparse tensor.
+        x: dense.
         parts: what the sum is divided by; None for the sum itself.
     """
-    total: Tensor = _AllReduce.apply(wide(x.to_dense()), strategy)  # type: ignore[no-untyped-call]
+    total: Tensor = _AllReduce.apply(wide(x), strategy)  # type: ignore[no-untyped-call]
     total = total if parts is None else total / parts
     return total.to(x.dtype) if x.dtype in HALF else total
 
@@ -38,15 +38,16 @@ def wide(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.is_complex() else x.long()
 
 
-def all_gather(strategy: Strategy, call: str, x: Tensor, axis: int) -> Tensor:
+def all_gather(strategy: Strategy, call: str, value: Any, axis: int) -> Tensor:
     """The tensors of all replicas, joined along a dimension whose size may differ.
 
     Raises:
-        StrategyError: other dimensions differ, or there is no such dimension.
+        StrategyError: other dimensions differ, there is no such dimension, or no tensor.
     """
+    x = strategy._tensor(call, value)
     shapes = strategy._compare(call, x.shape)
     check_shapes(call, shapes, axis)
-    rows = x.to_dense().movedim(axis, 0)
+    rows = x.movedim(axis, 0)
     joined: Tensor = _AllGather.apply(rows, strategy, [shape[axis] for shape in shapes])  # type: ignore[no-untyped-call]
     return joined.movedim(0, axis)
 

@@ -138,7 +138,7 @@ class ReplicaContext:
         from distkit.strategies.variables import ReduceOp
 
         parts = self.num_replicas_in_sync if ReduceOp(op) is ReduceOp.MEAN else None
-        return pytree.tree_map(lambda x: self._all_reduce(torch.as_tensor(x), parts), value)
+        return pytree.tree_map(lambda x: self._all_reduce(x, parts), value)
 
     def all_gather(self, value: Any, axis: int = 0) -> Any:
         """The values of all replicas, joined along a dimension; gradients flow back.
@@ -153,7 +153,8 @@ class ReplicaContext:
         gather = partial(all_gather, self.strategy, "all_gather", axis=axis)
         return pytree.tree_map(gather, value)
 
-    def _all_reduce(self, x: Tensor, parts: int | None) -> Tensor:
+    def _all_reduce(self, value: Any, parts: int | None) -> Tensor:
+        x = self.strategy._tensor("all_reduce", value)
         check_shapes("all_reduce", self.strategy._compare("all_reduce", x.shape))
         return all_reduce(self.strategy, x, parts)
 

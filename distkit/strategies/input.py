@@ -70,15 +70,16 @@ class InputOptions:
     def __init__(
         self, fetch_to_device: bool = True, per_replica_buffer_size: int = 1, **experimental: Any
     ) -> None:
-        fetch, size = (f"experimental_{n}" for n in ("fetch_to_device", "per_replica_buffer_size"))
-        self.fetch_to_device = experimental.pop(fetch, fetch_to_device)
-        self.per_replica_buffer_size = experimental.pop(size, per_replica_buffer_size)
-        if experimental or not isinstance(self.per_replica_buffer_size, int):
+        given = {name.removeprefix("experimental_"): value for name, value in experimental.items()}
+        self.fetch_to_device = given.pop("fetch_to_device", fetch_to_device)
+        size = given.pop("per_replica_buffer_size", per_replica_buffer_size)
+        if given or not isinstance(size, int) or size < 0:
+            others = "".join(f", {name}=…" for name in experimental)
             raise StrategyError(
-                f"InputOptions(per_replica_buffer_size={self.per_replica_buffer_size!r}"
-                f"{''.join(f', {n}=…' for n in experimental)}): there are fetch_to_device, True or "
-                "False, and per_replica_buffer_size, a whole number of batches."
+                f"InputOptions(per_replica_buffer_size={size!r}{others}): there are "
+                "fetch_to_device, True or False, and per_replica_buffer_size, a number of batches."
             )
+        self.per_replica_buffer_size = size
 
 
 class Placed:
@@ -94,6 +95,11 @@ class Placed:
         self, batches: Iterable[Any], device: torch.device, options: InputOptions | None = None
     ) -> None:
         self._batches, self._to, self._options = batches, device, options or InputOptions()
+        if not isinstance(self._options, InputOptions):
+            raise StrategyError(
+                f"options={options!r:.60} of a dataset: give dk.strategies.InputOptions(…), or "
+                "policy, shuffle and seed by their names."
+            )
 
     def __iter__(self) -> Iterator[Any]:
         ahead: list[Any] = []

@@ -46,12 +46,11 @@ def compute_average_loss(
     >>> compute_average_loss(losses, sample_weight=[1.0, 0.5])
     tensor(3.2500)
     """
-    replica, size = _replica("compute_average_loss"), global_batch_size
-    if not isinstance(per_example_loss, Tensor) or not per_example_loss.dim():
+    replica, size = _replica("compute_average_loss", per_example_loss), global_batch_size
+    if not per_example_loss.dim():
         raise StrategyError(
-            f"compute_average_loss(per_example_loss={per_example_loss!r:.60}) needs a tensor with "
-            "a loss for each example, not a scalar, which has been averaged already. Compute the "
-            'loss with reduction="none"; torch.stack makes a tensor of a list.'
+            "compute_average_loss needs a loss for each example, not a scalar, which has been "
+            'averaged already. Compute the loss with reduction="none".'
         )
     if size is not None and not (isinstance(size, Integral) and size >= 0):
         raise StrategyError(
@@ -93,7 +92,7 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     ``backward``.
 
     Raises:
-        StrategyError: outside of a replica function.
+        StrategyError: no tensor, or a call outside of a replica function.
 
     Source:
         TensorFlow, ``tf.nn.scale_regularization_loss``.
@@ -102,7 +101,7 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     >>> scale_regularization_loss(torch.tensor([1.0, 2.0]))
     tensor(3.)
     """
-    replica = _replica("scale_regularization_loss")
+    replica = _replica("scale_regularization_loss", regularization_loss)
     replica.scaled = True
     loss, replicas = regularization_loss.sum(), replica.num_replicas_in_sync
     if not hasattr(loss, "full_tensor"):
@@ -111,7 +110,12 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     return whole - whole.detach() * (1 - 1 / replicas)
 
 
-def _replica(call: str) -> ReplicaContext:
+def _replica(call: str, loss: Any) -> ReplicaContext:
+    if not isinstance(loss, Tensor):
+        raise StrategyError(
+            f"{call} of {loss!r:.60}, a {type(loss).__name__}: give a tensor. Of a list of tensors "
+            "torch.stack makes one, through which gradients flow."
+        )
     if (found := get_replica_context()) is None:
         raise StrategyError(
             f"{call} outside of a replica function: it divides what one replica computes. Call it "

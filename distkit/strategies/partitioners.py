@@ -21,6 +21,18 @@ from distkit.errors import StrategyError
 class Partitioner(ABC):
     """Decides in how many shards a variable lies on the servers."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            StrategyError: one is not a whole number, or smaller than 1.
+        """
+        for name, n in vars(self).items():
+            if n is not None and (not isinstance(n, int) or n < 1):
+                raise StrategyError(
+                    f"{type(self).__name__}({name}={n!r}): give a whole number, at least 1."
+                )
+
     def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
         """The number of shards of each axis: 1 for all but ``axis``.
 
@@ -67,9 +79,6 @@ class FixedShardsPartitioner(Partitioner):
 
     num_shards: int
 
-    def __post_init__(self) -> None:
-        _check(self, num_shards=self.num_shards)
-
     def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
         """The number that was given."""
         return self.num_shards
@@ -95,9 +104,6 @@ class MinSizePartitioner(Partitioner):
     min_shard_bytes: int = 256 << 10
     max_shards: int = 1
 
-    def __post_init__(self) -> None:
-        _check(self, min_shard_bytes=self.min_shard_bytes, max_shards=self.max_shards)
-
     def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
         """⌈bytes / min_shard_bytes⌉."""
         return min(self.max_shards, math.ceil(math.prod(shape) * itemsize / self.min_shard_bytes))
@@ -120,10 +126,6 @@ class MaxSizePartitioner(Partitioner):
     max_shard_bytes: int
     max_shards: int | None = None
 
-    def __post_init__(self) -> None:
-        most = 1 if self.max_shards is None else self.max_shards
-        _check(self, max_shard_bytes=self.max_shard_bytes, max_shards=most)
-
     def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
         """⌈rows / rows that fit in a shard⌉."""
         row = max(1, math.prod(shape) // max(1, shape[axis])) * itemsize
@@ -140,11 +142,3 @@ def cuts(rows: int, shards: int) -> list[tuple[int, int]]:
     size, more = divmod(rows, shards)
     ends = [size * i + min(i, more) for i in range(shards + 1)]
     return list(pairwise(ends))
-
-
-def _check(partitioner: Partitioner, **numbers: int) -> None:
-    for name, n in numbers.items():
-        if not isinstance(n, int) or n < 1:
-            raise StrategyError(
-                f"{type(partitioner).__name__}({name}={n!r}): give a whole number, at least 1."
-            )

@@ -6,7 +6,6 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -156,8 +155,7 @@ class Strategy:
                 function.
         """
         check_may_enter(self, "gather()")
-        gather = partial(all_gather, self, "gather", axis=axis)
-        return pytree.tree_map(lambda v: gather(self._tensor("gather", v)), value)
+        return pytree.tree_map(lambda v: all_gather(self, "gather", v, axis).detach(), value)
 
     def distribute_dataset(
         self,
@@ -308,8 +306,8 @@ class Strategy:
         return Placed(DistributedDataset(data, rows, **division), self.device, options)
 
     def _reduce(self, call: str, op: ReduceOp, value: Any, axis: int | None = None) -> Tensor:
-        x, rows = self._tensor(call, value), getattr(value, "_rows", None)
-        dtype, mean, x = x.dtype, op is ReduceOp.MEAN, wide(x)
+        given, rows = self._tensor(call, value).detach(), getattr(value, "_rows", None)
+        dtype, mean, x = given.dtype, op is ReduceOp.MEAN, wide(given)
         if mean and x.dtype is torch.int64:
             x = x.double()
         count = 1 if rows is None or not mean else rows
@@ -323,9 +321,9 @@ class Strategy:
         total = all_reduce(self, x, sum(s[0] for s in shown) if mean else None)
         return total.to(dtype) if dtype in HALF else total
 
-    def _tensor(self, call: str, value: Any) -> Tensor:
+    def _tensor(self, call: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
         try:
-            return torch.as_tensor(value, device=self.device).detach().to_dense()
+            return torch.as_tensor(value, dtype=dtype, device=self.device).to_dense()
         except (TypeError, ValueError, RuntimeError) as error:
             raise StrategyError(
                 f"{call} of {value!r:.60}, a {type(value).__name__}: it combines tensors and "

@@ -217,8 +217,9 @@ def test_a_global_batch_that_is_no_number_of_rows_is_refused(size) -> None:
 
 
 def test_a_list_of_losses_is_refused() -> None:
-    with pytest.raises(StrategyError, match=r"per_example_loss=\[1.0, 2.0\]\) needs a tensor"):
-        compute_average_loss([1.0, 2.0])
+    for compute in (compute_average_loss, scale_regularization_loss):
+        with pytest.raises(StrategyError, match=r"loss of \[1.0, 2.0\], a list: give a tensor"):
+            compute([1.0, 2.0])
 
 
 def test_losses_are_refused_where_they_mean_something_else() -> None:
