@@ -116,7 +116,7 @@ def metrics(strategy: Strategy) -> nn.ModuleDict:
     with strategy.scope():
         made = {
             f"{how}_{kind}": Variable(
-                torch.zeros(4, dtype=dtype), synchronization="ON_READ", aggregation=how
+                torch.zeros(64, dtype=dtype), synchronization="ON_READ", aggregation=how
             )
             for how in AGGREGATIONS
             for kind, dtype in DTYPES.items()
@@ -126,8 +126,7 @@ def metrics(strategy: Strategy) -> nn.ModuleDict:
 
 
 def read(strategy: Strategy, made: nn.ModuleDict) -> dict[str, list[float]]:
-    with strategy.scope():
-        return {name: variable.read_value().tolist() for name, variable in made.items()}
+    return {name: value.tolist() for name, value in state_dict(strategy, made).items()}
 
 
 def count(strategy: Strategy, folder: Path):
@@ -136,7 +135,8 @@ def count(strategy: Strategy, folder: Path):
 
     def change() -> None:
         for variable in made.values():
-            variable.assign(torch.tensor([4.0 - r, 10 * r, -7 - r, 1e6 * r + 1]))
+            many = 1e4 * torch.randn(60, generator=torch.Generator().manual_seed(r))
+            variable.assign(torch.cat([torch.tensor([4.0 - r, 10 * r, -7 - r, 0]), many]))
 
     strategy.run(change)
     write(strategy, folder, made)
@@ -170,7 +170,7 @@ def restore(strategy: Strategy, folder: Path, again: Path):
             read_from(strategy, place, made)
             write(strategy, again, made)
             found.append(read(strategy, made))
-    return found, {name: variable.value.tolist() for name, variable in made.items()}
+    return found, {name: value.tolist() for name, value in made.state_dict().items()}
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 1), (1, 2), (2, 5)])
