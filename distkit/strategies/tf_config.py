@@ -73,9 +73,10 @@ class TFConfig:
         if errors := _errors(found):
             lines = "\n".join(f"    {e}" for e in errors)
             raise StrategyError(f"TF_CONFIG has {len(errors)} wrong fields:\n{lines}")
-        task = found.get("task", {"type": "worker", "index": 0})
         cluster = {kind: tuple(hosts) for kind, hosts in found.get("cluster", {}).items()}
         cluster = {**dict.fromkeys(TASKS, ()), **cluster}
+        alone = {"type": "chief" if cluster["chief"] else "worker", "index": 0}
+        task = found.get("task", alone)
         return cls(cluster, str(task["type"]), int(task["index"]), found.get("rpc_layer"))
 
     @property

@@ -34,7 +34,9 @@ def test_each_tasks_rank(kind: str, index: int, rank: int | None) -> None:
 def test_without_a_chief_worker_0_is_it() -> None:
     found = parse({"worker": ["a:1", "b:1"]}, {"type": "worker", "index": 0})
     assert (found.rank, found.is_chief, found.world_size) == (0, True, 2)
-    assert TFConfig.parse('{"cluster": {"worker": ["a:1"]}}').is_chief
+    for kind in ("chief", "worker"):
+        alone = TFConfig.parse(json.dumps({"cluster": {kind: ["a:1"]}}))
+        assert (alone.type, alone.rank, alone.is_chief) == (kind, 0, True)
 
 
 def test_bad_json_is_placed() -> None:
