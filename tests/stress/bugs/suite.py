@@ -2,7 +2,7 @@
 
 ``cases.json`` has small programs for gloo on the CPU, ``threads.json`` bugs retold from public
 issue threads. A line that ends in ``# <-`` is one that the explanation has to name. Scores are
-counted as the Initiative counts them (Laguna et al., Correctness 2021).
+counted as the Initiative counts them (Laurent, Saillard and Quinson, Correctness 2021).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import distkit as dk
 from distkit.events import State
@@ -26,6 +26,27 @@ HERE = Path(__file__).parent
 
 #: The comment on a line that the explanation has to name.
 MARK = "# <-"
+
+#: The classes of wrong programs; right ones are of a class that begins with "ok/".
+TITLES = {
+    "call/coll": "Collectives in different orders, or missing on a rank",
+    "call/condition": "Collectives under a condition that depends on the rank",
+    "call/p2p": "send without recv, recv without send",
+    "call/mixed": "send, recv and collectives in different orders",
+    "param/root": "Different roots",
+    "param/op": "Different reductions",
+    "param/dtype": "Different dtypes",
+    "param/size": "Different sizes",
+    "param/tag": "Different tags",
+    "param/comm": "Different groups",
+    "argument": "Invalid arguments",
+    "request/wait": "Missing wait()",
+    "local": "Buffers used before wait()",
+    "race": "Message races",
+    "buffering": "Sends that rely on buffering",
+    "group": "Process groups: leaked, destroyed, called by some members only",
+    "thread": "Bugs from public threads",
+}
 
 #: A run that has not ended after this time counts as not explained [s].
 LIMIT = 60.0
@@ -207,6 +228,16 @@ def judge(case: Case, folder: Path) -> Verdict:
     return Verdict(case, kind, len(run.findings), shown, seconds)
 
 
+class Judged(Protocol):
+    """A program, and whether anything was reported of it."""
+
+    @property
+    def case(self) -> Case: ...
+
+    @property
+    def reported(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Score:
     """The Initiative's counts over a suite.
@@ -222,7 +253,7 @@ class Score:
     false_negatives: int
 
     @classmethod
-    def of(cls, verdicts: Iterable[Verdict]) -> Score:
+    def of(cls, verdicts: Iterable[Judged]) -> Score:
         """Count what was reported of wrong and of right programs."""
         pairs = [(v.case.ok, v.reported) for v in verdicts]
         return cls(

@@ -1,0 +1,44 @@
+"""Programs of the bug suite on ranks of plain torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.stress.bugs.stock import StockVerdict, ask
+from tests.stress.bugs.suite import Case
+
+HEAD = """\
+import sys
+import torch
+import torch.distributed as dist
+
+def program():
+"""
+
+RIGHT = """\
+    assert "distkit" not in sys.modules
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+"""
+
+HANG = """\
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4))  # <-
+    else:
+        dist.barrier()  # <-
+"""
+
+
+def case(name: str, ok: bool, body: str) -> Case:
+    return Case(name, "call/coll", ok, 2, (), ("order",), False, HEAD + body)
+
+
+def test_torch_runs_without_distkit_and_a_hang_is_only_a_timeout(tmp_path: Path) -> None:
+    programs = [case("right", True, RIGHT), case("hang", False, HANG)]
+    said = ask(programs, "plain", tmp_path, timeout=2.0)
+    right, hang = (StockVerdict(program, said[program.name]) for program in programs)
+    assert (right.said.how, right.said.text) == ("silent", "")
+    assert hang.said.how == "timeout" and "Timed out" in hang.said.text
+    assert not hang.reported and hang.counting_timeouts().reported
+    assert hang.right_line and not hang.explained

@@ -1,0 +1,276 @@
+"""What plain torch says of the programs, without distkit, and how much of it explains them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from tests.stress.bugs.suite import Case
+
+HERE = Path(__file__).parent
+
+#: What torch said when ``python -m tests.stress.bugs --stock`` last asked it: its version, then a
+#: line for each program and mode.
+SAVED = HERE / "stock.jsonl"
+
+#: How torch is asked, and the environment of the ranks.
+MODES = {
+    "plain": {"TORCH_DISTRIBUTED_DEBUG": "OFF"},
+    "DETAIL": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+    "monitored_barrier": {"TORCH_DISTRIBUTED_DEBUG": "OFF"},
+}
+
+#: torch's timeout [s].
+TIMEOUT = 20.0
+
+#: The number of programs that run side by side: they mostly wait.
+AT_ONCE = 6
+
+# An operation ran out of time.
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+
+# The process at the other end has ended, or has given up.
+_LOST = re.compile(r"closed by peer|reset by peer|pair closure", re.IGNORECASE)
+
+# The text names the other rank, or both of two values that differ.
+_NAMES = re.compile(
+    r"rank \d+ is running|ranks? \d+(, \d+)* failed to pass|from rank \d+|\d+ vs\.? \d+",
+    re.IGNORECASE,
+)
+
+# Where in torch's source an error arose, and what says nothing about a tensor.
+_PLACE = re.compile(r"\[(enforce fail at )?\S*/([\w.]+:\d+)\]")
+_OPTIONS = re.compile(r"TensorOptions\([^()]*(\([^()]*\)[^()]*)*\)")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What torch said of one program.
+
+    Args:
+        how: "error"; "timeout" if nothing but a timeout was reported; "hang" if a rank did not
+            end and nothing was reported; or "silent".
+        text: the report that explains most, as torch worded it.
+        lines: the program's lines in the tracebacks, as ``file:number``.
+        barrier: a rank reached the ``monitored_barrier``.
+        source: a checksum of the program.
+    """
+
+    how: str
+    text: str
+    lines: tuple[str, ...]
+    barrier: bool
+    source: int
+
+
+@dataclass(frozen=True)
+class StockVerdict:
+    """A judgement of what torch said.
+
+    Args:
+        case: the program.
+        said: what torch said of it.
+    """
+
+    case: Case
+    said: Said
+
+    @property
+    def reported(self) -> bool:
+        """True if more than a timeout was reported."""
+        return self.said.how == "error"
+
+    @property
+    def right_line(self) -> bool:
+        """True if all marked lines are in the tracebacks."""
+        return set(self.case.marked) <= set(self.said.lines)
+
+    @property
+    def explained(self) -> bool:
+        """True if the report says what is wrong."""
+        return self.reported and explains(self.case, self.said.text)
+
+    def counting_timeouts(self) -> StockVerdict:
+        """The same verdict, with a timeout taken for a report."""
+        how = "error" if self.said.how == "timeout" else self.said.how
+        return replace(self, said=replace(self.said, how=how))
+
+
+def explains(case: Case, text: str) -> bool:
+    """True if a report names the other rank, two values that differ, or what the case asks for."""
+    text = _PLACE.sub("", text)
+    if _NAMES.search(text):
+        return True
+    if not text or _TIMED_OUT.search(text) or _LOST.search(text):
+        return False
+    return re.search(case.says[0] if case.says else "", text, re.IGNORECASE) is not None
+
+
+def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> Said:
+    """What torch said, from how the ranks ended (``torch_ranks.End``)."""
+    reports = sorted((seconds, _shortened(text)) for end in ends for seconds, text in end["errors"])
+    crashes = [_crash(end) for end in ends if end["how"].startswith("signal")]
+    if crashes or not all(_is_timeout(*report, timeout) for report in reports):
+        how = "error"
+    elif reports:
+        how = "timeout"
+    else:
+        how = "hang" if any(end["how"] == "running" for end in ends) else "silent"
+    texts = [*crashes, *(text for _, text in reports)]
+    best = min(
+        texts, key=lambda text: (not explains(case, text), bool(_LOST.search(text))), default=""
+    )
+    numbers = {
+        int(number)
+        for end in ends
+        for number in re.findall(rf'/{case.name}\.py", line (\d+)', end["log"])
+    }
+    return Said(
+        how,
+        best,
+        tuple(f"{case.name}.py:{number}" for number in sorted(numbers)),
+        any(end["barrier"] for end in ends),
+        crc32(case.text.encode()),
+    )
+
+
+def _shortened(text: str) -> str:
+    return _OPTIONS.sub("TensorOptions(…)", _PLACE.sub(r"[\1…/\2]", text))
+
+
+def _crash(end: Mapping[str, Any]) -> str:
+    name = signal.Signals(int(end["how"].split()[1])).name
+    what = re.search(r"what\(\):\s*(.+)", end["log"])
+    return _shortened(f"{name}: {what[1]}" if what else name)
+
+
+def _is_timeout(seconds: float, text: str, timeout: float) -> bool:
+    consequence = seconds >= timeout and _LOST.search(text)
+    return bool(_TIMED_OUT.search(text) or consequence) and not _NAMES.search(text)
+
+
+def ask(
+    cases: Sequence[Case], mode: str, folder: Path, timeout: float = TIMEOUT
+) -> dict[str, Said]:
+    """Run programs on ranks of plain torch.
+
+    Args:
+        cases: the programs.
+        mode: a key of ``MODES``.
+        folder: an empty folder for the programs and what they write.
+        timeout: torch's timeout [s]; what still runs after three times as long is killed.
+    """
+    for case in cases:
+        folder.joinpath(f"{case.name}.py").write_text(case.text, encoding="utf-8")
+    job = {
+        "programs": [(str(folder / f"{case.name}.py"), case.ranks) for case in cases],
+        "timeout": timeout,
+        "barrier": mode == "monitored_barrier",
+        "at_once": AT_ONCE,
+    }
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "torch_ranks.py")],
+        stdin=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **MODES[mode]},
+        start_new_session=True,
+    ) as parent:
+        try:
+            parent.communicate(json.dumps(job))
+        except BaseException:  # an interrupt: no rank may stay
+            os.killpg(parent.pid, signal.SIGKILL)
+            raise
+    return {
+        case.name: read(case, json.loads(folder.joinpath(f"{case.name}.json").read_text()), timeout)
+        for case in cases
+    }
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What one version of torch said.
+
+    Args:
+        torch: its version.
+        date: when it was asked.
+        timeout: torch's timeout [s].
+        said: by mode and by the program's name.
+    """
+
+    torch: str
+    date: str
+    timeout: float
+    said: dict[str, dict[str, Said]]
+
+    def verdicts(self, mode: str, cases: Iterable[Case]) -> list[StockVerdict]:
+        """Judge what was said of these programs.
+
+        Raises:
+            LookupError: a program is new, or was changed since torch was asked.
+        """
+        verdicts = []
+        for case in cases:
+            said = self.said[mode].get(case.name)
+            if said is None or said.source != crc32(case.text.encode()):
+                raise LookupError(
+                    f"what torch says of {case.name} is not in {SAVED.name}: "
+                    "run python -m tests.stress.bugs --stock"
+                )
+            verdicts.append(StockVerdict(case, said))
+        return verdicts
+
+    def updated(self, newer: Stock) -> Stock:
+        """Replace what was said of some programs.
+
+        Raises:
+            ValueError: another version of torch said it.
+        """
+        if newer.torch != self.torch:
+            raise ValueError(
+                f"{SAVED.name} is of torch {self.torch}, and this is torch {newer.torch}: "
+                "run --stock for all programs"
+            )
+        said = {mode: {**rows, **newer.said[mode]} for mode, rows in self.said.items()}
+        return replace(newer, said=said)
+
+    def save(self, file: Path = SAVED) -> None:
+        """Write the file that ``load`` reads."""
+        head = {"torch": self.torch, "date": self.date, "timeout": self.timeout}
+        rows = [
+            {"mode": mode, "name": name, **asdict(said)}
+            for mode, some in self.said.items()
+            for name, said in some.items()
+        ]
+        lines = [json.dumps(row, ensure_ascii=False) for row in (head, *rows)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path = SAVED) -> Stock:
+        """Read what torch said when it was last asked."""
+        head, *rows = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+        said: dict[str, dict[str, Said]] = {mode: {} for mode in MODES}
+        for row in rows:
+            mode, name = row.pop("mode"), row.pop("name")
+            said[mode][name] = Said(**{**row, "lines": tuple(row["lines"])})
+        return cls(**head, said=said)
+
+
+def ask_all(cases: Sequence[Case], folder: Path) -> Stock:
+    """Run the programs in all modes: about ten minutes for the suite."""
+    said = {}
+    for mode in MODES:
+        place = folder / mode
+        place.mkdir()
+        said[mode] = ask(cases, mode, place)
+    return Stock(version("torch"), date.today().isoformat(), TIMEOUT, said)

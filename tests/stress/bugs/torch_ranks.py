@@ -1,0 +1,161 @@
+"""Programs on ranks of plain torch: a script that imports neither distkit nor the suite.
+
+It reads a job as JSON from its standard input, and writes how the ranks of each program ended to
+``PROGRAM.json`` beside the program. torch is imported once, and each rank is a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing.connection import wait
+from pathlib import Path
+from traceback import format_exception_only
+from typing import TypedDict
+
+import torch.distributed as dist
+
+FORK = multiprocessing.get_context("fork")
+
+#: A rank that still runs after this many times the timeout of torch's operations is killed.
+PATIENCE = 3.0
+
+#: A rank that returns lives on for this time, so that its peers have connected [s].
+GRACE = 1.0
+
+
+class Job(TypedDict):
+    """What to run.
+
+    Args:
+        programs: files that define ``program``, each with its number of ranks.
+        timeout: torch's timeout [s].
+        barrier: end each program with a ``monitored_barrier`` that waits half as long.
+        at_once: the number of programs that run side by side.
+    """
+
+    programs: list[tuple[str, int]]
+    timeout: float
+    barrier: bool
+    at_once: int
+
+
+class End(TypedDict):
+    """How a rank ended.
+
+    Args:
+        how: "returned", "raised", "signal 9", or "running": it did not end, and was killed.
+        barrier: it reached the ``monitored_barrier``.
+        errors: what it raised, with the time since the start [s] and without tracebacks.
+        log: what it wrote, the tracebacks among it.
+    """
+
+    how: str
+    barrier: bool
+    errors: list[tuple[float, str]]
+    log: str
+
+
+def main() -> None:
+    """Run the programs of a job, a process for each."""
+    job: Job = json.load(sys.stdin)
+    running = {}
+    for file, ranks in job["programs"]:
+        process = FORK.Process(target=run, args=(Path(file), ranks, job))
+        process.start()
+        running[process.sentinel] = process
+        if len(running) == job["at_once"]:
+            for sentinel in wait(list(running)):
+                running.pop(sentinel).join()
+    for left in running.values():
+        left.join()
+
+
+def run(file: Path, ranks: int, job: Job) -> None:
+    """Fork the ranks of a program, and write how they ended."""
+    begin = time.monotonic()
+    processes = [
+        FORK.Process(target=be_rank, args=(file, rank, ranks, job, begin)) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(0.0, begin + PATIENCE * job["timeout"] - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    ends = [_end(file, rank, code) for rank, code in enumerate(codes)]
+    file.with_suffix(".json").write_text(json.dumps(ends), encoding="utf-8")
+
+
+def be_rank(file: Path, rank: int, ranks: int, job: Job, begin: float) -> None:
+    """Run the program as one rank, with its output in a file."""
+    log = os.open(_beside(file, rank, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+    def note(error: BaseException) -> None:
+        text = "".join(format_exception_only(error)).strip()
+        with _beside(file, rank, "errors").open("a", encoding="utf-8") as errors:
+            errors.write(json.dumps((round(time.monotonic() - begin, 2), text)) + "\n")
+
+    def thread_raised(args: threading.ExceptHookArgs) -> None:
+        note(args.exc_value or args.exc_type())
+        threading.__excepthook__(args)
+
+    threading.excepthook = thread_raised
+    try:
+        _rank(file, rank, ranks, job)
+    except Exception as error:
+        note(error)
+        raise
+
+
+def _rank(file: Path, rank: int, ranks: int, job: Job) -> None:
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    store = dist.FileStore(str(file.with_suffix(".store")), ranks)
+    timeout = timedelta(seconds=job["timeout"])
+    store.set_timeout(timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    module.program()
+    if job["barrier"]:
+        _beside(file, rank, "barrier").touch()
+        dist.monitored_barrier(timeout=timeout / 2, wait_all_ranks=True)
+    time.sleep(GRACE)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _end(file: Path, rank: int, code: int | None) -> End:
+    errors = _beside(file, rank, "errors")
+    lines = errors.read_text(encoding="utf-8").splitlines() if errors.exists() else []
+    return {
+        "how": _how(code),
+        "barrier": _beside(file, rank, "barrier").exists(),
+        "errors": [json.loads(line) for line in lines],
+        "log": _beside(file, rank, "log").read_text(encoding="utf-8", errors="replace"),
+    }
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "running"
+    return f"signal {-code}" if code < 0 else "raised" if code else "returned"
+
+
+def _beside(file: Path, rank: int, suffix: str) -> Path:
+    return file.with_suffix(f".{rank}.{suffix}")
+
+
+if __name__ == "__main__":
+    main()
