@@ -12,7 +12,7 @@ SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 # What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
 PROXY := configurable-http-proxy@4.6.3
 
-.PHONY: help install demo lab test test-gpu check bench site slides cheatsheet dist clean
+.PHONY: help install demo lab test stress test-gpu check bench site slides cheatsheet dist clean
 
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
@@ -35,6 +35,9 @@ test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with AR
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
+
+stress: $(VENV)/.installed-test ## the suites that `make test` samples, each program a test; fewer with ARGS="-k race"
+	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest tests/stress $(ARGS)
 
 test-gpu: ## all tests and figures that need a GPU, on a machine that has one; a report of them
 	@tools/gpu-check $(ARGS)
