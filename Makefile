@@ -12,7 +12,7 @@ SERVERS := iproute2 openssh-server slurm-wlm munge openmpi-bin mpich
 # What stands before a JupyterHub in tests/cluster/test_hub.py; it lies in .venv, too.
 PROXY := configurable-http-proxy@4.6.3
 
-.PHONY: help install demo lab test stress test-gpu check bench site slides cheatsheet dist clean
+.PHONY: help install demo lab test stress test-gpu check bench bugs site slides cheatsheet dist clean
 
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */\1 /p' Makefile | \
@@ -49,6 +49,9 @@ check: $(VENV)/.installed-test ## ruff and mypy
 
 bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, beside their references
 	@$(BIN)/distkit bench all
+
+bugs: $(VENV)/.installed  ## the bug suite's scores, printed and in docs/bugs.md; first in plain torch with ARGS=--stock
+	@$(BIN)/python -m tests.stress.bugs --page docs/bugs.md $(ARGS)
 
 site: $(VENV)/.installed-test  ## the lessons with their results and the documentation, in site/
 	@$(BIN)/python tools/site

@@ -1,14 +1,20 @@
-"""``python -m tests.stress.bugs [PATTERN ...]``: judge the programs, print what is wrong."""
+"""``python -m tests.stress.bugs [PATTERN ...]``: judge the programs, print what is wrong.
+
+``--stock`` asks plain torch instead, in about ten minutes; ``--page docs/bugs.md`` writes the page.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.stress.bugs.suite import Score, Verdict, cases, judge, right, threads
+from tests.stress.bugs.page import page
+from tests.stress.bugs.stock import MODES, Stock, ask_all
+from tests.stress.bugs.suite import Case, Score, Verdict, cases, judge, right, threads
 
 
 def main() -> None:
@@ -16,35 +22,65 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.stress.bugs", description=__doc__)
     parser.add_argument("patterns", nargs="*", help="names or classes, as regular expressions")
     parser.add_argument("--show", action="store_true", help="print what is shown of each program")
+    parser.add_argument(
+        "--stock", action="store_true", help="ask plain torch, and save its answers"
+    )
+    parser.add_argument("--page", type=Path, help="write the page docs/bugs.md")
     options = parser.parse_args()
+    if options.page and options.patterns:
+        parser.error("--page takes no patterns: the page is about all programs")
     chosen = [
         case
         for case in [*cases(), *threads()]
         if not options.patterns
         or any(re.search(p, text) for p in options.patterns for text in (case.name, case.cls))
     ]
-    verdicts = []
     with tempfile.TemporaryDirectory() as folder:
-        for case in chosen:
-            verdict = judge(case, Path(folder))
-            verdicts.append(verdict)
-            if verdict.wrong or options.show:
-                print(f"{case.cls} · {case.name}: {'; '.join(verdict.wrong) or 'right'}")
-                print("    " + verdict.shown.replace("\n", "\n    "))
+        if options.stock:
+            _ask_torch(chosen, Path(folder), all_of_them=not options.patterns)
+        if options.page or not options.stock:
+            verdicts = _judge_all(chosen, Path(folder), options.show)
+        if options.page:
+            options.page.write_text(page(verdicts, Stock.load()), encoding="utf-8")
+
+
+def _ask_torch(chosen: Sequence[Case], folder: Path, all_of_them: bool) -> None:
+    stock = ask_all(chosen, folder)
+    (stock if all_of_them else Stock.load().updated(stock)).save()
+    for mode in MODES:
+        verdicts = stock.verdicts(mode, chosen)
+        with_timeouts = [verdict.counting_timeouts() for verdict in verdicts]
+        print(
+            f"torch {stock.torch}, {mode}: {_score(Score.of(verdicts))}; "
+            f"counting timeouts: {_score(Score.of(with_timeouts))}"
+        )
+
+
+def _judge_all(chosen: Sequence[Case], folder: Path, show: bool) -> list[Verdict]:
+    verdicts = []
+    for case in chosen:
+        verdict = judge(case, folder)
+        verdicts.append(verdict)
+        if verdict.wrong or show:
+            print(f"{case.cls} · {case.name}: {'; '.join(verdict.wrong) or 'right'}")
+            print("    " + verdict.shown.replace("\n", "\n    "))
     for title, some in (
         ("cases", [v for v in verdicts if v.case.cls != "thread"]),
         ("threads", [v for v in verdicts if v.case.cls == "thread"]),
     ):
         if some:
             print(f"{title}: {_summary(some)}")
+    return verdicts
+
+
+def _score(score: Score) -> str:
+    return f"recall {score.recall:.3f}, specificity {score.specificity:.3f}, F1 {score.f1:.3f}"
 
 
 def _summary(verdicts: list[Verdict]) -> str:
-    score, seconds = Score.of(verdicts), [v.seconds for v in verdicts]
+    seconds = [v.seconds for v in verdicts if v.reported] or [0.0]
     parts = [
-        f"recall {score.recall:.3f}",
-        f"specificity {score.specificity:.3f}",
-        f"F1 {score.f1:.3f}",
+        _score(Score.of(verdicts)),
         *(f"{name} {count}" for name, count in right(verdicts).items()),
         f"wholly right {sum(not v.wrong for v in verdicts)} of {len(verdicts)}",
         f"explained in {median(seconds):.2f} s, slowest {max(seconds):.2f} s",

@@ -1,0 +1,167 @@
+"""The page ``docs/bugs.md``: what distkit and torch say of the same programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+from tests.stress.bugs.stock import MODES, Stock, StockVerdict
+from tests.stress.bugs.suite import MARK, TITLES, Judged, Score, Verdict, right
+
+#: What the Initiative counts for tools that check MPI programs (README of its repository).
+PUBLISHED = {
+    "MUST": Score(83, 10, 79, 15),
+    "McSimGrid": Score(77, 16, 76, 17),
+    "Aislinn": Score(64, 16, 64, 20),
+    "ISP": Score(69, 32, 70, 20),
+    "CIVL": Score(13, 28, 18, 1),
+    "PARCOACH": Score(18, 8, 80, 90),
+}
+
+#: Programs that are shown with what is said of them.
+EXAMPLES = {
+    "coll_missing_all_reduce": "A rank does not call",
+    "root_broadcast": "Different roots",
+    "op_all_reduce": "Different reductions: the result is wrong",
+}
+
+
+def page(verdicts: Sequence[Verdict], stock: Stock) -> str:
+    """Write the page.
+
+    Args:
+        verdicts: what distkit says of the programs.
+        stock: what torch says of them.
+
+    Raises:
+        LookupError: torch was not asked about one of the programs.
+    """
+    cases = [verdict.case for verdict in verdicts]
+    torch = {mode: stock.verdicts(mode, cases) for mode in MODES}
+    barrier = torch["monitored_barrier"]
+    wholly = [verdict.case for verdict in verdicts if not verdict.wrong]
+    template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return template.format(
+        wrong=sum(not case.ok for case in cases),
+        right=sum(case.ok for case in cases),
+        made=sum(case.cls != "thread" for case in cases),
+        told=sum(case.cls == "thread" for case in cases),
+        all=len(cases),
+        wholly=len(wholly),
+        wholly_threads=sum(case.cls == "thread" for case in wholly),
+        reached=sum(v.said.barrier and not v.case.ok for v in barrier),
+        torch=stock.torch,
+        date=stock.date,
+        timeout=stock.timeout,
+        half=stock.timeout / 2,
+        scores=_scores(verdicts, torch),
+        alarms=_alarms(torch),
+        published=_published(),
+        classes=_classes(verdicts, torch),
+        examples="\n".join(_example(v, torch) for v in verdicts if v.case.name in EXAMPLES),
+        failures=_failures(verdicts),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: bool = True) -> str:
+    lines = [head, ["---"] + ["---:" if numbers else "---"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _scores(verdicts: Sequence[Verdict], torch: dict[str, list[StockVerdict]]) -> str:
+    counts = right(verdicts)
+    rows = [_score("**distkit**", verdicts, counts["line"], counts["remedy"])]
+    for mode, stock in torch.items():
+        rows.append(_stock_score(f"torch, {mode}", stock))
+        timeouts = [verdict.counting_timeouts() for verdict in stock]
+        rows.append(_stock_score("– a timeout is a report", timeouts))
+    head = ["", "reported", "recall", "specificity", "F1", "lines", "explained"]
+    return _table(head, rows)
+
+
+def _stock_score(name: str, verdicts: Sequence[StockVerdict]) -> list[object]:
+    found = [v for v in verdicts if v.reported and not v.case.ok]
+    lines = sum(v.right_line for v in found)
+    return _score(name, verdicts, lines, sum(v.explained for v in found))
+
+
+def _score(name: str, verdicts: Sequence[Judged], lines: int, explained: int) -> list[object]:
+    score = Score.of(verdicts)
+    return [name, score.true_positives, *_shares(score), lines, explained]
+
+
+def _shares(score: Score) -> list[str]:
+    return [f"{share:.3f}" for share in (score.recall, score.specificity, score.f1)]
+
+
+def _alarms(torch: dict[str, list[StockVerdict]]) -> str:
+    return "".join(
+        f"- False alarm of torch, {mode}: right program `{v.case.name}`, "
+        f"`{v.said.text.splitlines()[0]}`\n"
+        for mode, stock in torch.items()
+        for v in stock
+        if v.case.ok and v.reported
+    )
+
+
+def _published() -> str:
+    rows = [[name, *_shares(score)] for name, score in PUBLISHED.items()]
+    return _table(["", "recall", "specificity", "F1"], rows)
+
+
+def _classes(verdicts: Sequence[Verdict], torch: dict[str, list[StockVerdict]]) -> str:
+    rows = []
+    for cls, title in TITLES.items():
+        some = [v for v in verdicts if v.case.cls == cls and not v.case.ok]
+        counts = right(some)
+        found = [counts[key] for key in ("reported", "line", "kind", "remedy")]
+        said = [
+            _three(v for v in stock if v.case.cls == cls and not v.case.ok)
+            for stock in torch.values()
+        ]
+        rows.append([title, len(some), *found, *said])
+    right_ones = [v for v in verdicts if v.case.ok]
+    rows.append(
+        ["Right programs", len(right_ones), sum(v.reported for v in right_ones), "", "", ""]
+        + [_three((v for v in stock if v.case.ok), "–") for stock in torch.values()]
+    )
+    head = ["", "programs", "distkit: reported", "lines", "kind", "remedy"]
+    return _table(head + [f"torch, {mode}" for mode in torch], rows)
+
+
+def _three(verdicts: Iterable[StockVerdict], explained: object = None) -> str:
+    some = list(verdicts)
+    errors, timeouts = (sum(v.said.how == how for v in some) for how in ("error", "timeout"))
+    if explained is None:
+        explained = sum(v.explained for v in some)
+    return f"{errors} / {timeouts} / {explained}"
+
+
+def _example(verdict: Verdict, torch: dict[str, list[StockVerdict]]) -> str:
+    case = verdict.case
+    before, _, body = case.text.partition("get_world_size()\n")
+    title = f"{EXAMPLES[case.name]} (`{case.name}.py`, from line {before.count(chr(10)) + 2} on):"
+    code = dedent(body).strip().replace("  " + MARK, "")
+    rows = [
+        [f"torch, {mode}", _quote(v.said.text) if v.said.text else f"nothing: {_ENDS[v.said.how]}"]
+        for mode, stock in torch.items()
+        for v in stock
+        if v.case.name == case.name
+    ]
+    rows.append(["distkit", _quote(verdict.shown)])
+    table = _table(["", "what is shown"], rows, numbers=False)
+    return f"{title}\n\n```python\n{code}\n```\n\n{table}\n"
+
+
+_ENDS = {"silent": "the program ends", "hang": "the program hangs"}
+
+
+def _quote(text: str, limit: int = 500) -> str:
+    line = " ".join(text.split()).replace("|", "\\|")
+    return f"`` {line if len(line) <= limit else line[:limit] + '…'} ``"
+
+
+def _failures(verdicts: Iterable[Verdict]) -> str:
+    lines = [f"- `{v.case.name}`: {'; '.join(v.wrong)}" for v in verdicts if v.wrong]
+    return "\n".join(lines) or "None."
