@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from benchmarks import house
 
 
@@ -63,7 +65,28 @@ class Run:
     assert house.public_names(modules, "Run") == (["trace", "wait"], ["name", "seconds"])
 
 
-def test_the_tree_itself_is_counted() -> None:
-    figures, details = house.measure(1, lambda line: None)
+SIZES = house.packages(house.ROOT)
+COUNTS = SIZES | house.totals(house.ROOT, SIZES)
+
+
+@pytest.mark.parametrize("name", [*house.LINES, *house.TOTALS])
+def test_no_package_is_larger_than_its_line(name: str) -> None:
+    """Who makes a package smaller lowers its line in benchmarks/house.py in the same commit."""
+    assert COUNTS[name] <= (house.LINES | house.TOTALS)[name].most
+
+
+def test_every_statement_counts_for_one_line() -> None:
+    assert all(house.ROOT.joinpath(folder).is_dir() for folder in house.LINES)
+    folders = ("distkit", "companions", "notebooks", "tests", "benchmarks")
+    files = (path for folder in folders for path in house.ROOT.glob(f"{folder}/**/*.py"))
+    assert sum(house.statements(ast.parse(path.read_text())) for path in files) == sum(
+        SIZES.values()
+    )
+
+
+def test_the_bench_prints_the_table_and_the_sums() -> None:
+    lines: list[str] = []
+    figures, _ = house.measure(1, lines.append)
     assert all(f.value is not None and f.value >= 0 for f in figures)
-    assert sum(details["statements"].values()) == figures[0].value
+    assert all(any(f": {name} " in line for line in lines) for name in COUNTS)
+    assert {"house: all of distkit", "house: tests"} <= {f.name for f in figures}
