@@ -268,7 +268,7 @@ def train(epochs=2):
 def exported(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
     """The largest difference of the losses of a lesson and of its exported script."""
     import distkit as dk
-    from distkit.experiments.script import export
+    from distkit_experiments.script import export
 
     with tempfile.TemporaryDirectory(prefix="distkit-train-") as folder:
         lesson, script = Path(folder) / "lesson.py", Path(folder) / "train.py"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from distkit.companions import Finder
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ if TYPE_CHECKING:
     from distkit.exercises import check, hint, solution
     from distkit.exercises.concepts import concept_check
     from distkit.exercises.predictions import predict
-    from distkit.experiments import Experiment
-    from distkit.experiments.sweep import sweep
     from distkit.following import follow
     from distkit.parallel import Layout, shards
     from distkit.recording.gradients import watch_gradients
@@ -80,6 +79,8 @@ if TYPE_CHECKING:
     from distkit.simulation import Link, Network, calibrate, cost, simulate
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
+    from distkit_experiments import Experiment
+    from distkit_experiments.sweep import sweep
 
 __version__ = "0.1.0"
 
@@ -240,6 +241,7 @@ __all__ = [  # noqa: RUF022
 ]
 
 
+sys.meta_path.insert(0, Finder())  # first, or Python would find the companions' files by itself
 __getattr__ = attributes(__name__, _home, _MODULES)
 
 

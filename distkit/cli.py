@@ -491,11 +491,11 @@ def add_export(commands: Any) -> None:
 
 
 def _export(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.experiments.script import export
+    from distkit.companions import load
 
     out = args.out or Path(f"{args.function}.py")
     check_folder(out, args.wrong)
-    text = export(args.source, args.function)
+    text = load("distkit_experiments.script").export(args.source, args.function)
     write(out, lambda: out.write_text(text, "utf-8"))
     print(f"Written: {out}. Run: torchrun --nproc-per-node=4 {out}")
 

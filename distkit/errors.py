@@ -17,6 +17,7 @@
     ├── LayoutError             ranks that cannot share a model in this way
     ├── StrategyError           a strategy's replicas cannot do this together
     ├── TrainingError           training cannot go on: a gradient is NaN, for example
+    ├── CompanionError          a companion of distkit that is not installed
     ├── LaboratoryError         hosts that this machine cannot give a laboratory
     └── TraceFileError          a trace file that cannot be read
 
@@ -33,7 +34,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parent)
+_ROOT = Path(__file__).parents[1]
+#: What the files of distkit and of its companions begin with. Installed, all are side by side, and
+#: the companions' names begin with distkit's; a checkout has the companions in a folder.
+OWN = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
 #: In a notebook, errors are at most this wide [columns].
 WIDTH = 100
@@ -48,7 +52,7 @@ class _Brief(BaseException):
         theirs = [
             f
             for f in frames
-            if not f.filename.startswith(_PACKAGE)
+            if not f.filename.startswith(OWN)
             and "-packages" not in f.filename
             and not is_generated(f.filename, f.name)
         ]
@@ -192,6 +196,10 @@ class TrainingError(DistkitError):
 
 class LayoutError(DistkitError, ValueError):
     """Ranks that cannot share a model in this way."""
+
+
+class CompanionError(DistkitError, ModuleNotFoundError):
+    """A companion of distkit is not installed; the message says how to install it."""
 
 
 class LaboratoryError(DistkitError):

@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from distkit.errors import DistkitError, RankError, RunStopped
+from distkit.errors import OWN, DistkitError, RankError, RunStopped
 
 if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
 
-_PACKAGE = str(Path(__file__).parent)
 
 _TORCH = "-packages/torch/"
 
@@ -144,9 +142,9 @@ def shorten(
 ) -> tuple[type[BaseException], BaseException, TracebackType]:
     """An error and its traceback as the reader of the cell should see them."""
     files = [frame.filename for frame in traceback.extract_tb(tb)]
-    ours = files[-1].startswith(_PACKAGE) and _raised_on_purpose(tb)
+    ours = files[-1].startswith(OWN) and _raised_on_purpose(tb)
     torchs = _NO_GROUP in str(error) and _TORCH in files[-1]
-    first = next((i for i, f in enumerate(files) if f.startswith(_PACKAGE) or _TORCH in f), None)
+    first = next((i for i, f in enumerate(files) if f.startswith(OWN) or _TORCH in f), None)
     if not (ours or torchs) or not first:
         return type(error), error, tb
     if torchs:

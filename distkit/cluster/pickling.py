@@ -18,11 +18,11 @@ from typing import Any
 
 import cloudpickle
 
-from distkit.errors import NotPicklableError
+from distkit.errors import OWN, NotPicklableError
 from distkit.recording.recorder import make_users
 
 #: The standard library, and distkit itself: both are on the ranks already.
-_LIBRARIES = (str(Path(threading.__file__).parent), str(Path(__file__).parents[1]))
+_LIBRARIES = (str(Path(threading.__file__).parent), *OWN)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints

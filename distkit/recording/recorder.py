@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from distkit.errors import OWN
 from distkit.events import LINES, NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
 
 if TYPE_CHECKING:
@@ -468,10 +469,9 @@ class _Capsule:
 
 # -- places ---------------------------------------------------------------------
 
-PACKAGE = str(Path(__file__).resolve().parent.parent)
 #: Frames of these are machinery; those of other files of algorithms/ and of demos.py are pages.
 MACHINERY = tuple(
-    f"{PACKAGE}/{name}"
+    f"{OWN[0]}/{name}"
     for name in (
         "recording/",
         "cluster/",
@@ -520,10 +520,10 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     That is the innermost line of the user's that is on no page of distkit's own.
     """
     *before, where, facts, match = fields
-    frame = sys._getframe(1) if where.startswith(PACKAGE) else None
+    frame = sys._getframe(1) if where.startswith(OWN) else None
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(PACKAGE) and is_users(file):
+        if not file.startswith(OWN) and is_users(file):
             return *before, where, (*(facts or ()), ("caller", f"{file}:{frame.f_lineno}")), match
         frame = frame.f_back
     return fields
@@ -542,7 +542,7 @@ def is_users(filename: str) -> bool:
         return False
     if "/torchinductor_" in filename:  # what torch.compile has written
         return False
-    if filename.startswith(PACKAGE) or filename in _made_users:
+    if filename.startswith(OWN) or filename in _made_users:
         return True
     return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 

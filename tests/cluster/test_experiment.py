@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit.events import Op, State
-from distkit.experiments.panel import message
+from distkit_experiments.panel import message
 
 
 @pytest.fixture(scope="module")

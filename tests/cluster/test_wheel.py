@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from distkit import demos
+from distkit.companions import COMPANIONS
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,13 @@ def run(*command: object, cwd: Path) -> str:
     ran = subprocess.run(words, cwd=cwd, env=around, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+def test_the_companions_come_with_the_wheel(place: Path, tmp_path: Path) -> None:
+    code = "import importlib, sys; print(importlib.import_module(sys.argv[1]).__file__)"
+    for name in COMPANIONS:
+        where = run(place / "python", "-c", code, name, cwd=tmp_path)
+        assert Path(where).is_relative_to(place.parent)
 
 
 def test_the_demos_run_from_the_wheel(

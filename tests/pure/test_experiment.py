@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import distkit as dk
 from distkit.events import Event, Op, State
-from distkit.experiments import chart, results
-from distkit.experiments.controls import Settings, make
-from distkit.experiments.panel import Chart, Press, fitting, message
-from distkit.experiments.results import Activity, Record, words
 from distkit.recording import recorder
 from distkit.recording.progress import MARKS, Meter, noted, progress
 from distkit.recording.recorder import Recorder, to_event
 from distkit.trace.trace import Trace
+from distkit_experiments import chart, results
+from distkit_experiments.controls import Settings, make
+from distkit_experiments.panel import Chart, Press, fitting, message
+from distkit_experiments.results import Activity, Record, words
 
 
 def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:

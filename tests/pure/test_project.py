@@ -17,12 +17,14 @@ from statistics import quantiles
 import pytest
 
 import distkit
+from distkit import companions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "distkit"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+PACKAGE, COMPANIONS = ROOT / "distkit", ROOT / "companions"
+CORE, BESIDE = sorted(PACKAGE.rglob("*.py")), sorted(COMPANIONS.rglob("*.py"))
+MODULES = [*CORE, *BESIDE]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
@@ -64,19 +66,23 @@ LAYERS = {
     "simulation": WAIST + "algorithms views",  # its plots have the views' colours and units
     "checkup": WAIST + "cluster simulation views",
     "exercises": WAIST + "algorithms kvstore cluster views simulation",
-    "experiments": WAIST + "recording diagnosis views cluster",  # above all but the top
 }
 TOP = {
     "__init__",
     "__main__",
     "attach",
     "cli",
+    "companions",
     "demos",
     "following",
     "hangs",
     "ipython",
     "launching",
 }  # may import all
+# Each companion, and the other companions that it may import; distkit they all do.
+USES = {
+    "distkit_experiments": "",
+}
 
 
 # -- imports ---------------------------------------------------------------------
@@ -106,9 +112,15 @@ def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def companion(module: str) -> str:
+    """The companion that an import leads to, by its own name or by distkit's; "" for others."""
+    package = (companions.home(module) or module).partition(".")[0]
+    return package if package in USES else ""
+
+
 @pytest.mark.parametrize(
     "path",
-    [path for path in MODULES if part(path) not in TOP],
+    [path for path in CORE if part(path) not in TOP],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_imports_point_down(path: Path) -> None:
@@ -118,15 +130,37 @@ def test_imports_point_down(path: Path) -> None:
     assert not {name for name in ours if name.split(".")[1] not in {here, *LAYERS[here].split()}}
 
 
+def test_each_companion_has_a_name_in_distkit_and_says_what_it_uses() -> None:
+    packages = {path.name for path in COMPANIONS.iterdir() if list(path.glob("*.py"))}
+    assert packages == {*USES}
+    assert packages == {home.partition(".")[0] for home in companions.COMPANIONS.values()}
+    assert not [package for package in packages if not (COMPANIONS / package / "py.typed").exists()]
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_core_imports_no_companion(path: Path) -> None:
+    """Type checkers alone read of them in distkit's public names."""
+    lazy = path != PACKAGE / "__init__.py"
+    assert not set(filter(None, map(companion, imports(path, lazy))))
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=lambda path: str(path.relative_to(COMPANIONS)))
+def test_companions_import_each_other_by_their_names_and_only_what_they_say(path: Path) -> None:
+    package = path.relative_to(COMPANIONS).parts[0]
+    found = imports(path)
+    assert set(filter(None, map(companion, found))) <= {package, *USES[package].split()}
+    assert not [name for name in found if companions.home(name)]
+
+
 def test_only_the_cluster_imports_ipyparallel() -> None:
-    users = {part(path) for path in MODULES if any("ipyparallel" in n for n in imports(path))}
+    users = {part(path) for path in CORE if any("ipyparallel" in n for n in imports(path))}
     assert users == {"cluster"}
 
 
 def test_every_import_is_declared() -> None:
     owner = metadata.packages_distributions()
     names = {name.split(".")[0] for path in MODULES for name in imports(path)}
-    foreign = names - {"distkit", "benchmarks", "__future__"} - sys.stdlib_module_names
+    foreign = names - {"distkit", *USES, "benchmarks", "__future__"} - sys.stdlib_module_names
     declared = {re.match(r"[\w-]+", r)[0].lower() for r in metadata.requires("distkit")}
     assert not {name for name in foreign if not {d.lower() for d in owner[name]} & declared}
 
@@ -195,13 +229,19 @@ def test_the_launcher_is_registered() -> None:
     assert found.load().__name__ == "ForkEngineSetLauncher"
 
 
-def test_the_wheel_holds_the_package_alone(wheel: Path) -> None:
+def test_the_wheel_holds_distkit_and_its_companions_alone(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
-    assert {"questions.md", "page.html", "py.typed", "d3.js"} <= {path.name for path in files}
-    assert {str(path.relative_to(ROOT)) for path in files} <= inside
+    parts = {PACKAGE: ROOT, COMPANIONS: COMPANIONS}
+    files = {
+        str(path.relative_to(root))
+        for folder, root in parts.items()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {"questions.md", "page.html", "py.typed", "d3.js"} <= {Path(f).name for f in files}
+    assert files <= inside
     info = f"distkit-{distkit.__version__}.dist-info"
-    assert {name.split("/")[0] for name in inside} == {"distkit", info}
+    assert {name.split("/")[0] for name in inside} == {"distkit", *USES, info}
 
 
 def test_the_release_is_in_order(wheel: Path) -> None:
@@ -248,7 +288,17 @@ FOREIGN = re.compile(
 
 
 def test_no_machine_paths_and_no_registry_hosts() -> None:
-    folders = ["distkit", "benchmarks", "notebooks", "tests", "docs", "tools", "binder", ".ci"]
+    folders = [
+        "distkit",
+        "companions",
+        "benchmarks",
+        "notebooks",
+        "tests",
+        "docs",
+        "tools",
+        "binder",
+        ".ci",
+    ]
     files = chain(ROOT.glob("*"), *(ROOT.joinpath(folder).rglob("*") for folder in folders))
     binary = {".pyc", ".png", ".gif", ".trace"}
     texts = [p for p in files if p.is_file() and p.suffix not in binary and p.name != ".git"]

@@ -11,7 +11,7 @@ import pytest
 
 from distkit.cli import main
 from distkit.errors import DistkitError
-from distkit.experiments.script import export
+from distkit_experiments.script import export
 
 LESSON = '''
 import torch

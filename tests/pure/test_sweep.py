@@ -18,12 +18,12 @@ from distkit.cluster.cluster import Cluster
 from distkit.cluster.plan import make_plan
 from distkit.errors import DistkitError
 from distkit.events import Event, Op, State
-from distkit.experiments.experiment import Clusters
-from distkit.experiments.fingerprint import fingerprint
-from distkit.experiments.folder import RUNS, Folder
-from distkit.experiments.results import Record, SavedRun
-from distkit.experiments.sweep import Sweep
 from distkit.trace.trace import Trace
+from distkit_experiments.experiment import Clusters
+from distkit_experiments.fingerprint import fingerprint
+from distkit_experiments.folder import RUNS, Folder
+from distkit_experiments.results import Record, SavedRun
+from distkit_experiments.sweep import Sweep
 
 PROGRAM = """
 FACTOR = 3

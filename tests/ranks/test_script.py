@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import distkit as dk
-from distkit.experiments.script import export
+from distkit_experiments.script import export
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/03_sync_sgd.ipynb"
 

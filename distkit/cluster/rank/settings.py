@@ -40,8 +40,9 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
+from distkit.errors import OWN
 from distkit.recording.open_buffers import OpenBuffers
-from distkit.recording.recorder import PACKAGE, is_users
+from distkit.recording.recorder import is_users
 
 _BUILTINS = vars(builtins)
 
@@ -412,7 +413,7 @@ def _is_of_library(value: Any) -> bool:
         file = str(vars(value).get("__file__") or "<frozen>")
     else:
         return False
-    return file.startswith(PACKAGE) or not is_users(file)
+    return file.startswith(OWN) or not is_users(file)
 
 
 _OF_MODULES = {

@@ -19,6 +19,7 @@ from distkit.diagnosis.deadlocks import gone, search
 from distkit.diagnosis.facts import ASKED
 from distkit.diagnosis.findings import Finding, Kind, times, verb
 from distkit.errors import (
+    OWN,
     CommunicationWarning,
     DeadlockError,
     NotPicklableError,
@@ -30,7 +31,7 @@ from distkit.errors import (
     is_generated,
 )
 from distkit.events import State
-from distkit.recording.recorder import MACHINERY, PACKAGE, is_users
+from distkit.recording.recorder import MACHINERY, is_users
 from distkit.trace.calls import (
     SILENT,
     STOPPED,
@@ -245,7 +246,7 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
     """Warn at the reader's line: not at one of distkit, nor of IPython, which runs a magic."""
     frame = sys._getframe()
     while frame.f_back is not None and (
-        (file := frame.f_code.co_filename).startswith(PACKAGE) or not is_users(file)
+        (file := frame.f_code.co_filename).startswith(OWN) or not is_users(file)
     ):
         frame = frame.f_back
     for text in texts:
@@ -476,7 +477,7 @@ def _users_line(frames: list[Frame]) -> str:
         for file, number, function, _ in reversed(frames)
         if file and is_users(file) and "." not in function and not is_generated(file, function)
     ]
-    known.sort(key=lambda line: line[0].startswith(PACKAGE))
+    known.sort(key=lambda line: line[0].startswith(OWN))
     if not (known or frames):
         return ""
     file, number = known[0] if known else frames[-1][:2]

@@ -21,7 +21,7 @@ from types import CodeType
 
 import distkit
 from distkit.errors import DistkitError
-from distkit.experiments.fingerprint import global_names
+from distkit_experiments.fingerprint import global_names
 
 #: What a script has instead of that which records, shows, or explains.
 STAND_INS = {

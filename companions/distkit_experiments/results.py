@@ -12,11 +12,11 @@ from typing import Any
 from distkit.cluster.runs.run import LOOKED_AT, Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
-from distkit.experiments.controls import BYTES, RANKS, RATE, TIMES, said, worded
 from distkit.trace.trace import Trace
 from distkit.views.compare.figures import figures
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 from distkit.views.timeline.columns import Columns
+from distkit_experiments.controls import BYTES, RANKS, RATE, TIMES, said, worded
 
 #: What is measured of every run.
 SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"

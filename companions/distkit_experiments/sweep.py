@@ -11,12 +11,12 @@ import pandas as pd
 
 from distkit.cluster.cluster import Cluster
 from distkit.errors import RunError, RunInterrupted
-from distkit.experiments import chart, results
-from distkit.experiments.controls import EMPTY, RANKS, listed, parameters
-from distkit.experiments.experiment import Experiment
-from distkit.experiments.folder import Folder
-from distkit.experiments.results import MEASURED, OUTCOME, Record, SavedRun
 from distkit.views.scene.units import count
+from distkit_experiments import chart, results
+from distkit_experiments.controls import EMPTY, RANKS, listed, parameters
+from distkit_experiments.experiment import Experiment
+from distkit_experiments.folder import Folder
+from distkit_experiments.results import MEASURED, OUTCOME, Record, SavedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

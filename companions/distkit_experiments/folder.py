@@ -15,12 +15,12 @@ import distkit
 from distkit.cluster import limits
 from distkit.cluster.plan import Plan
 from distkit.errors import DistkitError, TraceFileError
-from distkit.experiments.controls import RANKS, named
-from distkit.experiments.fingerprint import fingerprint
-from distkit.experiments.results import Record, SavedRun
 from distkit.recording import trouble
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import count
+from distkit_experiments.controls import RANKS, named
+from distkit_experiments.fingerprint import fingerprint
+from distkit_experiments.results import Record, SavedRun
 
 #: The file of a folder that tells of its runs.
 RUNS = "runs.jsonl"

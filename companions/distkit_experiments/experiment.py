@@ -22,13 +22,13 @@ from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs.conductor import ENDS_WITHIN
 from distkit.cluster.runs.run import Run, poll
 from distkit.errors import ClusterError, DistkitError, RunInterrupted, StoppedError
-from distkit.experiments import chart, results
-from distkit.experiments.controls import OWN, RANKS, STRAGGLER, Settings, said
-from distkit.experiments.panel import Bar, Panel, terminal_bar
-from distkit.experiments.results import Activity, State
 from distkit.recording import trouble
 from distkit.recording.progress import Meter
 from distkit.views.widget.snapshot import HtmlSnapshot
+from distkit_experiments import chart, results
+from distkit_experiments.controls import OWN, RANKS, STRAGGLER, Settings, said
+from distkit_experiments.panel import Bar, Panel, terminal_bar
+from distkit_experiments.results import Activity, State
 
 if TYPE_CHECKING:
     import pandas

@@ -17,8 +17,12 @@ from numbers import Real
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from distkit.experiments.controls import said
-from distkit.experiments.results import (
+from distkit.views.scene import figures, svg
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
+from distkit.views.widget.snapshot import as_picture
+from distkit_experiments.controls import said
+from distkit_experiments.results import (
     SECONDS,
     Record,
     headline,
@@ -27,10 +31,6 @@ from distkit.experiments.results import (
     to_html,
     to_text,
 )
-from distkit.views.scene import figures, svg
-from distkit.views.scene.geometry import text_width
-from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
-from distkit.views.widget.snapshot import as_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

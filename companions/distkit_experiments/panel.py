@@ -19,12 +19,12 @@ import traitlets
 from distkit.cluster import limits
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
-from distkit.experiments import chart, results
-from distkit.experiments.controls import Control, stand_at
-from distkit.experiments.results import Activity, Record, State, words
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Servers, Stage, Timeline
 from distkit.views.scene.units import human_seconds
+from distkit_experiments import chart, results
+from distkit_experiments.controls import Control, stand_at
+from distkit_experiments.results import Activity, Record, State, words
 
 #: Parts of the bar.
 WHOLE = 1000

@@ -6,6 +6,6 @@ sweep.py goes through many settings; folder.py keeps what is done, and fingerpri
 whether the function is still the one that did it.
 """
 
-from distkit.experiments.experiment import Experiment
+from distkit_experiments.experiment import Experiment
 
 __all__ = ["Experiment"]

@@ -1,0 +1,55 @@
+"""The packages beside distkit: readers use them by distkit's names."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import distkit as dk
+from distkit.companions import COMPANIONS
+from distkit.errors import CompanionError, DistkitError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_a_companion_is_what_distkit_has_under_its_name(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module is sys.modules[COMPANIONS[name]] is getattr(dk, name.removeprefix("distkit."))
+    assert module.__spec__ is not None and module.__spec__.name == COMPANIONS[name]
+
+
+def test_a_module_of_a_companion_is_imported_once() -> None:
+    by_distkit = importlib.import_module("distkit.experiments.chart")
+    assert by_distkit is importlib.import_module("distkit_experiments.chart")
+
+
+def test_without_a_companion_one_sentence_says_what_to_install() -> None:
+    code = """if True:
+        import sys
+        sys.modules["distkit_experiments"] = None  # importing it raises ModuleNotFoundError
+        import distkit as dk
+        from distkit.errors import CompanionError
+        for use in ("dk.Experiment", "from distkit import sweep", "import distkit.experiments"):
+            try:
+                exec(use)
+            except CompanionError as error:
+                print(error)
+        print(dk.Cluster.__name__, "Experiment" in dir(dk))
+    """
+    command = [sys.executable, "-Werror", "-c", code]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    *said, rest = ran.stdout.splitlines()
+    assert len(said) == 3 and {*said} == {said[0]} and rest == "Cluster True"
+    assert said[0].startswith("distkit_experiments is not installed.") and "pip install" in said[0]
+
+
+def test_what_a_companion_lacks_itself_is_not_blamed_on_its_installation() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module("distkit.experiments.nothing_of_this_name")
+    assert not isinstance(caught.value, CompanionError) and issubclass(CompanionError, DistkitError)
