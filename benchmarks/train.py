@@ -7,7 +7,6 @@ absent.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -44,7 +43,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     details: dict[str, Any] = {}
     found = [*speed(reps, say, details)]
     oracles = (train_oracles.schedules, train_oracles.memory, train_oracles.zero)
-    equalities = (identical, train_oracles.strategies, evaluation, exported)
+    equalities = (identical, train_oracles.strategies, evaluation)
     for make in (*equalities, *oracles, prediction):
         say(f"train: {make.__name__}")
         found += make(reps, details)
@@ -243,54 +242,6 @@ def evaluation(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
         [float(len(set().union(*found.values())))],
         must=1,
         aim=1,
-        absolute=True,
-    )
-
-
-#: What is exported: it prints its losses under torchrun, and returns them here.
-LESSON = """
-import torch
-import torch.nn.functional as F
-import distkit as dk
-
-def train(epochs=2):
-    images, labels = dk.shard(*dk.demos.digits())
-    net = dk.demos.model()
-    dk.sync_initial_weights(net)
-    losses = []
-    for rows in epochs * torch.arange(len(images)).split(32):
-        batch = images[rows], labels[rows]
-        losses.append(dk.sync_sgd_step(net, batch, F.cross_entropy, 0.2).item())
-    return losses
-"""
-
-
-def exported(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
-    """The largest difference of the losses of a lesson and of its exported script."""
-    import distkit as dk
-    from distkit_experiments.script import export
-
-    with tempfile.TemporaryDirectory(prefix="distkit-train-") as folder:
-        lesson, script = Path(folder) / "lesson.py", Path(folder) / "train.py"
-        lesson.write_text(LESSON, "utf-8")
-        script.write_text(export(lesson, "train"), "utf-8")
-        said = launch(script, RANKS)
-    space: dict[str, Any] = {"__name__": "lesson"}
-    exec(compile(LESSON, "lesson.py", "exec"), space)
-    results = dk.run_ranks(space["train"], RANKS).results
-    printed = sorted(line for line in said.splitlines() if line.startswith("rank "))
-    theirs = [json.loads(line.partition(": ")[2]) for line in printed]
-    apart = [
-        abs(a - b)
-        for mine, its in zip(results, theirs, strict=True)
-        for a, b in zip(mine, its, strict=True)
-    ]
-    yield figure(
-        "loss of an exported script and of the lesson, largest difference",
-        "",
-        [max(apart)],
-        must=1e-6,
-        aim=0,
         absolute=True,
     )
 

@@ -1,4 +1,4 @@
-"""The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor``, ``export`` and others.
+"""The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
 What a command needs is imported when it runs, so that ``distkit --help`` is quick. Errors that
 distkit raises on purpose become one message and exit status 1; wrong arguments give 2, Ctrl-C 130.
@@ -31,6 +31,7 @@ from distkit.errors import (
     DistkitError,
     RunError,
 )
+from distkit.gone import GONE
 
 if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
+    if gone := GONE.get(" ".join(["distkit", *words[:1]])):
+        print(f"distkit: {gone}", file=sys.stderr)
+        return 2
     cut = words.index("--") if "--" in words else len(words)
     args = _parser().parse_args(words[:cut])
     try:
@@ -79,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_export, add_lab)
+    adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_lab)
     hosts = (add_lab_hosts, add_clusters)
     teaching = (add_grade, add_progress, add_assignments, add_answers)
     for add in (*adding, *hosts, *teaching, add_bench):
@@ -471,33 +475,6 @@ def _examining(stage: str) -> None:
 
 def _silence(stage: str) -> None:
     """What is going on is only for those who wait."""
-
-
-# -- distkit export ------------------------------------------------------------------------------
-
-
-def add_export(commands: Any) -> None:
-    """Tell the parser about ``export``."""
-    export = commands.add_parser(
-        "export",
-        help="write a lesson's function as a torchrun script that needs no distkit",
-        usage="distkit export script SOURCE FUNCTION [--out FILE]",
-    )
-    export.add_argument("what", choices=["script"], help="what becomes of it")
-    export.add_argument("source", type=Path, metavar="SOURCE", help="a notebook or a Python file")
-    export.add_argument("function", metavar="FUNCTION", help="the name of a function in it")
-    export.add_argument("--out", type=Path, metavar="FILE", help="the script (FUNCTION.py)")
-    export.set_defaults(run=_export, wrong=export.error)
-
-
-def _export(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.companions import load
-
-    out = args.out or Path(f"{args.function}.py")
-    check_folder(out, args.wrong)
-    text = load("distkit_experiments.script").export(args.source, args.function)
-    write(out, lambda: out.write_text(text, "utf-8"))
-    print(f"Written: {out}. Run: torchrun --nproc-per-node=4 {out}")
 
 
 # -- distkit grade, progress and assignments: exercises ------------------------------------------

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from distkit.gone import GONE
+
 
 def attributes(
     package: str, homes: Mapping[str, str], modules: Collection[str] = ()
@@ -23,6 +25,8 @@ def attributes(
             return getattr(importlib.import_module(homes[name]), name)
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise AttributeError(
+            GONE.get(f"{package}.{name}", f"module {package!r} has no attribute {name!r}")
+        )
 
     return get

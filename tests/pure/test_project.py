@@ -44,11 +44,12 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency trace shadowing lazy probe "
+WAIST = "errors events consistency trace shadowing lazy gone probe "
 LAYERS = {
     "errors": "",
     "shadowing": "",
-    "lazy": "",
+    "gone": "",
+    "lazy": "gone",
     "probe": "",  # it is sent to machines where distkit is not
     "events": "",
     "consistency": "",

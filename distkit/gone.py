@@ -1,0 +1,7 @@
+"""Names, commands and options that this release no longer has, and what to do instead."""
+
+#: By the name that a reader writes.
+GONE = {
+    "distkit export": "distkit export was removed: call init_process_group('gloo') before your "
+    "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
+}
