@@ -79,8 +79,7 @@ if TYPE_CHECKING:
     from distkit.simulation import Link, Network, calibrate, cost, simulate
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
-    from distkit_experiments import Experiment
-    from distkit_experiments.sweep import sweep
+    from distkit_experiments import Experiment, sweep
 
 __version__ = "0.1.0"
 
@@ -105,8 +104,7 @@ _HOMES = {
     "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
     # controls that start runs
-    "distkit.experiments": ["Experiment"],
-    "distkit.experiments.sweep": ["sweep"],
+    "distkit.experiments": ["Experiment", "sweep"],
     # all-reduce and synchronous SGD
     "distkit.algorithms.collectives": ["ring_all_reduce"],
     "distkit.algorithms.all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],

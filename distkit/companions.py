@@ -47,8 +47,8 @@ def load(module: str) -> ModuleType:
 def home(module: str) -> str:
     """The companion's name for a module of distkit; "" if it is distkit's own.
 
-    >>> home("distkit.experiments.chart"), home("distkit.events")
-    ('distkit_experiments.chart', '')
+    >>> home("distkit.experiments.results"), home("distkit.events")
+    ('distkit_experiments.results', '')
     """
     for name, companion in COMPANIONS.items():
         if f"{module}.".startswith(f"{name}."):

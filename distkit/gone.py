@@ -4,4 +4,6 @@
 GONE = {
     "distkit export": "distkit export was removed: call init_process_group('gloo') before your "
     "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
+    "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
+    "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
 }

@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import ipywidgets
-from traitlets import TraitError
 
 from distkit.views.scene.units import human_bytes, human_seconds, round_step
 
@@ -25,12 +23,6 @@ NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second 
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
 #: Parameters of the function whose range reads best in powers: of two with units, of ten.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
-
-#: A range of other than whole numbers has at most so many steps.
-MOST_STEPS = 80
-
-#: How many ranks an experiment has that is told nothing about them.
-DEFAULT_RANKS = 4
 
 EMPTY = inspect.Parameter.empty
 
@@ -45,7 +37,7 @@ class Settings:
 
     Raises:
         TypeError: the function has no such parameter, or one with neither default nor control.
-        ValueError: a control allows what cannot be.
+        ValueError: a control allows an impossible value.
     """
 
     def __init__(
@@ -54,16 +46,12 @@ class Settings:
         self._fn, self._known = named(fn), parameters(fn)
         self.network = set() if "**" in self._known else {*NETWORK} - {*self._known}
         self._check_names(given)
-        self.controls: dict[str, Control] = {}
-        for name, abbreviation in given.items():
-            if name == RANKS:
-                self._take_ranks(abbreviation, ranks)
-            elif name == STRAGGLER:
-                self._take_straggler(abbreviation)
-            else:
-                self.controls[name] = make(name, abbreviation, self._known.get(name, EMPTY))
-        if RANKS not in given:
-            self._ranks = ranks or DEFAULT_RANKS
+        own = {RANKS: ranks or 4, STRAGGLER: 0}
+        self._ranks = own[RANKS]
+        self.controls = {
+            name: make(name, abbreviation, {**self._known, **own}.get(name, EMPTY))
+            for name, abbreviation in given.items()
+        }
         needed = [n for n, d in self._known.items() if d is EMPTY and n not in given]
         if needed:
             raise TypeError(
@@ -72,7 +60,7 @@ class Settings:
             )
 
     def complete(self, **changed: Any) -> dict[str, Any]:
-        """The values of one run: as the controls stand, but for those that are given.
+        """The values of one run: those of the controls, except for those that are given.
 
         Raises:
             TypeError: there is no such parameter.
@@ -80,98 +68,49 @@ class Settings:
         """
         self._check_names(changed)
         for name, value in changed.items():
-            if name in OWN:
-                (check_ranks if name == RANKS else check_straggler)(value)
+            check_own(name, value)
             if name in self.controls:
                 self.controls[name].check(value)
         standing = {name: control.value for name, control in self.controls.items()}
         return {RANKS: self._ranks, **standing, **changed}
 
-    @contextmanager
-    def moved(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Have the controls stand at a run's values while it lasts, and then as before."""
-        own = {name: c for name, c in self.controls.items() if name in values and c.ours}
-        before = {name: control.widget.value for name, control in own.items()}
-        stand_at(self.controls, values)
-        try:
-            yield
-        finally:
-            for name, control in own.items():
-                control.widget.value = before[name]
-
     def product(self, **values: Any) -> list[dict[str, Any]]:
         """The values of many runs: every combination of the values given, the last varying most.
 
         Raises:
-            TypeError, ValueError: as :meth:`complete`; or there is nothing to go through.
+            TypeError, ValueError: as :meth:`complete`; or there are no values.
         """
-        lists = {name: listed(name, given) for name, given in values.items()}
-        if not lists:
+        if not values:
             raise TypeError("sweep() needs values: experiment.sweep(batch=[8, 16, 32])")
+        lists = [listed(name, given) for name, given in values.items()]
         return [
-            self.complete(**dict(zip(lists, chosen, strict=True)))
-            for chosen in itertools.product(*lists.values())
+            self.complete(**dict(zip(values, chosen, strict=True)))
+            for chosen in itertools.product(*lists)
         ]
 
-    def _take_ranks(self, given: Any, standing: int | None) -> None:
-        """A number fixes them; a control begins at the cluster's own, where it allows that."""
-        if isinstance(given, Real):
-            check_ranks(given)
-            self._ranks = int(float(given))
-            return
-        control = _checked(make(RANKS, given), check_ranks)
-        try:
-            start = DEFAULT_RANKS if standing is None else standing
-            control.check(start)
-        except ValueError:
-            start = control.choices[0] if control.choices else int(control.low)
-        if control.ours:
-            control.start_at(start)
-        self.controls[RANKS], self._ranks = control, start
-
-    def _take_straggler(self, given: Any) -> None:
-        """It begins where nobody loses time, or as little as can be."""
-        control = self.controls[STRAGGLER] = _checked(make(STRAGGLER, given), check_straggler)
-        if control.ours and math.isfinite(control.low):
-            control.start_at(control.low)
-
     def _check_names(self, names: Iterable[str]) -> None:
-        if "**" in self._known:
-            return
+        known = {**self._known, **dict.fromkeys([*OWN, *sorted(self.network)])}
         for name in names:
-            if name not in self._known and name not in {*OWN, *self.network}:
-                known = ", ".join([*self._known, *OWN, *sorted(self.network)])
-                raise TypeError(f"{self._fn} has no parameter {name}. Parameters: {known}.")
+            if name not in known and "**" not in known:
+                raise TypeError(
+                    f"{self._fn} has no parameter {name}. Parameters: {', '.join(known)}."
+                )
 
 
-def check_ranks(value: Any) -> None:
-    """Raise ValueError when so many ranks cannot be."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+def check_own(name: str, value: Any) -> None:
+    """Raise ValueError when there cannot be so many ranks, or such a delay."""
+    if name == RANKS and not (is_number(value) and isinstance(value, int) and value >= 1):
         raise ValueError(f"ranks={said(value)}: must be a whole number, at least 1.")
-
-
-def check_straggler(value: Any) -> None:
-    """Raise ValueError when so many seconds cannot be."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
+    if name == STRAGGLER and not (is_number(value) and 0 <= value < math.inf):
         raise ValueError(f"straggler={said(value)}: must be seconds, at least 0.")
 
 
-def _checked(control: Control, check: Callable[[Any], None]) -> Control:
-    """The control, if what it allows can be."""
-    for value in control.choices or [x for x in (control.low, control.high) if math.isfinite(x)]:
-        check(value)
-    return control
-
-
 def listed(name: str, given: Any) -> list[Any]:
-    """The values to go through of one parameter: a list, or the one value that is given."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        return [given]
-    listed = list(given)
-    if not listed:
+    """The values of one parameter in a sweep: a list, or the one value that is given."""
+    found = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    if not found:
         raise ValueError(f"sweep({name}=[]): it has no values.")
-    return listed
+    return found
 
 
 @dataclass(frozen=True)
@@ -183,51 +122,35 @@ class Control:
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[Any, ...] = ()
-    digits: int | None = None  # the readout's, on a logarithmic scale
-    scale: float = 1.0  # of the widget's number to the value's: it may have another unit
+    scale: float = 1.0  # the widget's number is the value times this: it may have another unit
     unit: str = ""
     ours: bool = True  # else the reader's own widget, which stays as it is
 
     @property
     def value(self) -> Any:
         """The current value, as its readout shows it."""
-        value = self.widget.value if self.scale == 1 else self.widget.value / self.scale
-        return value if self.digits is None else float(f"{value:.{self.digits}g}")
+        if isinstance(self.widget, ipywidgets.FloatLogSlider) and self.ours:
+            return float(f"{self.widget.value / self.scale:.3g}")
+        return self.widget.value if self.scale == 1 else self.widget.value / self.scale
 
     def check(self, value: Any) -> None:
-        """Raise ValueError when the control does not allow a value, which says what it does."""
-        if self.choices:
-            if not any(value is c or value == c for c in self.choices):
-                known = ", ".join(map(said, self.choices))
-                raise ValueError(f"{self.name}={said(value)} is not one of its choices: {known}.")
-        elif self.low > -math.inf and not self._within(value):
-            whole = "whole numbers " if self._whole else ""
+        """Raise ValueError, which says what the control allows, when it does not allow a value."""
+        if self.choices and value not in self.choices:
+            known = ", ".join(map(said, self.choices))
+            raise ValueError(f"{self.name}={said(value)} is not one of its choices: {known}.")
+        whole = isinstance(self.low, Integral) and isinstance(self.high, Integral)
+        number = is_number(value) and isinstance(value, Integral if whole else Real)
+        if self.low > -math.inf and not (number and self.low <= value <= self.high):
             raise ValueError(
-                f"{self.name}={said(value)} is outside its control: {whole}"
+                f"{self.name}={said(value)} is outside its control: {'whole numbers ' * whole}"
                 f"{said(self.low)} to {said(self.high)}. Make its range wider."
             )
 
     def start_at(self, value: Any) -> None:
-        """Have the widget stand at a value that the control allows."""
+        """Set the widget to a value that the control allows."""
         if isinstance(self.widget, ipywidgets.SelectionSlider):
             self.widget.options = _sizes({*(n for _, n in self.widget.options), value})
         self.widget.value = value if self.scale == 1 else value * self.scale
-
-    @property
-    def _whole(self) -> bool:
-        return isinstance(self.low, Integral) and isinstance(self.high, Integral)
-
-    def _within(self, value: Any) -> bool:
-        number = isinstance(value, Integral if self._whole else Real)
-        return number and not isinstance(value, bool) and bool(self.low <= value <= self.high)
-
-
-def stand_at(controls: Mapping[str, Control], values: Mapping[str, Any]) -> None:
-    """Have those of our controls that have a value among these stand at it."""
-    for name, control in controls.items():
-        if control.ours and name in values:
-            with suppress(TraitError):  # a text or a checkbox stays where it cannot show a value
-                control.start_at(values[name])
 
 
 def said(value: Any) -> str:
@@ -241,41 +164,51 @@ def said(value: Any) -> str:
     return str(getattr(value, "__name__", value))
 
 
-def worded(name: str, value: Any) -> str:
-    """The same with the unit that its parameter has.
+def is_number(value: Any) -> bool:
+    """True if it has a place on an axis."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
-    >>> worded("straggler", 0.02), worded("latency", 0), worded("bandwidth", 1e9), worded("n", 2)
-    ('20 ms', '0 s', '1,000 MB/s', '2')
+
+def shown(name: str, value: Any) -> str:
+    """The same with the unit that its parameter, or the column of its result, has.
+
+    >>> shown("seconds", 0.25), shown("size", 4096), shown("loss", 0.123456), shown("ranks", 4)
+    ('250 ms', '4 KiB', '0.1235', '4')
+    >>> shown("straggler", 0.02), shown("latency", 0), shown("bandwidth", 1e9), shown("how", "ring")
+    ('20 ms', '0 s', '1,000 MB/s', 'ring')
     """
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if number and name in TIMES:
+    if not is_number(value):
+        return said(value)
+    if name in (*TIMES, "seconds", "seconds a step", "waiting"):
         return human_seconds(float(value)) if value else "0 s"
-    if number and name == RATE:
+    if name == RATE:
         return f"{float(f'{value / MEGA:.3g}'):,g} MB/s"
-    return said(value)
+    if name in (*BYTES, "bytes"):
+        return human_bytes(float(value))
+    if not isinstance(value, float):
+        return f"{value:,}"
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # a small one's zeros are wide
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
     """The function's parameters and their defaults, EMPTY for none; ``**`` if it takes any.
 
     Raises:
-        TypeError: it is no function, or takes what has no name.
+        TypeError: it is no function, or has a parameter without a name.
     """
     if not callable(fn):
         raise TypeError(f"an experiment needs a function, not {fn!r}: dk.Experiment(train)")
     found = {}
     for p in inspect.signature(fn).parameters.values():
-        if p.kind is p.VAR_KEYWORD:
-            found["**"] = p
-        elif p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL:
+        if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
             raise TypeError(f"{named(fn)}: {p} has no name to set it by. Use named parameters.")
-        elif p.name in OWN:
+        if p.name in OWN:
             raise TypeError(
                 f"{named(fn)} has a parameter {p.name}, which an experiment sets itself: "
                 f"{OWN[p.name]}. Give it another name; ranks can ask dist.get_world_size()."
             )
-        else:
-            found[p.name] = p.default
+        any_other = p.kind is p.VAR_KEYWORD
+        found["**" if any_other else p.name] = None if any_other else p.default
     return found
 
 
@@ -290,85 +223,77 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
     Args:
         name: the parameter.
         abbreviation: (low, high) or (low, high, step), a list or dict of choices, a bool, text,
-            or a widget.
-        default: where it stands at first; a range's middle if EMPTY.
+            or a widget; one number for the ranks.
+        default: its first value; a range's middle if EMPTY.
 
     Raises:
         ValueError: the range is empty, or the default outside.
-        TypeError: there is no control for such a thing.
+        TypeError: there is no control for this.
     """
     try:
         control = _made(name, abbreviation)
     except Exception as error:  # ipywidgets and traitlets raise all kinds
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
-            f"{name}={abbreviation!r} cannot become a control: {error} A control is a range (8, "
-            "128), "
-            'choices ["ring", "gloo"], True or False, a text, or a widget.'
+            f"{name}={abbreviation!r} cannot become a control: {error} A control is a range "
+            '(8, 128), choices ["ring", "gloo"], True or False, a text, or a widget.'
         ) from None
-    if default is EMPTY or isinstance(abbreviation, ipywidgets.Widget):
+    for value in control.choices or [x for x in (control.low, control.high) if math.isfinite(x)]:
+        check_own(name, value)
+    if not control.ours:
+        return control
+    control.widget.description = f"{name} {control.unit}".strip()
+    control.widget.style.description_width = "initial"
+    control.widget.layout.width = "auto"
+    if default is EMPTY:
         return control
     try:
         control.check(default)
     except ValueError as error:
-        raise ValueError(f"{name} begins at the function's default, and {error}") from None
+        if name not in OWN:
+            raise ValueError(f"{name} begins at the function's default, and {error}") from None
+        default = control.choices[0] if control.choices else control.low
     control.start_at(default)
     return control
 
 
 def _made(name: str, abbreviation: Any) -> Control:
     if isinstance(abbreviation, ipywidgets.Widget):
-        return _of_widget(name, abbreviation)
+        if not hasattr(abbreviation, "value"):
+            raise TypeError(f"a {type(abbreviation).__name__} has no value.")
+        abbreviation.description = getattr(abbreviation, "description", "") or name
+        return Control(name, abbreviation, ours=False)
     if isinstance(abbreviation, tuple):
         return _range(name, abbreviation)
-    if isinstance(abbreviation, Mapping):
-        pairs = list(abbreviation.items())
-    elif isinstance(abbreviation, Iterable) and not isinstance(abbreviation, str):
-        pairs = [(worded(name, value), value) for value in abbreviation]
-    else:
-        return Control(name, _interact(name, abbreviation))
+    if name == RANKS and isinstance(abbreviation, Real):
+        abbreviation = [abbreviation]
+    if isinstance(abbreviation, str) or not isinstance(abbreviation, Iterable):
+        return Control(name, _interact(abbreviation))
+    pairs = (
+        [*abbreviation.items()]
+        if isinstance(abbreviation, Mapping)
+        else [(shown(name, value), value) for value in abbreviation]
+    )
     if not pairs:
         raise ValueError("the list of choices is empty.")
-    widget = ipywidgets.Dropdown(options=pairs, description=name)
+    widget = ipywidgets.Dropdown(options=pairs)
     return Control(name, widget, choices=tuple(value for _, value in pairs))
 
 
-def _of_widget(name: str, widget: Any) -> Control:
-    """The user's own widget as it is; it is asked for what it allows."""
-    if not hasattr(widget, "value"):
-        raise TypeError(f"a {type(widget).__name__} has no value.")
-    if not getattr(widget, "description", "given"):
-        widget.description = name
-    if isinstance(widget, ipywidgets.widgets.widget_selection._Selection):
-        choices = tuple(value for _, value in widget._options_full)
-        return Control(name, widget, choices=choices, ours=False)
-    low, high = getattr(widget, "min", None), getattr(widget, "max", None)
-    if isinstance(widget, ipywidgets.FloatLogSlider):
-        low, high = widget.base**low, widget.base**high
-    if isinstance(low, Real) and isinstance(high, Real):
-        return Control(name, widget, low, high, ours=False)  # type: ignore[arg-type]
-    return Control(name, widget, ours=False)
-
-
 def _range(name: str, given: tuple[Any, ...]) -> Control:
-    if len(given) not in (2, 3) or not all(
-        isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x) for x in given
-    ):
-        raise ValueError("a range has two numbers and optionally a step.")
-    low, high = given[:2]
-    if not low < high:
-        raise ValueError("a range goes from a smaller number to a greater one.")
-    if len(given) == 3 and not given[2] > 0:
-        raise ValueError("its step must be more than 0.")
-    if name in (*BYTES, *LOGARITHMIC) and len(given) == 2:
+    numbers = len(given) in (2, 3) and all(is_number(x) and math.isfinite(x) for x in given)
+    if not numbers or not given[0] < given[1] or min(given[2:], default=1) <= 0:
+        raise ValueError("a range is a smaller and a greater number, and a step above 0 if any.")
+    low, high, *step = given
+    if name in (*BYTES, *LOGARITHMIC) and not step:
         if low <= 0:
             raise ValueError(f"{name} is on a logarithmic scale, which begins above 0.")
         return (_bytes if name in BYTES else _logarithmic)(name, low, high)
     scale, unit = _unit(name, high)
-    if scale != 1:
-        low, high = float(low), float(high)
-    step = given[2] if len(given) == 3 else _step(low, high)
-    widget = _interact(name, (low * scale, high * scale, step * scale))
+    low, high = (low, high) if scale == 1 else (float(low), float(high))
+    whole = isinstance(low, Integral) and isinstance(high, Integral)
+    by = step[0] if step else 1 if whole else round_step(high - low, 80)
+    widget = _interact((low * scale, high * scale, by * scale))
     return Control(name, widget, low, high, scale=scale, unit=unit)
 
 
@@ -379,30 +304,21 @@ def _unit(name: str, high: float) -> tuple[float, str]:
     return (1 / MEGA, "[MB/s]") if name == RATE else (1, "")
 
 
-def _interact(name: str, abbreviation: Any) -> Any:
+def _interact(abbreviation: Any) -> Any:
     """The control that ``ipywidgets.interact`` makes of it."""
     widget = ipywidgets.interactive.widget_from_abbrev(abbreviation)
-    if widget is None or (isinstance(abbreviation, Real) and not isinstance(abbreviation, bool)):
+    if widget is None or is_number(abbreviation):
         raise TypeError("a range needs two different values.")
-    widget.description = name
     if isinstance(widget, ipywidgets.FloatSlider):
         widget.readout_format = ".4"
     return widget
 
 
-def _step(low: float, high: float) -> float:
-    """Whole numbers one by one; others in round steps."""
-    if isinstance(low, Integral) and isinstance(high, Integral):
-        return 1
-    return round_step(high - low, MOST_STEPS)
-
-
 def _bytes(name: str, low: float, high: float) -> Control:
     """Powers of two, with units."""
     powers = (2**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1))
-    widget = ipywidgets.SelectionSlider(
-        options=_sizes({int(low), int(high), *powers}), description=name
-    )
+    options = _sizes({int(low), int(high), *powers})
+    widget = ipywidgets.SelectionSlider(options=options)
     return Control(name, widget, int(low), int(high))
 
 
@@ -412,13 +328,11 @@ def _sizes(values: Iterable[int]) -> list[tuple[str, int]]:
 
 def _logarithmic(name: str, low: float, high: float) -> Control:
     scale, unit = _unit(name, high)
-    ends = math.log10(low * scale), math.log10(high * scale)
     widget = ipywidgets.FloatLogSlider(
-        min=ends[0],
-        max=ends[1],
+        min=math.log10(low * scale),
+        max=math.log10(high * scale),
         step=0.1,
         readout_format=".3r",
         value=math.sqrt(low * high) * scale,
-        description=name,
     )
-    return Control(name, widget, float(low), float(high), digits=3, scale=scale, unit=unit)
+    return Control(name, widget, float(low), float(high), scale=scale, unit=unit)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import sys
+import math
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, MutableSequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster import limits
@@ -20,27 +20,49 @@ from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs.conductor import ENDS_WITHIN
-from distkit.cluster.runs.run import Run, poll
-from distkit.errors import ClusterError, DistkitError, RunInterrupted, StoppedError
+from distkit.cluster.runs.run import Run, ended_by_interrupt, poll
+from distkit.errors import (
+    ClusterError,
+    DeadlockError,
+    NotPicklableError,
+    RankDied,
+    RankError,
+    RunError,
+    StoppedError,
+)
+from distkit.gone import GONE
 from distkit.recording import trouble
 from distkit.recording.progress import Meter
+from distkit.views.scene.units import count
 from distkit.views.widget.snapshot import HtmlSnapshot
-from distkit_experiments import chart, results
-from distkit_experiments.controls import OWN, RANKS, STRAGGLER, Settings, said
-from distkit_experiments.panel import Bar, Panel, terminal_bar
-from distkit_experiments.results import Activity, State
+from distkit_experiments import results
+from distkit_experiments.controls import (
+    EMPTY,
+    OWN,
+    RANKS,
+    STRAGGLER,
+    Settings,
+    listed,
+    parameters,
+    said,
+    shown,
+)
+from distkit_experiments.panel import Bar, Panel
+from distkit_experiments.results import OUTCOME, Activity, Record, words
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
 
-#: How often somebody who waits for ranks looks whether to go on waiting [s].
+#: How often an experiment that waits for ranks looks how far they are [s].
 PERIOD = 0.1
 
-
-#: So long a run may take whose measurements are dropped, since its ranks are new [s].
+#: The longest that a run may take which is not measured, since its ranks are new [s].
 COLD = 10.0
+
+#: Of what ranks print, the latest lines are kept.
+LINES = 200
 
 
 class Clusters:
@@ -53,50 +75,35 @@ class Clusters:
     """
 
     def __init__(self, given: Cluster | None) -> None:
-        self.given = given
-        self.ours: Cluster | None = None
-        self._lock = threading.Lock()
-        self._closed = False
+        self._given = given
+        self._ours: Cluster | None = None
+        self._lock, self._closed = threading.Lock(), False
 
-    def get(self, ranks: int, given_up: Callable[[], bool]) -> Cluster | None:
-        """A cluster that is ready; None if ``given_up()`` came first.
+    def get(self, ranks: int) -> Cluster:
+        """A cluster that is ready.
 
         Raises:
-            StartError: this machine cannot give so many.
+            StartError: this machine cannot give so many ranks.
             StoppedError: the reader's cluster was stopped, or the experiment closed.
         """
-        cluster = self._choose(ranks)
-        while not given_up():
-            try:
-                return cluster.wait(PERIOD)
-            except TimeoutError:
-                continue
-        return None
-
-    def plan(self, ranks: int) -> Plan:
-        """The plan of the cluster for so many ranks, whether or not there is memory for it now."""
-        if self.given is not None and self.given.plan.ranks == ranks:
-            return self.given.plan
-        return self._plan(ranks, sys.maxsize)
+        return self._choose(ranks).wait()
 
     def _choose(self, ranks: int) -> Cluster:
-        if self.given is not None and self.given.plan.ranks == ranks:
-            return self.given
+        if self._given is not None and self._given.plan.ranks == ranks:
+            return self._given
         with self._lock:
             if self._closed:
                 raise StoppedError("the experiment was closed. Make a new one: run its cell again.")
-            ours = self.ours
-            if ours is not None and ours.plan.ranks == ranks and ours._room.stage != "failed":
-                return ours
-            if ours is not None:
+            ours, self._ours = self._ours, None  # should there be no other
+            if ours is not None and (ours.plan.ranks != ranks or ours._room.stage == "failed"):
                 ours.stop()
-            self.ours = None  # should there be no other
-            self.ours = Background(self._plan(ranks, limits.memory()))
-            return self.ours
+                ours = None
+            self._ours = ours or Background(self._plan(ranks))
+            return self._ours
 
-    def _plan(self, ranks: int, memory: int) -> Plan:
+    def _plan(self, ranks: int) -> Plan:
         """A plan like the given cluster's, except for the number of ranks."""
-        like = None if self.given is None else self.given.plan
+        like = None if self._given is None else self._given.plan
         device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
         return make_plan(
             ranks,
@@ -104,7 +111,7 @@ class Clusters:
             device,
             "auto",
             cpus=limits.cpus(),
-            memory=memory,
+            memory=limits.memory(),
             gpus=server().gpus(device),
         )
 
@@ -112,8 +119,8 @@ class Clusters:
         """End our cluster."""
         with self._lock:
             self._closed = True
-            if self.ours is not None:
-                self.ours.stop()
+            if self._ours is not None:
+                self._ours.stop()
 
 
 class Background(Cluster):
@@ -123,7 +130,7 @@ class Background(Cluster):
         self._open(plan)
 
     def _announce(self) -> None:
-        """Tell nobody."""
+        """Show no card."""
 
 
 def submit(
@@ -131,76 +138,49 @@ def submit(
 ) -> Run:
     """Start a run on ranks that are ready; ``network`` are the settings that slow links down.
 
+    They come on top of the trouble that there is.
+
     Raises:
         ClusterError: the cluster is busy.
     """
     own = {*OWN, *network}
     arguments = {name: value for name, value in setting.items() if name not in own}
     slow = {name: setting[name] for name in network if name in setting}
-    lost = setting.get(STRAGGLER, 0)
-    delay = {setting[RANKS] - 1: lost} if lost else {}
-    with _slowed(delay, **slow) if delay or slow else nullcontext():
+    late = {setting[RANKS] - 1: setting[STRAGGLER]} if setting.get(STRAGGLER) else {}
+    if not (slow or late):
+        return cluster._submit(fn, (), arguments)
+    made = trouble.current() or trouble.Trouble()
+    links = {"latency": made.latency, "bandwidth": made.bandwidth, **slow}
+    delay = {**made.delay, **late}
+    with trouble.trouble(delay=delay, drop_rank=made.drop, kill=made.kill, **links):
         return cluster._submit(fn, (), arguments)
 
 
-def follow(
-    run: Run, meter: Meter, tell: Callable[[], None], printed: MutableSequence[str] | None = None
-) -> None:
-    """Wait until a run is over, and tell again and again how far it has come.
+def has_ended(run: Run, printed: deque[str] | None) -> bool:
+    """Wait a moment; whether it has ended.
 
     Args:
-        run: what to wait for; it is ended when this is left by an exception.
-        meter: is fed with its events.
-        tell: called again and again.
+        run: the run.
         printed: where lines go that ranks print; None: they are printed here.
 
     Raises:
         RankError, DeadlockError, …: as :meth:`distkit.Run.wait`.
     """
-    forget = run.subscribe(meter.feed)
-    try:
-        while not _has_ended(run, printed):
-            tell()
-    finally:
-        forget()
-        if not run.finished:
-            run.interrupt()
-            poll(run, ENDS_WITHIN)
-
-
-def _has_ended(run: Run, printed: MutableSequence[str] | None) -> bool:
-    """Wait a moment; whether it has ended."""
     if printed is None:
         with suppress(TimeoutError):
             run.wait(PERIOD)
             return True
         return False
-    printed.extend(f"[rank {rank}] {line}" for rank, _, line in poll(run, PERIOD))
+    with ended_by_interrupt(run):
+        printed.extend(f"[rank {rank}] {line}" for rank, _, line in poll(run, PERIOD))
     if run.error is not None:
         raise run.error
     return run.finished
 
 
-@contextmanager
-def _slowed(
-    delay: dict[int, float], latency: float | None = None, bandwidth: float | None = None
-) -> Iterator[None]:
-    """Slow ranks and links in every run that starts here, besides the trouble there is."""
-    made = trouble.current() or trouble.Trouble()
-    with trouble.trouble(
-        delay={**made.delay, **delay},
-        latency=made.latency if latency is None else latency,
-        bandwidth=made.bandwidth if bandwidth is None else bandwidth,
-        drop_rank=made.drop,
-        kill=made.kill,
-    ):
-        yield
-
-
 #: A kernel that ends has no thread of its own any more that sends to the page: two of ours that
 #: did would mix their messages up.
 _telling, _over = threading.RLock(), threading.Event()
-
 
 _of_cells = OfCells(lambda experiment: experiment.close())
 
@@ -211,11 +191,11 @@ def _hush() -> None:
         _over.set()
 
 
-class Experiment(State):
+class Experiment:
     """Sliders and buttons that start real runs, as ``ipywidgets.interact`` calls a function.
 
     In a notebook it displays as a panel: a control per parameter, Run and Stop, a bar that moves
-    with the run's progress, a table of all runs, a plot of what it returned, else the seconds,
+    with the run's progress, a table of all runs, a plot of the seconds and of what it returned
     against what was varied, and the pictures of the latest run. The notebook stays usable
     meanwhile.
 
@@ -276,26 +256,25 @@ class Experiment(State):
                 f"picture={picture!r}: give a function that draws the runs. A parameter of that "
                 "name cannot be a control: give it another name."
             )
-        ranks = None if cluster is None else cluster.plan.ranks
-        super().__init__(getattr(fn, "__name__", type(fn).__name__))
-        self.fn, self._picture = fn, picture
-        self.settings = Settings(fn, controls, ranks)
-        travels = {n: c.choices or c.value for n, c in self.settings.controls.items()}
-        pack(fn, (), travels)
+        self.fn, self.name = fn, getattr(fn, "__name__", type(fn).__name__)
+        self.settings = Settings(fn, controls, None if cluster is None else cluster.plan.ranks)
+        pack(fn, (), {n: c.choices or c.value for n, c in self.settings.controls.items()})
+        self.records: list[Record] = []
+        self.activity: Activity | None = None  # what it does now
+        self.trouble: BaseException | None = None  # why the latest run went wrong
+        self.printed = deque[str](maxlen=LINES)
         _of_cells.add(cell(), self)
-        self._clusters = Clusters(cluster)
+        self._picture, self._still = picture, HtmlSnapshot(self._draw)
         self._alone, self._stopping = threading.Lock(), threading.Event()
-        self._run: Run | None = None
         self._panel: Panel | None = None
-        self._still = HtmlSnapshot(self._draw, picture=self._svg)
         self._watchers: list[Callable[[Experiment], None]] = []
         self._warm: weakref.WeakSet[Cluster] = weakref.WeakSet()  # have run it already
-        self._end = weakref.finalize(self, Clusters.close, self._clusters)
+        self._clusters = Clusters(cluster)
 
     # -- running ----------------------------------------------------------------
 
     def run(self, **parameters: Any) -> Run:
-        """Run once, and wait for it: with the controls as they stand, but for what is given.
+        """Run once, and wait for it: with the values of the controls, except for those given.
 
         Raises:
             TypeError, ValueError: there is no such parameter, or a value is outside its control.
@@ -324,28 +303,18 @@ class Experiment(State):
         settings = self.settings.product(**values)
         with self._busy(), self._shown():
             return [
-                self._perform(setting, number, len(settings))
-                for number, setting in enumerate(settings, 1)
+                self._perform(setting, f"run {n} of {len(settings)}")
+                for n, setting in enumerate(settings, 1)
             ]
 
     def stop(self) -> None:
         """End what runs, on every rank at once; the experiment stays usable."""
         if self._alone.locked():
             self._stopping.set()
-            run = self._run
-            if run is not None:
-                run.interrupt()
 
     def start(self) -> None:
         """Run with the controls as they stand, in the background: what the Run button does."""
-        try:
-            setting = self.settings.complete()
-            self._take()
-        except (DistkitError, ValueError) as error:
-            self.trouble = error
-            self._tell()
-            return
-        threading.Thread(target=self._work, args=(setting,), daemon=True).start()
+        threading.Thread(target=self._work, daemon=True).start()
 
     def close(self) -> None:
         """End what runs and the cluster that was started for it, and take the panel off the page.
@@ -353,7 +322,7 @@ class Experiment(State):
         Table and plot of the runs stay there as a picture. A cluster that was given stays as it is.
         """
         self.stop()
-        self._end()
+        self._clusters.close()
         self._keep()
         panel, self._panel = self._panel, None
         if panel is not None:
@@ -370,13 +339,17 @@ class Experiment(State):
     @property
     def runs(self) -> list[tuple[dict[str, Any], Run]]:
         """The parameters of each run, and the run."""
-        return [(dict(r.parameters), r.run) for r in self.records if isinstance(r.run, Run)]
+        return [(dict(r.parameters), r.run) for r in self.records]
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One row per run: parameters, seconds, waiting, messages, bytes, what rank 0 returned."""
-        import pandas as pd
+        """One row per run: parameters, what was measured, and what rank 0 returned.
 
-        return pd.DataFrame([r.row for r in self.records])
+        Measured are the seconds from the start on all ranks to the end; how long a rank, or a
+        worker of servers, waited for others on average; the messages and collectives of all ranks;
+        the bytes of all messages, and of each collective's largest tensor once; and of a function
+        with ``dk.progress`` the steps that each rank made.
+        """
+        return results.frame(self.records)
 
     def plot(self, *names: str, against: str = "") -> Figure:
         """Results against a parameter, as a figure of matplotlib with one chart a result.
@@ -391,7 +364,7 @@ class Experiment(State):
         Example:
             >>> experiment.plot("loss", against="batch")        # doctest: +SKIP
         """
-        return chart.plot(self.records, names, against)
+        return results.plot(self.records, names, against)
 
     def __repr__(self) -> str:
         return results.to_text(self.name, self.records)
@@ -405,107 +378,105 @@ class Experiment(State):
         widget = self.panel.widget._repr_mimebundle_(**kwargs)
         data, metadata = widget if isinstance(widget, tuple) else (widget or {}, {})
         html, text = self._draw()
-        kinds = {"text/html": html, "image/svg+xml": self._svg(), "text/plain": text}
-        return {**data, **kinds}, metadata
+        return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        return chart.still(self.name, self.records, figure=self._kept_figure())
+        with suppress(Exception):  # of the reader's picture: the panel shows it
+            return results.still(self.name, self.records, self.drawn())
+        return results.still(self.name, self.records)
 
-    def _svg(self) -> str:
-        return chart.picture(self.name, self.records, self._kept_figure())
+    def drawn(self, colors: Mapping[str, str] | None = None) -> str:
+        """The plot of the runs, or the reader's picture, as SVG; "" where there is none yet.
 
-    def _kept_figure(self) -> Figure | None:
-        with suppress(Exception):  # the panel tells of it
-            return self._figure()
-        return None
-
-    def _figure(self) -> Figure | None:
-        """The reader's picture, if there is one."""
+        Args:
+            colors: the colours that replace some of its own, as of a page; None for paper.
+        """
         if self._picture is None:
-            return None
-        import pandas as pd
-
-        well = pd.DataFrame([r.row for r in self.records if not r.outcome])
-        return self._picture(well, self.settings.complete())
+            return results.to_svg(self.records, colors)
+        well = [r for r in self.records if not r.outcome]
+        figure = self._picture(results.frame(well), self.settings.complete())
+        return "" if figure is None else results.drawn(figure, colors)
 
     @property
     def panel(self) -> Panel:
         """The notebook's picture of it."""
         if self._panel is None:
-            picture = None if self._picture is None else self._figure
-            self._panel = Panel(self, self.settings.controls, self.start, self.stop, picture)
+            self._panel = Panel(self, own=self._picture is not None)
             self._watchers.append(self._panel.refresh)
         return self._panel
 
     # -- one run ----------------------------------------------------------------
 
-    def _perform(
-        self, setting: dict[str, Any], number: int = 1, of: int = 1, aloud: bool = True
-    ) -> Run:
+    def _perform(self, setting: dict[str, Any], which: str = "", aloud: bool = True) -> Run:
         """Make one run, from starting its ranks to its record; on new ranks after a first one."""
         standing = self.settings.complete()
-        others = [n for n, v in setting.items() if said(standing.get(n, v)) != said(v)]
-        given = ", ".join(f"{n}={results.shown(n, setting[n])}" for n in others)
-        self.activity = now = Activity(setting[RANKS], number, of, time.monotonic(), given=given)
-        with self.settings.moved({n: setting[n] for n in others}):
-            self._tell()
-            cluster = self._clusters.get(setting[RANKS], self._stopping.is_set)
-            if cluster is None:
-                raise RunInterrupted(f"{self.name} was stopped before its ranks were ready.")
-            if cluster not in self._warm:
-                self._once(cluster, setting, replace(now, cold=True), aloud)
-                self._warm.add(cluster)
-            return self._once(cluster, setting, now, aloud)
-
-    def _once(
-        self, cluster: Cluster, setting: dict[str, Any], activity: Activity, aloud: bool
-    ) -> Run:
-        """A run and, unless its ranks are cold and all went well, its record."""
-        run = submit(cluster, self.fn, setting, self.settings.network)
-        self._run, meter = run, Meter()
-        activity = replace(activity, since=time.monotonic(), running=True)
-        heard: MutableSequence[str] = deque(maxlen=results.LINES) if activity.cold else self.printed
-        if self._stopping.is_set():  # pressed in this very moment
-            run.interrupt()
-
-        def tell() -> None:
-            self.activity = replace(
-                activity,
-                done=meter.done,
-                stopping=self._stopping.is_set(),
-                total=meter.total,
-                operations=meter.operations,
-            )
-            self._tell()
-            if activity.cold and time.monotonic() > activity.since + COLD:
-                run.interrupt()
-
-        counts = not activity.cold
+        varied = [n for n, v in setting.items() if said(standing.get(n, v)) != said(v)]
+        given = ", ".join(f"{n}={shown(n, setting[n])}" for n in varied)
+        about = f"{which} ({given}) · " if which and given else f"{which} · " if which else ""
+        self._tell(Activity(f"{about}starting {count(setting[RANKS], 'rank')}"))
+        cluster = self._clusters.get(setting[RANKS])
+        if cluster not in self._warm:
+            with suppress(RunError):  # what goes wrong does so again, and is told then
+                run = submit(cluster, self.fn, setting, self.settings.network)
+                self._follow(run, Meter(), f"{about}warming up · ", deque(), COLD)
+            self._warm.add(cluster)
+        run, meter = submit(cluster, self.fn, setting, self.settings.network), Meter()
         try:
-            follow(run, meter, tell, None if aloud and counts else heard)
+            self._follow(run, meter, about, None if aloud else self.printed)
         except BaseException as error:
-            if activity.cold and isinstance(error, RunInterrupted) and not self._stopping.is_set():
-                return run  # by ourselves, after a while
             self.trouble = error  # told at once: to read a long trace takes a while
-            if activity.cold:
-                counts = True
-                print(*heard, sep="\n") if aloud else self.printed.extend(heard)
             raise
         finally:
-            self._run, self.activity = None, replace(activity, over=True)
-            self._tell()
-            if counts:
-                self.records.append(results.record(setting, run, meter.done))
+            self._tell(Activity(f"{about}reading the trace"))
+            self.records.append(results.record(setting, run, meter.done))
         return run
 
-    def _work(self, setting: dict[str, Any]) -> None:
+    def _follow(
+        self,
+        run: Run,
+        meter: Meter,
+        about: str,
+        printed: deque[str] | None,
+        limit: float = math.inf,
+    ) -> None:
+        """Wait until a run is over, and tell how far it has come; it is ended at the limit [s]."""
+        since = time.monotonic()
+        forget = run.subscribe(meter.feed)
+        try:
+            while not has_ended(run, printed):
+                stopping = self._stopping.is_set()
+                if stopping or time.monotonic() > since + limit:
+                    run.interrupt()
+                told = "stopping" if stopping else words(meter.done, meter.total, meter.operations)
+                share = meter.done / meter.total if meter.done and meter.total else None
+                self._tell(Activity(about + told, since, share, can_stop=not stopping))
+        finally:
+            forget()
+            if not run.finished:
+                run.interrupt()
+                poll(run, ENDS_WITHIN)
+
+    def _attempt(self, settings: list[dict[str, Any]]) -> list[Record]:
+        """The records of runs, failed ones too; those on as many ranks come one after the other."""
+        order = sorted(range(len(settings)), key=lambda n: int(settings[n][RANKS]))
+        with self._busy(), self._shown(keep=False):
+            for done, n in enumerate(order, 1):
+                with suppress(RankError, RankDied, DeadlockError, NotPicklableError):
+                    self._perform(settings[n], f"run {done} of {len(order)}")
+        return [self.records[order.index(n)] for n in range(len(order))]
+
+    def _work(self) -> None:
         """The Run button's thread: what goes wrong is told in the panel."""
-        with suppress(Exception), self._as_taken():
-            self._perform(setting, aloud=False)
+        try:
+            with self._busy():
+                self._perform(self.settings.complete(), aloud=False)
+        except Exception as error:
+            self.trouble = error
+            self._tell(self.activity)
 
-    # -- one at a time ------------------------------------------------------------
-
-    def _take(self) -> None:
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Be the only one that runs something."""
         if not self._alone.acquire(blocking=False):
             raise ClusterError(
                 f"the experiment is running {self.name}. Wait for it, or end it "
@@ -514,29 +485,20 @@ class Experiment(State):
         self._stopping.clear()
         self.trouble = None
         self.printed.clear()
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        self._take()
-        with self._as_taken():
-            yield
-
-    @contextmanager
-    def _as_taken(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             self.trouble = error
             raise
         finally:
-            self.activity = None
             self._alone.release()
-            self._tell()
+            self._tell(None)
             self._keep()
 
     # -- telling ------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _tell(self, activity: Activity | None) -> None:
+        self.activity = activity
         with _telling:
             for watcher in list(self._watchers) if not _over.is_set() else ():
                 watcher(self)
@@ -549,31 +511,81 @@ class Experiment(State):
 
     @contextmanager
     def _shown(self, keep: bool = True) -> Iterator[None]:
-        """Show how far it has come in the cell, or terminal, that waits for it.
+        """Show how far it has come in the cell that waits for it.
 
         Args:
-            keep: show its results there afterwards, even if all went well.
+            keep: show its results there afterwards.
         """
         if not in_notebook():
-            with terminal_bar(self._watchers):
-                yield
+            yield
             return
         from IPython.display import display
 
         bar, first = Bar(self.stop), len(self.records)
-
-        def refresh(experiment: Experiment) -> None:
-            bar.refresh(experiment.activity)
-
         handle = display(bar.widget, display_id=True)
-        self._watchers.append(refresh)
+        self._watchers.append(bar.refresh)
         try:
             yield
-        except BaseException:
-            keep = True
-            raise
         finally:
-            self._watchers.remove(refresh)
-            html, text = chart.still(self.name, self.records[first:]) if keep else ("", "")
+            self._watchers.remove(bar.refresh)
+            made = self.records[first:] if keep else []
+            html, text = results.still(self.name, made, results.to_svg(made)) if made else ("", "")
             handle.update({"text/html": html, "text/plain": text}, raw=True)
-            bar.close()
+            bar.widget.close()
+
+
+def sweep(
+    fn: Callable[..., Any], cluster: Cluster | None = None, /, **values: Any
+) -> pandas.DataFrame:
+    """Run every combination of the values given, one after the other, on real ranks.
+
+    ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` mean what they mean for an
+    :class:`~distkit.Experiment`; all other values are arguments of the function. Ctrl-C and the
+    Stop button end a sweep.
+
+    Args:
+        fn: runs on every rank; the numbers that rank 0 returns become columns.
+        cluster: where it runs when the number of ranks is its own; others are started.
+        values: a list per parameter, or one value.
+
+    Returns:
+        One row per combination: parameters, seconds, waiting, messages, bytes, values of rank 0,
+        and the ``trace``. A run that failed has its error as ``outcome``.
+
+    Raises:
+        TypeError, ValueError: as :meth:`Experiment.sweep`, before anything runs.
+        RunError: every run failed; this is the first one's error.
+        RunInterrupted: the Stop button was pressed.
+
+    Example:
+        >>> def train(batch=32, steps=10): ...
+        >>> frame = sweep(train, ranks=[1, 2, 4], batch=[8, 32])              # doctest: +SKIP
+        >>> frame.pivot(index="batch", columns="ranks", values="seconds")     # doctest: +SKIP
+        >>> frame.trace[5].diagnose()                                         # doctest: +SKIP
+    """
+    import pandas as pd
+
+    known = parameters(fn)
+    if "folder" in values and not {"folder", "**"} & {*known}:
+        raise TypeError(GONE["dk.sweep(folder=…)"])
+    lists = {name: listed(name, given) for name, given in values.items()}
+    needed = {n: lists[n] for n, default in known.items() if default is EMPTY and n in lists}
+    with Experiment(fn, cluster, picture=None, **needed) as experiment:
+        records = experiment._attempt(experiment.settings.product(**lists))
+    _tell_failures(records)
+    return pd.DataFrame([{**r.row, "trace": r.run.trace} for r in records])
+
+
+def _tell_failures(records: list[Record]) -> None:
+    failed = [r for r in records if r.outcome]
+    if not failed:
+        return
+    first, error = failed[0], failed[0].run.error
+    if len(failed) == len(records) and error is not None:
+        raise error
+    given = ", ".join(f"{n}={shown(n, v)}" for n, v in first.parameters.items())
+    warnings.warn(
+        f"{len(failed)} of {count(len(records), 'run')} failed, see the column {OUTCOME!r}. "
+        f"The first of them, {given}: {error}",
+        stacklevel=3,
+    )

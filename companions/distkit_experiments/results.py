@@ -1,96 +1,81 @@
-"""State and results of an experiment: a record for each run, and a table of all. Pure."""
+"""What the runs of an experiment add up to: a record for each, a table and a plot of all. Pure.
+
+The charts are matplotlib's. In a page their colours are CSS variables, so that they follow its
+theme while they are shown; in a static picture they are those of paper.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+import io
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from numbers import Real
-from typing import Any
+from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.runs.run import LOOKED_AT, Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
-from distkit.trace.trace import Trace
-from distkit.views.compare.figures import figures
-from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
+from distkit.views.compare.figures import figures as measures
+from distkit.views.scene import figures, svg
+from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
+from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns
-from distkit_experiments.controls import BYTES, RANKS, RATE, TIMES, said, worded
+from distkit.views.widget.snapshot import as_picture
+from distkit_experiments.controls import is_number, said, shown
 
-#: What is measured of every run.
-SECONDS, MESSAGES, COLLECTIVES, SIZE = "seconds", "messages", "collectives", "bytes"
-#: Of those whose function goes through ``dk.progress``: how many steps, and how long each took.
-STEPS, PER_STEP = "steps made", "seconds a step"
-#: For so long a rank, or a worker of servers, waited for others, on average: as in Compare.
-WAITING = "waiting"
-MEASURED = SECONDS, STEPS, PER_STEP, WAITING, MESSAGES, COLLECTIVES, SIZE
-COUNTED = STEPS, MESSAGES, COLLECTIVES, SIZE
-OUTCOME = "outcome"
-#: What the columns mean; others are parameters, or were returned by rank 0.
-MEANINGS = {
-    "#": "number of the run",
-    SECONDS: "from the start of the run on all ranks to its end",
-    STEPS: "of dk.progress or dk.watch_gradients, on each rank",
-    PER_STEP: "seconds of the run by its steps",
-    WAITING: "for others: mean of the ranks, or of the workers where there are servers",
-    MESSAGES: "between two ranks, and requests to servers: sum of all ranks",
-    COLLECTIVES: "of the backend, each counted once for all ranks",
-    SIZE: "in messages, sum of all ranks; of each collective its largest tensor once",
-    OUTCOME: "how the run ended",
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Columns of the table of runs.
+SECONDS, OUTCOME = "seconds", "outcome"
+
+#: A chart [inches], the height of two lines of its legend, and pixels per inch as SVG counts them.
+WIDTH, HEIGHT, LINE, DPI = 4.6, 3.0, 0.24, 72
+#: The size of its letters [points].
+LETTERS = 11.5
+#: A picture shows this many results at first: the seconds, and what the function returned.
+RESULTS = 2
+#: This many series have a colour and a name each; the latest runs say what is varied.
+NAMED, RECENT = 7, 6
+#: Of the lines of several series.
+DASHES = ("-", "--", ":", "-.")
+
+#: The colours of a page around a chart: see panel.css.
+THEMED = {
+    INK: "var(--dkx-fg)",
+    GRAY: "var(--dkx-muted)",
+    "#ffffff": "var(--dkx-bg)",
+    **{c.lower(): f"color-mix(in srgb, {c} 80%, var(--dkx-fg))" for c in RANKS_LIGHT if c != GRAY},
 }
-
-#: Of what ranks print, the latest so many lines are kept.
-LINES = 200
+#: matplotlib's settings belong to the process, and widgets call from other threads.
+_drawing = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Activity:
-    """The state of an experiment: the n-th of its runs, since when, how far it has come."""
+    """What an experiment does now."""
 
-    ranks: int
-    number: int = 1
-    of: int = 1
-    since: float = 0.0
-    running: bool = False  # else its ranks are being started
-    stopping: bool = False
-    over: bool = False  # its trace is being read
-    done: int | None = None
-    total: int | None = None
-    operations: int = 0
-    given: str = ""  # the values of one of many runs, in words
-    cold: bool = False  # it is made for what its ranks import and keep, and not measured
+    words: str
+    since: float | None = None  # when the run began
+    share: float | None = None  # of its steps that are made, None if that is unknown
+    can_stop: bool = False
 
 
-def words(activity: Activity) -> str:
-    """The state of an experiment in one line, without seconds.
+def words(done: int | None, total: int | None, operations: int) -> str:
+    """How far a run has come.
 
-    >>> words(Activity(4, running=True, done=3, total=20))
-    'step 3 of 20'
-    >>> words(Activity(4, running=True, cold=True, operations=7))
-    'warming new ranks up, not measured · 7 operations'
+    >>> words(3, 20, 7), words(3, None, 7), words(None, None, 7)
+    ('step 3 of 20', 'step 3', '7 operations')
     """
-    given = f" ({activity.given})" if activity.given else ""
-    which = f"run {activity.number} of {activity.of}{given} · " if activity.of > 1 else ""
-    which += "warming new ranks up, not measured · " if activity.cold else ""
-    if activity.over:
-        return f"{which}reading the trace"
-    if activity.stopping:
-        return f"{which}stopping"
-    if not activity.running:
-        return f"{which}starting {count(activity.ranks, 'rank')}"
-    if activity.done is not None:
-        end = f" of {activity.total:,}" if activity.total else ""
-        return f"{which}step {activity.done:,}{end}"
-    return f"{which}{count(activity.operations, 'operation')}"
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """A run that was made earlier: its trace is left of it."""
-
-    trace: Trace
-    error: None = None
+    if done is None:
+        return count(operations, "operation")
+    return f"step {done:,}" + (f" of {total:,}" if total else "")
 
 
 @dataclass(frozen=True)
@@ -102,7 +87,7 @@ class Record:
     """
 
     parameters: Mapping[str, Any]
-    run: Run | SavedRun
+    run: Run
     measured: Mapping[str, float]
     values: Mapping[str, float] = field(default_factory=dict)
     outcome: str = ""
@@ -114,29 +99,17 @@ class Record:
         return {**self.parameters, **self.measured, **self.values, OUTCOME: self.outcome or "ok"}
 
 
-@dataclass(eq=False)
-class State:
-    """The part of an experiment that a panel shows."""
-
-    name: str
-    records: list[Record] = field(default_factory=list)
-    activity: Activity | None = None  # what it does now, None for nothing
-    trouble: BaseException | None = None  # why the latest run went wrong
-    printed: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
-
-
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
-    """The record of a run that is over, and has made so many steps if that is known."""
+    """The record of a run that is over, and has made this many steps if that is known."""
     columns = Columns(run.trace)
-    picture, waited = columns.frame, figures(columns)
-    each = {STEPS: steps, PER_STEP: run.seconds / steps} if steps else {}
+    picture, waited = columns.frame, measures(columns)
     measured = {
         SECONDS: run.seconds,
-        **each,
-        WAITING: waited["waiting"] * waited["seconds"],
-        MESSAGES: picture["messages"],
-        COLLECTIVES: picture["collectives"],
-        SIZE: picture["message_bytes"] + picture["collective_bytes"],
+        **({"steps made": steps, "seconds a step": run.seconds / steps} if steps else {}),
+        "waiting": waited["waiting"] * waited["seconds"],
+        "messages": picture["messages"],
+        "collectives": picture["collectives"],
+        "bytes": picture["message_bytes"] + picture["collective_bytes"],
     }
     if run.error is not None:
         stopped = isinstance(run.error, RunInterrupted)
@@ -153,170 +126,208 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
 
 
 def numbers(value: Any) -> dict[str, float]:
-    """The numbers that a function returned, by name.
+    """The numbers that a function returned, tensors of one number too, by name.
 
     >>> numbers(0.5), numbers({"loss": 0.25, "weights": [1, 2]}), numbers("done")
     ({'result': 0.5}, {'loss': 0.25}, {})
     """
     found = value if isinstance(value, Mapping) else {"result": value}
-    return {str(name): x for name, v in found.items() if (x := _number(v)) is not None}
-
-
-def _number(value: Any) -> float | None:
-    """A number, or a tensor that is one."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    return value if isinstance(value, Real) and not isinstance(value, bool) else None  # type: ignore[return-value]
-
-
-def constant(records: Sequence[Record]) -> dict[str, Any]:
-    """The parameters, and what was counted, that are the same in all runs.
-
-    Of one run only what was counted: it is read beside what it was given.
-    """
-    if not records:
-        return {}
-    given = records[0].parameters if len(records) > 1 else ()
-    rows = [r.row for r in records]
-    return {
-        name: rows[0][name]
-        for name in [*given, *(n for n in COUNTED if rows[0].get(n))]
-        if len({said(row.get(name)) for row in rows}) == 1
-    }
-
-
-def columns(records: Sequence[Record]) -> list[str]:
-    """The columns that tell something: what differs, what was returned, what was measured."""
-    same = constant(records)
-    names = dict.fromkeys(n for r in records for n in r.parameters if n not in same)
-    failed = [OUTCOME] if any(r.outcome for r in records) else []
-    return [*names, *(n for n in plottable(records) if n not in same), *failed]
+    one = {n: v.item() if getattr(v, "shape", None) == () else v for n, v in found.items()}
+    return {str(name): v for name, v in one.items() if is_number(v)}
 
 
 def plottable(records: Sequence[Record]) -> list[str]:
     """The results that a plot can show: first the seconds and what was returned."""
-    returned = dict.fromkeys(name for r in records for name in r.values)
-    measured = (name for name in MEASURED if any(r.measured.get(name) for r in records))
-    return list(dict.fromkeys([SECONDS, *returned, *measured]))
-
-
-def foremost(records: Sequence[Record]) -> str:
-    """What a plot shows first: the first number that was returned, else the seconds."""
-    return next((name for r in records for name in r.values), SECONDS)
-
-
-def of_ranks(records: Sequence[Record], cpus: int) -> str:
-    """Words about runs on different numbers of ranks: what was not the same in them; "" if none.
-
-    >>> of_ranks([], 2)
-    ''
-    """
-    steps: dict[int, float] = {
-        r.parameters[RANKS]: r.measured.get(STEPS, 0)
-        for r in records
-        if RANKS in r.parameters and not r.outcome
-    }
-    if len(steps) < 2:
-        return ""
-    few, many = min(steps), max(steps)
-    said = []
-    if steps[many] < steps[few]:
-        said.append(
-            f"With {many} ranks each made {steps[many]:,} steps, with {count(few, 'rank')} "
-            f"{steps[few]:,}: "
-            "fewer updates of the weights. Compare losses after as many steps."
-        )
-    elif steps[few] and steps[many] == steps[few]:
-        said.append(
-            f"Each rank made {count(int(steps[few]), 'step')}, however many ranks there were: "
-            f"if its batch was the same, {many} ranks did {many / few:.3g} times the work of {few}."
-        )
-    if many > cpus:
-        said.append(
-            f"This machine has {count(cpus, 'processor')}: more ranks than that take turns."
-        )
-    return " ".join(said)
-
-
-def table(records: Sequence[Record], limit: int) -> list[list[str]]:
-    """The names of those columns, and the runs in words, the latest first."""
-    names = columns(records)
-    numbered = list(enumerate((r.row for r in records), 1))[::-1][:limit]
-    return [
-        ["#", *names],
-        *(
-            [str(n), *(shown(name, row[name]) if name in row else "" for name in names)]
-            for n, row in numbered
-        ),
-    ]
-
-
-def shown(name: str, value: Any) -> str:
-    """A value of a column, with its unit.
-
-    >>> shown("seconds", 0.25), shown("size", 4096), shown("loss", 0.123456), shown("ranks", 4)
-    ('250 ms', '4 KiB', '0.1235', '4')
-    """
-    if name in (*TIMES, RATE):
-        return worded(name, value)
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if number and name in (SECONDS, PER_STEP, WAITING):
-        return human_seconds(float(value)) if value else "0 s"
-    if number and name in (SIZE, *BYTES):
-        return human_bytes(float(value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):  # the zeros of a small one are wide
-        return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"
-    return said(value)
-
-
-def common(records: Sequence[Record]) -> str:
-    """What all runs share, in words."""
-    return ", ".join(f"{name}={shown(name, value)}" for name, value in constant(records).items())
+    returned = [name for r in records for name in r.values]
+    measured = [name for r in records for name, value in r.measured.items() if value]
+    return [*dict.fromkeys([SECONDS, *returned, *measured])]
 
 
 def headline(name: str, records: Sequence[Record]) -> str:
     """An experiment in one line."""
-    well = [r.measured[SECONDS] for r in records if not r.outcome]
-    if not records:
-        return f"Experiment with {name}: no run yet"
-    bad = f", {len(records) - len(well)} not to the end" if len(well) < len(records) else ""
-    fast = f", {human_seconds(min(well))} to {human_seconds(max(well))}" if len(well) > 1 else ""
-    return f"Experiment with {name}: {count(len(records), 'run')}{bad}{fast}"
+    failed = sum(bool(r.outcome) for r in records)
+    told = count(len(records), "run") if records else "no run yet"
+    return f"Experiment with {name}: {told}" + (f", {failed} not to the end" if failed else "")
+
+
+def frame(records: Sequence[Record]) -> pandas.DataFrame:
+    """A row for each run."""
+    import pandas as pd
+
+    return pd.DataFrame([r.row for r in records])
+
+
+def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
+    """The runs in words, the latest first: all of one run, and of several what is not the same."""
+    given = dict.fromkeys(name for r in records for name in r.parameters)
+    failed = [OUTCOME] * any(r.outcome for r in records)
+    cells = {
+        name: [shown(name, r.row[name]) if name in r.row else "" for r in records]
+        for name in [*given, *plottable(records), *failed]
+    }
+    told = {n: words for n, words in cells.items() if len(records) == 1 or len({*words}) > 1}
+    made = frame(()).reindex(range(1, len(records) + 1)).assign(**told)
+    return made[::-1][:limit]
 
 
 def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
-    """A table to read in a terminal, the latest run first."""
-    if not records:
-        return headline(name, records)
-    more = [f"  … and {len(records) - limit} more"] if len(records) > limit else []
-    same = f" ({common(records)})" if constant(records) else ""
-    lines = [f"  {line}" for line in aligned(table(records, limit))]
-    return "\n".join([headline(name, records) + same, *lines, *more])
+    """A table to read in a terminal."""
+    head = headline(name, records)
+    return f"{head}\n{table(records, limit).to_string()}" if records else head
 
 
 def to_html(records: Sequence[Record], limit: int = 200) -> str:
     """The same for a page."""
-    if not records:
+    return str(table(records, limit).to_html(border=0)) if records else ""
+
+
+def still(
+    name: str, records: Sequence[Record], drawing: str = "", limit: int = 12
+) -> tuple[str, str]:
+    """Table and plot as HTML, and the table as text: what stays where there are no widgets."""
+    head, text = headline(name, records), to_text(name, records, limit)
+    plot = as_picture(drawing, text)["text/html"] if drawing else ""
+    return f"<b>{escape(head)}</b>{to_html(records, limit)}{plot}", text
+
+
+# -- the plot ---------------------------------------------------------------------
+
+
+def varied(records: Sequence[Record]) -> list[str]:
+    """The parameters in which runs differ, the one for the axis first.
+
+    Numbers come before words, then what took most values in the latest runs.
+    """
+    latest = [r.parameters for r in records[-RECENT:]]
+
+    def rank(name: str) -> tuple[bool, int]:
+        numbers = all(is_number(r.parameters[name]) for r in records if name in r.parameters)
+        return not numbers, -len({said(p.get(name)) for p in latest})
+
+    names = dict.fromkeys(name for r in records for name in r.parameters)
+    differ = [n for n in names if len({said(r.parameters.get(n)) for r in records}) > 1]
+    return sorted(differ, key=rank)
+
+
+def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = "") -> Figure:
+    """Results of runs that ended well against a parameter or a result: one chart a result.
+
+    Runs that differ in other parameters, too, are series of their own: a dot per run, a line
+    through the means.
+
+    Args:
+        records: the runs.
+        results: names of columns; the seconds and what was returned when empty.
+        against: a parameter that was varied, or another result; what was varied when "".
+
+    Raises:
+        ValueError: there is no such result or parameter, or nothing was varied.
+    """
+    well = [r for r in records if not r.outcome]
+    names, known = varied(well), plottable(well)
+    if not names:
+        raise ValueError("no plot yet: run at least twice, with different values of a parameter.")
+    against, results = against or names[0], list(results) or known[:RESULTS]
+    for name, choice in [(against, [*names, *known]), *((r, known) for r in results)]:
+        if name not in choice:
+            raise ValueError(f"{name!r} cannot be plotted: there is {', '.join(choice)}.")
+    along = against if against in names else names[0]
+    series: dict[str, list[Record]] = defaultdict(list)
+    for r in well:
+        others = (f"{n}={shown(n, r.parameters.get(n))}" for n in names if n != along)
+        series[", ".join(others)].append(r)
+    lines = min(len(series), NAMED) * (len(series) > 1)
+    figure = figures.new(WIDTH * len(results), HEIGHT + LINE * lines, dpi=DPI)
+    for axes, result in zip(
+        figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
+    ):
+        _draw(axes, series, result, against)
+        _dress(axes, result, against)
+    if lines:
+        labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*labels, loc="outside lower left", frameon=False, labelcolor=INK)
+    return figure
+
+
+def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, against: str) -> None:
+    """Each series as a line through its means, and a dot for each of its runs."""
+    both = {
+        name: [(r.row[against], r.row[result]) for r in some if {result, against} <= r.row.keys()]
+        for name, some in series.items()
+    }
+    place = _axis(axes, [x for pairs in both.values() for x, _ in pairs], against)
+    for n, (name, pairs) in enumerate(both.items()):
+        by: dict[float, list[float]] = defaultdict(list)
+        for x, y in pairs:
+            by[place(x)].append(y)
+        color, dash = RANKS_LIGHT[min(n, NAMED)], DASHES[n % len(DASHES)]
+        # equal results lie on each other: dashes and smaller dots let the first one be seen
+        axes.plot(sorted(by), [mean(by[x]) for x in sorted(by)], dash, color=color)
+        axes.plot(
+            [place(x) for x, _ in pairs],
+            [y for _, y in pairs],
+            "o",
+            color=color,
+            markersize=max(6, 9 - 1.5 * n),
+            markeredgecolor="#ffffff",
+            label=name if n < NAMED else None,
+            clip_on=False,
+        )
+
+
+def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], float]:
+    """Prepare the x axis for these values; returns where each one stands."""
+    if not all(map(is_number, values)):
+        words = [*dict.fromkeys(map(said, values))]
+        axes.set_xticks(range(len(words)), words)
+        return lambda value: words.index(said(value))
+    if values and 0 < min(values) <= max(values) / 8:
+        axes.set_xscale("log", base=10 if any(isinstance(x, float) for x in values) else 2)
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda x, _: shown(against, int(x) if x == int(x) else x))
+    return float
+
+
+def _dress(axes: Axes, result: str, against: str) -> None:
+    """Titles, units, and few lines."""
+    if result == SECONDS:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda y, _: shown(result, float(y)) if y else "0")
+    axes.set_title(result, loc="left", color=INK, fontsize=LETTERS + 1, fontweight="bold")
+    axes.set_xlabel(against, color=INK, fontsize=LETTERS, fontweight="bold")
+    axes.tick_params(colors=GRAY, length=0, labelsize=LETTERS)
+    axes.grid(axis="y", color=GRAY, alpha=0.2)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+
+
+def drawn(figure: Figure, colors: Mapping[str, str] | None = None) -> str:
+    """A figure as an SVG element without paper of its own; its words are the page's.
+
+    Args:
+        figure: what :func:`plot` made.
+        colors: the colours that replace some of its own; None for paper.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    figure.patch.set_visible(False)
+    fonts = [family.strip("'") for family in svg.FONT.split(", ")]
+    options: Any = {"svg.fonttype": "none", "svg.hashsalt": "distkit", "font.sans-serif": fonts}
+    with _drawing, matplotlib.rc_context(options):
+        figure.savefig(
+            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    text = file.getvalue()
+    # a pixel a point
+    text = re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
+    for color, other in (colors or {}).items():
+        text = text.replace(color, other)
+    return text
+
+
+def to_svg(records: Sequence[Record], colors: Mapping[str, str] | None = None) -> str:
+    """The plot of these runs, "" if nothing was varied yet."""
+    if not varied([r for r in records if not r.outcome]):
         return ""
-    names, *rows = table(records, limit)
-    given = {name for r in records for name in r.parameters}
-    other = {name: "set for the run" if name in given else "returned by rank 0" for name in names}
-    head = "".join(
-        f'<th scope="col" title="{MEANINGS.get(name, other[name])}">{escape(name)}</th>'
-        for name in names
-    )
-    body = "".join(
-        f"<tr data-run={row[0]}{' class=dkx-bad' if r.outcome else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        + "</tr>"
-        for r, row in zip(reversed(records), rows, strict=False)
-    )
-    several = f"{len(records)} runs, the latest first" if len(records) > 1 else "1 run"
-    told = " · ".join(filter(None, [several, common(records)]))
-    more = f"<p>… and {len(records) - limit} earlier</p>" if len(records) > limit else ""
-    return (
-        f'<table aria-label="Runs, the latest first"><caption>{escape(told)}</caption>'
-        f"<tr>{head}</tr>{body}</table>{more}"
-    )
+    return drawn(plot(records), colors)

@@ -5,8 +5,9 @@ function render({ model, el }) {
     mark();
   };
   const mark = () => { // the rows stay, and with them the focus
-    for (const row of el.querySelectorAll("tr[data-run]")) {
+    for (const row of el.querySelectorAll("tbody tr")) {
       row.tabIndex = 0;
+      row.dataset.run = row.querySelector("th").textContent;
       row.ariaCurrent = Number(row.dataset.run) === model.get("shown") ? "true" : null;
     }
   };

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -140,9 +139,8 @@ def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
     panel = experiment.panel
     seen = []
     panel._run.click()
-    wait_for(experiment, lambda e: e.activity and (e.activity.done or 0) > 0)
-    assert experiment.activity is not None
-    assert (experiment.activity.total, panel._run.disabled) == (10**9, True)
+    wait_for(experiment, lambda e: e.activity and (e.activity.share or 0) > 0)
+    assert panel._run.disabled
     wait_for(experiment, lambda e: seen.append(panel._bar.words.value) or "step" in seen[-1])
     with pytest.raises(dk.ClusterError, match="the experiment is running endless"):
         experiment.run()
@@ -169,7 +167,7 @@ def test_it_runs_again_after_a_stop_and_the_panel_shows_it(usable: dk.Cluster) -
         panel._run.click()
         wait_for(experiment, lambda e: idle(e) and e.records and not e.trouble)
     assert [p["steps"] for p, _ in experiment.runs] == [2, 6]
-    assert panel._table.value.count("<tr") == 3 and "<svg" in panel._chart._drawn.value
+    assert panel._table.value.count("<tr") == 3 and "<svg" in panel._chart.value
     titles = ("Runs", "Timeline of run 2", "Stage of run 2")
     assert panel._tabs.widget.titles == titles
     tabs = panel._tabs.widget
@@ -182,7 +180,7 @@ def test_it_runs_again_after_a_stop_and_the_panel_shows_it(usable: dk.Cluster) -
 
 def test_a_sweep_can_be_stopped(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(endless, usable, straggler=(0, 0.5))
-    experiment._watchers.append(lambda e: e.activity and e.activity.running and e.stop())
+    experiment._watchers.append(lambda e: e.activity and e.activity.can_stop and e.stop())
     with pytest.raises(dk.RunInterrupted, match="endless was interrupted"):
         experiment.sweep(straggler=[0, 0.1])
     assert [r.outcome for r in experiment.records] == ["stopped"]
@@ -260,7 +258,7 @@ def test_nothing_is_left_of_a_kernel_that_dies_in_mid_run(
             for _ in dk.progress(range(10**9)):
                 dist.all_reduce(torch.ones(1))
         def tell(experiment):
-            if experiment.activity and experiment.activity.done:
+            if experiment.activity and experiment.activity.share:
                 print("running", flush=True)
         experiment = dk.Experiment(endless, ranks=3)
         experiment._watchers.append(tell)
@@ -316,41 +314,39 @@ def test_a_function_that_fails_on_new_ranks_is_told_once() -> None:
         assert [r.outcome for r in experiment.records] == ["RankError"]
 
 
-# -- a sweep that can be interrupted -------------------------------------------------
+# -- dk.sweep --------------------------------------------------------------------------
 
 
-def test_an_interrupted_sweep_goes_on_where_it_stopped(
-    tmp_path: Path, leftovers: Callable[[], list[str]]
-) -> None:
-    made, stop, kernel = tmp_path / "made", tmp_path / "stop", os.getpid()
-    stop.touch()
-
+def test_a_sweep_is_a_data_frame_of_results_and_traces(leftovers: Callable[[], list[str]]) -> None:
     def train(batch: int, factor: float = 1.0) -> dict[str, float]:
         x = torch.ones(batch) * factor
         dist.all_reduce(x)
-        while batch == 16 and stop.exists():
-            os.kill(kernel, signal.SIGINT)
-            time.sleep(20)  # until it is interrupted; once more only if that was lost
-        with made.open("a") as file:
-            file.write(f"{batch} " * (dist.get_rank() == 0))
         return {"sum": x.sum().item()}
 
-    settings: dict[str, Any] = {"ranks": [2, 1], "batch": [8, 16]}
-    with pytest.raises(dk.RunStopped):
-        dk.sweep(train, folder=tmp_path / "runs", **settings)
-    stop.unlink()
-    found = dk.sweep(train, folder=tmp_path / "runs", **settings)
-    assert made.read_text().split() == [  # one rank first; on new ranks twice
-        *("8", "8"),
-        *("16", "16"),
-        *("8", "8", "16"),
+    found = dk.sweep(train, ranks=[2, 1], batch=[8, 16], factor=2.0)
+    assert type(found) is pd.DataFrame
+    assert found[["ranks", "batch", "factor", "sum"]].values.tolist() == [
+        [2, 8, 2.0, 32.0],
+        [2, 16, 2.0, 64.0],
+        [1, 8, 2.0, 16.0],
+        [1, 16, 2.0, 32.0],
     ]
-    assert found["sum"].tolist() == [16, 32, 8, 16]
     assert [t.ranks for t in found.trace] == [[0, 1], [0, 1], [0], [0]]
-    train.__defaults__ = (3.0,)
-    with pytest.warns(UserWarning, match=r"train\(\) changed since 4 runs"):
-        again = dk.sweep(train, folder=tmp_path / "runs", **settings)
-    assert again["sum"].tolist() == [48, 96, 24, 48]
+    assert (found.seconds > 0).all() and (found.outcome == "ok").all()
+    assert not leftovers()
+
+
+def test_an_interrupted_sweep_leaves_nothing(leftovers: Callable[[], list[str]]) -> None:
+    kernel = os.getpid()
+
+    def interrupted(batch: int) -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            os.kill(kernel, signal.SIGINT)
+        dist.recv(torch.ones(batch), src=1 - dist.get_rank())
+
+    with pytest.raises(dk.RunStopped):
+        dk.sweep(interrupted, ranks=2, batch=[8, 16])
     assert not leftovers()
 
 

@@ -24,8 +24,8 @@ def test_a_companion_is_what_distkit_has_under_its_name(name: str) -> None:
 
 
 def test_a_module_of_a_companion_is_imported_once() -> None:
-    by_distkit = importlib.import_module("distkit.experiments.chart")
-    assert by_distkit is importlib.import_module("distkit_experiments.chart")
+    by_distkit = importlib.import_module("distkit.experiments.results")
+    assert by_distkit is importlib.import_module("distkit.experiments.results")
 
 
 def test_without_a_companion_one_sentence_says_what_to_install() -> None:
