@@ -41,7 +41,7 @@ LINES = {
     "distkit/trace": Line(1_664, 700),
     "distkit/views": Line(6_533, 3_800),
     "companions/distkit_experiments": Line(800, 800),
-    "tests": Line(25_891, 16_000),
+    "tests": Line(25_870, 16_000),
     "tests/stress": Line(144, 4_000),
     "benchmarks": Line(8_000, 2_000),
 }
@@ -51,7 +51,7 @@ BESIDE = ("tests", "benchmarks")
 TOTALS = {
     "all of distkit": Line(36_075, 15_000),
     "the whole product": Line(36_875, 25_000),
-    "lines of JavaScript": Line(6_019, 4_300),
+    "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(346, 150),
     "names at the top level": Line(78, 23),
 }

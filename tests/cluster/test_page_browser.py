@@ -193,45 +193,28 @@ def closer(tab: Any, canvas: Any, times: int) -> None:
         settle(tab.page)
 
 
-def test_the_minimap_moves_the_part_of_a_long_run_that_is_shown(tab: Any, pages: Path) -> None:
-    canvas = open_page(tab, pages / "big.html")
-    closer(tab, canvas, 3)
-    first = picture(canvas)
-    box = tab.page.locator(".dk-map").bounding_box()
-    tab.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 10)
-    tab.page.mouse.down()
-    settle(tab.page)
-    middle = picture(canvas)
-    tab.page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 10)
-    tab.page.mouse.up()
-    settle(tab.page)
-    assert differ(first, middle) and differ(middle, picture(canvas))
-    assert quiet(tab)
-
-
 def test_operations_are_found_and_enter_goes_from_match_to_match(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "ring.html")
     canvas.focus()
     tab.page.keyboard.press("/")
     for query, count in (
         ("send", 24),
-        ("send rank:2", 6),
-        ("bytes>=64", 48),
-        ("bytes>1k", 0),
-        ("collectives.py:35 op:recv", 12),
-        ("group:world", 48),
+        ("RECV", 24),
+        ("rank 2", 12),
+        ("collectives.py:35", 24),
+        ("nothing of this name", 0),
     ):
         tab.page.locator(".dk-lenses input").fill(query)
         assert told(tab) == f"{count} of 48 operations", query
-    tab.page.locator(".dk-lenses input").fill("recv rank:3")
+    tab.page.locator(".dk-lenses input").fill("rank 3")
     tab.page.keyboard.press("Enter")
     settle(tab.page)
-    assert tab.page.locator(".dk-spoken").text_content().startswith("recv, completed; on rank 3;")
+    assert tab.page.locator(".dk-spoken").text_content().split("; ")[1] == "on rank 3"
     tab.page.keyboard.press("Escape")
     assert told(tab) == "" and quiet(tab)
 
 
-def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: Path) -> None:
+def test_critical_path_and_waiting(tab: Any, tmp_path: Path) -> None:
     s = Script()
     s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "slow"}).op(
         0, Op.SEND, 4 * MS, 5 * MS, peer=1, nbytes=8
@@ -248,13 +231,6 @@ def test_critical_path_waiting_and_the_cone_of_an_operation(tab: Any, tmp_path: 
     assert told(tab) == "rank 0: slow (4 ms), send (998 µs); rank 1: all_reduce (998 µs)"
     tab.page.keyboard.press("w")
     assert told(tab) == "5 ms on all ranks together"
-    tab.page.keyboard.press("h")
-    assert told(tab).startswith("choose an operation")
-    for _ in range(3):
-        tab.page.keyboard.press("ArrowDown")
-    settle(tab.page)
-    assert "recv" in tab.page.locator(".dk-spoken").text_content()
-    assert told(tab) == "2 operations before it, 2 after it"
     assert quiet(tab)
 
 

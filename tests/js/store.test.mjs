@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { cone } from "../../distkit/views/js/cone.js";
-import { search, tally } from "../../distkit/views/js/query.js";
+import { search } from "../../distkit/views/js/lenses.js";
 import { Store } from "../../distkit/views/js/store.js";
 import { given } from "./given.mjs";
 
@@ -56,24 +55,13 @@ test("an operation that has not ended is open, and the legend names it", () => {
   assert.ok(!new Store(bulk.p2p).kinds().has("open"));
 });
 
-test("a query's words must all match", () => {
+test("what is found has the text in its name, line, label or rank", () => {
   const store = new Store(bulk.all_reduce);
   const found = (text) => [...search(store, text).bars].map((i) => store.bar(i));
   assert.equal(found("").length, store.count);
-  assert.ok(found("rank:2").length && found("rank:2").every(({ rank }) => rank === 2));
-  assert.ok(found("op:send bytes>=1").every(({ op, nbytes }) => op === "send" && nbytes >= 1));
-  assert.equal(found("bytes>1g").length, 0);
-  assert.match(tally(search(store, "rank:2"), store), /^\d+ of \d+ operations$/);
-});
-
-test("what is before an operation has ended or begun before it", () => {
-  const store = new Store(bulk.all_reduce);
-  const chosen = store.ordered()[Math.floor(store.count / 2)];
-  const { past, future } = cone(store, chosen);
-  assert.ok(past.size && future.size && !past.has(chosen) && !future.has(chosen));
-  const { rank, start } = store.bar(chosen);
-  for (const bar of all(store)) {
-    if (bar.rank !== rank || bar.i === chosen) continue;
-    assert.ok((bar.start < start ? past : future).has(bar.i));
-  }
+  assert.ok(found(" Rank 2").length && found("Rank 2").every(({ rank }) => rank === 2));
+  assert.ok(found("SEND").length && found("send").every(({ op }) => op === "send"));
+  const { where } = store.bar(0);
+  assert.ok(found(where).length && found(where).every((bar) => bar.where === where));
+  assert.equal(found("bytes>1").length, 0);
 });

@@ -1,20 +1,16 @@
-// Ways to look at a run: find operations, the critical path, waiting time, before and after.
+// Ways to look at a run: find operations, the critical path, waiting time.
 // Each leaves some operations bright; one at a time.
 
-import { cone } from "./cone.js";
 import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
 import { call } from "./painter.js";
-import { search, tally } from "./query.js";
 
 const LENSES = [
-  ["find", "/", "Find", "find operations: all_reduce, rank:2, group:tp, bytes>=4k, train.py:31"],
+  ["find", "/", "Find", "find operations by name, line, label or rank"],
   ["critical", "c", "Critical path", "the chain of operations that determined the run's duration"],
   ["waiting", "w", "Waiting", "time spent waiting for the last rank to arrive"],
-  ["cone", "h", "Before & after", "what happens before the chosen operation, and after it"],
 ];
 
-const UNCHOSEN = { light: null, told: "choose an operation: click on it, or arrow down" };
 const LATER = { light: null, told: "known once the run has ended" };
 
 const NAMED = 3; // a critical path of so many operations is told one by one
@@ -31,13 +27,30 @@ function named(bars, store) {
   }).join("");
 }
 
+// The operations whose name, line, label or rank has this text in it: {bars, arrows}; an arrow
+// matches with either of its ends.
+export function search(store, text) {
+  const sought = text.toLowerCase().trim();
+  const has = (told) => told?.toLowerCase().includes(sought);
+  const looks = store.looks.map(({ op, where, label }) => [op, where, label].some(has));
+  const lanes = store.tracks.map(({ rank }) => has(store.name(rank)));
+  const [bars, arrows] = [new Set(), new Set()];
+  for (let i = 0; i < store.count; i++) {
+    if (looks[store.look[i]] || lanes[store.track[i]]) bars.add(i);
+  }
+  for (let a = 0; a < store.arrows; a++) {
+    if (bars.has(store.send[a]) || bars.has(store.recv[a])) arrows.add(a);
+  }
+  return { bars, arrows };
+}
+
 export class Lenses {
-  // onchange(): what is bright has changed; chosen(): the operation that is chosen.
-  constructor(store, onchange, chosen) {
-    Object.assign(this, { store, onchange, chosen, active: null, light: null, waits: null });
+  // onchange(): what is bright has changed.
+  constructor(store, onchange) {
+    Object.assign(this, { store, onchange, active: null, light: null, waits: null });
     this.buttons = toggles(LENSES, (name) => this.toggle(name));
     this.input = h("input", { type: "search", hidden: "", spellcheck: "false",
-      "aria-label": LENSES[0][3], placeholder: "all_reduce rank:2 bytes>=4k",
+      "aria-label": LENSES[0][3], placeholder: "send, train.py:31, rank 2",
       oninput: () => this.#apply() });
     this.told = h("span", { class: "dk-told", role: "status" });
     this.root = h("div", { class: "dk-lenses" },
@@ -64,7 +77,7 @@ export class Lenses {
     if (!this.active && this.told.textContent !== words) this.told.textContent = words;
   }
 
-  // The data or the choice changed.
+  // The data changed.
   refresh() {
     if (this.active) this.#apply();
   }
@@ -84,7 +97,8 @@ export class Lenses {
   _find(store) {
     if (!this.input.value.trim()) return null;
     const light = search(store, this.input.value);
-    return { light, told: tally(light, store) };
+    const of = plural(store.count, "operation");
+    return { light, told: `${grouped(light.bars.size)} of ${of}` };
   }
 
   _critical(store) {
@@ -107,19 +121,5 @@ export class Lenses {
     const sum = lanes.reduce((seconds, { waiting }) => seconds + waiting * (end - start), 0);
     const light = { bars: new Set(this.waits.keys()), arrows: new Set() };
     return { light, told: `${humanSeconds(sum)} on all ranks together` };
-  }
-
-  _cone(store) {
-    const bar = this.chosen();
-    if (bar?.i === undefined) return UNCHOSEN;
-    const { past, future } = cone(store, bar.i);
-    const arrows = new Set();
-    for (let a = 0; a < store.arrows; a++) {
-      const [s, r] = [store.send[a], store.recv[a]];
-      const both = (side) => (side.has(s) || s === bar.i) && (side.has(r) || r === bar.i);
-      if (both(past) || both(future)) arrows.add(a);
-    }
-    const told = `${plural(past.size, "operation")} before it, ${grouped(future.size)} after it`;
-    return { light: { bars: new Set([...past, ...future, bar.i]), arrows }, told };
   }
 }

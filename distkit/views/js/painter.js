@@ -52,12 +52,6 @@ export class Painter {
     c.restore();
   }
 
-  // What the minimap needs to draw in the same look.
-  sketch() {
-    const { store, at: layout, look } = this;
-    return { store, layout, look, color: (rank) => this.color(rank) };
-  }
-
   color(rank) {
     const { ranks, lanes } = this.look;
     return ranks[((lanes ?? this.store.laneOf).get(rank) ?? 0) % ranks.length];

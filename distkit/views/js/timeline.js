@@ -9,7 +9,6 @@ import { Follower } from "./follower.js";
 import { listen, Viewport } from "./gestures.js";
 import { Layout, TALLEST } from "./layout.js";
 import { Lenses } from "./lenses.js";
-import { Minimap } from "./minimap.js";
 import { clamp, humanSeconds } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
 import { Painter } from "./painter.js";
@@ -19,15 +18,13 @@ import { beside, card, sentence } from "./tooltip.js";
 const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
   "arrow up and down go from operation to operation, Escape clears the selection, " +
   "slash finds, c shows the " +
-  "critical path, w waiting time, h what happens before and after the chosen operation.";
+  "critical path, w waiting time.";
 
 // While a run goes on the ranks need the processor as well: open bars grow so often by themselves,
 const GROWTH = 250; // milliseconds
 const RETELL = 500; // and the words around the picture change so often
-const LONG = 1000; // operations: then the whole run lies small under the picture
 const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
 const HIGHER = 36; // pixels
-const [LANES, LOWER] = [8, 300]; // so many lanes are at most so high above the whole run [pixels]
 const SUMS = "the share of time in operations, waiting hatched; zoom in to see each one";
 const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions stand below it
 const PATIENCE = 600_000; // milliseconds without news
@@ -65,8 +62,7 @@ export class Timeline extends Follower {
     this.parts = Object.fromEntries([part("div", "head"), part("ul", "notices"),
       part("ul", "legend"), part("div", "sums")]);
     this.stage = h("div", { class: "dk-stage" }, this.canvas);
-    this.map = new Minimap((time) => this.viewport.center(time));
-    this.lenses = new Lenses(this.store, () => this.later(), () => this.chosen);
+    this.lenses = new Lenses(this.store, () => this.later());
     this.lenses.root.append(this.viewport.tools());
     this.root = h("figure", { class: "distkit-timeline" },
       h("header", {}, this.parts.head, this.parts.legend),
@@ -159,9 +155,7 @@ export class Timeline extends Follower {
     const { count, tracks } = this.store;
     if (!count && !this.#runs() && !this.stepped) return { ...sizes, max_gap: sizes.min_gap };
     const row = count > MANY_BARS * tracks.length ? HIGHER : sizes.row;
-    const low = count >= LONG && this.store.frame.lanes.length <= LANES;
-    const { bare } = this.store.frame;
-    return { ...sizes, row, ...(low ? { tallest: LOWER } : {}), ...(bare ? BARE : {}) };
+    return { ...sizes, row, ...(this.store.frame.bare ? BARE : {}) };
   }
 
   #draw() {
@@ -183,10 +177,7 @@ export class Timeline extends Follower {
     this.lenses.hint(this.painter.summed ? SUMS : "");
     if (this.veil !== null) veil(this);
     if (this.pointer) cursor(this);
-    const long = this.store.count >= LONG;
-    if (long && !this.map.canvas.isConnected) this.stage.after(this.map.canvas);
-    if (long) this.map.draw(this.painter.sketch(), this.#all(), view);
-    else if (this.viewport.zoomed || this.#followed()) whereabouts(this, view, this.#all());
+    if (this.viewport.zoomed || this.#followed()) whereabouts(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
     if (!this.store.count) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
@@ -249,8 +240,8 @@ export class Timeline extends Follower {
     const before = by > 0 ? -1 : order.length;
     const at = this.chosen?.i === undefined ? before : order.indexOf(this.chosen.i);
     let next = clamp(at + by, 0, order.length - 1);
-    const { light } = this.lenses; // only what is bright, except around the chosen one
-    if (light && this.lenses.active !== "cone") {
+    const { light } = this.lenses; // only what is bright
+    if (light) {
       while (order[next] !== undefined && !light.bars.has(order[next])) next += by;
       if (order[next] === undefined) return;
     }
@@ -266,7 +257,6 @@ export class Timeline extends Follower {
     this.chosen = item;
     this.spoken.textContent = item ? sentence(item, this.store) : "";
     this.tell(item, x, y);
-    if (this.lenses.active === "cone" && item) this.lenses.refresh();
     this.later();
   }
 
