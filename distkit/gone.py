@@ -6,4 +6,6 @@ GONE = {
     "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
+    "distkit.simulation.measure_modes": "measure_modes was removed: compile the network with "
+    "torch.compile in a function of yours, and time its steps, as lesson 08 does.",
 }

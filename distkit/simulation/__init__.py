@@ -17,7 +17,6 @@ from distkit.lazy import attributes
 if TYPE_CHECKING:
     from distkit.simulation import cost
     from distkit.simulation.calibration import Measured, calibrate
-    from distkit.simulation.modes import measure_modes
     from distkit.simulation.network import Link, Network
     from distkit.simulation.paying import (
         measure_step,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 #: Calibration and what measures need torch, and import it when they are asked for.
 _HOMES = {
     "distkit.simulation.calibration": ["Measured", "calibrate"],
-    "distkit.simulation.modes": ["measure_modes"],
     "distkit.simulation.network": ["Link", "Network"],
     "distkit.simulation.paying": [
         "measure_step",
@@ -80,7 +78,6 @@ __all__ = [
     "exponential",
     "finish_times",
     "lognormal",
-    "measure_modes",
     "measure_step",
     "parameter_server",
     "pipeline",
