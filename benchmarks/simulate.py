@@ -1,7 +1,4 @@
-"""The simulator's speed, and how well calibrated models predict what things take here.
-
-What is predicted are all-reduces, and the parameter server (:mod:`benchmarks.serving`).
-"""
+"""The simulator's speed, and how well a calibrated model predicts what all-reduces take here."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import serving
 from benchmarks.figure import Figure, figure
 
 RANKS, MANY = 4096, 1_000_000
@@ -33,7 +29,6 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
     for n in GROUPS:
         say(f"simulate: predicting and measuring {n} ranks")
         rows += predicted(n, TENSORS, reps)
-    served, seen = serving.measure(reps, say)
     errors = [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
     limits: dict[str, Any] = {"absolute": True}
     messages = 2 * RANKS * (RANKS - 1) / median(rings) / 1e6
@@ -63,8 +58,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
             aim=10,
             **limits,
         ),
-        *served,
-    ], {"ring_s": rings, "forms_s": forms, "predictions": rows, **seen}
+    ], {"ring_s": rings, "forms_s": forms, "predictions": rows}
 
 
 def _seconds(action: Callable[[], object]) -> float:

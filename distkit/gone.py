@@ -8,4 +8,6 @@ GONE = {
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
     "distkit.simulation.measure_modes": "measure_modes was removed: compile the network with "
     "torch.compile in a function of yours, and time its steps, as lesson 08 does.",
+    "distkit.simulation.Host": "simulation.Host, a machine that a parameter server's processes "
+    "share, was removed: measure them with dk.Cluster(workers=…, servers=…), or give a dk.Link.",
 }

@@ -5,7 +5,6 @@ on a :class:`Network` and writes the trace that real ranks would have left; :fun
 :func:`pipeline` and :func:`parameter_server` play whole training steps; :func:`calibrate`
 measures what the formulas need; :func:`measure_step` what decides whether more ranks pay, and
 :func:`plot_speedups` draws that, :func:`plot_prediction` for the sliders of an experiment.
-:class:`Host` is a machine whose processors a parameter server's workers and servers share.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
         speedups,
     )
     from distkit.simulation.plots import compare
-    from distkit.simulation.serving import Host, Served, parameter_server, place
+    from distkit.simulation.serving import Served, parameter_server, place
     from distkit.simulation.simulator import (
         Stragglers,
         constant,
@@ -49,7 +48,7 @@ _HOMES = {
         "speedups",
     ],
     "distkit.simulation.plots": ["compare"],
-    "distkit.simulation.serving": ["Host", "Served", "parameter_server", "place"],
+    "distkit.simulation.serving": ["Served", "parameter_server", "place"],
     "distkit.simulation.simulator": [
         "Stragglers",
         "constant",
@@ -63,7 +62,6 @@ _HOMES = {
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Host",
     "Link",
     "Measured",
     "Network",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import kvstore, kvstore_peers, kvstore_tensorflow, serving
+from benchmarks import kvstore, kvstore_peers, kvstore_tensorflow
 
 OURS = {4 << 20: [1e-3, 2e-3, 3e-3], "step": [1e-3]}
 
@@ -28,16 +28,3 @@ def test_each_peer_has_its_limits() -> None:
     assert "64,000 samples/s" in step.name
     assert (one.ratio, one.reached) == (0.2, "must")
     assert (ten.ratio, ten.reached) == (0.5, "")  # shown, no limit
-
-
-def test_what_the_ruler_measures_is_not_scored() -> None:
-    for case in serving.cases():
-        assert (case.workers, case.servers) != (serving.CROWD, 1)
-        assert case.nbytes not in serving.RULER
-
-
-def test_a_row_is_in_the_words_of_its_unit() -> None:
-    plain, training = serving.cases()[0], serving.cases()[-1]
-    assert serving.row(plain, 4.0, 2.0)["predicted"] == plain.workers / 4.0
-    assert serving.row(training, 4.0, 2.0)["measured"] == 2.0
-    assert serving.rate([[0.0, 1.0, 2.0], [0.0, 4.0, 8.0]]) == 1.0

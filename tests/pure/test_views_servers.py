@@ -21,7 +21,7 @@ from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
 from distkit.simulation.network import Link
-from distkit.simulation.serving import Host, parameter_server
+from distkit.simulation.serving import parameter_server
 from distkit.simulation.simulator import Stragglers
 from distkit.trace.file import attributes
 from distkit.trace.trace import Trace
@@ -722,14 +722,10 @@ def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None
     assert notices(project(s.trace(ranks=ranks, **worker))) == ["worker 0 died"]
 
 
-ROUNDS = Host(2, (0, 1000), (3.0, 4.0), (2.0, 4.0), (1.0, 1.0), (1.0, 1.0))
-
-
-@pytest.mark.parametrize("link", [Link(1e-3, 0), ROUNDS], ids=["link", "host"])
 @pytest.mark.parametrize("how", [{}, {"staleness": 2}, {"staleness": math.inf}, {"backups": 1}])
-def test_workers_of_a_simulation_wait_as_long_as_it_says(link, how) -> None:
+def test_workers_of_a_simulation_wait_as_long_as_it_says(how) -> None:
     slow = Stragglers({0: 3.0})
-    played = parameter_server(4, [400], 1, link, 20.0, steps=6, stragglers=slow, **how)
+    played = parameter_server(4, [400], 1, Link(1e-3, 0), 20.0, steps=6, stragglers=slow, **how)
     run = project(Trace(played.trace.events, played.trace.meta))
     waits = [
         sum(end - begin for begin, end, status in run.doing[worker] if status.kind == "waits")
