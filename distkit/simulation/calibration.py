@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,14 +29,7 @@ LARGE = 1 << 16
 Samples = dict[str, dict[int, list[float]]]
 
 
-class Ranks(Protocol):
-    """A cluster, or whatever runs a function on ranks."""
-
-    def submit(self, fn: Any, *args: Any) -> Any:
-        """Run ``fn`` on every rank; what comes back has ``results`` by rank, or waits for them."""
-
-
-def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
+def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
     """Measure the links between a cluster's ranks, as a network for :func:`distkit.simulate`.
 
     It takes some seconds, for which a notebook shows a bar; an idle machine gives the best result.
@@ -61,24 +54,14 @@ def calibrate(cluster: Ranks, *, sizes: Sequence[int] = SIZES, batches: int = BA
             f"calibrate needs a dk.Cluster, not {type(cluster).__name__}, as in "
             "dk.calibrate(dk.Cluster(4))"
         )
-    check(sizes, batches)
-    each = [cluster.submit(probe, list(sizes), 1).results for _ in advance(range(batches))]
-    return Measured.of([_joined(of_rank) for of_rank in zip(*each, strict=True)])
-
-
-def check(sizes: Sequence[int], batches: int) -> None:
-    """See that a calibration makes sense."""
-    rising = list(sizes) == sorted(set(sizes))
-    if not rising or len(sizes) < FEWEST or min(sizes) < 1 or batches < 1:
+    rising = list(sizes) == sorted(set(sizes)) and min(sizes, default=0) > 0
+    if not rising or len(sizes) < FEWEST or sizes[-1] < LARGE or batches < 1:
         raise ValueError(
             f"sizes {list(sizes)}, {batches} batches: give at least three sizes in ascending "
-            "order, and at least one batch"
+            f"order, up to {LARGE} bytes or more for the bandwidth, and at least one batch"
         )
-    if sizes[-1] < LARGE:
-        raise ValueError(
-            f"messages of {sizes[-1]} bytes at most are too small to measure the bandwidth: "
-            f"give sizes up to {LARGE} bytes or more"
-        )
+    each = [cluster.submit(probe, list(sizes), 1).results for _ in advance(range(batches))]
+    return Measured.of([_joined(of_rank) for of_rank in zip(*each, strict=True)])
 
 
 def probe(sizes: Sequence[int], batches: int) -> Samples:

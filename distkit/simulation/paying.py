@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -215,22 +215,8 @@ def _compared(row: Row, one: Row) -> Row:
 
 
 def _rows(measured: Any) -> list[Row]:
-    return [{name: row[name] for name in ("ranks", "batch", *PARTS)} for row in _listed(measured)]
-
-
-def _listed(measured: Any) -> list[Row]:
-    return measured.to_dict("records") if hasattr(measured, "to_dict") else [*measured]
-
-
-def error(rows: Iterable[Mapping[str, Any]]) -> float:
-    """The median relative error of the predicted speed-ups, those of one rank not counted.
-
-    >>> error([dict(ranks=2, predicted=1.9, measured=2.0), dict(ranks=1, predicted=1, measured=1)])
-    0.05
-    """
-    several = [row for row in rows if row["ranks"] > 1]
-    errors = [float(abs(row["predicted"] / row["measured"] - 1)) for row in several]
-    return round(median(errors), 9)
+    rows = measured.to_dict("records") if hasattr(measured, "to_dict") else measured
+    return [{name: row[name] for name in ("ranks", "batch", *PARTS)} for row in rows]
 
 
 def plot_speedups(measured: Any) -> Figure:
@@ -291,31 +277,21 @@ def plot_prediction(
     axes, color = figure.subplots(), rank_color(0)
     axes.plot(every, [found["predicted"] for found in line], color=color, label="predicted")
     axes.plot([ranks], [here["predicted"]], "D", color=color, clip_on=False)
-    mine: list[tuple[int, float]] = []
-    others: list[tuple[int, float]] = []
-    for run in _listed(runs):
-        same = all(run.get(k, v) == v for k, v in {"batch": batch, **slow}.items())
-        (mine if same else others).append((run["ranks"], _speedup(measured, run)))
-    _scatter(axes, others, "measured with other settings", GRAY, "none")
-    _scatter(axes, mine, "measured", rank_color(1), rank_color(1))
-    _dress(axes, every, _in_words(here, [y for n, y in mine if n == ranks]))
-    seen = [1.0, *(row["predicted"] for row in line), *(y for _, y in mine + others)]
-    axes.set_ylim(0, 1.2 * max(seen))  # the ideal line may leave: what was measured is to be read
+    runs = runs.to_dict("records") if hasattr(runs, "to_dict") else runs
+    same = [all(run.get(k, v) == v for k, v in {"batch": batch, **slow}.items()) for run in runs]
+    ones = [_between(_rows(measured), 1, run["batch"])["step"] for run in runs]
+    dots = [(r["ranks"], r["ranks"] * one / r["step"]) for r, one in zip(runs, ones, strict=True)]
+    for label, mine, edge, face in (
+        ("measured with other settings", False, GRAY, "none"),
+        ("measured", True, rank_color(1), rank_color(1)),
+    ):
+        if some := [dot for dot, it in zip(dots, same, strict=True) if it is mine]:
+            axes.plot(*zip(*some, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
+    seen = [y for (n, y), it in zip(dots, same, strict=True) if it and n == ranks]
+    _dress(axes, every, _in_words(here, seen))
+    most = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
+    axes.set_ylim(0, 1.2 * most)  # the ideal line may leave: what was measured is to be read
     return figure
-
-
-def _speedup(measured: Any, run: Mapping[str, Any]) -> float:
-    """How many times the samples per second of one rank a run has made."""
-    one = _between(_rows(measured), 1, run["batch"])
-    return float(run["ranks"] * one["step"] / run["step"])
-
-
-def _scatter(
-    axes: Any, dots: Sequence[tuple[int, float]], label: str, edge: str, face: str
-) -> None:
-    if dots:
-        x, y = zip(*dots, strict=True)
-        axes.plot(x, y, "o", color=edge, markerfacecolor=face, label=label, clip_on=False)
 
 
 def _in_words(here: Row, measured: Sequence[float]) -> str:
@@ -331,9 +307,7 @@ def _dress(
 ) -> None:
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
-    axes.set(xticks=ranks, ylim=(0, None))
-    axes.set_xlabel("ranks", color=INK)
-    axes.set_ylabel("speed-up", color=INK)
+    axes.set(xticks=ranks, ylim=(0, None), xlabel="ranks", ylabel="speed-up")
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.legend(frameon=False, fontsize=10, labelcolor=INK)
     axes.tick_params(colors=GRAY)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkit.simulation import cost
-from distkit.simulation.calibration import Measured
-from distkit.simulation.network import Link, Network
+from distkit.simulation.network import Network
 from distkit.simulation.simulator import finish_times
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, rank_color
@@ -22,15 +21,6 @@ if TYPE_CHECKING:
 
 #: Predictions are drawn at so many sizes.
 POINTS = 60
-
-
-def predict(name: str, n: int, nbytes: int, network: Network) -> float:
-    """Seconds of an all-reduce: simulated on the network.
-
-    >>> predict("ring", 4, 4000, Network(Link(alpha=1.0, beta=0.001)))
-    12.0
-    """
-    return float(finish_times(name, n, nbytes, network).max())
 
 
 def compare(
@@ -59,7 +49,10 @@ def compare(
     """
     names = list(algorithms or measured or cost.ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)
-    times = {name: [predict(name, n, int(k), network) for k in sizes] for name in advance(names)}
+    times = {
+        name: [finish_times(name, n, int(k), network).max() for k in sizes]
+        for name in advance(names)
+    }
     figure = figures.new(8, 4.5)
     axes = figure.subplots()
     for i, name in enumerate(names):
@@ -73,45 +66,23 @@ def compare(
         )
         dots = (measured or {}).get(name, {})
         axes.loglog(list(dots), list(dots.values()), "o", color=color, markeredgecolor="white")
-    axes.loglog(
-        sizes, cost.lower_bound(n, sizes, best_link(network)), ":", color=GRAY, label="lower bound"
-    )
+    quickest = getattr(network, "inside", network.link)  # between two ranks
+    least = cost.lower_bound(n, sizes, quickest)
+    axes.loglog(sizes, least, ":", color=GRAY, label="lower bound")
     _mark_crossovers(axes, sizes, times)
     _name_axes(axes, n, bool(measured))
     return figure
 
 
-def best_link(network: Network) -> Link:
-    """The link that a lower bound may count on: the quickest way between two ranks."""
-    if isinstance(network, Measured):
-        return network.fit(1).link
-    link: Link = getattr(network, "inside", network.link)
-    return link
-
-
 def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]]) -> None:
-    """Above the frame the colour of the fastest algorithm, and its name where there is room."""
-    names = list(times)
+    """Above the frame the colour of the fastest algorithm, and a line where another one begins."""
     best = np.argmin(np.array(list(times.values())), axis=0)
     starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
-    top = axes.get_xaxis_transform()
-    widths = np.diff([*np.log(sizes[starts]), np.log(sizes[-1])]) / np.log(sizes[-1] / sizes[0])
-    ends = [*sizes[starts[1:]], sizes[-1]]
-    for start, end, width in zip(starts, ends, widths, strict=True):
-        color = rank_color(int(best[start]))
-        axes.axvspan(sizes[start], end, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
+    for start, end in zip(starts, [*starts[1:], -1], strict=True):
+        where, color = (sizes[start], sizes[end]), rank_color(int(best[start]))
+        axes.axvspan(*where, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
-        name = names[best[start]].replace("_", " ")
-        if width > 0.012 * len(name):  # there is room
-            axes.text(
-                sizes[start],
-                1.045,
-                name,
-                transform=top,
-                fontsize=8,
-                color=color,
-            )
 
 
 def _name_axes(axes: Axes, n: int, dots: bool) -> None:

@@ -8,6 +8,7 @@ processors instead, of which it knows nothing.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,9 +49,6 @@ class Served:
 class Game:
     """Workers, servers and what happens next, in order of time."""
 
-    compute: Delay
-    slow: Floats
-
     def __init__(
         self,
         workers: int,
@@ -61,6 +59,8 @@ class Game:
         backups: int,
         seed: int,
         record: bool,
+        compute: Delay,
+        slow: Floats,
     ) -> None:
         self.workers, self.servers, self.load = workers, len(load), load
         self.steps, self.staleness = steps, staleness
@@ -69,6 +69,7 @@ class Game:
         self.took: list[float] = link.seconds(load).tolist()
         self.gamma = (link.gamma * load).tolist()
         self.rng, self.record = np.random.default_rng(seed), record
+        self.compute, self.slow = compute, slow
         self.into, self.out = [0.0] * self.servers, [0.0] * self.servers  # busy until
         self.step, self.pulled = [0] * workers, [0] * workers
         self.version = 0  # gradients applied, of all workers
@@ -77,7 +78,7 @@ class Game:
         self.waiting: dict[int, float] = {}  # worker -> since when
         self.held: dict[tuple[int, int], tuple[float, str]] = {}  # pulls, by worker and server
         self.heap: list[tuple[float, int, int, str, int, int]] = []
-        self.number = 0
+        self.numbers = itertools.count()
         self.writer = Writer(workers + self.servers)
         self.result = Served(waited=np.zeros(workers))
 
@@ -89,13 +90,11 @@ class Game:
             time, _, w, what, j, step = heapq.heappop(self.heap)
             if step == self.step[w]:  # else it was told to stop
                 getattr(self, f"_{what}")(time, w, j)
-        self.result.waited = np.array(self.result.waited)
         self.result.trace = self._trace()
         return self.result
 
     def _next(self, time: float, w: int, what: str, j: int) -> None:
-        self.number += 1
-        heapq.heappush(self.heap, (time, self.number, w, what, j, self.step[w]))
+        heapq.heappush(self.heap, (time, next(self.numbers), w, what, j, self.step[w]))
 
     def _pull(self, time: float, w: int, j: int) -> None:
         if j == 0:
@@ -166,7 +165,7 @@ class Game:
         self.updates += 1
         givers = {"workers": tuple(sorted(workers)), "late": (late,) * len(workers)}
         for s in range(self.servers):
-            facts = {"key": _key(s), "version": self.updates, **givers}
+            facts = {"key": f"shard{s}", "version": self.updates, **givers}
             self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=facts)
 
     def _hold(self, time: float, w: int, s: int) -> None:
@@ -193,7 +192,7 @@ class Game:
 
     def _data(self, s: int, match: str) -> dict[str, Any]:
         """The fields of what goes to a server, or comes from it."""
-        nbytes, attributes = int(self.load[s]), {"key": _key(s)}
+        nbytes, attributes = int(self.load[s]), {"key": f"shard{s}"}
         shape = (nbytes // 4,)
         return {
             "nbytes": nbytes,
@@ -223,11 +222,6 @@ class Game:
         if rule.staleness is not None:
             terms["staleness"] = rule.staleness
         return self.writer.trace("parameter server", ranks=ranks, terms=terms)
-
-
-def _key(server: int) -> str:
-    """The state of a server, as one key."""
-    return f"shard{server}"
 
 
 def place(tensors: Sequence[int], servers: int) -> Floats:
@@ -300,7 +294,6 @@ def parameter_server(
             "are of synchronous training, staleness=0"
         )
     load = place(tensors, servers)
-    game = Game(workers, load, link, steps, staleness, backups, seed, record)
-    game.compute = compute if callable(compute) else constant(compute)
-    game.slow = (stragglers or Stragglers()).factors(workers)
-    return game.play()
+    draw = compute if callable(compute) else constant(compute)
+    slow = (stragglers or Stragglers()).factors(workers)
+    return Game(workers, load, link, steps, staleness, backups, seed, record, draw, slow).play()

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.simulation import cost, plot_prediction, plot_speedups, predict, speedups
-from distkit.simulation.paying import error
 
 SECONDS = st.floats(1e-6, 1e3)
 RANKS = st.integers(2, 1000)
@@ -34,11 +33,6 @@ def test_a_prediction_is_that_of_the_epochs(
     expected = cost.epoch(1000, 8, 1, alone) / cost.epoch(1000, 8, n, compute, sync)
     assert found["predicted"] == pytest.approx(expected)
     assert found["measured"] == pytest.approx(n * alone)
-
-
-def test_the_error_is_that_of_several_ranks() -> None:
-    rows = [{"ranks": r, "predicted": p, "measured": 2.0} for r, p in ((1, 9), (2, 2.2), (4, 1.0))]
-    assert error(rows) == 0.3
 
 
 def test_speed_up_needs_one_rank() -> None:
