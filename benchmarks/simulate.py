@@ -68,14 +68,14 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _ring() -> None:
-    from distkit.simulation import Link, Network, Stragglers, exponential, finish_times
+    from distkit_simulation import Link, Network, Stragglers, exponential, finish_times
 
     jitter = Stragglers(jitter=exponential(1e-6))
     finish_times("ring", RANKS, 4 * RANKS, Network(Link(1e-6, 1e-9, 1e-10)), stragglers=jitter)
 
 
 def _forms() -> None:
-    from distkit.simulation import Link, cost
+    from distkit_simulation import Link, cost
 
     cost.table(np.arange(1, MANY + 1), 1e8, Link(1e-6, 1e-9, 1e-10))
 
@@ -86,9 +86,9 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     Calibration and measurement take turns on the same ranks, so that both see the same machine.
     """
     from distkit.cluster.runs.run_ranks import run_ranks
-    from distkit.simulation import cost, finish_times
-    from distkit.simulation.calibration import SIZES, Measured
-    from distkit.simulation.fitting import quiet
+    from distkit_simulation import cost, finish_times
+    from distkit_simulation.calibration import SIZES, Measured
+    from distkit_simulation.fitting import quiet
 
     names = list(cost.ALL_REDUCES)
     results = run_ranks(take_turns, n, names, tensors, SIZES, reps, record=False).results
@@ -117,7 +117,7 @@ def take_turns(
     import torch
 
     from distkit.algorithms.catalogue import ALL_REDUCES
-    from distkit.simulation.calibration import probe, times
+    from distkit_simulation.calibration import probe, times
 
     samples: dict[str, dict[int, list[float]]] = {}
     taken: dict[str, dict[int, list[float]]] = {}

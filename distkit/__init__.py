@@ -21,6 +21,7 @@ from distkit.companions import Finder
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
+    import distkit_simulation as simulation
     from distkit import (
         algorithms,
         data,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         hangs,
         kvstore,
         parallel,
-        simulation,
         strategies,
     )
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
@@ -76,10 +76,10 @@ if TYPE_CHECKING:
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
     from distkit.recording.trouble import trouble
-    from distkit.simulation import Link, Network, calibrate, cost, simulate
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
     from distkit_experiments import Experiment, sweep
+    from distkit_simulation import Link, Network, calibrate, cost, simulate
 
 __version__ = "0.1.0"
 

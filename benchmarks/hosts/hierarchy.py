@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.figure import Figure, figure
 from benchmarks.hosts.jobs import EACH, GLOO, HIERARCHICAL, RING, SHARED
 from benchmarks.hosts.life import HOSTS, laboratory, only
-from distkit.simulation import cost
-from distkit.simulation.fitting import fit
-from distkit.simulation.network import Link
+from distkit_simulation import cost
+from distkit_simulation.fitting import fit
+from distkit_simulation.network import Link
 
 #: What each host sends at most, and receives at most.
 RATE = "100mbit"

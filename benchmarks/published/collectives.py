@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.published import tables
 from benchmarks.published.rows import Row, solve
 from benchmarks.published.tables import GB, KB, MB
-from distkit.simulation import cost
-from distkit.simulation.network import Link
+from distkit_simulation import cost
+from distkit_simulation.network import Link
 
 #: What a regime's line is made of: 1 and K, and √K where chunks are pipelined: with the best
 #: number of chunks, (√(latency) + √(K·beta))² has such a term.

@@ -14,8 +14,8 @@ from functools import cache
 from benchmarks.published import tables
 from benchmarks.published.rows import Row
 from distkit.algorithms.catalogue import PIPELINES
-from distkit.simulation.network import Link, Network
-from distkit.simulation.training import pipeline
+from distkit_simulation.network import Link, Network
+from distkit_simulation.training import pipeline
 
 RANKS, MICROBATCHES = 8, tables.ZERO_BUBBLE_MICROBATCHES
 

@@ -8,10 +8,10 @@ from statistics import NormalDist
 from benchmarks.published import tables
 from benchmarks.published.rows import Row
 from benchmarks.published.workloads import inception_v3
-from distkit.simulation import cost
-from distkit.simulation.network import Link
-from distkit.simulation.serving import place
 from distkit.views.scene.units import count
+from distkit_simulation import cost
+from distkit_simulation.network import Link
+from distkit_simulation.serving import place
 
 BATCH = 64
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.published import tables
 from benchmarks.published.rows import Row, solve
-from distkit.simulation import cost
-from distkit.simulation.network import Link
+from distkit_simulation import cost
+from distkit_simulation.network import Link
 
 Term = Callable[[int], float]
 

@@ -2,7 +2,7 @@
 
 A model of p·v stages lies on p ranks, stage s on rank s mod p; a batch comes in m micro-batches.
 Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline` executes and
-:func:`~distkit.simulation.training.pipeline` plays; they are those of ``torch.distributed``'s own
+:func:`~distkit_simulation.training.pipeline` plays; they are those of ``torch.distributed``'s own
 schedules. Every schedule but GPipe is one pattern::
 
     F F F   F B F B F B   B B B

@@ -12,7 +12,7 @@ import numpy as np
 
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
-from distkit.simulation.fitting import NO_TIME, lines, quiet, regimes
+from distkit_simulation.fitting import NO_TIME, lines, quiet, regimes
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ import numpy as np
 from distkit.algorithms.rounds import Round, held
 from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt
 from distkit.exercises.trials import Apart, Calls, same
-from distkit.simulation.network import Link
+from distkit_simulation.network import Link
 
 # -- 02: the ring ------------------------------------------------------------------------------
 

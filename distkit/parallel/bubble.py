@@ -29,7 +29,7 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
         ValueError: A rank has no such mark.
 
     Example:
-        >>> from distkit.simulation import Link, Network, pipeline
+        >>> from distkit_simulation import Link, Network, pipeline
         >>> trace = pipeline(4, 9, 1.0, 2.0, 0, Network(Link(0, 0)))
         >>> idle(trace)
         {0: 0.25, 1: 0.25, 2: 0.25, 3: 0.25}

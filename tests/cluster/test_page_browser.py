@@ -11,13 +11,13 @@ from sheets import RESULTS, settle
 from traces import DEMOS, MS, Script, big, group_of_two, hang, odd_values, ring
 
 from distkit.events import Op
-from distkit.simulation.network import Link
-from distkit.simulation.serving import parameter_server
 from distkit.trace.trace import Trace
 from distkit.views import to_html
 from distkit.views.scene.theme import theme
 from distkit.views.timeline.bars import Bars
 from distkit.views.widget.assets import css, esm
+from distkit_simulation.network import Link
+from distkit_simulation.serving import parameter_server
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from distkit.exercises.pages import Server
 from distkit.exercises.serving import STEPS, trained
 from distkit.exercises.task import Criterion, Verdict
 from distkit.exercises.trials import judged
-from distkit.simulation import cost
-from distkit.simulation.network import Link, Network
-from distkit.simulation.simulator import finish_times
+from distkit_simulation import cost
+from distkit_simulation.network import Link, Network
+from distkit_simulation.simulator import finish_times
 
 # -- the push handler ------------------------------------------------------------------
 

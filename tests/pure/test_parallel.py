@@ -13,7 +13,7 @@ import distkit as dk
 from distkit.algorithms import PIPELINES
 from distkit.parallel import LLAMA_3_8B, Layout, States, Transformer, idle
 from distkit.parallel.memory import GIB
-from distkit.simulation import Link, Network, pipeline
+from distkit_simulation import Link, Network, pipeline
 
 # -- layouts -------------------------------------------------------------------------------
 

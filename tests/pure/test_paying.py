@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkit.simulation import cost, plot_prediction, plot_speedups, predict, speedups
+from distkit_simulation import cost, plot_prediction, plot_speedups, predict, speedups
 
 SECONDS = st.floats(1e-6, 1e3)
 RANKS = st.integers(2, 1000)

@@ -17,7 +17,11 @@ import distkit as dk
 from distkit.algorithms.catalogue import ALL_REDUCES, PIPELINES
 from distkit.algorithms.rounds import Round, traffic
 from distkit.events import Op
-from distkit.simulation import (
+from distkit.trace.trace import Trace
+from distkit.views import Stage, Timeline
+from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.static import to_svg
+from distkit_simulation import (
     Link,
     Network,
     Stragglers,
@@ -31,13 +35,9 @@ from distkit.simulation import (
     pipeline,
     simulate,
 )
-from distkit.simulation.network import shared
-from distkit.simulation.simulator import matchings
-from distkit.simulation.training import steps
-from distkit.trace.trace import Trace
-from distkit.views import Stage, Timeline
-from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.static import to_svg
+from distkit_simulation.network import shared
+from distkit_simulation.simulator import matchings
+from distkit_simulation.training import steps
 
 NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))
 

@@ -20,9 +20,6 @@ from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
-from distkit.simulation.network import Link
-from distkit.simulation.serving import parameter_server
-from distkit.simulation.simulator import Stragglers
 from distkit.trace.file import attributes
 from distkit.trace.trace import Trace
 from distkit.views import Servers
@@ -35,6 +32,9 @@ from distkit.views.servers.staleness import AXIS
 from distkit.views.servers.story import read
 from distkit.views.servers.view import to_table
 from distkit.views.servers.waits import find, listed
+from distkit_simulation.network import Link
+from distkit_simulation.serving import parameter_server
+from distkit_simulation.simulator import Stragglers
 
 ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture

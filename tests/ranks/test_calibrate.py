@@ -9,7 +9,7 @@ import pytest
 
 import distkit as dk
 from benchmarks.simulate import predicted
-from distkit.simulation import Measured, compare, cost
+from distkit_simulation import Measured, compare, cost
 
 SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)
 

@@ -21,9 +21,9 @@ from distkit.exercises.concepts.scripted import (
     waited,
     work,
 )
-from distkit.simulation.network import Link, Network
-from distkit.simulation.simulator import simulate
 from distkit.trace.trace import Trace
+from distkit_simulation.network import Link, Network
+from distkit_simulation.simulator import simulate
 
 
 def at_once(trace: Trace) -> int:

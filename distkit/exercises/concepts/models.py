@@ -23,14 +23,14 @@ from distkit.exercises.concepts.scripted import (
     updates,
     waited,
 )
-from distkit.simulation import cost
-from distkit.simulation.network import Link, Network
-from distkit.simulation.serving import parameter_server
-from distkit.simulation.simulator import Stragglers, simulate
-from distkit.simulation.training import Workload, data_parallel
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.units import human_seconds
+from distkit_simulation import cost
+from distkit_simulation.network import Link, Network
+from distkit_simulation.serving import parameter_server
+from distkit_simulation.simulator import Stragglers, simulate
+from distkit_simulation.training import Workload, data_parallel
 
 # -- 04 --------------------------------------------------------------------------------------
 

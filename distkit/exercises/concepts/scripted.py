@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from distkit.events import Op, Span
-from distkit.simulation.simulator import Writer
 from distkit.trace.trace import Trace
+from distkit_simulation.simulator import Writer
 
 MS, MIB = 1e-3, 2**20
 RANKS = tuple(f"rank {r}" for r in range(4))

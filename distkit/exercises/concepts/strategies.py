@@ -20,11 +20,11 @@ from distkit.exercises.concepts.scripted import (
     updates,
     work,
 )
-from distkit.simulation.network import Link, Network
-from distkit.simulation.serving import parameter_server
-from distkit.simulation.simulator import Stragglers
-from distkit.simulation.training import pipeline
 from distkit.trace.trace import Trace
+from distkit_simulation.network import Link, Network
+from distkit_simulation.serving import parameter_server
+from distkit_simulation.simulator import Stragglers
+from distkit_simulation.training import pipeline
 
 # -- 09 --------------------------------------------------------------------------------------
 

@@ -22,12 +22,12 @@ from distkit.exercises.concepts.scripted import (
     updates,
     waited,
 )
-from distkit.simulation.network import Link, Network
-from distkit.simulation.simulator import Stragglers, simulate
 from distkit.trace.hosts import agreement, hosts_of
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.units import human_bytes, human_seconds, joined
+from distkit_simulation.network import Link, Network
+from distkit_simulation.simulator import Stragglers, simulate
 
 # -- 12 --------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes to one's own
 m·gamma. All functions take arrays for ``n`` and ``nbytes`` and broadcast them. Each form is what
-:func:`~distkit.simulation.simulator.finish_times` finds on a flat network when K divides by n,
+:func:`~distkit_simulation.simulator.finish_times` finds on a flat network when K divides by n,
 for every n; only the double tree's is an upper bound, up to four times as much. Tests hold that.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from distkit.algorithms.rounds import Hosts
 from distkit.algorithms.schedules import columns
-from distkit.simulation.network import Link, a_link, plain
+from distkit_simulation.network import Link, a_link, plain
 
 Numbers = Any  # one, or an array of them
 Form = Callable[..., Any]

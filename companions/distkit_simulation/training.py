@@ -1,6 +1,6 @@
 """Plays whole training steps: data parallel with overlapping buckets, and pipelines. Pure.
 
-The parameter server is in :mod:`~distkit.simulation.serving`.
+The parameter server is in :mod:`~distkit_simulation.serving`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.pipeline_schedules import Action, Orders, played
 from distkit.events import Op
-from distkit.simulation.network import Floats, Network, a_network
-from distkit.simulation.simulator import Delay, Player, Schedule, Stragglers, Writer, plan
 from distkit.trace.trace import Trace
+from distkit_simulation.network import Floats, Network, a_network
+from distkit_simulation.simulator import Delay, Player, Schedule, Stragglers, Writer, plan
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def data_parallel(
         seed: of all draws.
 
     Example:
-        >>> from distkit.simulation.network import Link
+        >>> from distkit_simulation.network import Link
         >>> net = Network(Link(1e-6, 1e-9))
         >>> data_parallel(2, Workload.even(0.3, 4000, 2), net).ranks
         [0, 1]
@@ -206,7 +206,7 @@ def pipeline(
         ValueError: there is no such schedule, it does not exist for these numbers, or never ends.
 
     Example:
-        >>> from distkit.simulation.network import Link
+        >>> from distkit_simulation.network import Link
         >>> round(pipeline(4, 8, 1.0, 2.0, 0, Network(Link(0, 0))).seconds)
         33
     """

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from distkit.simulation.fitting import FEWEST, Fit, along, fit, quiet
-from distkit.simulation.network import Floats, Network
 from distkit.views.widget.bar import advance
+from distkit_simulation.fitting import FEWEST, Fit, along, fit, quiet
+from distkit_simulation.network import Floats, Network
 
 #: What is measured by default [bytes], and how often.
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from distkit.simulation.network import Floats, Link
+from distkit_simulation.network import Floats, Link
 
 Batches = Mapping[int, Sequence[float]]
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.events import Op
-from distkit.simulation.network import Floats, Link, a_link
-from distkit.simulation.simulator import Delay, Stragglers, Writer, constant
 from distkit.trace.trace import Trace
+from distkit_simulation.network import Floats, Link, a_link
+from distkit_simulation.simulator import Delay, Stragglers, Writer, constant
 
 
 @dataclass

@@ -23,9 +23,9 @@ from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import Ints
 from distkit.algorithms.schedules import Round, chunk_sizes
 from distkit.events import Event, Op, State
-from distkit.simulation.network import Floats, Network, a_network
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import human_seconds
+from distkit_simulation.network import Floats, Network, a_network
 
 #: Draws an array of a shape, in seconds: ``delay(rng, shape)``.
 Delay = Callable[[Generator, tuple[int, ...]], Floats]
@@ -312,7 +312,7 @@ def finish_times(
 ) -> Floats:
     """The end of each rank [s], shape (n,): :func:`simulate` without its trace, for many ranks.
 
-    >>> from distkit.simulation.network import Link
+    >>> from distkit_simulation.network import Link
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
     array([1.2e-05, 1.2e-05, 1.2e-05, 1.2e-05])
     """
@@ -357,7 +357,7 @@ def simulate(
         ValueError: an unknown algorithm, a network of another size, too many events …
 
     Example:
-        >>> from distkit.simulation.network import Link
+        >>> from distkit_simulation.network import Link
         >>> trace = simulate("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
         >>> len(trace.messages), round(1e6 * trace.seconds, 3)
         (24, 12.0)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkit.simulation import cost
-from distkit.simulation.network import Network
-from distkit.simulation.simulator import finish_times
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, rank_color
 from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.widget.bar import advance
+from distkit_simulation import cost
+from distkit_simulation.network import Network
+from distkit_simulation.simulator import finish_times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,6 @@
 """Time estimates: closed forms, a simulator, and a calibration of the machine at hand.
 
-:mod:`~distkit.simulation.cost` has the formulas of the papers; :func:`simulate` plays a schedule
+:mod:`~distkit_simulation.cost` has the formulas of the papers; :func:`simulate` plays a schedule
 on a :class:`Network` and writes the trace that real ranks would have left; :func:`data_parallel`,
 :func:`pipeline` and :func:`parameter_server` play whole training steps; :func:`calibrate`
 measures what the formulas need; :func:`measure_step` what decides whether more ranks pay, and
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
-    from distkit.simulation import cost
-    from distkit.simulation.calibration import Measured, calibrate
-    from distkit.simulation.network import Link, Network
-    from distkit.simulation.paying import (
+    from distkit_simulation import cost
+    from distkit_simulation.calibration import Measured, calibrate
+    from distkit_simulation.network import Link, Network
+    from distkit_simulation.paying import (
         measure_step,
         plot_prediction,
         plot_speedups,
         predict,
         speedups,
     )
-    from distkit.simulation.plots import compare
-    from distkit.simulation.serving import Served, parameter_server, place
-    from distkit.simulation.simulator import (
+    from distkit_simulation.plots import compare
+    from distkit_simulation.serving import Served, parameter_server, place
+    from distkit_simulation.simulator import (
         Stragglers,
         constant,
         exponential,
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
         lognormal,
         simulate,
     )
-    from distkit.simulation.training import Workload, data_parallel, pipeline
+    from distkit_simulation.training import Workload, data_parallel, pipeline
 
 #: Calibration and what measures need torch, and import it when they are asked for.
 _HOMES = {
-    "distkit.simulation.calibration": ["Measured", "calibrate"],
-    "distkit.simulation.network": ["Link", "Network"],
-    "distkit.simulation.paying": [
+    "distkit_simulation.calibration": ["Measured", "calibrate"],
+    "distkit_simulation.network": ["Link", "Network"],
+    "distkit_simulation.paying": [
         "measure_step",
         "plot_prediction",
         "plot_speedups",
         "predict",
         "speedups",
     ],
-    "distkit.simulation.plots": ["compare"],
-    "distkit.simulation.serving": ["Served", "parameter_server", "place"],
-    "distkit.simulation.simulator": [
+    "distkit_simulation.plots": ["compare"],
+    "distkit_simulation.serving": ["Served", "parameter_server", "place"],
+    "distkit_simulation.simulator": [
         "Stragglers",
         "constant",
         "exponential",
@@ -57,7 +57,7 @@ _HOMES = {
         "lognormal",
         "simulate",
     ],
-    "distkit.simulation.training": ["Workload", "data_parallel", "pipeline"],
+    "distkit_simulation.training": ["Workload", "data_parallel", "pipeline"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
 

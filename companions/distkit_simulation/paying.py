@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distkit.algorithms.sgd import sync_sgd_step
-from distkit.simulation import cost
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, INK, rank_color
+from distkit_simulation import cost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
