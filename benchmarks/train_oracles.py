@@ -102,7 +102,7 @@ def listed(name: str, p: int, m: int, v: int) -> Orders:
 def memory(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
     """The formulas beside published numbers, and beside what ranks hold in each stage of ZeRO."""
     import distkit as dk
-    from distkit.parallel import States
+    from distkit_simulation.parallel import States
 
     found = formulas()
     details["memory [GiB]"] = found
@@ -125,8 +125,8 @@ def memory(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
 
 def formulas() -> dict[str, float]:
     """The numbers of ``PUBLISHED``, by formula."""
-    from distkit.parallel import LLAMA_3_8B, States
-    from distkit.parallel.memory import GIB
+    from distkit_simulation.parallel import LLAMA_3_8B, States
+    from distkit_simulation.parallel.memory import GIB
 
     whole = States.of(LLAMA_3_8B.parameters)
     found = {
@@ -144,7 +144,7 @@ def held() -> list[int]:
     from torch import nn
 
     from distkit.algorithms.zero import Zero
-    from distkit.parallel import tensor_bytes
+    from distkit_simulation.parallel import tensor_bytes
 
     found, x = [], torch.randn(2, 128)
     for stage in range(4):

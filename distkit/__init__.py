@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         demos,
         hangs,
         kvstore,
-        parallel,
         strategies,
     )
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
@@ -71,7 +70,6 @@ if TYPE_CHECKING:
     from distkit.exercises.concepts import concept_check
     from distkit.exercises.predictions import predict
     from distkit.following import follow
-    from distkit.parallel import Layout, shards
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -79,7 +77,8 @@ if TYPE_CHECKING:
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
     from distkit_experiments import Experiment, sweep
-    from distkit_simulation import Link, Network, calibrate, cost, simulate
+    from distkit_simulation import Link, Network, calibrate, cost, parallel, simulate
+    from distkit_simulation.parallel import Layout, shards
 
 __version__ = "0.1.0"
 

@@ -19,6 +19,7 @@ from distkit.errors import OWN, CompanionError
 #: Each module of distkit that is a companion, or a part of one.
 COMPANIONS = {
     "distkit.experiments": "distkit_experiments",
+    "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",
 }
 

@@ -61,7 +61,6 @@ LAYERS = {
     "strategies": WAIST + "algorithms data kvstore recording",
     "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",
-    "parallel": WAIST + "algorithms",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "laboratory": WAIST + "cluster",  # for its folders
     "checkup": WAIST + "cluster views",

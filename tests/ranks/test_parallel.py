@@ -19,7 +19,7 @@ from distkit.algorithms.pipeline import split
 from distkit.algorithms.tensor_parallel import ColumnLinear, RowLinear
 from distkit.algorithms.zero import Zero
 from distkit.events import Op
-from distkit.parallel import idle
+from distkit_simulation.parallel import idle
 
 
 def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:

@@ -20,7 +20,7 @@ from waiting import until
 import distkit as dk
 from distkit.algorithms.zero import Zero
 from distkit.events import Op
-from distkit.parallel import States, tensor_bytes
+from distkit_simulation.parallel import States, tensor_bytes
 
 STEPS = 5
 

@@ -4,10 +4,10 @@
 memory that takes; :func:`shards` which rank holds which piece; :func:`idle` how long ranks waited.
 """
 
-from distkit.parallel.bubble import idle
-from distkit.parallel.layout import Layout
-from distkit.parallel.live import tensor_bytes
-from distkit.parallel.memory import LLAMA_3_8B, States, Transformer
-from distkit.parallel.pieces import shards
+from distkit_simulation.parallel.bubble import idle
+from distkit_simulation.parallel.layout import Layout
+from distkit_simulation.parallel.live import tensor_bytes
+from distkit_simulation.parallel.memory import LLAMA_3_8B, States, Transformer
+from distkit_simulation.parallel.pieces import shards
 
 __all__ = ["LLAMA_3_8B", "Layout", "States", "Transformer", "idle", "shards", "tensor_bytes"]
