@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -58,16 +57,23 @@ def home(module: str) -> str:
     return ""
 
 
-class Finder(MetaPathFinder, Loader):
-    """Imports the companion where a module of distkit is asked for, from the same checkout."""
+class Finder:
+    """Imports the companion where a module of distkit is asked for, from the same checkout.
+
+    It is a finder and a loader without the base classes of ``importlib.abc``, which would import
+    ``tempfile`` before a reader's file of that name can be left out.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Take over the modules that companions have, and find the companions of a checkout."""
         if home(fullname):
-            return ModuleSpec(fullname, self)
+            return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # wants load_module
         return PathFinder.find_spec(fullname, OWN[1:]) if fullname in COMPANIONS.values() else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make an empty module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the companion in the place of the empty module."""
