@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from distkit.companions import Finder
+from distkit.companions import MovedFinder
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ _HOMES = {
     "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
     # controls that start runs
-    "distkit.experiments": ["Experiment", "sweep"],
+    "distkit_experiments": ["Experiment", "sweep"],
     # all-reduce and synchronous SGD
     "distkit.algorithms.collectives": ["ring_all_reduce"],
     "distkit.algorithms.all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],
@@ -113,9 +113,9 @@ _HOMES = {
     "distkit.data.shards": ["shard"],
     "distkit.views.shards.view": ["ShardMap"],
     # a model on many ranks
-    "distkit.parallel": ["Layout", "shards"],
+    "distkit_simulation.parallel": ["Layout", "shards"],
     # how long it would take
-    "distkit.simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
+    "distkit_simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
     "distkit.exercises": ["check", "hint", "solution"],
     "distkit.exercises.predictions": ["predict"],
@@ -144,16 +144,16 @@ _HOMES = {
         "TrainingError",
     ],
 }
-_MODULES = [
-    "algorithms",
-    "data",
-    "demos",
-    "hangs",
-    "kvstore",
-    "parallel",
-    "simulation",
-    "strategies",
-]
+_MODULES = {
+    "algorithms": "distkit.algorithms",
+    "data": "distkit.data",
+    "demos": "distkit.demos",
+    "hangs": "distkit.hangs",
+    "kvstore": "distkit.kvstore",
+    "parallel": "distkit_simulation.parallel",
+    "simulation": "distkit_simulation",
+    "strategies": "distkit.strategies",
+}
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022
@@ -238,7 +238,7 @@ __all__ = [  # noqa: RUF022
 ]
 
 
-sys.meta_path.insert(0, Finder())  # first, or Python would find the companions' files by itself
+sys.meta_path.append(MovedFinder)
 __getattr__ = attributes(__name__, _home, _MODULES)
 
 

@@ -1,22 +1,19 @@
-"""The packages beside distkit, and the names by which distkit imports them.
+"""The packages beside distkit, which it imports when one of its public names is theirs.
 
-A companion imports distkit like any program. distkit knows companions by this table alone: ``import
-distkit.x`` imports the companion that has the place of ``distkit/x``, so that the public names and
-what readers have written stay as they are.
+A companion imports distkit like any program, and distkit imports one by :func:`load` alone.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from distkit.errors import OWN, CompanionError
+from distkit.errors import CompanionError
 
-#: Each module of distkit that is a companion, or a part of one.
-COMPANIONS = {
+#: Packages of distkit that have moved to a companion.
+MOVED = {
     "distkit.experiments": "distkit_experiments",
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",
@@ -24,20 +21,20 @@ COMPANIONS = {
 
 
 def load(module: str) -> ModuleType:
-    """Import a companion, or one of its modules.
+    """Import a module of distkit or of a companion.
 
     Raises:
-        CompanionError: it is not installed.
+        CompanionError: the companion is not installed.
 
     Example:
         >>> load("distkit_experiments").Experiment.__name__
         'Experiment'
     """
+    package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if error.name != package:
+        if package == "distkit" or error.name != package:
             raise
         raise CompanionError(
             f"{package} is not installed. It comes with distkit: run 'python -m pip install "
@@ -45,36 +42,15 @@ def load(module: str) -> ModuleType:
         ) from None
 
 
-def home(module: str) -> str:
-    """The companion's name for a module of distkit; "" if it is distkit's own.
+class MovedFinder:
+    """Says where a package is now that is imported by its old name; the last finder to be asked."""
 
-    >>> home("distkit.experiments.results"), home("distkit.events")
-    ('distkit_experiments.results', '')
-    """
-    for name, companion in COMPANIONS.items():
-        if f"{module}.".startswith(f"{name}."):
-            return companion + module.removeprefix(name)
-    return ""
-
-
-class Finder:
-    """Imports the companion where a module of distkit is asked for, from the same checkout.
-
-    It is a finder and a loader without the base classes of ``importlib.abc``, which would import
-    ``tempfile`` before a reader's file of that name can be left out.
-    """
-
+    @staticmethod
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        name: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
-        """Take over the modules that companions have, and find the companions of a checkout."""
-        if home(fullname):
-            return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # wants load_module
-        return PathFinder.find_spec(fullname, OWN[1:]) if fullname in COMPANIONS.values() else None
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python make an empty module."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Put the companion in the place of the empty module."""
-        sys.modules[module.__name__] = load(home(module.__name__))
+        """Raise ModuleNotFoundError for what has moved."""
+        if name in MOVED:
+            where = MOVED[name]
+            raise ModuleNotFoundError(f"{name} has moved: import {where} instead.", name=name)
+        return None

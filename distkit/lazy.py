@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from distkit.companions import load
 from distkit.gone import GONE
 
 
 def attributes(
-    package: str, homes: Mapping[str, str], modules: Collection[str] = ()
+    package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
     """Make the ``__getattr__`` of a package.
 
     Args:
         package: its name.
         homes: the module of each public name.
-        modules: those of its modules that are public names themselves.
+        modules: the public names that are modules themselves, and which.
     """
+    modules = modules or {}
 
     def get(name: str) -> Any:
         if name in homes:
-            return getattr(importlib.import_module(homes[name]), name)
+            return getattr(load(homes[name]), name)
         if name in modules:
-            return importlib.import_module(f"{package}.{name}")
+            return load(modules[name])
         raise AttributeError(
             GONE.get(f"{package}.{name}", f"module {package!r} has no attribute {name!r}")
         )

@@ -88,4 +88,4 @@ __all__ = [
 ]
 
 
-__getattr__ = attributes(__name__, _home, ["cost"])
+__getattr__ = attributes(__name__, _home, {"cost": "distkit_simulation.cost"})

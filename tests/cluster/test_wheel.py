@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distkit import demos
-from distkit.companions import COMPANIONS
+from distkit.companions import MOVED
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def run(*command: object, cwd: Path) -> str:
 
 def test_the_companions_come_with_the_wheel(place: Path, tmp_path: Path) -> None:
     code = "import importlib, sys; print(importlib.import_module(sys.argv[1]).__file__)"
-    for name in COMPANIONS:
+    for name in MOVED.values():
         where = run(place / "python", "-c", code, name, cwd=tmp_path)
         assert Path(where).is_relative_to(place.parent)
 

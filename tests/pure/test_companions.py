@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import distkit as dk
-from distkit.companions import COMPANIONS
+from distkit.companions import MOVED, load
 from distkit.errors import CompanionError, DistkitError
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", COMPANIONS)
-def test_a_companion_is_what_distkit_has_under_its_name(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module is sys.modules[COMPANIONS[name]] is getattr(dk, name.removeprefix("distkit."))
-    assert module.__spec__ is not None and module.__spec__.name == COMPANIONS[name]
-
-
-def test_a_module_of_a_companion_is_imported_once() -> None:
-    by_distkit = importlib.import_module("distkit.experiments.results")
-    assert by_distkit is importlib.import_module("distkit.experiments.results")
+@pytest.mark.parametrize("name", MOVED)
+def test_old_import_path_names_the_new_one(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"import {MOVED[name]} instead"):
+        importlib.import_module(name)
+    assert importlib.import_module(MOVED[name])
 
 
 def test_without_a_companion_one_sentence_says_what_to_install() -> None:
@@ -34,7 +28,7 @@ def test_without_a_companion_one_sentence_says_what_to_install() -> None:
         sys.modules["distkit_experiments"] = None  # importing it raises ModuleNotFoundError
         import distkit as dk
         from distkit.errors import CompanionError
-        for use in ("dk.Experiment", "from distkit import sweep", "import distkit.experiments"):
+        for use in ("dk.Experiment", "from distkit import sweep", "dk.Experiment.sweep"):
             try:
                 exec(use)
             except CompanionError as error:
@@ -51,5 +45,5 @@ def test_without_a_companion_one_sentence_says_what_to_install() -> None:
 
 def test_what_a_companion_lacks_itself_is_not_blamed_on_its_installation() -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
-        importlib.import_module("distkit.experiments.nothing_of_this_name")
+        load("distkit_experiments.nothing_of_this_name")
     assert not isinstance(caught.value, CompanionError) and issubclass(CompanionError, DistkitError)

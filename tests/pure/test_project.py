@@ -114,8 +114,8 @@ def part(path: Path) -> str:
 
 
 def companion(module: str) -> str:
-    """The companion that an import leads to, by its own name or by distkit's; "" for others."""
-    package = (companions.home(module) or module).partition(".")[0]
+    """The companion that an import leads to; "" for others."""
+    package = module.partition(".")[0]
     return package if package in USES else ""
 
 
@@ -134,7 +134,7 @@ def test_imports_point_down(path: Path) -> None:
 def test_each_companion_has_a_name_in_distkit_and_says_what_it_uses() -> None:
     packages = {path.name for path in COMPANIONS.iterdir() if list(path.glob("*.py"))}
     assert packages == {*USES}
-    assert packages == {home.partition(".")[0] for home in companions.COMPANIONS.values()}
+    assert packages == {home.partition(".")[0] for home in companions.MOVED.values()}
     assert not [package for package in packages if not (COMPANIONS / package / "py.typed").exists()]
 
 
@@ -150,9 +150,8 @@ def test_the_core_imports_no_companion(path: Path) -> None:
 @pytest.mark.parametrize("path", BESIDE, ids=lambda path: str(path.relative_to(COMPANIONS)))
 def test_companions_import_each_other_by_their_names_and_only_what_they_say(path: Path) -> None:
     package = path.relative_to(COMPANIONS).parts[0]
-    found = imports(path)
-    assert set(filter(None, map(companion, found))) <= {package, *USES[package].split()}
-    assert not [name for name in found if companions.home(name)]
+    used = set(filter(None, map(companion, imports(path))))
+    assert used <= {package, *USES[package].split()}
 
 
 def test_only_the_cluster_imports_ipyparallel() -> None:

@@ -2,4 +2,6 @@
 
 from distkit.lazy import attributes
 
-__getattr__ = attributes(__name__, {}, ["lr_scheduler", "optimizer"])
+__getattr__ = attributes(
+    __name__, {}, {name: f"{__name__}.{name}" for name in ("lr_scheduler", "optimizer")}
+)
