@@ -125,8 +125,14 @@ NO_ATTRIBUTES = Attributes()
 #: The attributes that name a line: where a page was called, and where ``wait()`` of a request.
 LINES = "caller", "waits_at"
 
+#: The attribute that names several: those that led to a wait, the innermost first.
+STACK = "stack"
+
 #: What is said of a call beside its name.
-_ASIDE = frozenset({*LINES, "device", "stream", "memory", "device_seconds"})
+_ASIDE = frozenset(
+    {*LINES, STACK, "device", "stream", "memory", "device_seconds"}
+    | {"sends", "receives", "zeroes_gradient"}
+)
 
 
 def label_of(it: Any) -> str:
@@ -199,6 +205,9 @@ class Event:
                                      it applies, and how ``late`` each of them is, in updates
     collective                       ``reduction`` (not for sum), ``gradients`` (True: sent by a
                                      backward pass), ``function`` (``broadcast_object_list`` …)
+                                     ``sends``, ``receives`` (the rows of an all_to_all for and from
+                                     each rank, where they are not all the same)
+                                     ``zeroes_gradient`` (True: its backward loses the source's)
     new_group                        ``members`` (not for all)
     store_wait, store_set            ``method``, ``keys``, and of a barrier ``ranks``
     register                         ``mode``, and ``staleness``, ``backup``, ``wait_for``,
@@ -207,6 +216,8 @@ class Event:
                                      push's ``clock``; a reply's ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the page of ``where``, a
                                      function such as ``dk.ring_all_reduce``; of stepped runs
+    any, while blocked               ``waits_at``: the line of ``wait()``, if it is another one;
+                                     ``stack``: the lines that led there, the innermost first
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
                                      bytes of the rank's tensors there at that time; once completed
                                      ``device_seconds``: how long the GPU itself was at it;

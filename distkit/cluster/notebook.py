@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distkit.events import LINES, Event
+from distkit.events import LINES, STACK, Event
 
 _files: dict[str, str] = {}  # the reader's name of a file -> its path
 _labels: dict[str, str] = {}  # the file of a cell that runs on the ranks -> the reader's name
@@ -146,9 +146,13 @@ def _short(file: str) -> str:
         return Path(file).name
 
 
-def sources(events: Iterable[Event]) -> dict[str, str]:
-    """The text of every source that the events point into, by the reader's name for it."""
-    lines = {line for e in events for line in (e.where, *map(e.attributes.get, LINES))}
+def sources(events: Iterable[Event], more: Iterable[str] = ()) -> dict[str, str]:
+    """The text of every source that events, or ``more`` lines, point into, by the reader's name."""
+    lines = {*more} | {
+        line
+        for e in events
+        for line in (e.where, *map(e.attributes.get, LINES), *e.attributes.get(STACK, ()))
+    }
     wanted = {line.rpartition(":")[0] for line in lines if line}
     return {label: text for label in sorted(wanted) if (text := _text(label))}
 

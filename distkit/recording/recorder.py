@@ -22,7 +22,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distkit.errors import OWN
-from distkit.events import LINES, NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
+from distkit.events import (
+    LINES,
+    NO_ATTRIBUTES,
+    STACK,
+    WORLD,
+    Attributes,
+    Event,
+    Op,
+    State,
+    Summary,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +58,9 @@ MOST_SHARED = 1000
 
 #: In a long run, collected events leave this often [s].
 SLOWEST = 0.2
+
+#: So many lines of the user's that led to a wait are noted.
+MOST_LINES = 8
 
 #: A wait that takes this long is noted [s].
 PATIENCE = 0.1
@@ -252,7 +265,7 @@ class Recorder:
     def _note_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
         """Note the operation that a thread has been waiting for; None if it goes on.
 
-        The line of ``wait()`` is looked up only here: a wait that is short costs nothing.
+        The lines that led to it are looked up only here: a wait that is short costs nothing.
         """
         if now - wait.since < PATIENCE and not self.stepped:
             return None
@@ -262,10 +275,10 @@ class Recorder:
         if wait.noted != open_now.seq:
             wait.noted = open_now.seq
             *call, where, facts, match = fields = open_now.fields
-            line = _line_of(sys._current_frames().get(thread))
-            elsewhere = line not in ("", where) and isinstance(facts, tuple)
-            if elsewhere and self.waits.get(thread) is wait:  # it has not gone on meanwhile
-                fields = *call, where, (*facts, ("waits_at", line)), match
+            told = _told_of_wait(sys._current_frames(), thread, where)
+            # what waits for a store is told apart by its facts; and it may have gone on meanwhile
+            if isinstance(facts, tuple) and self.waits.get(thread) is wait:
+                fields = *call, where, (*facts, *told), match
             self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, fields)
         return open_now.seq
 
@@ -329,7 +342,10 @@ def to_event(
     seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
-    if lines := {name: place(attributes[name]) for name in LINES if name in attributes}:
+    lines: dict[str, Any] = {n: place(attributes[n]) for n in LINES if n in attributes}
+    if STACK in attributes:
+        lines[STACK] = tuple(map(place, attributes[STACK]))
+    if lines:
         attributes = Attributes(attributes | lines)
     return Event(*(rank, seq, op, state, clock(at), *call, place(where), attributes, match, values))
 
@@ -512,6 +528,33 @@ def _line_of(frame: FrameType | None) -> str:
             return line
         frame = frame.f_back
     return ""
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """The user's lines that led to a frame, the innermost first, as far as they are kept."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < MOST_LINES:
+        if line := _line_of(frame):
+            while not is_users(frame.f_code.co_filename) and frame.f_back is not None:
+                frame = frame.f_back
+            lines.append(line)
+        frame = frame.f_back
+    return lines
+
+
+def _told_of_wait(
+    frames: dict[int, FrameType], thread: int, where: str
+) -> tuple[tuple[str, Any], ...]:
+    """Where a thread waits for a call of line ``where``, and the lines that led there.
+
+    A thread of autograd's has no line of the user's: there it is the main thread's.
+    """
+    lines = stack_of(frames.get(thread))
+    if not lines:
+        lines = stack_of(frames.get(threading.main_thread().ident or 0))
+        return ((STACK, tuple(lines)),) if lines and lines[0] == where else ()
+    elsewhere = (("waits_at", lines[0]),) if lines[0] != where else ()
+    return *elsewhere, (STACK, tuple(lines))
 
 
 def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distkit.events import LINES, Op, State
+from distkit.events import LINES, STACK, Op, State
 
 #: A trace has fewer ranks than this; ten times as many as the largest simulations.
 MOST_RANKS = 100_000
@@ -220,6 +220,7 @@ _known = record(
         "checksum": text,
         "wait_for": whole,
         **dict.fromkeys(LINES, text),
+        STACK: items(text),
         "device": text,
         "device_seconds": number,
         **dict.fromkeys(_NUMBERS, whole),

@@ -33,7 +33,7 @@ from distkit.cluster.rank.process_group import TIMING
 from distkit.cluster.rank.release import Released, Releases
 from distkit.cluster.rank.wires import Wires
 from distkit.errors import StartError
-from distkit.events import WORLD
+from distkit.events import STACK, WORLD
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.launched import Launched, recognise
@@ -203,7 +203,10 @@ class Attached:
 
     def _add_sources(self, rows: list[Row]) -> None:
         """Add the text of each file whose lines are seen for the first time."""
-        for file in {row[4][6].rpartition(":")[0] for row in rows} - self._sources:
+        lines = {
+            line for row in rows for line in (row[4][6], *dict(row[4][7] or ()).get(STACK, ()))
+        }
+        for file in {line.rpartition(":")[0] for line in lines} - self._sources:
             self._sources.add(file)
             try:
                 text = Path(file).read_text(errors="replace")[:_LONGEST]
