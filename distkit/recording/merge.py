@@ -235,6 +235,7 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks) -> EventLog:
         },
         "raising": {rank: _raising(r) for rank, r in told.items() if "raising" in r.notes},
         "unreduced": {rank: [*(r.latest("unreduced", ()))] for rank, r in told.items()},
+        "unused": {rank: [*(r.latest("unused", ()))] for rank, r in told.items()},
         "unwaited": {rank: [*(r.latest("unwaited", ()))] for rank, r in told.items()},
         "sources": {
             _label(r.about["folder"], file): text

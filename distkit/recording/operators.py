@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -98,12 +99,49 @@ def of_objects(frame: FrameType | None) -> str:
     return ""
 
 
+def loses_gradient(frame: FrameType | None) -> bool:
+    """True for a broadcast of torch.distributed.nn.functional whose backward zeroes the source's.
+
+    It compares the source, a rank of the world, with this rank's number in the group
+    (pytorch#130515).
+    """
+    while frame is not None and frame.f_code.co_filename in _TORCHS:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename != _WITH_GRADIENTS:
+        return False
+    ctx = frame.f_locals.get("ctx")
+    src, mine = getattr(ctx, "src", None), getattr(ctx, "rank", None)
+    needed = getattr(ctx, "needs_input_grad", ())
+    return src is not None and src == dist.get_rank() and mine not in (None, src) and any(needed)
+
+
+def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """What an all_to_all sends to each rank and awaits from each, in rows; () if it is even."""
+    outputs, inputs, *rest = args
+    if isinstance(inputs, torch.Tensor):
+        awaited, sent = rest[1], rest[2]
+        if not (awaited or sent):
+            return ()
+        size = len(awaited or sent)
+        sent, awaited = (
+            given or [len(tensor) // size] * size
+            for given, tensor in ((sent, inputs), (awaited, outputs))
+        )
+    else:
+        alike = len({t.shape[1:] for t in (*inputs, *outputs)}) == 1
+        sent, awaited = (
+            [len(t) if alike and t.dim() else t.numel() for t in some] for some in (inputs, outputs)
+        )
+    return ("sends", tuple(sent)), ("receives", tuple(awaited))
+
+
 def is_functional(frame: FrameType) -> bool:
     """True if an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
     return frame.f_code.co_filename == _OPS
 
 
 _OPS = torch._ops.__file__
+_WITH_GRADIENTS = str(Path(c10d.__file__).parent / "nn" / "functional.py")
 _TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every function of the former
 
 

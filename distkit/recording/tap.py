@@ -39,8 +39,10 @@ from distkit.recording.operators import (
     described,
     is_async,
     is_functional,
+    loses_gradient,
     of_objects,
     reduction,
+    splits,
     storage_of,
     tensors,
 )
@@ -235,6 +237,10 @@ class Tap:
         shape, dtype, nbytes = described(touched)
         device = None if not touched or touched[0].is_cpu else device_of(touched[0].device)
         facts = _facts(call, caller, in_backward)
+        if call.op is Op.ALL_TO_ALL:
+            facts = (*facts, *splits(args))
+        elif call.op is Op.BROADCAST and loses_gradient(caller):
+            facts = (*facts, ("zeroes_gradient", True))
         if device is not None:
             facts = (*facts, *device.facts)
             if device.captures():

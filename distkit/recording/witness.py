@@ -2,7 +2,7 @@
 
 At a call of a collective: that other ranks call something else there (then the call waits, see
 :class:`RollCall`), and that an exception is under way on this rank. After a backward pass: the
-parameters of DDP's models that it has left out.
+parameters of DDP's models, and the modules of FSDP2's, that it has left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, wraps
+from contextlib import suppress
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -205,12 +206,45 @@ def look_after_backward() -> None:
 
     @wraps(backward)
     def looking(*args: Any, **kwargs: Any) -> None:
+        _look_at_fsdp()
         backward(*args, **kwargs)
-        if _looking is not None and _wrapped and torch._C._current_graph_task_id() < 0:
+        if _looking is not None and torch._C._current_graph_task_id() < 0:
             _looking()
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     torch.autograd.backward = looking
+
+
+#: Modules of FSDP2 whose result the backward pass under way has not used.
+_unused: list[str] = []
+
+
+@cache
+def _watch_groups(module: Any) -> None:
+    """Note the groups of parameters that ran in forward and come to their backward without one."""
+    stock = module.FSDPParamGroup.post_backward
+
+    @wraps(stock)
+    def post_backward(group: Any, *args: Any) -> Any:
+        with suppress(AttributeError):  # another torch keeps it elsewhere
+            parameters = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
+            gradients = [
+                p.unsharded_accumulated_grad is not None or p.unsharded_param.grad is not None
+                for p in parameters
+            ]
+            if group._post_forward_indices and gradients and not any(gradients):
+                _unused.append(group._module_fqn or "the model")
+        return stock(group, *args)
+
+    module.FSDPParamGroup.post_backward = post_backward
+
+
+def _look_at_fsdp() -> None:
+    """Begin to, once FSDP2 has been imported."""
+    _unused.clear()
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    if module is not None:
+        _watch_groups(module)
 
 
 class Witness:
@@ -218,7 +252,8 @@ class Witness:
 
     Args:
         note: called with a word and what there is to know: ``"raising"`` with the call's number,
-            the exception's text and line; ``"unreduced"`` with names of parameters.
+            the exception's text and line; ``"unreduced"`` with names of DDP's parameters,
+            ``"unused"`` with those of FSDP2's modules.
         rollcall: compares the call with the other ranks'; None if nobody does.
         hold: waits until the run is over.
     """
@@ -230,7 +265,7 @@ class Witness:
         hold: Callable[[], object],
     ) -> None:
         self._note, self._rollcall, self._hold = note, rollcall, hold
-        self._told: list[str] = []
+        self._told: dict[str, list[str]] = {"unreduced": [], "unused": []}
         left = [model for model in _wrapped if _without_gradient(model)]
         _wrapped.difference_update(left)  # by an earlier run, in the middle of a backward pass
         global _looking
@@ -255,11 +290,12 @@ class Witness:
             self._hold()
 
     def look_at_gradients(self) -> None:
-        """A backward pass is over: note whether it has left parameters of DDP's models out."""
+        """A backward pass is over: note what it has left out of DDP's and FSDP2's models."""
         missing = [name for model in list(_wrapped) for name in _without_gradient(model)]
-        if missing != self._told:
-            self._told = missing
-            self._note("unreduced", missing)
+        for what, names in (("unreduced", missing), ("unused", _unused[:_NAMED])):
+            if names != self._told[what]:
+                self._told[what] = names
+                self._note(what, names)
 
     def close(self) -> None:
         """The run is over."""

@@ -18,7 +18,7 @@ from distkit.trace.operations import APART
 Meta = dict[str, Any]
 
 #: The facts that each generation has of its own.
-_OF_CALLS = "raising", "unreduced", "unwaited"
+_OF_CALLS = "raising", "unreduced", "unused", "unwaited"
 _OWN = "world_size", "groups", "ends", "began", "until", *_OF_CALLS
 _IN_GROUPS = COLLECTIVES | P2P
 

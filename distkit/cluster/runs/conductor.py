@@ -308,7 +308,7 @@ class Conductor:
         elif kind == "threads":
             known = self.live.meta.get(kind, {}).get(str(rank), [])
             self.live.note(kind, rank, [*known, what])
-        elif kind == "unreduced":
+        elif kind in ("unreduced", "unused"):
             self.live.note(kind, rank, what)
 
     def _hear_unreached(self, rank: int, machines: list[str]) -> None:

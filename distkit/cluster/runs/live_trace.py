@@ -32,7 +32,7 @@ class LiveTrace:
     """
 
     def __init__(self, meta: dict[str, Any]) -> None:
-        self.meta = {**meta, "groups": {}, "raising": {}, "unreduced": {}}
+        self.meta = {**meta, "groups": {}, "raising": {}, "unreduced": {}, "unused": {}}
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
         #: The clock of the machine that a rank is on; None if it is this machine's.
@@ -124,7 +124,8 @@ class LiveTrace:
         self._unpack()
         events, until = list(self._events), self.clock(time.monotonic())
         known = {"until": until, **self._compared(), **facts, **self.meta}
-        return Trace(events, {**known, "sources": sources(events)})
+        ended = [end["where"] for end in known.get("ends", {}).values()]
+        return Trace(events, {**known, "sources": sources(events, ended)})
 
     def _compared(self) -> dict[str, Any]:
         """How far the clocks of other machines were ahead, and how sure that is."""

@@ -26,7 +26,7 @@ from distkit.recording.rankfile import Record
 ANSWERS = 5.0
 
 #: The facts that a rank's file has, too.
-_FACTS = "group", "raising", "threads", "unreduced"
+_FACTS = "group", "raising", "threads", "unreduced", "unused"
 
 
 class OthersRun(Conductor):
