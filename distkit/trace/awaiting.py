@@ -24,6 +24,7 @@ take into account: then the answer is a guess, and says so.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -243,9 +244,16 @@ def _same(one: str, other: str) -> bool:
 def similar(key: str, others: Iterable[str]) -> str:
     """The key that was perhaps meant; "" if none looks like it.
 
+    One with the same numbers is meant rather than that of a neighbour.
+
     >>> similar("ready", ["redy", "done"])
     'redy'
+    >>> similar("done_1", ["done_0", "doe1"])
+    'doe1'
     """
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(key, list(others), 1)), "")
+    known = [*others]
+    alike = [other for other in known if re.findall(r"\d+", other) == re.findall(r"\d+", key)]
+    found = get_close_matches(key, alike, 1) or get_close_matches(key, known, 1)
+    return found[0] if found else ""
